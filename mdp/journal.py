@@ -1,0 +1,100 @@
+"""What happens in a broker: counted always, logged at a bounded rate."""
+
+import logging
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+LINES: Final = 5
+"""Log lines of one kind that are written within `PERIOD`; the rest are only counted."""
+PERIOD: Final = 10.0
+"""Seconds."""
+
+
+class Drop(StrEnum):
+    """Why a valid request was dropped.  The values are the keys under `dropped` in `mmi.stats`."""
+
+    EXPIRED = "expired"
+    QUEUE_FULL = "queue-full"
+    MEMORY_FULL = "memory-full"
+    TOO_MANY_SERVICES = "too-many-services"
+    DRAINING = "draining"
+    CLIENT_GONE = "client-gone"
+    WORKERS_LOST = "workers-lost"
+    LOST_AFTER_PARTIAL = "worker-lost-after-partial"
+    REPLY_TOO_LARGE = "reply-too-large"
+
+
+class Refusal(StrEnum):
+    """Why a worker was sent DISCONNECT.  The values are the keys under `disconnected` in `mmi.stats`."""
+
+    SECOND_READY = "second-ready"
+    NOT_REGISTERED = "not-registered"
+    NO_REQUEST = "reply-without-request"
+    WRONG_CLIENT = "reply-to-wrong-client"
+    WRONG_DIALECT = "wrong-dialect"
+    RESERVED_NAME = "reserved-name"
+    TOO_MANY_WORKERS = "too-many-workers"
+    TOO_MANY_SERVICES = "too-many-services"
+
+
+class Loss(StrEnum):
+    """Why a registered worker is no longer there.  The values are the keys under `lost` in `mmi.stats`."""
+
+    SILENT = "silent"
+    DISCONNECTED = "disconnected"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts since the broker started; `mmi.stats` shows them."""
+
+    requests: int = 0
+    dispatched: int = 0
+    redispatched: int = 0
+    partials: int = 0
+    replies: int = 0
+    mmi: int = 0
+    heartbeats: int = 0
+    invalid: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    disconnected: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts by name, ready for JSON."""
+        return asdict(self)
+
+
+class Journal:
+    """Log lines, bounded for each kind: a peer that misbehaves ten thousand times a second does not fill a disk."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._periods: dict[str, tuple[float, int]] = {}
+
+    def note(self, now: float, level: int, kind: str, text: str, *values: object) -> None:
+        """Log `text % values`, unless `LINES` of this `kind` were logged within `PERIOD`; bytes go through `show`.
+
+        There are as many kinds as the code names; none may come from a peer.
+        """
+        started, lines = self._periods.get(kind, (now, 0))
+        if now - started >= PERIOD:
+            if lines > LINES:
+                self._logger.log(level, "%s: %d more like that in the last period", kind, lines - LINES)
+            started, lines = now, 0
+        self._periods[kind] = started, lines + 1
+        if lines < LINES:
+            self._logger.log(level, text, *(show(value) if isinstance(value, bytes) else value for value in values))
+
+
+def show(name: bytes) -> str:
+    """A peer's bytes as something safe to print: text where it is printable, else hex."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return name.hex()
+    return text if text.isprintable() and text else name.hex()

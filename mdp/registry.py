@@ -1,0 +1,283 @@
+"""Who is there and who waits: services, their workers, and the fair queue in front of each.
+
+No frames, no clock, no socket.  Every operation takes the same time however many there are, so that the cost of a
+message does not grow with the number of workers, clients, services or waiting requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from .wire import Route
+
+REQUEST_OVERHEAD: Final = 512
+"""Bytes charged for a waiting request beside its body: what its records take, rounded up."""
+
+
+class Request:
+    """A client's request while it waits or is worked on."""
+
+    __slots__ = (
+        "abandoned", "after", "attempts", "before", "body", "bucket", "client", "collected", "collected_bytes",
+        "header", "route", "service", "size", "streamed",
+    )  # fmt: skip
+
+    def __init__(self, route: Route, header: bytes, service: Service, body: list[bytes]) -> None:
+        self.route = route
+        self.client = route[0]
+        """The identity of the client's connection."""
+        self.header = header
+        self.service = service
+        self.body = body
+        self.size = sum(map(len, body)) + sum(map(len, route)) + REQUEST_OVERHEAD
+        self.attempts = 0
+        """Workers it was given to (C17)."""
+        self.streamed = False
+        """A PARTIAL of it has been sent to the client, so it cannot be given to another worker (C17)."""
+        self.collected: list[bytes] = []
+        """For a 0.1 client, the frames of the PARTIALs so far (C24)."""
+        self.collected_bytes = 0
+        self.abandoned = False
+        """Its client is gone: nothing is sent for it any more."""
+        self.before: Request | None = None
+        self.after: Request | None = None
+        self.bucket = 0
+
+
+class Worker:
+    """A registered worker: one connection, one service, at most one request (C6)."""
+
+    __slots__ = ("bucket", "header", "identity", "last_seen", "last_sent", "request", "route", "service", "since")
+
+    def __init__(self, route: Route, header: bytes, service: Service, now: float) -> None:
+        self.route = route
+        self.identity = route[0]
+        """The identity of the worker's connection."""
+        self.header = header
+        self.service = service
+        self.request: Request | None = None
+        self.since = now
+        self.last_seen = now
+        self.last_sent = now
+        self.bucket = 0
+
+
+class Line:
+    """Requests in order, as a list linked through the requests, so that any of them can leave at once."""
+
+    __slots__ = ("first", "last")
+
+    def __init__(self) -> None:
+        self.first: Request | None = None
+        self.last: Request | None = None
+
+    def append(self, request: Request) -> None:
+        """Put `request` last."""
+        request.before = self.last
+        if self.last is None:
+            self.first = request
+        else:
+            self.last.after = request
+        self.last = request
+
+    def prepend(self, request: Request) -> None:
+        """Put `request` first."""
+        request.after = self.first
+        if self.first is None:
+            self.last = request
+        else:
+            self.first.before = request
+        self.first = request
+
+    def remove(self, request: Request) -> None:
+        """Take `request` out, wherever it stands."""
+        if request.before is None:
+            self.first = request.after
+        else:
+            request.before.after = request.after
+        if request.after is None:
+            self.last = request.before
+        else:
+            request.after.before = request.before
+        request.before = request.after = None
+
+    def __iter__(self) -> Iterator[Request]:
+        request = self.first
+        while request is not None:
+            after = request.after  # read first: the caller may take `request` out
+            yield request
+            request = after
+
+
+class FairQueue:
+    """The requests that wait for one service: its clients take turns, each with its own in order (C20)."""
+
+    __slots__ = ("_lines", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._lines: OrderedDict[bytes, Line] = OrderedDict()
+
+    def append(self, request: Request) -> None:
+        """Put `request` last in its client's line."""
+        self._line(request.client).append(request)
+        self.size += 1
+
+    def prepend(self, request: Request) -> None:
+        """Put `request` in front of all others (C17)."""
+        self._line(request.client).prepend(request)
+        self._lines.move_to_end(request.client, last=False)
+        self.size += 1
+
+    def peek(self) -> Request | None:
+        """The request whose turn it is."""
+        for line in self._lines.values():
+            return line.first
+        return None
+
+    def turn(self, client: bytes) -> None:
+        """`client` has had its turn: if more of its requests wait, they wait for all other clients' turns."""
+        if client in self._lines:
+            self._lines.move_to_end(client)
+
+    def remove(self, request: Request) -> None:
+        """Take out `request`, which waits here."""
+        line = self._lines[request.client]
+        line.remove(request)
+        if line.first is None:
+            del self._lines[request.client]
+        self.size -= 1
+
+    def __contains__(self, client: bytes) -> bool:
+        return client in self._lines
+
+    def line(self, client: bytes) -> Iterable[Request]:
+        """The requests of `client` that wait here, oldest first."""
+        return self._lines.get(client, ())
+
+    def _line(self, client: bytes) -> Line:
+        line = self._lines.get(client)
+        if line is None:
+            line = self._lines[client] = Line()
+        return line
+
+
+class Service:
+    """A name that has a worker or a waiting request."""
+
+    __slots__ = ("idle", "name", "queue", "workers")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.workers: dict[Worker, None] = {}
+        self.idle: OrderedDict[Worker, None] = OrderedDict()
+        """Workers without a request, least recently used first (C21)."""
+        self.queue = FairQueue()
+
+
+class Registry:
+    """All services, workers and requests of a broker."""
+
+    def __init__(self) -> None:
+        self.services: dict[bytes, Service] = {}
+        self.workers: dict[bytes, Worker] = {}
+        self.queued = 0
+        self.queued_bytes = 0
+        self.running = 0
+        # client → what it has here; an entry goes with the last thing in it
+        self._waiting: dict[bytes, dict[Service, None]] = {}
+        self._worked_on: dict[bytes, dict[Request, None]] = {}
+
+    # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def service(self, name: bytes) -> Service:
+        """The service of that name, made if there is none; `forget_if_empty` is to follow."""
+        service = self.services.get(name)
+        if service is None:
+            service = self.services[name] = Service(name)
+        return service
+
+    def forget_if_empty(self, service: Service) -> None:
+        """Drop a service that nothing is left of."""
+        if not service.workers and not service.queue.size:
+            self.services.pop(service.name, None)
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add_worker(self, worker: Worker) -> None:
+        """Register a worker.  It is not idle yet."""
+        self.workers[worker.identity] = worker
+        worker.service.workers[worker] = None
+
+    def remove_worker(self, worker: Worker) -> Request | None:
+        """Forget a worker and return the request it held, which is then nowhere; `forget_if_empty` is to follow."""
+        del self.workers[worker.identity]
+        del worker.service.workers[worker]
+        worker.service.idle.pop(worker, None)
+        request = worker.request
+        if request is not None:
+            self.end(worker, request)
+        return request
+
+    def begin(self, worker: Worker, request: Request) -> None:
+        """`worker`, which is not among the idle, now holds `request`."""
+        worker.request = request
+        self.running += 1
+        held = self._worked_on.get(request.client)
+        if held is None:
+            self._worked_on[request.client] = {request: None}
+        else:
+            held[request] = None
+
+    def end(self, worker: Worker, request: Request) -> None:
+        """`worker` no longer holds `request`."""
+        worker.request = None
+        self.running -= 1
+        held = self._worked_on[request.client]
+        if len(held) == 1:
+            del self._worked_on[request.client]
+        else:
+            del held[request]
+
+    def running_for(self, client: bytes) -> list[Request]:
+        """The requests of `client` that workers hold."""
+        return list(self._worked_on.get(client, ()))
+
+    # ── waiting requests ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def enqueue(self, request: Request, *, front: bool = False) -> None:
+        """Let a request wait: last of its client's, or (one that came back, C17) in front of all others."""
+        queue = request.service.queue
+        if front:
+            queue.prepend(request)
+        else:
+            queue.append(request)
+        self._waiting.setdefault(request.client, {})[request.service] = None
+        self.queued += 1
+        self.queued_bytes += request.size
+
+    def next_request(self, service: Service) -> Request | None:
+        """Take the request of `service` whose turn it is (C20)."""
+        request = service.queue.peek()
+        if request is not None:
+            self.dequeue(request)
+            service.queue.turn(request.client)
+        return request
+
+    def dequeue(self, request: Request) -> None:
+        """Take out a request that waits, whether its turn has come or not."""
+        service, client = request.service, request.client
+        service.queue.remove(request)
+        self.queued -= 1
+        self.queued_bytes -= request.size
+        if client not in service.queue:
+            services = self._waiting[client]
+            del services[service]
+            if not services:
+                del self._waiting[client]
+
+    def waiting_for(self, client: bytes) -> list[Request]:
+        """The requests of `client` that wait, for whatever service."""
+        return [request for service in self._waiting.get(client, ()) for request in service.queue.line(client)]

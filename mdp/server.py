@@ -1,0 +1,230 @@
+"""The broker on a ROUTER socket: one loop that receives, feeds the machine, and sends what it says.
+
+`Server` runs in whatever thread calls `run`; `stop` may be called from any other, or from a signal handler.
+"""
+
+import logging
+import os
+import signal
+import socket as sockets
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from errno import EADDRINUSE, EAGAIN
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+import zmq
+
+from .broker import Broker
+from .errors import BindError
+from .limits import Limits
+from .multipart import receive, send
+from .outbox import Outbox
+from .wire import Message
+
+DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:5555"
+DEFAULT_DRAIN: Final = 10.0
+BATCH: Final = 500
+"""Messages taken in before the clock is read, what is due is done and the outbox is tried again."""
+OUTBOX_RETRY: Final = 0.01
+"""Seconds until a slow peer is tried again."""
+LINGER: Final = 1000
+"""Milliseconds that the last messages (DISCONNECT) have to get out."""
+
+log = logging.getLogger("zmdp.broker")
+
+
+class Server:
+    """A broker that listens on one or more endpoints.
+
+    `binds` are ZeroMQ endpoints (`tcp://HOST:PORT`, `ipc://PATH`, `inproc://NAME`); a TCP port `*` takes a free one,
+    which `endpoints` then tells.  `drain_timeout`, in seconds, bounds how long requests in flight may take after `stop`.
+    An `inproc://` endpoint is reached through the same `context` only.
+
+    Raises `BindError` if it cannot listen, and then holds nothing open.
+    """
+
+    def __init__(
+        self,
+        binds: Sequence[str] = (DEFAULT_ENDPOINT,),
+        *,
+        limits: Limits | None = None,
+        drain_timeout: float = DEFAULT_DRAIN,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.broker = Broker(self.limits, now=time.monotonic(), logger=log)
+        self._drain_timeout = drain_timeout
+        self._outbox = Outbox(self.limits)
+        self._stops = 0
+        self._wake_in, self._wake_out = sockets.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._own_context = context is None
+        self._context = zmq.Context() if context is None else context
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._closed = False
+        try:
+            self._configure()
+            self.endpoints = [self._bind(endpoint) for endpoint in binds]
+        except BaseException:
+            self.close()
+            raise
+
+    def _configure(self) -> None:
+        router = self._socket
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.set(zmq.LINGER, LINGER)
+        # libzmq cuts off a peer at the frame that is larger than this.  What is only somewhat too large is let in, so
+        # that it can be counted and named.
+        router.set(zmq.MAXMSGSIZE, 2 * self.limits.max_message + (1 << 20))
+        # A host that vanished without a word: free its connection, and with it the identity a peer may have chosen.
+        router.set(zmq.TCP_KEEPALIVE, 1)
+        router.set(zmq.TCP_KEEPALIVE_IDLE, 30)
+        router.set(zmq.TCP_KEEPALIVE_INTVL, 10)
+        router.set(zmq.TCP_KEEPALIVE_CNT, 3)
+        router.set(zmq.BACKLOG, 1024)
+
+    def _bind(self, endpoint: str) -> str:
+        try:
+            if endpoint.startswith("ipc://") and _is_served(endpoint.removeprefix("ipc://")):
+                raise zmq.ZMQError(EADDRINUSE)
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            hint = "another program listens there" if error.errno == EADDRINUSE else zmq.strerror(error.errno or 0)
+            raise BindError(f"cannot listen on {endpoint}: {hint}") from None
+        return self._socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Serve until `stop` is called and what is in flight has finished, then send DISCONNECT to all workers."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_out, zmq.POLLIN)
+        drain_until = None
+        now = time.monotonic()
+        while True:
+            if self._stops:
+                if drain_until is None:
+                    drain_until = now + self._drain_timeout
+                    self._start_drain()
+                if self._stops > 1 or self.broker.drained or now >= drain_until:
+                    break
+            for fd, _ in poller.poll(self._wait(now, drain_until)):
+                if fd == self._wake_out.fileno():
+                    self._clear_wake()
+            now = time.monotonic()
+            for _ in range(BATCH):
+                message = receive(self._socket)
+                if message is None:
+                    break
+                self._send_all(self.broker.receive(message, now), now)
+            deadline = self.broker.deadline()
+            if deadline is not None and deadline <= now:
+                self._send_all(self.broker.tick(now), now)
+            if self._outbox:
+                for message in self._outbox.flush(self._try):
+                    self._send_all(self.broker.unreachable(message, now), now)
+        self._finish(now)
+
+    def _wait(self, now: float, drain_until: float | None) -> float | None:
+        """Milliseconds to wait for messages, None for ever."""
+        deadlines = [self.broker.deadline(), drain_until, now + OUTBOX_RETRY if self._outbox else None]
+        known = [deadline for deadline in deadlines if deadline is not None]
+        return max(0.0, min(known) - now) * 1000 + 1 if known else None
+
+    def _try(self, message: Message) -> int:
+        return send(self._socket, message)
+
+    def _send_all(self, messages: list[Message], now: float) -> None:
+        """Send, never blocking; what follows from a peer that is gone or does not read is sent as well."""
+        todo = deque(messages)
+        while todo:
+            message = todo.popleft()
+            errno = EAGAIN if message[0] in self._outbox else send(self._socket, message)
+            if errno == EAGAIN:
+                if not self._outbox.add(message):
+                    log.warning("dropped peer %s: it does not read what it is sent", message[0].hex())
+                    self._outbox.discard(message[0])
+                    todo.extend(self.broker.gone(message[0], now))
+            elif errno:
+                todo.extend(self.broker.unreachable(message, now))
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stop(self) -> None:
+        """Drain and end: no new requests, those in flight finish.  Called again, end at once.  Any thread may call."""
+        self._stops += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # a wake-up is under way already, or the loop has ended
+            self._wake_in.send(b"!")
+
+    def _clear_wake(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake_out.recv(4096)
+
+    def _start_drain(self) -> None:
+        self.broker.drain()
+        registry = self.broker.registry
+        log.info(
+            "draining: no new requests; %d running and %d waiting have %g s to finish; stop again to end at once",
+            registry.running, registry.queued, self._drain_timeout,
+        )  # fmt: skip
+
+    def _finish(self, now: float) -> None:
+        registry = self.broker.registry
+        if registry.running or registry.queued:
+            log.warning("ended with %d requests running and %d waiting", registry.running, registry.queued)
+        self._send_all(self.broker.close(now), now)
+
+    def close(self) -> None:
+        """Close the socket.  Harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        self._socket.close()
+        self._wake_in.close()
+        self._wake_out.close()
+        if self._own_context:
+            self._context.term()
+
+    @contextmanager
+    def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
+        """Within the block each of `signals` calls `stop`.  For the main thread."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            del number, frame
+            self.stop()
+
+        before = {each: signal.signal(each, handle) for each in signals}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def _is_served(path: str) -> bool:
+    """Whether somebody listens on a Unix socket; libzmq would take it over without asking."""
+    if path == "*" or path.startswith("@") or not Path(path).exists():
+        return False
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""The Majordomo Management Interface: what the broker says of itself."""

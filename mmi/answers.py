@@ -1,0 +1,111 @@
+"""Answers to `mmi.*`: functions of the broker's state (RFC 8, C25, C26).
+
+    mmi.service   name           200 if a worker offers the service, else 404
+    mmi.services  [name]         JSON: services, their workers and what waits
+    mmi.workers   [service]      JSON: workers, what they do and since when
+    mmi.stats     anything       JSON: counts since the start, and what there is now
+    mmi.broker    anything       JSON: version, uptime, dialects, limits
+
+An answer is one frame.  Any other `mmi.*` is 501.  Lists are cut at `ROWS` rows; `more` says how many were left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import __version__
+from ..mdp.journal import show
+from ..mdp.wire import DIALECTS
+
+if TYPE_CHECKING:
+    from ..mdp.broker import Broker
+    from ..mdp.registry import Service, Worker
+
+ROWS: Final = 1000
+
+
+def answer(name: bytes, body: list[bytes], broker: Broker, now: float) -> list[bytes]:
+    """The body of the FINAL that answers a request for `name`, which begins with `mmi.`."""
+    if name == b"mmi.service":
+        # C26: busy workers count; a service only ever asked for is 404.
+        service = broker.registry.services.get(body[0])
+        return [b"200" if service is not None and service.workers else b"404"]
+    tell = _TELL.get(name)
+    if tell is None:
+        return [b"501"]
+    return [json.dumps(tell(broker, body[0], now)).encode()]
+
+
+def _services(broker: Broker, wanted: bytes, _: float) -> dict[str, Any]:
+    services = broker.registry.services
+    found: Collection[Service] = [services[wanted]] if wanted in services else () if wanted else services.values()
+    return _rows(
+        "services",
+        len(found),
+        (
+            {"name": show(s.name), "workers": len(s.workers), "idle": len(s.idle), "queued": s.queue.size}
+            for s in found
+        ),
+    )  # fmt: skip
+
+
+def _workers(broker: Broker, wanted: bytes, now: float) -> dict[str, Any]:
+    registry = broker.registry
+    service = registry.services.get(wanted)
+    workers: Collection[Worker] = (service.workers if service else ()) if wanted else registry.workers.values()
+    return _rows(
+        "workers",
+        len(workers),
+        (
+            {
+                "id": w.identity.hex(),
+                "service": show(w.service.name),
+                "protocol": DIALECTS[w.header],
+                "busy": w.request is not None,
+                "up_seconds": round(now - w.since, 3),
+                "silent_seconds": round(now - w.last_seen, 3),
+            }
+            for w in workers
+        ),
+    )
+
+
+def _rows(title: str, count: int, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    shown = list(islice(rows, ROWS))
+    return {title: shown, "more": count - len(shown)}
+
+
+def _stats(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
+    registry = broker.registry
+    return {
+        "up_seconds": round(now - broker.started, 3),
+        "services": len(registry.services),
+        "workers": len(registry.workers),
+        "queued": registry.queued,
+        "queued_bytes": registry.queued_bytes,
+        "running": registry.running,
+        **broker.stats.as_dict(),
+    }
+
+
+def _broker(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
+    return {
+        "name": "zmdp",
+        "version": __version__,
+        "up_seconds": round(now - broker.started, 3),
+        "draining": broker.draining,
+        "dialects": {"client": ["MDP/0.1", "MDP/0.2"], "worker": ["MDP/0.1", "MDP/0.2"]},
+        "limits": asdict(broker.limits),
+    }
+
+
+_TELL: Final[dict[bytes, Callable[[Broker, bytes, float], dict[str, Any]]]] = {
+    b"mmi.services": _services,
+    b"mmi.workers": _workers,
+    b"mmi.stats": _stats,
+    b"mmi.broker": _broker,
+}
