@@ -102,7 +102,7 @@ class Broker:
     def close(self, now: float) -> list[Message]:
         """DISCONNECT to every worker; the machine is at its end."""
         for worker in list(self.registry.workers.values()):
-            self._lose(worker, Loss.REFUSED, now, place=False)
+            self._lose(worker, Loss.CLOSING, now)
             self._out.append(wire.disconnect(worker.route, worker.header))
         return self._sends()
 
@@ -294,15 +294,15 @@ class Broker:
             self._out.append(wire.heartbeat(worker.route, worker.header))
         self._beats.set(worker, min(beats, dies))
 
-    def _lose(self, worker: Worker, reason: Loss, now: float, *, place: bool = True) -> None:
+    def _lose(self, worker: Worker, reason: Loss, now: float) -> None:
         """Forget a worker; the request it held goes to the front of the queue and to another (C17)."""
         self.stats.lost[reason] += 1
         self._beats.clear(worker)
         request = self.registry.remove_worker(worker)
-        level = logging.INFO if reason is Loss.DISCONNECTED else logging.WARNING
+        level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
         self._journal.note(now, level, f"worker-{reason}", text, worker.identity, worker.service.name, reason)
-        if request is not None and place and not request.abandoned:
+        if request is not None and reason is not Loss.CLOSING and not request.abandoned:
             if request.streamed:
                 self._drop(request, Drop.LOST_AFTER_PARTIAL, now)
             elif request.attempts >= self.limits.max_attempts:

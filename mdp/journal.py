@@ -46,6 +46,7 @@ class Loss(StrEnum):
     DISCONNECTED = "disconnected"
     UNREACHABLE = "unreachable"
     REFUSED = "refused"
+    CLOSING = "broker-closing"
 
 
 @dataclass(slots=True)

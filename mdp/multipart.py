@@ -4,6 +4,7 @@ The two functions everything here receives and sends with.  They go past pyzmq's
 handles four messages of some five frames for every request.
 """
 
+from collections.abc import Callable
 from errno import EAGAIN, EHOSTUNREACH
 from typing import Final
 
@@ -17,7 +18,7 @@ LARGE: Final = 65536
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
-_send = _Backend.send
+_send: Callable[[zmq.Socket[bytes], bytes, int, bool], object] = _Backend.send  # type: ignore[assignment]  # overloads
 
 
 def receive(socket: zmq.Socket[bytes]) -> Message | None:

@@ -4,6 +4,7 @@
 """
 
 import logging
+import math
 import os
 import signal
 import socket as sockets
@@ -41,7 +42,8 @@ class Server:
     """A broker that listens on one or more endpoints.
 
     `binds` are ZeroMQ endpoints (`tcp://HOST:PORT`, `ipc://PATH`, `inproc://NAME`); a TCP port `*` takes a free one,
-    which `endpoints` then tells.  `drain_timeout`, in seconds, bounds how long requests in flight may take after `stop`.
+    which `endpoints` then tells.  `drain_timeout`, in seconds, bounds how long requests in flight may take
+    after `stop`.
     An `inproc://` endpoint is reached through the same `context` only.
 
     Raises `BindError` if it cannot listen, and then holds nothing open.
@@ -96,7 +98,8 @@ class Server:
         except zmq.ZMQError as error:
             hint = "another program listens there" if error.errno == EADDRINUSE else zmq.strerror(error.errno or 0)
             raise BindError(f"cannot listen on {endpoint}: {hint}") from None
-        return self._socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        bound = self._socket.get(zmq.LAST_ENDPOINT)
+        return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
 
     def __enter__(self) -> Self:
         return self
@@ -139,11 +142,11 @@ class Server:
                     self._send_all(self.broker.unreachable(message, now), now)
         self._finish(now)
 
-    def _wait(self, now: float, drain_until: float | None) -> float | None:
+    def _wait(self, now: float, drain_until: float | None) -> int | None:
         """Milliseconds to wait for messages, None for ever."""
         deadlines = [self.broker.deadline(), drain_until, now + OUTBOX_RETRY if self._outbox else None]
         known = [deadline for deadline in deadlines if deadline is not None]
-        return max(0.0, min(known) - now) * 1000 + 1 if known else None
+        return math.ceil(max(0.0, min(known) - now) * 1000) if known else None
 
     def _try(self, message: Message) -> int:
         return send(self._socket, message)
