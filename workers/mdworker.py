@@ -1,0 +1,265 @@
+"""The synchronous worker: a handler behind a service."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import zmq
+
+from ..mdp import wire
+from ..mdp.errors import ClosedError, HandlerError, SettingError
+from ..mdp.server import DEFAULT_ENDPOINT
+from .connection import Connection
+from .session import Request, WorkerSession
+
+Frames = bytes | Sequence[bytes] | None
+"""What a handler may yield or return: one frame, several, or None for one empty frame."""
+Handler = Callable[[Request], Frames | Generator[Frames, None, Frames]]
+"""A function or a generator function of a request."""
+
+log = logging.getLogger("zmdp.worker")
+
+INTERNAL_ERROR: Final = 500
+
+
+class Worker:
+    """Offers `service` through a broker.
+
+    The `handler` gets a `Request`, the list of the body's frames.  What a function returns is the FINAL; what a
+    generator yields are PARTIALs, and what it returns is the FINAL.  Each is one frame (`bytes`), several (a list of
+    `bytes`), or None for an empty one.
+
+        worker = Worker("echo", lambda request: request)
+        worker.run()
+
+    or, with the class as a decorator of the handler:
+
+        worker = Worker("count")
+
+        @worker
+        def count(request):
+            yield b"counting"
+            return b"%d" % len(request[0])
+
+    `concurrency` is the number of connections, each with a thread of its own and one request at a time.  `heartbeat`
+    (seconds) and `liveness` (intervals) should be the broker's; where they differ, the worker adapts.  A handler that
+    has neither returned nor yielded for `handler_timeout` seconds (default: no limit) is reported in the log, and its
+    request goes to another worker.  A handler that raises does not end the worker: the traceback is logged, and the
+    client gets exception type and text as `ServiceError`.
+
+    Raises `SettingError` for a setting out of range.
+    """
+
+    def __init__(
+        self,
+        service: str | bytes,
+        handler: Handler | None = None,
+        *,
+        broker: str = DEFAULT_ENDPOINT,
+        concurrency: int = 1,
+        heartbeat: float = 1.0,
+        liveness: int = 5,
+        handler_timeout: float | None = None,
+        protocol: str = "0.2",
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise SettingError(f"concurrency is {concurrency!r}: it takes a number of connections, 1 or more")
+        if handler_timeout is not None and not handler_timeout > 0:
+            raise SettingError(f"handler_timeout is {handler_timeout!r}: it takes a number of seconds above 0, or None")
+        self.service = service.encode() if isinstance(service, str) else bytes(service)
+        self.broker = broker
+        self.concurrency = concurrency
+        self.heartbeat = heartbeat
+        self.liveness = liveness
+        self.handler_timeout = handler_timeout
+        self._handler = handler
+        self._protocol = protocol
+        self._context = context
+        self._connections: list[Connection] = []
+        self._threads: list[threading.Thread] = []
+        self._heart: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._stopping = False
+        self._current: Request | None = None
+        self._session()  # checks the settings
+
+    def __call__(self, handler: Handler) -> Handler:
+        """Make `handler` this worker's handler; returns it unchanged."""
+        self._handler = handler
+        return handler
+
+    # ── running the handler ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Serve until `stop` is called, from a signal handler or another thread; Ctrl-C stops as well.
+
+        What is worked on is finished, then the broker is told with DISCONNECT.
+        """
+        self.start()
+        try:
+            self.wait()
+        except KeyboardInterrupt:
+            self.stop()
+            self.wait()
+            raise
+
+    def start(self) -> None:
+        """Serve in threads, and return at once.  To be followed by `stop` and `wait`, or use a `with` block."""
+        if self._connections:
+            raise ClosedError("this worker is running, or has run: make another")
+        if self._handler is None:
+            raise SettingError(
+                f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
+            )
+        for number in range(self.concurrency):
+            connection = self._connect()
+            name = f"{self.service.decode()}-{number}"
+            self._threads.append(
+                threading.Thread(target=self._serve, args=(connection, self._handler), name=name, daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Take no more requests; `run` and `wait` return when those that are worked on are finished."""
+        self._stopping = True
+        for connection in self._connections:
+            connection.stop()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all has ended after `stop`, for at most `timeout` seconds.  Whether it has."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        self._ended.set()
+        return True
+
+    def __enter__(self) -> Self:
+        if self._handler is not None:
+            self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._threads:
+            self.stop()
+            self.wait()
+        else:
+            self.close()
+
+    def _serve(self, connection: Connection, handler: Handler) -> None:
+        try:
+            while (request := connection.receive()) is not None:
+                self._handle(connection, handler, request)
+        finally:
+            connection.close()
+
+    def _handle(self, connection: Connection, handler: Handler, request: Request) -> None:
+        try:
+            result = handler(request)
+            if isinstance(result, Generator):
+                result = self._stream(connection, result, request)
+                if result is _NOBODY:
+                    return
+            body = _frames(result)
+        except BaseException as error:  # whatever a handler raises, SystemExit too, the worker goes on serving
+            log.exception("%s: the handler failed", request.service)
+            body = wire.error_body(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+        if not connection.final(request, body):
+            log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
+
+    def _stream(self, connection: Connection, parts: Generator[Frames, None, Frames], request: Request) -> Any:
+        """Send what a generator yields as PARTIALs; returns what it returns."""
+        while True:
+            try:
+                part = next(parts)
+            except StopIteration as end:
+                return end.value
+            if not connection.partial(request, _frames(part)):
+                log.warning("%s: a stream was broken off: the connection was lost meanwhile", request.service)
+                parts.close()
+                return _NOBODY
+
+    # ── the Guide's loop ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def recv(self, reply: Frames = None, *, timeout: float | None = None) -> Request | None:
+        """The Guide's loop: send `reply` as the FINAL of the last request, and wait for the next.
+
+            with Worker("echo") as worker:
+                reply = None
+                while (request := worker.recv(reply)) is not None:
+                    reply = request
+
+        `reply` is not looked at the first time.  Heartbeats go on between two calls.  Returns None after `timeout`
+        seconds (then `reply` was sent), or once `stop` was called.
+        """
+        if self._handler is not None:
+            raise ClosedError("this worker has a handler: use run(), or make a worker without one")
+        if not self._connections:
+            self._connect()
+        (connection,) = self._connections
+        if self._current is not None:
+            connection.final(self._current, _frames(reply))
+        self._current = connection.receive(None if timeout is None else time.monotonic() + timeout)
+        return self._current
+
+    def send_partial(self, part: Frames) -> bool:
+        """In the Guide's loop: send a PARTIAL of the request that `recv` gave.  False if the request was lost."""
+        if self._current is None or not self._connections:
+            raise ClosedError("there is no request to reply to: call recv() first")
+        return self._connections[0].partial(self._current, _frames(part))
+
+    def close(self) -> None:
+        """End the Guide's loop: DISCONNECT and close.  Harmless when repeated."""
+        self.stop()
+        if not self._threads and not self._ended.is_set():
+            self._ended.set()
+            for connection in self._connections:
+                connection.close()
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _session(self) -> WorkerSession:
+        return WorkerSession(
+            self.service, protocol=self._protocol, heartbeat=self.heartbeat, liveness=self.liveness
+        )  # fmt: skip
+
+    def _connect(self) -> Connection:
+        context = self._context or zmq.Context.instance()
+        connection = Connection(self._session(), self.broker, context, self.handler_timeout)
+        self._connections.append(connection)
+        if self._stopping:
+            connection.stop()
+        if self._heart is None:
+            self._heart = threading.Thread(target=self._beat, name=f"{self.service.decode()}-heart", daemon=True)
+            self._heart.start()
+        return connection
+
+    def _beat(self) -> None:
+        """Keep the connections whose handlers run alive (C13)."""
+        wait = 0.0
+        while not self._ended.wait(wait):
+            now = time.monotonic()
+            wait = min(connection.beat(now) for connection in self._connections)
+
+
+_NOBODY: Final = object()
+"""Nobody waits any more for what a generator yields."""
+
+
+def _frames(result: object) -> list[bytes]:
+    """What a handler yielded or returned, as frames; at least one (C7)."""
+    if result is None:
+        return [b""]
+    if isinstance(result, bytes | bytearray | memoryview):
+        return [bytes(result)]
+    if isinstance(result, list | tuple) and all(isinstance(frame, bytes | bytearray | memoryview) for frame in result):
+        return [bytes(frame) for frame in result] or [b""]
+    raise HandlerError(f"a handler gave {result!r:.100}: it takes bytes, a list of bytes, or None")

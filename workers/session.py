@@ -1,0 +1,174 @@
+"""A worker's side of MDP as a machine: READY, one request at a time, heartbeats both ways, reconnecting (C6 to C10).
+
+No socket, no clock.  The shell opens a new socket when `retry_at` has come, says so with `connected`, feeds `receive`
+and `tick`, and sends what is returned.  When `lost` tells a reason, the shell closes the socket and sends nothing
+more (C9).
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ..mdp import wire
+from ..mdp.errors import SettingError
+from ..mdp.limits import SHORTEST_HEARTBEAT
+from ..mdp.wire import Message, Route
+
+HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.W02), "0.1": ((b"",), wire.W01)}
+"""For each protocol version the envelope and the header of a worker's messages (C7, C24)."""
+
+BACKOFF: Final = (1.0, 32.0)
+"""Seconds before the first and before the latest reconnection; each waits twice as long as the one before."""
+LONGEST_PATIENCE: Final = 60.0
+"""Seconds to which the patience with a silent broker grows."""
+
+
+class Request(list[bytes]):
+    """The body frames of a request, with the `service` it is for and the `client` address it came from."""
+
+    __slots__ = ("client", "service")
+
+    def __init__(self, frames: Iterable[bytes], *, service: str, client: bytes) -> None:
+        super().__init__(frames)
+        self.service = service
+        self.client = client
+
+
+class WorkerSession:
+    """The dialog of one worker connection with its broker.
+
+    `heartbeat` is the interval in seconds, `liveness` the number of silent ones after which the broker is taken for
+    dead. The broker's interval may differ: the worker observes it, beats at least as often, and waits for as many of
+    the broker's intervals; while it has not heard any it becomes more patient with each reconnection.
+    """
+
+    def __init__(
+        self,
+        service: bytes,
+        *,
+        protocol: str = "0.2",
+        heartbeat: float = 1.0,
+        liveness: int = 5,
+        rng: random.Random | None = None,
+    ) -> None:
+        if protocol not in HEADERS:
+            raise SettingError(f"protocol is {protocol!r}: it is one of {', '.join(HEADERS)}")
+        if not wire.valid_service(service):
+            raise SettingError(f"{service!r} is no service name: it takes 1 to {wire.MAX_NAME} bytes of printable text")
+        if not heartbeat >= SHORTEST_HEARTBEAT:
+            raise SettingError(f"heartbeat is {heartbeat!r}: it takes {SHORTEST_HEARTBEAT} seconds or more")
+        if liveness < 1:
+            raise SettingError(f"liveness is {liveness!r}: it takes a number of intervals, 1 or more")
+        self.service = service
+        self.request: Request | None = None
+        self.lost: str | None = "not connected yet"
+        """Why there is no connection; None while there is one."""
+        self.retry_at = 0.0
+        """When to connect next, while `lost`."""
+        self._route, self._header = HEADERS[protocol]
+        self._heartbeat = heartbeat
+        self._liveness = liveness
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not cryptography
+        self._backoff = BACKOFF[0]
+        self.patience = heartbeat * liveness
+        """Seconds for which the broker may be silent."""
+        self._gaps: deque[float] = deque(maxlen=3)
+        self._heard = False
+        self._last_seen = 0.0
+        self._last_sent = 0.0
+        self._collected: list[bytes] = []
+
+    @property
+    def beat_interval(self) -> float:
+        """Seconds between this worker's heartbeats: its own interval, or the broker's if that is shorter."""
+        return max(min([self._heartbeat, max(self._gaps, default=self._heartbeat)]), SHORTEST_HEARTBEAT)
+
+    def connected(self, now: float) -> list[Message]:
+        """There is a new socket: READY (C7)."""
+        self.lost = None
+        self.request = None
+        self._heard = False
+        self._last_seen = self._last_sent = now
+        return [wire.ready(self._route, self._header, self.service)]
+
+    def receive(self, message: Message, now: float) -> Request | None:
+        """The request that `message` brings, or None.  `lost` is to be looked at afterwards."""
+        if self.lost is not None:
+            return None
+        command = wire.decode_broker(message)
+        if isinstance(command, wire.Answer | wire.Invalid) or command.header != self._header:
+            return None
+        if isinstance(command, wire.Disconnect):
+            # C9.  A broker that knew this worker has perhaps been restarted: no reason to wait.
+            self.lose("the broker sent DISCONNECT", now, wait=not self._heard)
+            return None
+        if isinstance(command, wire.Heartbeat) and self._heard:
+            # Not after READY: that time also tells how long it took to connect.
+            self._gaps.append(now - self._last_seen)
+            self.patience = self._liveness * max(self._heartbeat, *self._gaps)
+        self._heard = True
+        self._backoff = BACKOFF[0]
+        self._last_seen = now
+        if not isinstance(command, wire.Work):
+            return None
+        if self.request is not None:
+            self.lose("the broker sent a second request during the first", now)
+            return None
+        self._collected = []
+        self.request = Request(command.body, service=self.service.decode(), client=command.client)
+        return self.request
+
+    def partial(self, request: Request, body: Sequence[bytes], now: float) -> list[Message]:
+        """PARTIAL for `request` (C8); nothing if its connection is lost, and with it the request."""
+        if request is not self.request:
+            return []
+        if self._header == wire.W01:
+            self._collected += body  # 0.1 has no PARTIAL: all goes into the one REPLY (C24)
+            return []
+        self._last_sent = now
+        return [wire.reply(self._route, self._header, wire.Kind.PARTIAL, request.client, body)]
+
+    def final(self, request: Request, body: Sequence[bytes], now: float) -> list[Message]:
+        """FINAL for `request` (C8); nothing if its connection is lost, and with it the request."""
+        if request is not self.request:
+            return []
+        self.request = None
+        self._last_sent = now
+        return [wire.reply(self._route, self._header, wire.Kind.FINAL, request.client, [*self._collected, *body])]
+
+    def tick(self, now: float) -> list[Message]:
+        """HEARTBEAT when one is due; `lost` when the broker has been silent for too long (C13)."""
+        if self.lost is not None:
+            return []
+        if now >= self._last_seen + self.patience:
+            reason = f"the broker has been silent for {self.patience:g} s"
+            self.patience = max(self.patience, min(2 * self.patience, LONGEST_PATIENCE))
+            self.lose(reason, now)
+            return []
+        if now >= self._last_sent + self.beat_interval:
+            self._last_sent = now
+            return [wire.heartbeat(self._route, self._header)]
+        return []
+
+    def deadline(self) -> float:
+        """When `tick`, or while `lost` a new connection, is due."""
+        if self.lost is not None:
+            return self.retry_at
+        return min(self._last_seen + self.patience, self._last_sent + self.beat_interval)
+
+    def disconnect(self, reason: str, now: float) -> list[Message]:
+        """DISCONNECT (C10): the broker gives the request, if there is one, to another worker."""
+        if self.lost is not None:
+            return []
+        self.lose(reason, now)
+        return [wire.disconnect(self._route, self._header)]
+
+    def lose(self, reason: str, now: float, *, wait: bool = True) -> None:
+        """The connection is of no use any more: connect again, if `wait` after a backoff."""
+        self.lost = reason
+        self.request = None
+        self.retry_at = now
+        if wait:
+            self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
+            self._backoff = min(2 * self._backoff, BACKOFF[1])
