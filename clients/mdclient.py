@@ -5,7 +5,7 @@ import socket as sockets
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 import zmq
@@ -52,7 +52,7 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT,
         retries: int = DEFAULT_RETRIES,
         protocol: str = "0.2",
-        context: zmq.Context[Any] | None = None,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         self._endpoints = [broker] if isinstance(broker, str) else list(broker)
         if not self._endpoints:
@@ -241,7 +241,7 @@ class Client:
     def _open(self) -> zmq.Socket[bytes]:
         if self._closed:
             raise ClosedError("this client was closed")
-        return self._socket or self._connect()
+        return self._connect() if self._socket is None else self._socket
 
     def _send(self, message: Message, until: float) -> None:
         socket = self._open()

@@ -123,7 +123,7 @@ class Server:
                 if drain_until is None:
                     drain_until = now + self._drain_timeout
                     self._start_drain()
-                if self._stops > 1 or self.broker.drained or now >= drain_until:
+                if self.forced or self.broker.drained or now >= drain_until:
                     break
             for fd, _ in poller.poll(self._wait(now, drain_until)):
                 if fd == self._wake_out.fileno():
@@ -171,6 +171,11 @@ class Server:
         """Drain and end: no new requests, those in flight finish.  Called again, end at once.  Any thread may call."""
         self._stops += 1
         self._wake()
+
+    @property
+    def forced(self) -> bool:
+        """Whether `stop` was called more than once."""
+        return self._stops > 1
 
     def _wake(self) -> None:
         with suppress(OSError):  # a wake-up is under way already, or the loop has ended

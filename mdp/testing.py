@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import zmq
 
@@ -15,7 +14,10 @@ FREE_PORT = "tcp://127.0.0.1:*"
 
 @contextmanager
 def running_broker(
-    *binds: str, limits: Limits | None = None, drain_timeout: float = 5.0, context: zmq.Context[Any] | None = None
+    *binds: str,
+    limits: Limits | None = None,
+    drain_timeout: float = 5.0,
+    context: zmq.Context[zmq.Socket[bytes]] | None = None,
 ) -> Iterator[Server]:
     """Run a broker in a thread; by default on a free loopback port, which `server.endpoints[0]` tells.
 

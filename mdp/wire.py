@@ -385,7 +385,7 @@ such a request with this body and its clients raise `ServiceError`; a client of 
 
 def error_body(code: int, text: str) -> list[bytes]:
     """The body of a FINAL that tells of a failure."""
-    return [ERROR_MARK, b"%03d" % code, text.encode()]
+    return [ERROR_MARK, b"%03d" % code, text.encode(errors="replace")]
 
 
 def parse_error(body: Sequence[bytes]) -> tuple[int, str] | None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import zmq
 
@@ -30,7 +30,11 @@ class Connection:
     """
 
     def __init__(
-        self, session: WorkerSession, endpoint: str, context: zmq.Context[Any], handler_timeout: float | None
+        self,
+        session: WorkerSession,
+        endpoint: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        handler_timeout: float | None,
     ) -> None:
         self.stopping = False
         self._session = session

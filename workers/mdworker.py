@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,6 +24,8 @@ Handler = Callable[[Request], Frames | Generator[Frames, None, Frames]]
 log = logging.getLogger("zmdp.worker")
 
 INTERNAL_ERROR: Final = 500
+MAX_ERROR: Final = 1000
+"""Characters of an exception that a client is told."""
 
 
 class Worker:
@@ -64,7 +67,7 @@ class Worker:
         liveness: int = 5,
         handler_timeout: float | None = None,
         protocol: str = "0.2",
-        context: zmq.Context[Any] | None = None,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         if concurrency < 1:
             raise SettingError(f"concurrency is {concurrency!r}: it takes a number of connections, 1 or more")
@@ -146,7 +149,7 @@ class Worker:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._threads:
             self.stop()
@@ -171,7 +174,7 @@ class Worker:
             body = _frames(result)
         except BaseException as error:  # whatever a handler raises, SystemExit too, the worker goes on serving
             log.exception("%s: the handler failed", request.service)
-            body = wire.error_body(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+            body = wire.error_body(INTERNAL_ERROR, _describe(error))
         if not connection.final(request, body):
             log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
 
@@ -248,6 +251,11 @@ class Worker:
         while not self._ended.wait(wait):
             now = time.monotonic()
             wait = min(connection.beat(now) for connection in self._connections)
+
+
+def _describe(error: BaseException) -> str:
+    """Type and text of an exception, of bounded length: what the client is told; the traceback stays in the log."""
+    return traceback.format_exception_only(error)[-1].strip()[:MAX_ERROR]
 
 
 _NOBODY: Final = object()

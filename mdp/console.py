@@ -1,0 +1,142 @@
+"""What the command lines share: one-line errors, option types that say what they take, logging to stderr."""
+
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from .. import __version__
+from .errors import SettingError, ZmdpError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+_ENDPOINT: Final = re.compile(r"(ipc|inproc)://.+|tcp://([^\s]+):(\d+|\*)")
+_MAX_PORT: Final = 65535
+
+
+def run(command: click.Command, codes: Callable[[ZmdpError], int] = lambda _: EXIT_FAILED) -> NoReturn:
+    """Run a command line and exit.  Whatever is wrong is told in one line on stderr.
+
+    `codes` gives the exit code for an error of zmdp's own.  Bad usage exits with 2, Ctrl-C with 130.
+    """
+    try:
+        result = command.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        _fail(EXIT_USAGE, _explain(error))
+    except click.ClickException as error:
+        _fail(EXIT_USAGE, error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        _fail(EXIT_INTERRUPTED, "interrupted")
+    except SettingError as error:
+        _fail(EXIT_USAGE, str(error))
+    except ZmdpError as error:
+        _fail(codes(error), str(error))
+    except BrokenPipeError:
+        # Whoever read our output has gone.  Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        _fail(EXIT_FAILED, str(error))
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(code: int, text: str) -> NoReturn:
+    name = os.path.basename(sys.argv[0])
+    line = " ".join(text.split())
+    print(f"{name}: {line}", file=sys.stderr)  # noqa: T201 - the one place where errors are shown
+    sys.exit(code)
+
+
+def _explain(error: click.UsageError) -> str:
+    """One line: what is wrong, where it was said if not on the command line, and where to look."""
+    text = error.format_message().rstrip(".")
+    if error.ctx is None:
+        return text
+    parameter = getattr(error, "param", None)
+    if isinstance(parameter, click.Option) and parameter.name:
+        source = error.ctx.get_parameter_source(parameter.name)
+        if source is ParameterSource.ENVIRONMENT:
+            text += f" (from the environment, {parameter.envvar or parameter.name.upper()})"
+        elif source is ParameterSource.DEFAULT_MAP:
+            text += f" (from {error.ctx.params.get('config')})"
+    return f"{text}. See '{error.ctx.command_path} --help'"
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """A number above 0 (or from 0 on) of some unit."""
+
+    def __init__(self, unit: str, *, whole: bool = False, zero: bool = False) -> None:
+        self.name = {"seconds": "SECONDS", "bytes": "BYTES"}.get(unit, "N")
+        kind, least = "a whole number" if whole else "a number", "0 or more" if zero else "above 0"
+        self._takes = f"it takes {kind} of {unit}, {least}"
+        self._whole = whole
+        self._zero = zero
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """SECONDS, BYTES or N."""
+        del param, ctx
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | int:
+        """The number in `value`, from whatever source."""
+        try:
+            if isinstance(value, bool) or (self._whole and isinstance(value, float)):
+                raise ValueError
+            number = int(value) if self._whole else float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r}: {self._takes}", param, ctx)
+        if not math.isfinite(number) or number < 0 or (number == 0 and not self._zero):
+            self.fail(f"{value!r}: {self._takes}", param, ctx)
+        return number
+
+
+class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """A ZeroMQ endpoint."""
+
+    name = "ENDPOINT"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """ENDPOINT."""
+        del param, ctx
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """`value`, if it can be an endpoint."""
+        match = _ENDPOINT.fullmatch(value) if isinstance(value, str) else None
+        port = match.group(3) if match else None
+        if match is None or (port and port != "*" and int(port) > _MAX_PORT):
+            self.fail(f"{value!r}: it takes an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker", param, ctx)
+        return str(value)
+
+
+def version_option() -> Callable[[Any], Any]:
+    """`--version`, the same for all commands."""
+    return click.version_option(__version__, message="%(prog)s %(version)s")
+
+
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="info",
+    show_default=True,
+    help="Least level of what is logged to stderr.",
+)
+
+
+def log_to_stderr(level: str) -> None:
+    """Log to stderr, a line an event, with the time."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )

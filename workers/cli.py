@@ -1,0 +1,192 @@
+"""The command `mdworker`."""
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Final, NoReturn
+
+import click
+
+from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option
+from ..mdp.server import DEFAULT_ENDPOINT
+from .mdworker import Worker
+from .processes import Supervisor, command
+
+PARENT_CHECK: Final = 1.0
+"""Seconds between two looks at whether the supervising process is still there."""
+
+log = logging.getLogger("zmdp.worker")
+
+
+@click.command(context_settings={"max_content_width": 110})
+@click.argument("target", metavar="MODULE:WORKER")
+@click.option(
+    "--broker",
+    type=Endpoint(),
+    envvar="MDP_BROKER",
+    show_envvar=True,
+    help=f"Broker to serve.  [default: {DEFAULT_ENDPOINT}]",
+)
+@click.option("--service", metavar="NAME", help="Service to offer; needed if MODULE:WORKER is a plain function.")
+@click.option(
+    "--concurrency",
+    type=Number("connections", whole=True),
+    help="Requests handled at a time in each process, in threads.  [default: 1]",
+)
+@click.option(
+    "--processes",
+    type=Number("processes", whole=True),
+    default=1,
+    show_default=True,
+    help="Processes; one that dies is started again.",
+)
+@click.option(
+    "--heartbeat",
+    type=Number("seconds"),
+    envvar="MDP_HEARTBEAT",
+    show_envvar=True,
+    help="Interval of heartbeats.  [default: 1 seconds]",
+)
+@click.option(
+    "--liveness",
+    type=Number("intervals", whole=True),
+    envvar="MDP_LIVENESS",
+    show_envvar=True,
+    help="Silent intervals after which the broker is taken for dead.  [default: 5 intervals]",
+)
+@click.option(
+    "--handler-timeout",
+    type=Number("seconds"),
+    help="Give up a request whose handler has neither returned nor yielded for this long.  [default: never]",
+)
+@log_level_option
+@click.option("--supervised-by", type=int, hidden=True)
+@version_option()
+def cli(
+    *,
+    target: str,
+    broker: str | None,
+    service: str | None,
+    concurrency: int | None,
+    processes: int,
+    heartbeat: float | None,
+    liveness: int | None,
+    handler_timeout: float | None,
+    log_level: str,
+    supervised_by: int | None,
+) -> int:
+    """Serve requests with MODULE:WORKER, a `zmdp.workers.Worker` or a function of a request.
+
+    The module is looked for in the current directory, then among the installed packages.  Settings given here go before
+    those in the module.  SIGTERM or Ctrl-C finishes what is being worked on, tells the broker and ends; once more ends
+    at once.
+
+    \b
+    Try it: mdworker zmdp.workers.echo:worker
+    Exit codes: 0 ended as asked; 2 bad usage, or the module cannot be used.
+    """
+    log_to_stderr(log_level)
+    worker = _load(target, service)
+    if broker is not None:
+        worker.broker = broker
+    if concurrency is not None:
+        worker.concurrency = concurrency
+    if heartbeat is not None:
+        worker.heartbeat = heartbeat
+    if liveness is not None:
+        worker.liveness = liveness
+    if handler_timeout is not None:
+        worker.handler_timeout = handler_timeout
+    if processes > 1:
+        return _supervise(processes)
+    return _serve(worker, supervised_by)
+
+
+def _serve(worker: Worker, supervised_by: int | None) -> int:
+    _on_signals(_Stopper(worker))
+    worker.start()
+    log.info(
+        "serving %s at %s, %d at a time; Ctrl-C ends", worker.service.decode(), worker.broker, worker.concurrency
+    )  # fmt: skip
+    while not worker.wait(PARENT_CHECK):
+        if supervised_by is not None and os.getppid() != supervised_by:
+            log.warning("the supervising process is gone")
+            worker.stop()
+    return 0
+
+
+class _Stopper:
+    """Stops the worker; the second time, ends the process, which a stuck handler would keep alive."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._stops = 0
+
+    def stop(self) -> None:
+        self._stops += 1
+        if self._stops > 1:
+            os._exit(1)
+        self._worker.stop()
+
+
+def _supervise(processes: int) -> int:
+    arguments = [*sys.argv[1:], "--processes", "1", "--supervised-by", str(os.getpid())]
+    supervisor = Supervisor(command(*arguments), processes)
+    _on_signals(supervisor)
+    return supervisor.run()
+
+
+def _on_signals(what: _Stopper | Supervisor) -> None:
+    """SIGTERM and Ctrl-C call `what.stop()`."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        what.stop()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+
+
+def _load(target: str, service: str | None) -> Worker:
+    """The worker that MODULE:WORKER names."""
+    module_name, colon, name = target.partition(":")
+    if not (module_name and colon and name):
+        raise click.BadParameter(f"{target!r}: it takes MODULE:WORKER, for example zmdp.workers.echo:worker")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # noqa: BLE001 - it is the user's module: whatever it raises is told in one line
+        raise click.BadParameter(f"cannot use {target}: {_describe(error)}") from None
+    if isinstance(found, Worker):
+        if service is not None:
+            found.service = service.encode()
+        return found
+    if not callable(found):
+        wanted = "a zmdp.workers.Worker, or a function with --service"
+        raise click.BadParameter(f"{target} is of type {type(found).__name__}: it takes {wanted}")
+    if service is None:
+        raise click.BadParameter(f"{target} is a function: name the service it offers with --service NAME")
+    return Worker(service, found)
+
+
+def _describe(error: Exception) -> str:
+    """The exception in one line, with the place in the user's code."""
+    text = traceback.format_exception_only(error)[-1].strip()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    return text + place
+
+
+def main() -> NoReturn:
+    """Entry point of `mdworker`."""
+    run(cli)
+
+
+if __name__ == "__main__":
+    main()
