@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from ..mdp.console import EXIT_FAILED, Endpoint, Number, run, version_option
+from ..mdp.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
 from ..mdp.errors import (
     BrokerUnreachable,
     RequestTimeout,
@@ -43,24 +43,21 @@ def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[...,
                 type=Endpoint(),
                 multiple=True,
                 default=[DEFAULT_ENDPOINT],
-                show_default=DEFAULT_ENDPOINT,
                 envvar="MDP_BROKER",
                 show_envvar=True,
-                help="Broker to ask. Can be repeated: each retry goes to the next.",
+                help=with_default("Broker to ask. Can be repeated: each retry goes to the next.", DEFAULT_ENDPOINT),
             ),
             click.option(
                 "--timeout",
                 type=Number("seconds"),
                 default=DEFAULT_TIMEOUT,
-                show_default=f"{DEFAULT_TIMEOUT:g} seconds",
-                help="Silence after which a request is sent again.",
+                help=with_default("Silence after which a request is sent again.", DEFAULT_TIMEOUT, "seconds"),
             ),
             click.option(
                 "--retries",
                 type=Number("retries", whole=True, zero=True),
                 default=DEFAULT_RETRIES,
-                show_default=f"{DEFAULT_RETRIES} times",
-                help="How often a request is sent again.",
+                help=with_default("How often a request is sent again.", DEFAULT_RETRIES, "times"),
             ),
             click.option("--json", "as_json", is_flag=True, help=json_lines),
         ]
@@ -92,17 +89,13 @@ def cli() -> None:
 _SERVICE = click.argument("service")
 _BODY = click.argument("body", nargs=-1)
 _WAIT = click.option("--wait", is_flag=True, help="Wait for the service if nobody offers it yet, or for the broker.")
-_BODY_HELP = """Each BODY is a frame of the request: text; @FILE for a file's content; - for stdin; @@TEXT for text that
-    begins with @.  Without any, the request has one empty frame.  Files and stdin are sent byte for byte."""
-
-
-@cli.command(
-    help=f"""Call SERVICE and print its reply.
-
-    {_BODY_HELP}
-
-    A reply of one frame is printed byte for byte (to a terminal, with a newline); several, one a line."""
+_BODY_HELP = (
+    "Each BODY is a frame of the request: text; @FILE for a file's content; - for stdin; @@TEXT for text that begins "
+    "with @. Without any, the request has one empty frame. Files and stdin are sent byte for byte."
 )
+
+
+@cli.command(epilog=_BODY_HELP)
 @_SERVICE
 @_BODY
 @_options(json_lines='Print the reply as a JSON object; frames that are no text as {"base64": …}.')
@@ -117,6 +110,10 @@ def call(
     as_json: bool,
     wait: bool,
 ) -> None:
+    """Call SERVICE and print its reply.
+
+    A reply of one frame is printed byte for byte (to a terminal, with a newline); several frames, one a line.
+    """
     frames = _frames(body)
     with Client(broker, timeout=timeout, retries=retries) as client:
         if not wait:
@@ -128,13 +125,7 @@ def call(
         _write(b"\n".join(reply), newline=len(reply) > 1 or sys.stdout.isatty())
 
 
-@cli.command(
-    help=f"""Call SERVICE and print each part of its reply as it comes, the last one being the FINAL.
-
-    {_BODY_HELP}
-
-    Frames are printed one a line."""
-)
+@cli.command(epilog=_BODY_HELP)
 @_SERVICE
 @_BODY
 @_options(json_lines='Print each part as a JSON object on a line of its own; "final" tells the last.')
@@ -149,6 +140,10 @@ def stream(
     as_json: bool,
     wait: bool,
 ) -> None:
+    """Call SERVICE and print each part of its reply as it comes, the last being the FINAL.
+
+    Frames are printed one a line.
+    """
     frames = _frames(body)
     with Client(broker, timeout=timeout, retries=retries) as client:
         if not wait:
@@ -200,8 +195,12 @@ def info(*, broker: tuple[str, ...], timeout: float, retries: int, as_json: bool
 
 
 @cli.command()
-@click.option("--count", type=Number("pings", whole=True), default=4, show_default=True, help="How often to ask.")
-@click.option("--interval", type=Number("seconds"), default=0.5, show_default="0.5 seconds", help="Pause between two.")
+@click.option(
+    "--count", type=Number("pings", whole=True), default=4, help=with_default("How often to ask.", 4, "times")
+)
+@click.option(
+    "--interval", type=Number("seconds"), default=0.5, help=with_default("Pause between two.", 0.5, "seconds")
+)
 @_options(json_lines="Print each round trip as a JSON object.")
 def ping(*, count: int, interval: float, broker: tuple[str, ...], timeout: float, retries: int, as_json: bool) -> None:
     """Measure round trips to the broker (not to a worker)."""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from .console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option
+from .console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
 from .limits import Limits
 from .server import DEFAULT_DRAIN, DEFAULT_ENDPOINT, Server
 
@@ -28,8 +28,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             f"--{limit.name.replace('_', '-')}",
             type=Number(unit, whole=limit.type is int),
             default=limit.default,
-            show_default=f"{limit.default:g} {unit}" if limit.type is float else f"{limit.default} {unit}",
-            help=limit.metadata["help"],
+            help=with_default(limit.metadata["help"], limit.default, unit),
         )(command)
     return command
 
@@ -66,16 +65,17 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     type=Endpoint(),
     multiple=True,
     default=[DEFAULT_ENDPOINT],
-    show_default=DEFAULT_ENDPOINT,
-    help="Endpoint to listen on: tcp://HOST:PORT (port * for a free one) or ipc://PATH. Can be repeated.",
+    help=with_default(
+        "Endpoint to listen on: tcp://HOST:PORT (port * for a free one) or ipc://PATH. Can be repeated.",
+        DEFAULT_ENDPOINT,
+    ),
 )
 @_limit_options
 @click.option(
     "--drain-timeout",
     type=Number("seconds", zero=True),
     default=DEFAULT_DRAIN,
-    show_default=f"{DEFAULT_DRAIN:g} seconds",
-    help="Time that requests in flight have to finish after SIGTERM.",
+    help=with_default("Time that requests in flight have to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
 )
 @click.option(
     "--config",

@@ -58,14 +58,15 @@ def _fail(code: int, text: str) -> NoReturn:
 
 def _explain(error: click.UsageError) -> str:
     """One line: what is wrong, where it was said if not on the command line, and where to look."""
-    text = error.format_message().rstrip(".")
+    text = error.format_message().rstrip(".?")
     if error.ctx is None:
         return text
     parameter = getattr(error, "param", None)
     if isinstance(parameter, click.Option) and parameter.name:
         source = error.ctx.get_parameter_source(parameter.name)
         if source is ParameterSource.ENVIRONMENT:
-            text += f" (from the environment, {parameter.envvar or parameter.name.upper()})"
+            name = parameter.envvar or f"{error.ctx.auto_envvar_prefix}_{parameter.name.upper()}"
+            text += f" (from the environment, {name})"
         elif source is ParameterSource.DEFAULT_MAP:
             text += f" (from {error.ctx.params.get('config')})"
     return f"{text}. See '{error.ctx.command_path} --help'"
@@ -121,6 +122,12 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
 def version_option() -> Callable[[Any], Any]:
     """`--version`, the same for all commands."""
     return click.version_option(__version__, message="%(prog)s %(version)s")
+
+
+def with_default(text: str, default: object, unit: str = "") -> str:
+    """An option's help with its default and the unit of that."""
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{text}  [default: {shown} {unit}".rstrip() + "]"
 
 
 log_level_option = click.option(

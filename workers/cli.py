@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 import click
 
-from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option
+from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
 from ..mdp.server import DEFAULT_ENDPOINT
 from .mdworker import Worker
 from .processes import Supervisor, command
@@ -29,39 +29,38 @@ log = logging.getLogger("zmdp.worker")
     type=Endpoint(),
     envvar="MDP_BROKER",
     show_envvar=True,
-    help=f"Broker to serve.  [default: {DEFAULT_ENDPOINT}]",
+    help=with_default("Broker to serve.", DEFAULT_ENDPOINT),
 )
 @click.option("--service", metavar="NAME", help="Service to offer; needed if MODULE:WORKER is a plain function.")
 @click.option(
     "--concurrency",
     type=Number("connections", whole=True),
-    help="Requests handled at a time in each process, in threads.  [default: 1]",
+    help=with_default("Requests handled at a time in each process, in threads.", 1),
 )
 @click.option(
     "--processes",
     type=Number("processes", whole=True),
     default=1,
-    show_default=True,
-    help="Processes; one that dies is started again.",
+    help=with_default("Processes; one that dies is started again.", 1),
 )
 @click.option(
     "--heartbeat",
     type=Number("seconds"),
     envvar="MDP_HEARTBEAT",
     show_envvar=True,
-    help="Interval of heartbeats.  [default: 1 seconds]",
+    help=with_default("Interval of heartbeats.", 1.0, "seconds"),
 )
 @click.option(
     "--liveness",
     type=Number("intervals", whole=True),
     envvar="MDP_LIVENESS",
     show_envvar=True,
-    help="Silent intervals after which the broker is taken for dead.  [default: 5 intervals]",
+    help=with_default("Silent intervals after which the broker is taken for dead.", 5, "intervals"),
 )
 @click.option(
     "--handler-timeout",
     type=Number("seconds"),
-    help="Give up a request whose handler has neither returned nor yielded for this long.  [default: never]",
+    help=with_default("Give up a request whose handler has neither returned nor yielded for this long.", "never"),
 )
 @log_level_option
 @click.option("--supervised-by", type=int, hidden=True)
