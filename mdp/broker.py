@@ -6,6 +6,7 @@ in the specification's words and by their conformance number (C11 to C26).
 """
 
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -89,6 +90,13 @@ class Broker:
             self.registry.forget_if_empty(request.service)
             self._drop(request, Drop.CLIENT_GONE, now)
         return self._sends()
+
+    def failed(self, now: float) -> None:
+        """Take note of an exception that came out of `receive`: a bug, told in the log with its traceback."""
+        self.stats.failures += 1
+        self._out = []
+        text = "a message was dropped, because of a bug in the broker; please report this:\n%s"
+        self._journal.note(now, logging.ERROR, "failure", text, traceback.format_exc())
 
     def drain(self) -> None:
         """Take no new requests from now on; those accepted before are finished while there are workers."""

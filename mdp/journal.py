@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
@@ -60,6 +60,8 @@ class Stats:
     replies: int = 0
     mmi: int = 0
     heartbeats: int = 0
+    failures: int = 0
+    """Messages at which the broker itself failed; anything but 0 is a bug."""
     invalid: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     disconnected: Counter[str] = field(default_factory=Counter)
@@ -67,7 +69,7 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """The counts by name, ready for JSON."""
-        return asdict(self)
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 class Journal:

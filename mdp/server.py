@@ -133,7 +133,7 @@ class Server:
                 message = receive(self._socket)
                 if message is None:
                     break
-                self._send_all(self.broker.receive(message, now), now)
+                self._take(message, now)
             deadline = self.broker.deadline()
             if deadline is not None and deadline <= now:
                 self._send_all(self.broker.tick(now), now)
@@ -141,6 +141,14 @@ class Server:
                 for message in self._outbox.flush(self._try):
                     self._send_all(self.broker.unreachable(message, now), now)
         self._finish(now)
+
+    def _take(self, message: Message, now: float) -> None:
+        try:
+            messages = self.broker.receive(message, now)
+        except Exception:  # noqa: BLE001 - not known to happen, but one peer's message must not end all others' broker
+            self.broker.failed(now)
+            return
+        self._send_all(messages, now)
 
     def _wait(self, now: float, drain_until: float | None) -> int | None:
         """Milliseconds to wait for messages, None for ever."""

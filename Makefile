@@ -1,0 +1,61 @@
+# The two to know: `make demo` shows what zmdp does, `make test` tests it.  Both install what they need into .venv.
+
+PYTHON ?= python3
+SEEDS ?= 10000
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml $(shell find src mdp mmi clients workers -name '*.py')
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Linked, not copied, so that an edit counts at once; `strict` so that mypy finds the package.
+INSTALL := $(PIP) install --config-settings editable_mode=strict
+
+.PHONY: demo test lint unit sim bench clean help
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo            start a broker and workers, send real requests, kill a worker, show what happens"
+	@echo "make test            check style and types, run all tests"
+	@echo "make unit            only the tests without sockets, with coverage of the protocol's core"
+	@echo "make sim SEEDS=10000 run the simulator for more seeds"
+	@echo "make bench           measure the broker beside a loop that only forwards"
+	@echo "make clean           remove what these made"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "zmdp needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "This Python cannot make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
+
+$(VENV)/zmdp.installed: $(SOURCES) | $(BIN)/python
+	@echo "installing zmdp into $(VENV) …"
+	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/dev.installed: $(SOURCES) | $(BIN)/python
+	@echo "installing zmdp and its test tools into $(VENV) …"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/zmdp.installed
+
+demo: $(VENV)/zmdp.installed
+	@$(BIN)/python examples/demo.py
+
+test: lint unit
+	$(BIN)/pytest tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py
+
+lint: $(VENV)/dev.installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy -p zmdp
+
+unit: $(VENV)/dev.installed
+	$(BIN)/coverage run --source-pkgs=zmdp -m pytest tests/mdp tests/mmi tests/clients/test_session.py tests/workers/test_session.py
+	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire.py,*/mdp/timers.py,*/mdp/registry.py,*/mdp/broker.py,*/clients/session.py,*/workers/session.py'
+
+sim: $(VENV)/dev.installed
+	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
+
+bench: $(VENV)/zmdp.installed
+	$(BIN)/python bench/broker.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,163 @@
+"""What `make demo` shows: a real broker, real workers and real requests, as separate processes on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from zmdp.clients import Client
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+HEARTBEAT = "0.5"
+PATIENCE = 20.0
+
+
+def say(text: str = "") -> None:
+    """Print a line of the story."""
+    print(text, flush=True)
+
+
+def scene(number: int, title: str) -> None:
+    """Print a heading."""
+    say(f"\n── {number}. {title} {'─' * (90 - len(title))}")
+
+
+@contextmanager
+def process(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in the background and end it with the block."""
+    running = subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield running
+    finally:
+        running.terminate()
+        running.wait()
+        if running.stdout:
+            running.stdout.close()
+
+
+def worker(target: str, endpoint: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """A worker process for the demo's broker."""
+    quiet = ("--heartbeat", HEARTBEAT, "--log-level", "error")
+    return process(str(BIN / "mdworker"), target, "--broker", endpoint, *quiet)
+
+
+def wait_for(client: Client, service: str, workers: int = 1) -> None:
+    """Wait until so many workers offer the service."""
+    wait_until(lambda: len(rows(client, service)) >= workers, f"{workers} worker(s) for {service}")
+
+
+def rows(client: Client, service: str) -> list[dict[str, object]]:
+    """What the broker says of a service's workers."""
+    found: list[dict[str, object]] = json.loads(client.request("mmi.workers", service.encode())[0])["workers"]
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something to become true; the demo fails if it does not."""
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > until:
+            raise SystemExit(f"demo: waited {PATIENCE:g} s in vain for {what}")
+        time.sleep(0.02)
+
+
+def a_text() -> bytes:
+    """A few hundred kB of real text that every Python has: the chapters of its language reference, as help() shows."""
+    return "".join(f"# {title}\n{text}\n" for title, text in sorted(topics.items())).encode()
+
+
+def greet(stack: ExitStack) -> tuple[subprocess.Popen[str], str]:
+    """A broker on a free port."""
+    quiet = ("--heartbeat", HEARTBEAT, "--log-level", "error")
+    broker = stack.enter_context(process(str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", *quiet))
+    endpoint = broker.stdout.readline().strip()
+    if not endpoint:
+        raise SystemExit("demo: the broker did not start; see its message above")
+    say(f"$ mdp-broker                             pid {broker.pid}, listening on {endpoint}")
+    return broker, endpoint
+
+
+def stream(client: Client, text: bytes) -> None:
+    """A reply in many parts."""
+    say(">>> for part in client.stream('text.count', text): ...")
+    parts = 0
+    for part in client.stream("text.count", text):
+        title, words = (frame.decode() for frame in part)
+        if part.final:
+            say(f"    FINAL    {title:<24} {words:>7} words, after {parts} PARTIALs")
+            continue
+        parts += 1
+        if parts <= 5 or parts % 20 == 0:
+            say(f"    PARTIAL  {title:<24} {words:>7} words" + ("   …" if parts >= 5 else ""))
+
+
+def take_over(stack: ExitStack, client: Client, endpoint: str, text: bytes) -> bool:
+    """A worker dies at its work.  Whether another has done it."""
+    service = "text.phrases"
+    first = stack.enter_context(worker("text_services:phrases", endpoint))
+    wait_for(client, service)
+    say(f"    worker {first.pid} offers {service!r}; a client asks for the most frequent phrases (seconds of work)")
+    with ThreadPoolExecutor(1) as pool, Client(endpoint, timeout=PATIENCE, retries=0) as caller:
+        asked = time.monotonic()
+        reply = pool.submit(caller.request, service, text)
+        wait_until(lambda: any(row["busy"] for row in rows(client, service)), "the worker to be at it")
+        second = stack.enter_context(worker("text_services:phrases", endpoint))
+        wait_for(client, service, 2)
+        say(f"    worker {second.pid} offers it too, and is idle")
+        os.kill(first.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        say(f"    kill -9 {first.pid}, {killed - asked:.1f} s into the request; the client waits, and is told nothing")
+        pid, *found = reply.result()
+        say(f"    {time.monotonic() - killed:.1f} s later the client has its reply, from worker {pid.decode()}:")
+        for phrase in found[:4]:
+            say(f"        {phrase.decode()}")
+    stats = json.loads(client.request("mmi.stats")[0])
+    say(f"    mmi.stats: redispatched {stats['redispatched']}, dropped {stats['dropped'] or 'none'}")
+    return int(pid) == second.pid and stats["redispatched"] == 1
+
+
+def main() -> None:
+    """Tell the story."""
+    started = time.monotonic()
+    text = a_text()
+    with ExitStack() as stack:
+        scene(1, "A broker and some workers, each a process of its own")
+        broker, endpoint = greet(stack)
+        client = stack.enter_context(Client(endpoint))
+        for target, service in (("zmdp.workers.echo:worker", "echo"), ("text_services:count", "text.count")):
+            running = stack.enter_context(worker(target, endpoint))
+            wait_for(client, service)
+            say(f"$ mdworker {target:<29} pid {running.pid}, offers {service!r}")
+
+        scene(2, "A request and its reply")
+        say(">>> client.request('echo', b'hello', b'world')")
+        say(str(list(client.request("echo", b"hello", b"world"))))
+
+        scene(3, f"A streamed reply: words of {len(text) // 1000} kB of text, chapter by chapter")
+        stream(client, text)
+
+        scene(4, "Who is there? The broker answers mmi.* itself")
+        for question, about in (("mmi.service", b"echo"), ("mmi.service", b"nobody"), ("mmi.services", b"")):
+            say(f"    {question} {about.decode():<8} → {client.request(question, about)[0].decode()}")
+
+        scene(5, "A worker is killed in the middle of a request, another takes it over")
+        taken_over = take_over(stack, client, endpoint, text)
+
+        scene(6, "The end: SIGTERM drains the broker")
+    say(f"    broker exit code {broker.returncode}; the demo took {time.monotonic() - started:.1f} s")
+    say("\nNow try it yourself, in three terminals (the commands are in .venv/bin):")
+    say("    mdp-broker\n    mdworker zmdp.workers.echo:worker\n    mdclient call echo hello")
+    if not taken_over or broker.returncode:
+        raise SystemExit("demo: that did not go as it should")
+
+
+if __name__ == "__main__":
+    main()

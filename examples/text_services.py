@@ -1,0 +1,45 @@
+"""Two services over a text, used by the demo.  Run one with `mdworker text_services:count` in this folder.
+
+A text is one frame; a line that begins with "# " begins a chapter.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from zmdp.workers import Request, Worker
+
+WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+
+count = Worker("text.count")
+phrases = Worker("text.phrases")
+
+
+def chapters(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each chapter's title and words."""
+    for chapter in re.split(r"^# ", text, flags=re.MULTILINE)[1:]:
+        title, _, body = chapter.partition("\n")
+        yield title, WORD.findall(body.lower())
+
+
+@count
+def count_words(request: Request) -> Iterator[list[bytes]]:
+    """Stream `title, number of words` for each chapter as PARTIALs; the FINAL is the total."""
+    total = 0
+    for title, words in chapters(request[0].decode()):
+        total += len(words)
+        yield [title.encode(), b"%d" % len(words)]
+    return [b"total", b"%d" % total]
+
+
+@phrases
+def longest_phrases(request: Request) -> list[bytes]:
+    """The most frequent phrase of each length from 2 to 20 words, and the process that found them.  Takes seconds."""
+    words = [word for _, chapter in chapters(request[0].decode()) for word in chapter]
+    found = []
+    for length in range(2, 21):
+        counted = Counter(zip(*(words[at:] for at in range(length)), strict=False))
+        phrase, times = counted.most_common(1)[0]
+        found.append(f"{times} × {' '.join(phrase)}".encode())
+    return [b"%d" % os.getpid(), *found]
