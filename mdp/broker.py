@@ -170,6 +170,8 @@ class Broker:
             return
         if request.header == wire.C01:
             # C24: a 0.1 client gets one reply, the frames of the PARTIALs before those of the FINAL
+            if request.collected is None:
+                request.collected = []
             request.collected += body
             request.collected_bytes += sum(map(len, body))
             if request.collected_bytes > self.limits.max_message or len(request.collected) > self.limits.max_frames:
@@ -186,7 +188,7 @@ class Broker:
         """Send nothing more for a request that a worker holds; the worker may finish it."""
         if not request.abandoned:
             request.abandoned = True
-            request.collected = []
+            request.collected = None
             self._drop(request, reason, now)
 
     def _drop(self, request: Request, reason: Drop, now: float) -> None:
@@ -317,6 +319,6 @@ class Broker:
                 self._drop(request, Drop.WORKERS_LOST, now)
             else:
                 self.stats.redispatched += 1
-                request.collected, request.collected_bytes = [], 0
+                request.collected, request.collected_bytes = None, 0
                 self._place(request, now, front=True)
         self.registry.forget_if_empty(worker.service)

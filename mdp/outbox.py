@@ -39,7 +39,9 @@ class Outbox:
         `send` returns 0 for sent, EAGAIN for later, anything else for gone.
         """
         for peer in list(self._queues):
-            queue = self._queues[peer]
+            queue = self._queues.get(peer)
+            if queue is None:
+                continue  # discarded meanwhile, by what follows from another that is gone
             while queue:
                 errno = send(queue[0])
                 if errno == EAGAIN:

@@ -36,7 +36,7 @@ class Request:
         """Workers it was given to (C17)."""
         self.streamed = False
         """A PARTIAL of it has been sent to the client, so it cannot be given to another worker (C17)."""
-        self.collected: list[bytes] = []
+        self.collected: list[bytes] | None = None
         """For a 0.1 client, the frames of the PARTIALs so far (C24)."""
         self.collected_bytes = 0
         self.abandoned = False
@@ -122,7 +122,11 @@ class FairQueue:
 
     def append(self, request: Request) -> None:
         """Put `request` last in its client's line."""
-        self._line(request.client).append(request)
+        line = self._line(request.client)
+        if line.last is not None and line.last.route == request.route:
+            # One copy of the address for all that wait: many may.
+            request.route, request.client = line.last.route, line.last.client
+        line.append(request)
         self.size += 1
 
     def prepend(self, request: Request) -> None:

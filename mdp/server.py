@@ -9,7 +9,6 @@ import os
 import signal
 import socket as sockets
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EADDRINUSE, EAGAIN
@@ -117,30 +116,34 @@ class Server:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_out, zmq.POLLIN)
         drain_until = None
-        now = time.monotonic()
         while True:
-            if self._stops:
-                if drain_until is None:
-                    drain_until = now + self._drain_timeout
-                    self._start_drain()
-                if self.forced or self.broker.drained or now >= drain_until:
-                    break
-            for fd, _ in poller.poll(self._wait(now, drain_until)):
-                if fd == self._wake_out.fileno():
-                    self._clear_wake()
             now = time.monotonic()
-            for _ in range(BATCH):
-                message = receive(self._socket)
-                if message is None:
-                    break
-                self._take(message, now)
+            more = self._take_batch(now)
             deadline = self.broker.deadline()
             if deadline is not None and deadline <= now:
                 self._send_all(self.broker.tick(now), now)
             if self._outbox:
                 for message in self._outbox.flush(self._try):
                     self._send_all(self.broker.unreachable(message, now), now)
+            if self._stops:
+                if drain_until is None:
+                    drain_until = now + self._drain_timeout
+                    self._start_drain()
+                if self.forced or self.broker.drained or now >= drain_until:
+                    break
+            if not more:
+                poller.poll(self._wait(now, drain_until))
+                self._clear_wake()
         self._finish(now)
+
+    def _take_batch(self, now: float) -> bool:
+        """Take in what has arrived.  Whether there may be more."""
+        for _ in range(BATCH):
+            message = receive(self._socket)
+            if message is None:
+                return False
+            self._take(message, now)
+        return True
 
     def _take(self, message: Message, now: float) -> None:
         try:
@@ -152,26 +155,27 @@ class Server:
 
     def _wait(self, now: float, drain_until: float | None) -> int | None:
         """Milliseconds to wait for messages, None for ever."""
-        deadlines = [self.broker.deadline(), drain_until, now + OUTBOX_RETRY if self._outbox else None]
-        known = [deadline for deadline in deadlines if deadline is not None]
-        return math.ceil(max(0.0, min(known) - now) * 1000) if known else None
+        until = math.inf
+        for each in (self.broker.deadline(), drain_until, now + OUTBOX_RETRY if self._outbox else None):
+            if each is not None and each < until:
+                until = each
+        return None if until == math.inf else math.ceil(max(0.0, until - now) * 1000)
 
     def _try(self, message: Message) -> int:
         return send(self._socket, message)
 
     def _send_all(self, messages: list[Message], now: float) -> None:
         """Send, never blocking; what follows from a peer that is gone or does not read is sent as well."""
-        todo = deque(messages)
-        while todo:
-            message = todo.popleft()
+        for message in messages:
+            # What follows is appended to the list that is being gone through.
             errno = EAGAIN if message[0] in self._outbox else send(self._socket, message)
             if errno == EAGAIN:
                 if not self._outbox.add(message):
                     log.warning("dropped peer %s: it does not read what it is sent", message[0].hex())
                     self._outbox.discard(message[0])
-                    todo.extend(self.broker.gone(message[0], now))
+                    messages += self.broker.gone(message[0], now)
             elif errno:
-                todo.extend(self.broker.unreachable(message, now))
+                messages += self.broker.unreachable(message, now)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,8 +194,9 @@ class Server:
             self._wake_in.send(b"!")
 
     def _clear_wake(self) -> None:
-        with suppress(BlockingIOError):
-            self._wake_out.recv(4096)
+        if self._stops:
+            with suppress(BlockingIOError):
+                self._wake_out.recv(4096)
 
     def _start_drain(self) -> None:
         self.broker.drain()

@@ -217,15 +217,15 @@ def _request_02(message: Message, at: int) -> FromPeer | Invalid:
         return Invalid(Reason.TOO_FEW_FRAMES)
     if message[at + 1] != b"\x01":
         return Invalid(Reason.UNKNOWN_COMMAND)
-    return _request(message, at, at + 2)
+    return _request(message, at, C02, at + 2)
 
 
 def _request_01(message: Message, at: int) -> FromPeer | Invalid:
     """`MDPC01 service body+` (C24)."""
-    return _request(message, at, at + 1)
+    return _request(message, at, C01, at + 1)
 
 
-def _request(message: Message, at: int, service_at: int) -> FromPeer | Invalid:
+def _request(message: Message, at: int, header: bytes, service_at: int) -> FromPeer | Invalid:
     if len(message) <= service_at:
         return Invalid(Reason.TOO_FEW_FRAMES)
     service = message[service_at]
@@ -234,7 +234,7 @@ def _request(message: Message, at: int, service_at: int) -> FromPeer | Invalid:
     body = message[service_at + 1 :]
     if not body:
         return Invalid(Reason.NO_BODY)
-    return Request(tuple(message[:at]), message[at], service, body)
+    return Request(tuple(message[:at]), header, service, body)
 
 
 def _from_worker(message: Message, at: int) -> FromPeer | Invalid:
