@@ -44,9 +44,9 @@ class Connection:
         self._socket: zmq.Socket[bytes] | None = None
         self._lock = threading.Lock()
         self._busy_since: float | None = None
+        self._open()
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
-        self._open()
 
     # ── the thread that serves ───────────────────────────────────────────────────────────────────────────────────────
 
