@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from ..mdp import wire
 from ..mdp.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
 from ..mdp.errors import (
     BrokerUnreachable,
@@ -242,7 +243,7 @@ def _check_listening(broker: Sequence[str]) -> None:
 def _check_offered(client: Client, broker: Sequence[str], service: str) -> None:
     """Tell at once that nobody offers the service, rather than after every retry."""
     _check_listening(broker)
-    if service.startswith("mmi.") or client.request("mmi.service", service.encode())[:1] != [b"404"]:
+    if service.startswith("mmi.") or client.request("mmi.service", wire.service_name(service)) != [b"404"]:
         return
     raise ServiceNotFound(
         f"no worker offers {service!r} at {', '.join(broker)}: `mdclient services` lists what is there, "

@@ -99,7 +99,7 @@ class Client:
 
     def available(self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None) -> bool:
         """Whether at least one worker offers `service` now (`mmi.service`).  Raises as `request`."""
-        return self.request("mmi.service", _service_name(service), timeout=timeout, retries=retries) == [b"200"]
+        return self.request("mmi.service", wire.service_name(service), timeout=timeout, retries=retries) == [b"200"]
 
     def _exchange(
         self,
@@ -110,7 +110,7 @@ class Client:
         *,
         stream: bool,
     ) -> Iterator[Reply]:
-        name, body = _service_name(service), _body(frames)
+        name, body = wire.service_name(service), _body(frames)
         silence = self._timeout if timeout is None else _checked_timeout(timeout)
         again = self._retries if retries is None else _checked_retries(retries)
         return self._dialog(name, body, silence, again, stream)
@@ -174,7 +174,7 @@ class Client:
         """
         if self._busy:
             raise BusyError("this client is in the middle of a stream: finish or close it, or use a second client")
-        name = _service_name(service)
+        name = wire.service_name(service)
         message = self._session.encode(name, _body(frames))
         self._last_service = name.decode()
         self._send(message, time.monotonic() + self._timeout)
@@ -298,13 +298,6 @@ def _raise_failure(reply: Reply) -> None:
 
 def _milliseconds(until: float | None) -> int | None:
     return None if until is None else max(0, math.ceil((until - time.monotonic()) * 1000))
-
-
-def _service_name(service: str | bytes) -> bytes:
-    name = service.encode() if isinstance(service, str) else bytes(service)
-    if not wire.valid_service(name):
-        raise SettingError(f"{service!r} is no service name: it takes 1 to {wire.MAX_NAME} bytes of printable text")
-    return name
 
 
 def _body(frames: Sequence[object]) -> list[bytes]:

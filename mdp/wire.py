@@ -20,6 +20,8 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from .errors import SettingError
+
 Frame = bytes
 Message = list[bytes]
 Route = tuple[bytes, ...]
@@ -161,6 +163,14 @@ FromBroker = Answer | Work | Heartbeat | Disconnect
 def valid_service(name: bytes) -> bool:
     """Whether `name` may name a service: 1 to 255 bytes of printable UTF-8 (C23)."""
     return 1 <= len(name) <= MAX_NAME and _printable(name)
+
+
+def service_name(name: str | bytes) -> bytes:
+    """`name` as it goes on the wire.  Raises `SettingError` if it names no service (C23)."""
+    encoded = name.encode(errors="surrogateescape") if isinstance(name, str) else bytes(name)
+    if not valid_service(encoded):
+        raise SettingError(f"{name!r} is no service name: it takes 1 to {MAX_NAME} bytes of printable text")
+    return encoded
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 import click
 
+from ..mdp import wire
 from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
 from ..mdp.server import DEFAULT_ENDPOINT
 from .mdworker import Worker
@@ -164,7 +165,7 @@ def _load(target: str, service: str | None) -> Worker:
         raise click.BadParameter(f"cannot use {target}: {_describe(error)}") from None
     if isinstance(found, Worker):
         if service is not None:
-            found.service = service.encode()
+            found.service = wire.service_name(service)
         return found
     if not callable(found):
         wanted = "a zmdp.workers.Worker, or a function with --service"

@@ -73,7 +73,7 @@ class Worker:
             raise SettingError(f"concurrency is {concurrency!r}: it takes a number of connections, 1 or more")
         if handler_timeout is not None and not handler_timeout > 0:
             raise SettingError(f"handler_timeout is {handler_timeout!r}: it takes a number of seconds above 0, or None")
-        self.service = service.encode() if isinstance(service, str) else bytes(service)
+        self.service = wire.service_name(service)
         self.broker = broker
         self.concurrency = concurrency
         self.heartbeat = heartbeat

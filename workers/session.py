@@ -45,7 +45,7 @@ class WorkerSession:
 
     def __init__(
         self,
-        service: bytes,
+        service: str | bytes,
         *,
         protocol: str = "0.2",
         heartbeat: float = 1.0,
@@ -54,13 +54,11 @@ class WorkerSession:
     ) -> None:
         if protocol not in HEADERS:
             raise SettingError(f"protocol is {protocol!r}: it is one of {', '.join(HEADERS)}")
-        if not wire.valid_service(service):
-            raise SettingError(f"{service!r} is no service name: it takes 1 to {wire.MAX_NAME} bytes of printable text")
         if not heartbeat >= SHORTEST_HEARTBEAT:
             raise SettingError(f"heartbeat is {heartbeat!r}: it takes {SHORTEST_HEARTBEAT} seconds or more")
         if liveness < 1:
             raise SettingError(f"liveness is {liveness!r}: it takes a number of intervals, 1 or more")
-        self.service = service
+        self.service = wire.service_name(service)
         self.request: Request | None = None
         self.lost: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
