@@ -18,6 +18,8 @@ from .registry import Registry, Request, Service, Worker
 from .timers import Timers
 from .wire import Message
 
+OVERDUE: Final = 2
+"""Heartbeat intervals of silence after which a worker may well be dead already."""
 MMI: Final = b"mmi."
 """Services of this prefix the broker answers itself (C25)."""
 
@@ -54,8 +56,14 @@ class Broker:
 
     def tick(self, now: float) -> list[Message]:
         """What to send because of the time: heartbeats, and what follows from a worker's death."""
+        lost = []
         for worker in self._beats.pop_due(now):
-            self._beat(worker, now)
+            if now >= worker.last_seen + self.limits.patience:
+                lost.append((worker.service, self._forget(worker, Loss.SILENT, now)))
+            else:
+                self._beat(worker, now)
+        for service, request in lost:  # only now, lest it be given to the next of them
+            self._settle(service, request, now)
         for request in self._expiries.pop_due(now):
             # C12
             self.registry.dequeue(request)
@@ -73,8 +81,8 @@ class Broker:
     def unreachable(self, message: Message, now: float) -> list[Message]:
         """What to send because the peer that `message` was for is no longer connected, and did not get it."""
         worker = self.registry.workers.get(message[0])
-        if worker is not None and worker.request is not None and wire.is_work(message, worker.route):
-            worker.request.attempts -= 1  # it never reached the worker, so it is not what killed it
+        if worker is not None and wire.is_work(message, worker.route, worker.header):
+            worker.fresh = False  # the request never reached it, and so is not what killed it
         return self.gone(message[0], now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
@@ -110,7 +118,8 @@ class Broker:
     def close(self, now: float) -> list[Message]:
         """DISCONNECT to every worker; the machine is at its end."""
         for worker in list(self.registry.workers.values()):
-            self._lose(worker, Loss.CLOSING, now)
+            self._forget(worker, Loss.CLOSING, now)
+            self._settle(worker.service, None, now)
             self._out.append(wire.disconnect(worker.route, worker.header))
         return self._sends()
 
@@ -286,33 +295,40 @@ class Broker:
 
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
         self.stats.dispatched += 1
-        request.attempts += 1
+        # Workers that die together come up one by one: those overdue are not to use up the request's attempts.
+        worker.fresh = now - worker.last_seen <= OVERDUE * self.limits.heartbeat
         worker.last_sent = now
         self.registry.begin(worker, request)
         self._out.append(wire.work(worker.route, worker.header, request.client, request.body))
 
     def _beat(self, worker: Worker, now: float) -> None:
-        """HEARTBEAT if nothing else was sent for an interval; dead after `liveness` silent ones.  Busy or not (C13)."""
-        dies = worker.last_seen + self.limits.patience
-        if now >= dies:
-            self._lose(worker, Loss.SILENT, now)
-            return
+        """HEARTBEAT if nothing else was sent for an interval, whether the worker is busy or not (C13)."""
         beats = worker.last_sent + self.limits.heartbeat
         if now >= beats:
             worker.last_sent = now
             beats = now + self.limits.heartbeat
             self._out.append(wire.heartbeat(worker.route, worker.header))
-        self._beats.set(worker, min(beats, dies))
+        self._beats.set(worker, min(beats, worker.last_seen + self.limits.patience))
 
     def _lose(self, worker: Worker, reason: Loss, now: float) -> None:
         """Forget a worker; the request it held goes to the front of the queue and to another (C17)."""
+        self._settle(worker.service, self._forget(worker, reason, now), now)
+
+    def _forget(self, worker: Worker, reason: Loss, now: float) -> Request | None:
+        """Forget a worker; returns the request it held.  `_settle` is to follow."""
         self.stats.lost[reason] += 1
         self._beats.clear(worker)
         request = self.registry.remove_worker(worker)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
         self._journal.note(now, level, f"worker-{reason}", text, worker.identity, worker.service.name, reason)
-        if request is not None and reason is not Loss.CLOSING and not request.abandoned:
+        if request is not None and worker.fresh:
+            request.attempts += 1
+        return request
+
+    def _settle(self, service: Service, request: Request | None, now: float) -> None:
+        """After the loss of a worker: find another place for the request it held, if it may be repeated (C17)."""
+        if request is not None and not request.abandoned:
             if request.streamed:
                 self._drop(request, Drop.LOST_AFTER_PARTIAL, now)
             elif request.attempts >= self.limits.max_attempts:
@@ -321,4 +337,4 @@ class Broker:
                 self.stats.redispatched += 1
                 request.collected, request.collected_bytes = None, 0
                 self._place(request, now, front=True)
-        self.registry.forget_if_empty(worker.service)
+        self.registry.forget_if_empty(service)

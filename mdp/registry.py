@@ -33,7 +33,7 @@ class Request:
         self.body = body
         self.size = sum(map(len, body)) + sum(map(len, route)) + REQUEST_OVERHEAD
         self.attempts = 0
-        """Workers it was given to (C17)."""
+        """Workers that died at it (C17)."""
         self.streamed = False
         """A PARTIAL of it has been sent to the client, so it cannot be given to another worker (C17)."""
         self.collected: list[bytes] | None = None
@@ -49,7 +49,18 @@ class Request:
 class Worker:
     """A registered worker: one connection, one service, at most one request (C6)."""
 
-    __slots__ = ("bucket", "header", "identity", "last_seen", "last_sent", "request", "route", "service", "since")
+    __slots__ = (
+        "bucket",
+        "fresh",
+        "header",
+        "identity",
+        "last_seen",
+        "last_sent",
+        "request",
+        "route",
+        "service",
+        "since",
+    )
 
     def __init__(self, route: Route, header: bytes, service: Service, now: float) -> None:
         self.route = route
@@ -58,6 +69,8 @@ class Worker:
         self.header = header
         self.service = service
         self.request: Request | None = None
+        self.fresh = True
+        """It was alive when it got its request: should it die, that counts as an attempt (C17)."""
         self.since = now
         self.last_seen = now
         self.last_sent = now

@@ -378,9 +378,9 @@ def disconnect(route: Route, header: bytes) -> Message:
     return [*route, header, CODES[header][Kind.DISCONNECT]]
 
 
-def is_work(message: Message, route: Route) -> bool:
-    """Whether `message`, sent to the worker behind `route`, is a REQUEST (and not a HEARTBEAT or DISCONNECT)."""
-    return message[len(route) + 1] == b"\x02"
+def is_work(message: Message, route: Route, header: bytes) -> bool:
+    """Whether `message` is a REQUEST to the worker behind `route` (and no other command, nor one to a client there)."""
+    return message[: len(route) + 2] == [*route, header, b"\x02"]
 
 
 # ── a failed request, in a dialect that has no ERROR ─────────────────────────────────────────────────────────────────

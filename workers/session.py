@@ -72,6 +72,7 @@ class WorkerSession:
         self.patience = heartbeat * liveness
         """Seconds for which the broker may be silent."""
         self._gaps: deque[float] = deque(maxlen=3)
+        self._first_gap = heartbeat
         self._heard = False
         self._last_seen = 0.0
         self._last_sent = 0.0
@@ -80,7 +81,7 @@ class WorkerSession:
     @property
     def beat_interval(self) -> float:
         """Seconds between this worker's heartbeats: its own interval, or the broker's if that is shorter."""
-        return max(min([self._heartbeat, max(self._gaps, default=self._heartbeat)]), SHORTEST_HEARTBEAT)
+        return max(min(self._heartbeat, max(self._gaps, default=self._first_gap)), SHORTEST_HEARTBEAT)
 
     def connected(self, now: float) -> list[Message]:
         """There is a new socket: READY (C7)."""
@@ -101,10 +102,12 @@ class WorkerSession:
             # C9.  A broker that knew this worker has perhaps been restarted: no reason to wait.
             self.lose("the broker sent DISCONNECT", now, wait=not self._heard)
             return None
-        if isinstance(command, wire.Heartbeat) and self._heard:
-            # Not after READY: that time also tells how long it took to connect.
-            self._gaps.append(now - self._last_seen)
-            self.patience = self._liveness * max(self._heartbeat, *self._gaps)
+        if isinstance(command, wire.Heartbeat):
+            if self._heard:
+                self._gaps.append(now - self._last_seen)
+                self.patience = self._liveness * max(self._heartbeat, *self._gaps)
+            else:  # it includes the time to connect: enough to beat by, not to be patient by
+                self._first_gap = now - self._last_seen
         self._heard = True
         self._backoff = BACKOFF[0]
         self._last_seen = now
