@@ -29,6 +29,8 @@ DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:5555"
 DEFAULT_DRAIN: Final = 10.0
 BATCH: Final = 500
 """Messages taken in before the clock is read, what is due is done and the outbox is tried again."""
+HELD_UP: Final = 2
+"""Heartbeat intervals between two turns of the loop that tell that it was held up: it sleeps for one at most."""
 OUTBOX_RETRY: Final = 0.01
 """Seconds until a slow peer is tried again."""
 LINGER: Final = 1000
@@ -116,11 +118,15 @@ class Server:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_out, zmq.POLLIN)
         drain_until = None
+        now = time.monotonic()
+        held_up = False
         while True:
-            now = time.monotonic()
+            before, now = now, time.monotonic()
             more = self._take_batch(now)
+            # If this process was held up, signs of life are waiting: take them all in before declaring anybody dead.
+            held_up = more and (held_up or now - before > HELD_UP * self.limits.heartbeat)
             deadline = self.broker.deadline()
-            if deadline is not None and deadline <= now:
+            if deadline is not None and deadline <= now and not held_up:
                 self._send_all(self.broker.tick(now), now)
             if self._outbox:
                 for message in self._outbox.flush(self._try):

@@ -130,6 +130,7 @@ class _Stopper:
         self._stops += 1
         if self._stops > 1:
             os._exit(1)
+        log.info("ending: what is being worked on is finished first; once more ends at once")
         self._worker.stop()
 
 

@@ -44,9 +44,16 @@ class Connection:
         self._socket: zmq.Socket[bytes] | None = None
         self._lock = threading.Lock()
         self._busy_since: float | None = None
-        self._open()
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_out, zmq.POLLIN)
+        try:
+            self._open()
+        except BaseException:
+            self._wake_in.close()
+            self._wake_out.close()
+            raise
 
     # ── the thread that serves ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,11 +162,7 @@ class Connection:
         """Sleep until something arrives or is due."""
         due = self._session.deadline()
         timeout = math.ceil(max(0.0, min(due, until if until is not None else due) - now) * 1000)
-        poller = zmq.Poller()
-        poller.register(self._wake_out, zmq.POLLIN)
-        if self._socket is not None:
-            poller.register(self._socket, zmq.POLLIN)
-        poller.poll(timeout)
+        self._poller.poll(timeout)
 
     def _open(self) -> None:
         socket = self._context.socket(zmq.DEALER)
@@ -170,6 +173,7 @@ class Connection:
             socket.close(0)
             raise SettingError(f"{self._endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
         self._socket = socket
+        self._poller.register(socket, zmq.POLLIN)
         self._send(self._session.connected(time.monotonic()))
 
     def _send(self, messages: list[Message]) -> None:
@@ -185,5 +189,6 @@ class Connection:
 
     def _drop(self, linger: int) -> None:
         if self._socket is not None:
+            self._poller.unregister(self._socket)
             self._socket.close(linger)
             self._socket = None

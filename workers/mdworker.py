@@ -118,8 +118,13 @@ class Worker:
             raise SettingError(
                 f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
             )
-        for number in range(self.concurrency):
-            connection = self._connect()
+        try:
+            for _ in range(self.concurrency):
+                self._connect()
+        except BaseException:
+            self.close()
+            raise
+        for number, connection in enumerate(self._connections):
             name = f"{self.service.decode()}-{number}"
             self._threads.append(
                 threading.Thread(target=self._serve, args=(connection, self._handler), name=name, daemon=True)

@@ -71,17 +71,13 @@ class WorkerSession:
         self._backoff = BACKOFF[0]
         self.patience = heartbeat * liveness
         """Seconds for which the broker may be silent."""
+        self.beat_interval = heartbeat
+        """Seconds between this worker's heartbeats: its own interval, or the broker's if that is shorter."""
         self._gaps: deque[float] = deque(maxlen=3)
-        self._first_gap = heartbeat
         self._heard = False
         self._last_seen = 0.0
         self._last_sent = 0.0
         self._collected: list[bytes] = []
-
-    @property
-    def beat_interval(self) -> float:
-        """Seconds between this worker's heartbeats: its own interval, or the broker's if that is shorter."""
-        return max(min(self._heartbeat, max(self._gaps, default=self._first_gap)), SHORTEST_HEARTBEAT)
 
     def connected(self, now: float) -> list[Message]:
         """There is a new socket: READY (C7)."""
@@ -103,11 +99,7 @@ class WorkerSession:
             self.lose("the broker sent DISCONNECT", now, wait=not self._heard)
             return None
         if isinstance(command, wire.Heartbeat):
-            if self._heard:
-                self._gaps.append(now - self._last_seen)
-                self.patience = self._liveness * max(self._heartbeat, *self._gaps)
-            else:  # it includes the time to connect: enough to beat by, not to be patient by
-                self._first_gap = now - self._last_seen
+            self._observe(now - self._last_seen)
         self._heard = True
         self._backoff = BACKOFF[0]
         self._last_seen = now
@@ -119,6 +111,15 @@ class WorkerSession:
         self._collected = []
         self.request = Request(command.body, service=self.service.decode(), client=command.client)
         return self.request
+
+    def _observe(self, gap: float) -> None:
+        """Learn the broker's interval from the time before its HEARTBEAT."""
+        if self._heard:
+            self._gaps.append(gap)
+            self.patience = self._liveness * max(self._heartbeat, *self._gaps)
+        # The first gap includes the time to connect: enough to beat by, not to be patient by.
+        slowest = max(self._gaps, default=gap)
+        self.beat_interval = max(min(self._heartbeat, slowest), SHORTEST_HEARTBEAT)
 
     def partial(self, request: Request, body: Sequence[bytes], now: float) -> list[Message]:
         """PARTIAL for `request` (C8); nothing if its connection is lost, and with it the request."""
