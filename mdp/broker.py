@@ -18,8 +18,6 @@ from .registry import Registry, Request, Service, Worker
 from .timers import Timers
 from .wire import Message
 
-OVERDUE: Final = 2
-"""Heartbeat intervals of silence after which a worker may well be dead already."""
 MMI: Final = b"mmi."
 """Services of this prefix the broker answers itself (C25)."""
 
@@ -34,6 +32,8 @@ class Broker:
         self.registry = Registry()
         self.stats = Stats()
         self._journal = Journal(logger or logging.getLogger("zmdp.broker"))
+        # Workers that die together are found dead one after the other, within a heartbeat interval or somewhat more.
+        self._overdue = max(self.limits.patience - 1.5 * self.limits.heartbeat, self.limits.heartbeat)
         self._beats: Timers[Worker] = Timers(self.limits.heartbeat / 20)
         self._expiries: Timers[Request] = Timers(max(self.limits.expiry / 1000, 0.001))
         self._out: list[Message] = []
@@ -62,8 +62,10 @@ class Broker:
                 lost.append((worker.service, self._forget(worker, Loss.SILENT, now)))
             else:
                 self._beat(worker, now)
-        for service, request in lost:  # only now, lest it be given to the next of them
-            self._settle(service, request, now)
+        for _, request in lost:  # only now, lest it be given to the next of them
+            self._repeat(request, now)
+        for service, _ in lost:
+            self.registry.forget_if_empty(service)
         for request in self._expiries.pop_due(now):
             # C12
             self.registry.dequeue(request)
@@ -82,7 +84,7 @@ class Broker:
         """What to send because the peer that `message` was for is no longer connected, and did not get it."""
         worker = self.registry.workers.get(message[0])
         if worker is not None and wire.is_work(message, worker.route, worker.header):
-            worker.fresh = False  # the request never reached it, and so is not what killed it
+            worker.reached = False
         return self.gone(message[0], now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
@@ -119,7 +121,7 @@ class Broker:
         """DISCONNECT to every worker; the machine is at its end."""
         for worker in list(self.registry.workers.values()):
             self._forget(worker, Loss.CLOSING, now)
-            self._settle(worker.service, None, now)
+            self.registry.forget_if_empty(worker.service)
             self._out.append(wire.disconnect(worker.route, worker.header))
         return self._sends()
 
@@ -295,8 +297,8 @@ class Broker:
 
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
         self.stats.dispatched += 1
-        # Workers that die together come up one by one: those overdue are not to use up the request's attempts.
-        worker.fresh = now - worker.last_seen <= OVERDUE * self.limits.heartbeat
+        worker.overdue = now - worker.last_seen > self._overdue
+        worker.reached = True
         worker.last_sent = now
         self.registry.begin(worker, request)
         self._out.append(wire.work(worker.route, worker.header, request.client, request.body))
@@ -312,29 +314,30 @@ class Broker:
 
     def _lose(self, worker: Worker, reason: Loss, now: float) -> None:
         """Forget a worker; the request it held goes to the front of the queue and to another (C17)."""
-        self._settle(worker.service, self._forget(worker, reason, now), now)
+        self._repeat(self._forget(worker, reason, now), now)
+        self.registry.forget_if_empty(worker.service)
 
     def _forget(self, worker: Worker, reason: Loss, now: float) -> Request | None:
-        """Forget a worker; returns the request it held.  `_settle` is to follow."""
+        """Forget a worker; returns the request it held.  `_repeat` and `forget_if_empty` are to follow."""
         self.stats.lost[reason] += 1
         self._beats.clear(worker)
         request = self.registry.remove_worker(worker)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
         self._journal.note(now, level, f"worker-{reason}", text, worker.identity, worker.service.name, reason)
-        if request is not None and worker.fresh:
+        if request is not None and worker.reached and not (worker.overdue and reason is Loss.SILENT):
             request.attempts += 1
         return request
 
-    def _settle(self, service: Service, request: Request | None, now: float) -> None:
-        """After the loss of a worker: find another place for the request it held, if it may be repeated (C17)."""
-        if request is not None and not request.abandoned:
-            if request.streamed:
-                self._drop(request, Drop.LOST_AFTER_PARTIAL, now)
-            elif request.attempts >= self.limits.max_attempts:
-                self._drop(request, Drop.WORKERS_LOST, now)
-            else:
-                self.stats.redispatched += 1
-                request.collected, request.collected_bytes = None, 0
-                self._place(request, now, front=True)
-        self.registry.forget_if_empty(service)
+    def _repeat(self, request: Request | None, now: float) -> None:
+        """Find another place for the request of a worker that was lost, if it may be repeated (C17)."""
+        if request is None or request.abandoned:
+            return
+        if request.streamed:
+            self._drop(request, Drop.LOST_AFTER_PARTIAL, now)
+        elif request.attempts >= self.limits.max_attempts:
+            self._drop(request, Drop.WORKERS_LOST, now)
+        else:
+            self.stats.redispatched += 1
+            request.collected, request.collected_bytes = None, 0
+            self._place(request, now, front=True)

@@ -50,17 +50,9 @@ class Worker:
     """A registered worker: one connection, one service, at most one request (C6)."""
 
     __slots__ = (
-        "bucket",
-        "fresh",
-        "header",
-        "identity",
-        "last_seen",
-        "last_sent",
-        "request",
-        "route",
-        "service",
+        "bucket", "header", "identity", "last_seen", "last_sent", "overdue", "reached", "request", "route", "service",
         "since",
-    )
+    )  # fmt: skip
 
     def __init__(self, route: Route, header: bytes, service: Service, now: float) -> None:
         self.route = route
@@ -69,8 +61,10 @@ class Worker:
         self.header = header
         self.service = service
         self.request: Request | None = None
-        self.fresh = True
-        """It was alive when it got its request: should it die, that counts as an attempt (C17)."""
+        self.reached = True
+        """Its request has not turned out undeliverable."""
+        self.overdue = False
+        """It may well have been dead when it got its request: if it was, that is not the request's doing (C17)."""
         self.since = now
         self.last_seen = now
         self.last_sent = now

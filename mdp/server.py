@@ -119,14 +119,15 @@ class Server:
         poller.register(self._wake_out, zmq.POLLIN)
         drain_until = None
         now = time.monotonic()
-        held_up = False
+        held_until = now
         while True:
             before, now = now, time.monotonic()
             more = self._take_batch(now)
             # If this process was held up, signs of life are waiting: take them all in before declaring anybody dead.
-            held_up = more and (held_up or now - before > HELD_UP * self.limits.heartbeat)
+            if now - before > HELD_UP * self.limits.heartbeat:
+                held_until = now + self.limits.patience
             deadline = self.broker.deadline()
-            if deadline is not None and deadline <= now and not held_up:
+            if deadline is not None and deadline <= now and (not more or now >= held_until):
                 self._send_all(self.broker.tick(now), now)
             if self._outbox:
                 for message in self._outbox.flush(self._try):

@@ -167,7 +167,10 @@ def valid_service(name: bytes) -> bool:
 
 def service_name(name: str | bytes) -> bytes:
     """`name` as it goes on the wire.  Raises `SettingError` if it names no service (C23)."""
-    encoded = name.encode(errors="surrogateescape") if isinstance(name, str) else bytes(name)
+    try:
+        encoded = name.encode() if isinstance(name, str) else bytes(name)
+    except UnicodeEncodeError:
+        encoded = EMPTY
     if not valid_service(encoded):
         raise SettingError(f"{name!r} is no service name: it takes 1 to {MAX_NAME} bytes of printable text")
     return encoded

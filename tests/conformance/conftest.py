@@ -1,0 +1,42 @@
+"""A real broker on real sockets for each test."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import zmq
+from support.peers import Bench
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+
+Start = Callable[..., Bench]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a broker: `start(*binds, **limits)`.
+
+    Unless a test sets `heartbeat`, nothing happens by the clock: no HEARTBEAT comes and nobody dies of silence.
+    """
+    context: zmq.Context[Any] = zmq.Context()
+    benches: list[Bench] = []
+    with ExitStack() as stack:
+        stack.callback(context.term)
+
+        def run(*binds: str, **limits: Any) -> Bench:
+            settings = Limits(**{"heartbeat": 60.0, **limits})
+            server = stack.enter_context(running_broker(*binds, limits=settings, drain_timeout=0.0, context=context))
+            bench = Bench(server, context)
+            stack.callback(bench.close)
+            benches.append(bench)
+            return bench
+
+        yield run
+        assert [bench.server.broker.stats.failures for bench in benches] == [0] * len(benches)
+
+
+@pytest.fixture
+def bench(start: Start) -> Bench:
+    """A broker in which nothing happens by the clock."""
+    return start()

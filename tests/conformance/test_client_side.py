@@ -1,0 +1,142 @@
+"""C1 to C5: what a client says, seen by a broker made by hand."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.router import Router
+from zmdp.clients import Client, RequestTimeout, StreamInterrupted
+
+
+@pytest.fixture
+def router():
+    with Router() as router:
+        yield router
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):
+    with Client(router.endpoint) as client:
+        reply = pool.submit(client.request, "echo", b"one", b"two")
+        sender, *frames = router.recv()
+        assert frames == [b"MDPC02", b"\x01", b"echo", b"one", b"two"]  # C1, C2
+        router.send(sender, b"MDPC02", b"\x03", b"echo", b"done")  # C3
+        assert reply.result() == [b"done"]
+
+
+def test_c2_a_request_without_a_body_gets_one_empty_frame(router, pool):
+    with Client(router.endpoint) as client:
+        reply = pool.submit(client.request, "echo")
+        sender, *frames = router.recv()
+        assert frames == [b"MDPC02", b"\x01", b"echo", b""]
+        router.send(sender, b"MDPC02", b"\x03", b"echo", b"done")
+        assert reply.result() == [b"done"]
+
+
+def test_c3_partials_are_streamed_until_the_final(router, pool):
+    with Client(router.endpoint) as client:
+        parts = client.stream("count", b"x")
+        first = pool.submit(next, parts)
+        sender, *_ = router.recv()
+        router.send(sender, b"MDPC02", b"\x02", b"count", b"1")
+        assert (first.result(), first.result().final) == ([b"1"], False)
+        router.send(sender, b"MDPC02", b"\x02", b"count", b"2", b"more")
+        router.send(sender, b"MDPC02", b"\x03", b"count", b"end")
+        assert [(list(part), part.final) for part in parts] == [([b"2", b"more"], False), ([b"end"], True)]
+
+
+def test_c3_a_request_collects_the_partials(router, pool):
+    with Client(router.endpoint) as client:
+        reply = pool.submit(client.request, "count", b"x")
+        sender, *_ = router.recv()
+        router.send(sender, b"MDPC02", b"\x02", b"count", b"1")
+        router.send(sender, b"MDPC02", b"\x03", b"count", b"end")
+        assert reply.result() == [b"1", b"end"]
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        [b"MDPC02"],
+        [b"MDPC02", b"\x03", b"other", b"x"],
+        [b"MDPC02", b"\x09", b"echo", b"x"],
+        [b"MDPC01", b"echo", b"x"],
+        [b"MDPW02", b"\x06"],
+        [b"", b""],
+        [b"\xff" * 300],
+    ],
+)
+def test_c4_what_is_no_reply_to_the_request_is_ignored(router, pool, noise):
+    with Client(router.endpoint) as client:
+        reply = pool.submit(client.request, "echo", b"x")
+        sender, *_ = router.recv()
+        router.send(sender, *noise)
+        router.send(sender, b"MDPC02", b"\x03", b"echo", b"done")
+        assert reply.result() == [b"done"]
+
+
+def test_c5_a_silent_broker_gets_the_request_again_on_a_new_connection(router, pool):
+    with Client(router.endpoint, timeout=0.1, retries=2) as client:
+        reply = pool.submit(client.request, "echo", b"x")
+        first, *frames = router.recv()
+        second, *again = router.recv()
+        assert (second != first, again) == (True, frames)
+        router.send(second, b"MDPC02", b"\x03", b"echo", b"done")
+        assert reply.result() == [b"done"]
+
+
+def test_c5_it_gives_up_after_so_many_retries(router, pool):
+    with Client(router.endpoint, timeout=0.05, retries=2) as client:
+        reply = pool.submit(client.request, "echo", b"x")
+        senders = {router.recv()[0] for _ in range(3)}
+        with pytest.raises(
+            RequestTimeout, match=r"no reply from service 'echo' through tcp://.* \(3 tries, 0.05 s each"
+        ):
+            reply.result()
+        assert len(senders) == 3
+
+
+def test_c5_the_late_reply_to_a_request_given_up_is_not_taken_for_the_next_ones(router, pool):
+    with Client(router.endpoint, timeout=0.05, retries=0) as client:
+        given_up = pool.submit(client.request, "echo", b"one")
+        first, *_ = router.recv()
+        with pytest.raises(TimeoutError):
+            given_up.result()
+        reply = pool.submit(client.request, "echo", b"two", timeout=10)
+        second, *_ = router.recv()
+        router.send(first, b"MDPC02", b"\x03", b"echo", b"to one")
+        router.send(second, b"MDPC02", b"\x03", b"echo", b"to two")
+        assert reply.result() == [b"to two"]
+
+
+def test_c5_a_stream_is_not_sent_again_once_a_part_has_come(router, pool):
+    with Client(router.endpoint, timeout=0.1, retries=5) as client:
+        parts = client.stream("count", b"x")
+        first = pool.submit(next, parts)
+        sender, *_ = router.recv()
+        router.send(sender, b"MDPC02", b"\x02", b"count", b"1")
+        first.result()
+        with pytest.raises(StreamInterrupted):
+            next(parts)
+
+
+def test_c5_with_several_brokers_the_retry_goes_to_the_next(router, pool):
+    with Router() as other, Client([router.endpoint, other.endpoint], timeout=0.1) as client:
+        reply = pool.submit(client.request, "echo", b"x")
+        router.recv()
+        sender, *_ = other.recv()
+        other.send(sender, b"MDPC02", b"\x03", b"echo", b"done")
+        assert reply.result() == [b"done"]
+
+
+def test_c24_a_0_1_client_sends_and_takes_the_leading_empty_frame(router, pool):
+    with Client(router.endpoint, protocol="0.1") as client:
+        reply = pool.submit(client.request, "echo", b"x")
+        sender, *frames = router.recv()
+        assert frames == [b"", b"MDPC01", b"echo", b"x"]
+        router.send(sender, b"", b"MDPC01", b"echo", b"done")
+        assert reply.result() == [b"done"]

@@ -1,0 +1,202 @@
+"""Signs of life (C13)."""
+
+import time
+from collections.abc import Callable
+
+from support.peers import Bench, Worker
+
+Start = Callable[..., Bench]
+
+
+def test_c13_an_idle_worker_gets_heartbeats(start: Start) -> None:
+    # C13
+    bench = start(heartbeat=0.05, liveness=1000)
+    worker = bench.worker(b"echo")
+    for _ in range(5):
+        assert worker.recv() == [b"MDPW02", b"\x05"]
+
+
+def test_c13_no_more_than_one_heartbeat_an_interval(start: Start) -> None:
+    # C13
+    bench = start(heartbeat=0.1, liveness=1000)
+    worker = bench.worker()
+    began = time.monotonic()
+    worker.ready(b"echo")
+    for _ in range(5):
+        worker.beaten()
+    assert time.monotonic() - began > 4 * 0.1
+
+
+def test_c13_so_does_a_busy_worker(start: Start) -> None:
+    # C13: no published broker does it
+    bench = start(heartbeat=0.05, liveness=1000)
+    client, worker = bench.client(), bench.worker(b"slow")
+    client.request(b"slow", b"work")
+    address = worker.work(b"work")
+    for _ in range(5):
+        worker.beaten()
+    worker.partial(address, b"half")
+    for _ in range(5):
+        worker.beaten()
+    worker.final(address, b"done")
+    client.partial(b"slow", b"half")
+    client.final(b"slow", b"done")
+
+
+def test_c13_a_client_gets_no_heartbeats(start: Start) -> None:
+    # C13: heartbeats are of the worker's protocol only
+    bench = start(heartbeat=0.02, liveness=1000)
+    client, worker = bench.client(), bench.worker(b"slow")
+    client.request(b"slow", b"work")
+    worker.work(b"work")
+    for _ in range(5):
+        worker.beaten()
+    client.silent()
+
+
+def test_c13_no_heartbeat_within_an_interval_of_another_command(start: Start) -> None:
+    # C13
+    interval = 0.3
+    bench = start(heartbeat=interval, liveness=1000)
+    client, worker = bench.client(), bench.worker(b"echo")
+    began = asked = time.monotonic()
+    rounds = 0
+    while time.monotonic() - began < 5 * interval:
+        asked_before, asked = asked, time.monotonic()
+        client.request(b"echo", b"")
+        while (message := worker.recv()) == [b"MDPW02", b"\x05"]:
+            # Only if this process was held up so long that a HEARTBEAT was due: it had been sent nothing since then.
+            assert time.monotonic() - asked_before > interval / 2
+        worker.final(message[2], b"")
+        client.final(b"echo", b"")
+        rounds += 1
+    assert rounds > 5
+
+
+def dies(bench: Bench, service: bytes) -> None:
+    bench.until(lambda: bench.status(service) == b"404")
+
+
+def test_c13_a_silent_idle_worker_is_gone(start: Start) -> None:
+    # C13
+    bench = start(heartbeat=0.05, liveness=4)
+    worker = bench.worker()
+    began = time.monotonic()
+    worker.ready(b"echo")
+    worker.sync()
+    dies(bench, b"echo")
+    assert time.monotonic() - began > 0.9 * 4 * 0.05
+    assert bench.stats()["lost"] == {"silent": 1}
+    client = bench.client()
+    client.request(b"echo", b"anybody?")
+    client.nothing()
+    worker.nothing()
+
+
+def test_c13_a_silent_busy_worker_is_gone(start: Start) -> None:
+    # C13: busy is no excuse
+    bench = start(heartbeat=0.05, liveness=4)
+    client, worker = bench.client(), bench.worker(b"slow")
+    client.request(b"slow", b"work")
+    worker.work(b"work")
+    dies(bench, b"slow")
+    assert bench.stats()["lost"] == {"silent": 1}
+    assert bench.stats()["queued"] == 1
+
+
+def lives_by(bench: Bench, worker: Worker, sign: Callable[[], None]) -> int:
+    """Give `sign` for each HEARTBEAT until a worker that registered later and says nothing is dead; how often it was.
+
+    `worker` has registered before, so it is dead as well unless the signs count.
+    """
+    bench.worker(b"silent")
+    signs = 0
+    while bench.status(b"silent") == b"200":
+        worker.beaten()
+        sign()
+        signs += 1
+    worker.nothing()
+    assert bench.stats()["lost"] == {"silent": 1}
+    return signs
+
+
+def test_c13_heartbeat_is_a_sign_of_life(start: Start) -> None:
+    # C13
+    bench = start(heartbeat=0.05, liveness=24)
+    worker = bench.worker(b"echo")
+    lives_by(bench, worker, worker.heartbeat)
+    assert bench.status(b"echo") == b"200"
+
+
+def test_c13_partial_is_a_sign_of_life(start: Start) -> None:
+    # C13
+    bench = start(heartbeat=0.05, liveness=24)
+    client, worker = bench.client(), bench.worker(b"slow")
+    client.request(b"slow", b"work")
+    address = worker.work(b"work")
+    signs = lives_by(bench, worker, lambda: worker.partial(address, b"more"))
+    worker.final(address, b"done")
+    for _ in range(signs):
+        client.partial(b"slow", b"more")
+    client.final(b"slow", b"done")
+
+
+def test_c13_final_is_a_sign_of_life(start: Start) -> None:
+    # C13
+    bench = start(heartbeat=0.05, liveness=20)
+    client, worker = bench.client(), bench.worker(b"echo")
+    began = time.monotonic()
+    while time.monotonic() - began < 1.2 * 20 * 0.05:
+        client.request(b"echo", b"")
+        worker.final(worker.work(b""), b"")
+        client.final(b"echo", b"")
+    assert bench.status(b"echo") == b"200"
+    assert bench.stats()["lost"] == {}
+
+
+def test_c13_an_invalid_message_is_no_sign_of_life(start: Start) -> None:
+    # C13, C15: it is no command
+    bench = start(heartbeat=0.04, liveness=5)
+    worker = bench.worker(b"echo")
+
+    def gone() -> bool:
+        worker.send(b"MDPW02", b"\x09")
+        return bench.status(b"echo") == b"404"
+
+    bench.until(gone)
+    assert bench.stats()["lost"] == {"silent": 1}
+
+
+def test_c13_a_worker_declared_dead_is_told_when_it_speaks_and_may_come_back(start: Start) -> None:
+    # C13, C14
+    bench = start(heartbeat=0.05, liveness=4)
+    worker = bench.worker(b"echo")
+    dies(bench, b"echo")
+    worker.heartbeat()
+    worker.disconnected()
+    worker.ready(b"echo")
+    worker.nothing()
+    assert bench.stats()["lost"]["silent"] >= 1
+    assert bench.stats()["disconnected"] == {"not-registered": 1}
+
+
+def test_c13_old_workers_get_their_own_heartbeats_busy_or_not(start: Start) -> None:
+    # C13, C24
+    bench = start(heartbeat=0.05, liveness=1000)
+    worker = bench.old_worker(b"slow")
+    assert worker.recv() == [b"", b"MDPW01", b"\x04"]
+    asking = bench.client()
+    asking.request(b"slow", b"work")
+    address = worker.work(b"work")
+    for _ in range(3):
+        assert worker.recv() == [b"", b"MDPW01", b"\x04"]
+    worker.final(address, b"done")
+    asking.final(b"slow", b"done")
+
+
+def test_c13_an_old_worker_lives_by_its_own_heartbeats(start: Start) -> None:
+    # C13, C24
+    bench = start(heartbeat=0.05, liveness=24)
+    worker = bench.old_worker(b"echo")
+    lives_by(bench, worker, lambda: worker.send(b"", b"MDPW01", b"\x04"))
+    assert bench.status(b"echo") == b"200"

@@ -1,0 +1,100 @@
+"""Everything that can grow is bounded (C12), and what is refused harms nobody."""
+
+from collections.abc import Callable
+
+from support.peers import Bench
+
+Start = Callable[..., Bench]
+
+
+def test_c12_requests_that_may_wait_for_a_service(start: Start) -> None:
+    # C12
+    bench = start(max_queue=3)
+    amy, bob = bench.client(), bench.client()
+    for number in range(5):
+        amy.request(b"echo", b"amy %d" % number)
+    amy.nothing()
+    bob.request(b"echo", b"bob")
+    bob.nothing()
+    assert bench.stats()["queued"] == 3
+    assert bench.stats()["dropped"] == {"queue-full": 3}
+    bob.request(b"other", b"bob")  # another service has its own queue
+    bob.sync()
+    assert bench.stats()["queued"] == 4
+    worker = bench.worker(b"echo")
+    for number in range(3):
+        worker.final(worker.work(b"amy %d" % number), b"done")
+        amy.final(b"echo", b"done")
+    worker.nothing()
+    bob.request(b"echo", b"again")
+    worker.final(worker.work(b"again"), b"done")
+    bob.final(b"echo", b"done")
+
+
+def test_c12_memory_of_all_that_waits(start: Start) -> None:
+    # C12
+    bench = start(max_queued_bytes=1_000_000)
+    client, worker = bench.client(), bench.worker(b"served")
+    for number in range(50):
+        client.request(b"nobody %d" % (number % 5), b"x" * 50_000)
+    client.nothing()
+    assert bench.stats()["queued_bytes"] < 1_060_000
+    assert 15 <= bench.stats()["queued"] <= 20
+    assert bench.stats()["dropped"] == {"memory-full": 50 - bench.stats()["queued"]}
+    client.request(b"served", b"x" * 50_000)  # it need not wait
+    worker.final(worker.work(b"x" * 50_000), b"done")
+    client.final(b"served", b"done")
+
+
+def test_c12_memory_is_free_again_when_requests_are_done(start: Start) -> None:
+    # C12
+    bench = start(max_queued_bytes=100_000)
+    client, worker = bench.client(), bench.worker(b"echo")
+    for _ in range(3):
+        client.request(b"echo", b"first")
+        address = worker.work(b"first")
+        client.request(b"echo", b"x" * 120_000)
+        client.sync()
+        assert bench.stats()["queued"] == 1
+        worker.final(address, b"done")
+        worker.final(worker.work(b"x" * 120_000), b"done")
+        client.final(b"echo", b"done")
+        client.final(b"echo", b"done")
+        assert bench.stats()["queued_bytes"] == 0
+
+
+def test_c12_services_that_may_be(start: Start) -> None:
+    # C12
+    bench = start(max_services=4)
+    client = bench.client()
+    workers = [bench.worker(b"served %d" % number) for number in range(2)]
+    for number in range(10):
+        client.request(b"nobody %d" % number, b"hello")
+    client.nothing()
+    assert bench.stats()["services"] == 4
+    assert bench.stats()["dropped"] == {"too-many-services": 8}
+    refused = bench.worker()
+    refused.ready(b"one too many")
+    refused.disconnected()
+    another = bench.worker(b"served 0")  # another worker is not another service
+    another.nothing()
+    workers[1].disconnect()
+    workers[1].sync()
+    refused.ready(b"one too many")  # there is room now
+    refused.nothing()
+    assert bench.status(b"one too many") == b"200"
+
+
+def test_c12_workers_that_may_be(start: Start) -> None:
+    # C12
+    bench = start(max_workers=3)
+    workers = [bench.worker(b"echo") for _ in range(3)]
+    refused = bench.worker()
+    refused.ready(b"echo")
+    refused.disconnected()
+    assert bench.stats()["workers"] == 3
+    workers[0].disconnect()
+    workers[0].sync()
+    refused.ready(b"echo")
+    refused.nothing()
+    assert bench.stats()["workers"] == 3

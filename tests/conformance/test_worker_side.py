@@ -1,0 +1,140 @@
+"""C6 to C10 and a worker's part of C13: what a worker says, seen by a broker made by hand."""
+
+import threading
+
+import pytest
+from support.router import Router
+from zmdp.workers import Worker
+
+BEAT = 0.05
+"""The heartbeat interval here, in seconds."""
+
+
+@pytest.fixture
+def router():
+    with Router() as router:
+        yield router
+
+
+def counting(request):
+    yield b"1"
+    yield [b"2", b"more"]
+    return b"end"
+
+
+def test_c6_c7_a_worker_sends_ready_once_then_heartbeats(router):
+    with Worker("echo", list, broker=router.endpoint, heartbeat=BEAT, liveness=100):
+        sender, *frames = router.recv()
+        assert frames == [b"MDPW02", b"\x01", b"echo"]
+        assert [router.recv() for _ in range(3)] == [[sender, b"MDPW02", b"\x05"]] * 3  # C13
+
+
+def test_c6_each_of_several_connections_is_a_worker_of_its_own(router):
+    with Worker("echo", list, broker=router.endpoint, concurrency=3):
+        assert len({router.command()[0] for _ in range(3)}) == 3
+
+
+def test_c8_a_function_sends_one_final(router):
+    with Worker("echo", list, broker=router.endpoint):
+        sender, *_ = router.command()
+        router.send(sender, b"MDPW02", b"\x02", b"\x00client", b"", b"a", b"b")
+        assert router.command() == [sender, b"MDPW02", b"\x04", b"\x00client", b"", b"a", b"b"]
+
+
+def test_c8_a_generator_sends_partials_then_one_final(router):
+    with Worker("count", counting, broker=router.endpoint):
+        sender, *_ = router.command()
+        router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")
+        assert [router.command()[1:] for _ in range(3)] == [
+            [b"MDPW02", b"\x03", b"c", b"", b"1"],
+            [b"MDPW02", b"\x03", b"c", b"", b"2", b"more"],
+            [b"MDPW02", b"\x04", b"c", b"", b"end"],
+        ]
+
+
+@pytest.mark.parametrize("result", [None, [], b""])
+def test_c8_a_reply_has_at_least_one_frame(router, result):
+    with Worker("none", lambda request: result, broker=router.endpoint):
+        sender, *_ = router.command()
+        router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")
+        assert router.command()[1:] == [b"MDPW02", b"\x04", b"c", b"", b""]
+
+
+def test_c9_on_disconnect_it_registers_again_on_a_new_connection(router):
+    with Worker("echo", list, broker=router.endpoint):
+        first, *_ = router.command()
+        router.send(first, b"MDPW02", b"\x05")
+        router.send(first, b"MDPW02", b"\x06")
+        second, *frames = router.command()
+        assert (second != first, frames) == (True, [b"MDPW02", b"\x01", b"echo"])
+
+
+def test_c9_it_sends_nothing_more_for_a_request_that_disconnect_took_away(router, logged):
+    taken, go_on = threading.Event(), threading.Event()
+
+    def slow(request):
+        taken.set()
+        assert go_on.wait(10)
+        return b"late"
+
+    with Worker("slow", slow, broker=router.endpoint, heartbeat=BEAT, liveness=100):
+        first, *_ = router.command()
+        router.send(first, b"MDPW02", b"\x02", b"c", b"", b"x")
+        assert taken.wait(10)
+        router.send(first, b"MDPW02", b"\x06")
+        assert logged("the broker sent DISCONNECT")  # it listens while its handler runs
+        go_on.set()
+        second, *frames = router.command()
+        assert (second != first, frames) == (True, [b"MDPW02", b"\x01", b"slow"])
+
+
+def test_c9_when_the_broker_is_silent_it_registers_again_on_a_new_connection(router):
+    with Worker("echo", list, broker=router.endpoint, heartbeat=BEAT, liveness=2):
+        first, *_ = router.command()
+        second, *frames = router.command()
+        assert (second != first, frames) == (True, [b"MDPW02", b"\x01", b"echo"])
+
+
+def test_c10_it_ends_with_disconnect(router):
+    with Worker("echo", list, broker=router.endpoint):
+        sender, *_ = router.command()
+    assert router.command() == [sender, b"MDPW02", b"\x06"]
+
+
+def test_c13_it_heartbeats_while_its_handler_runs(router):
+    go_on = threading.Event()
+    with Worker(
+        "slow", lambda request: go_on.wait(10) and b"done", broker=router.endpoint, heartbeat=BEAT, liveness=99
+    ):
+        sender, *_ = router.command()
+        router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")
+        assert [router.recv() for _ in range(5)] == [[sender, b"MDPW02", b"\x05"]] * 5
+        go_on.set()
+        assert router.command()[1:] == [b"MDPW02", b"\x04", b"c", b"", b"done"]
+
+
+def test_c24_a_0_1_worker_collects_its_partials_into_one_reply(router):
+    with Worker("count", counting, broker=router.endpoint, protocol="0.1"):
+        sender, *frames = router.recv()
+        assert frames == [b"", b"MDPW01", b"\x01", b"count"]
+        router.send(sender, b"", b"MDPW01", b"\x02", b"c", b"", b"x")
+        assert router.recv() == [sender, b"", b"MDPW01", b"\x03", b"c", b"", b"1", b"2", b"more", b"end"]
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        [b"MDPW02"],
+        [b"MDPW02", b"\x02", b"c", b""],
+        [b"MDPW02", b"\x09"],
+        [b"MDPC02", b"\x03", b"x", b"y"],
+        [b"junk"],
+        [b""],
+    ],
+)
+def test_c15_what_is_no_command_is_ignored(router, noise):
+    with Worker("echo", list, broker=router.endpoint):
+        sender, *_ = router.command()
+        router.send(sender, *noise)
+        router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")
+        assert router.command()[1:] == [b"MDPW02", b"\x04", b"c", b"", b"x"]

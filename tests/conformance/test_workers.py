@@ -1,0 +1,315 @@
+"""The worker's side of MDP/0.2: its commands (C7, C8, C10), what is unexpected (C14, C16), and addresses (C18, C23)."""
+
+from collections.abc import Callable
+
+import pytest
+import zmq
+from support.peers import Bench, Worker
+
+
+def test_c07_ready_is_not_answered(bench: Bench) -> None:
+    # C7
+    worker = bench.worker()
+    worker.send(b"MDPW02", b"\x01", b"echo")
+    worker.nothing()
+    assert bench.status(b"echo") == b"200"
+
+
+def test_c07_a_request_is_header_command_client_empty_body(bench: Bench) -> None:
+    # C7, C8: exactly one address frame, then one empty frame
+    client, worker = bench.client(options={zmq.IDENTITY: b"amy"}), bench.worker(b"echo")
+    client.request(b"echo", b"1", b"2")
+    assert worker.recv() == [b"MDPW02", b"\x02", b"amy", b"", b"1", b"2"]
+    worker.send(b"MDPW02", b"\x03", b"amy", b"", b"3")
+    worker.send(b"MDPW02", b"\x04", b"amy", b"", b"4", b"5")
+    assert client.recv() == [b"MDPC02", b"\x02", b"echo", b"3"]
+    assert client.recv() == [b"MDPC02", b"\x03", b"echo", b"4", b"5"]
+
+
+def test_c07_a_client_without_an_identity_has_an_address_all_the_same(bench: Bench) -> None:
+    # C7, C23: the ROUTER makes one up; it starts with a zero byte
+    client, worker = bench.client(), bench.worker(b"echo")
+    client.request(b"echo", b"")
+    address = worker.work(b"")
+    assert 1 <= len(address) <= 255
+    worker.final(address, b"")
+    client.final(b"echo", b"")
+
+
+def test_c06_a_worker_has_one_request_at_a_time(bench: Bench) -> None:
+    # C6
+    client, worker = bench.client(), bench.worker(b"echo")
+    for number in (b"1", b"2", b"3"):
+        client.request(b"echo", number)
+    client.sync()
+    for number in (b"1", b"2", b"3"):
+        address = worker.work(number)
+        worker.nothing()
+        worker.partial(address, b"part of " + number)
+        worker.nothing()
+        worker.final(address, b"reply to " + number)
+        client.partial(b"echo", b"part of " + number)
+        client.final(b"echo", b"reply to " + number)
+
+
+def test_c08_two_address_frames_are_not_taken_for_one(bench: Bench) -> None:
+    # C8
+    client, worker = bench.client(), bench.worker(b"echo")
+    client.request(b"echo", b"")
+    address = worker.work(b"")
+    worker.send(b"MDPW02", b"\x04", address, b"other", b"", b"body")
+    worker.nothing()
+    client.nothing()
+    worker.final(address, b"body")
+    client.final(b"echo", b"body")
+
+
+def test_c10_disconnect_before_ready_is_taken_without_a_word(bench: Bench) -> None:
+    # C10
+    worker = bench.worker()
+    worker.disconnect()
+    worker.nothing()
+    worker.ready(b"echo")
+    worker.nothing()
+    assert bench.status(b"echo") == b"200"
+
+
+def test_c10_disconnect_twice(bench: Bench) -> None:
+    # C10
+    worker = bench.worker(b"echo")
+    worker.disconnect()
+    worker.disconnect()
+    worker.nothing()
+    assert bench.status(b"echo") == b"404"
+
+
+def test_c16_a_worker_that_disconnected_is_sent_nothing(bench: Bench) -> None:
+    # C16
+    client, worker = bench.client(), bench.worker(b"echo")
+    worker.disconnect()
+    worker.sync()
+    client.request(b"echo", b"anybody?")
+    client.sync()
+    worker.nothing()
+    client.nothing()
+
+
+def test_c16_a_busy_worker_that_disconnected_is_sent_nothing(bench: Bench) -> None:
+    # C16, C17
+    client, worker = bench.client(), bench.worker(b"echo")
+    client.request(b"echo", b"1")
+    client.request(b"echo", b"2")
+    client.sync()
+    worker.work(b"1")
+    worker.disconnect()
+    worker.nothing()
+    other = bench.worker(b"echo")
+    other.final(other.work(b"1"), b"one")
+    other.final(other.work(b"2"), b"two")
+    client.final(b"echo", b"one")
+    client.final(b"echo", b"two")
+    worker.nothing()
+
+
+def test_c16_no_heartbeat_after_disconnect(start: Callable[..., Bench]) -> None:
+    # C16: what a worker that stays is sent meanwhile shows that it was time for HEARTBEATs
+    bench = start(heartbeat=0.02, liveness=1000)
+    leaves, stays = bench.worker(b"echo"), bench.worker(b"echo")
+    leaves.disconnect()
+    leaves.nothing()  # but HEARTBEATs from before
+    for _ in range(5):
+        stays.beaten()
+    leaves.silent()
+
+
+Unexpected = Callable[[Worker], None]
+
+STRANGERS: dict[str, Unexpected] = {
+    "heartbeat": lambda worker: worker.heartbeat(),
+    "partial": lambda worker: worker.partial(b"whoever", b"body"),
+    "final": lambda worker: worker.final(b"whoever", b"body"),
+}
+
+
+@pytest.mark.parametrize("unexpected", STRANGERS.values(), ids=STRANGERS)
+def test_c14_a_stranger_is_disconnected_and_may_register_afterwards(bench: Bench, unexpected: Unexpected) -> None:
+    # C14
+    client, worker = bench.client(), bench.worker()
+    unexpected(worker)
+    assert worker.recv() == [b"MDPW02", b"\x06"]
+    worker.nothing()
+    worker.ready(b"echo")
+    worker.nothing()
+    client.request(b"echo", b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    client.final(b"echo", b"world")
+
+
+@pytest.mark.parametrize("unexpected", STRANGERS.values(), ids=STRANGERS)
+def test_c14_so_is_one_that_has_disconnected(bench: Bench, unexpected: Unexpected) -> None:
+    # C14, C16
+    worker = bench.worker(b"echo")
+    worker.disconnect()
+    unexpected(worker)
+    worker.disconnected()
+    worker.nothing()
+
+
+IDLE: dict[str, Unexpected] = {
+    "second READY": lambda worker: worker.ready(b"echo"),
+    "READY for another service": lambda worker: worker.ready(b"other"),
+    "partial": lambda worker: worker.partial(b"whoever", b"body"),
+    "final": lambda worker: worker.final(b"whoever", b"body"),
+}
+
+
+@pytest.mark.parametrize("unexpected", IDLE.values(), ids=IDLE)
+def test_c14_an_idle_worker_is_disconnected_and_forgotten(bench: Bench, unexpected: Unexpected) -> None:
+    # C14
+    client, worker = bench.client(), bench.worker(b"echo")
+    unexpected(worker)
+    assert worker.recv() == [b"MDPW02", b"\x06"]
+    worker.nothing()
+    assert bench.status(b"echo") == bench.status(b"other") == b"404"
+    assert bench.stats()["workers"] == 0
+    client.request(b"echo", b"hello")
+    client.sync()
+    worker.nothing()
+    worker.ready(b"echo")  # a later READY from the same identity is accepted
+    worker.final(worker.work(b"hello"), b"world")
+    client.final(b"echo", b"world")
+
+
+@pytest.mark.parametrize("unexpected", IDLE.values(), ids=IDLE)
+def test_c14_a_busy_worker_is_disconnected_and_its_request_given_to_another(
+    bench: Bench, unexpected: Unexpected
+) -> None:
+    # C14, C17, C18
+    client, worker = bench.client(), bench.worker(b"echo")
+    client.request(b"echo", b"hello")
+    worker.work(b"hello")
+    unexpected(worker)
+    worker.disconnected()
+    worker.nothing()
+    other = bench.worker(b"echo")
+    other.final(other.work(b"hello"), b"world")
+    client.final(b"echo", b"world")
+    client.nothing()
+    worker.nothing()
+
+
+def test_c14_a_second_final_is_unexpected(bench: Bench) -> None:
+    # C14, C8: exactly one FINAL
+    client, worker = bench.client(), bench.worker(b"echo")
+    client.request(b"echo", b"")
+    address = worker.work(b"")
+    worker.final(address, b"first")
+    worker.final(address, b"second")
+    worker.disconnected()
+    client.final(b"echo", b"first")
+    client.nothing()
+
+
+def test_c14_a_partial_after_the_final_is_unexpected(bench: Bench) -> None:
+    # C14, C3: after the FINAL, nothing
+    client, worker = bench.client(), bench.worker(b"echo")
+    client.request(b"echo", b"")
+    address = worker.work(b"")
+    worker.final(address, b"all")
+    worker.partial(address, b"more")
+    worker.disconnected()
+    client.final(b"echo", b"all")
+    client.nothing()
+
+
+def test_c14_a_heartbeat_is_welcome_from_a_registered_worker(bench: Bench) -> None:
+    # C14
+    client, worker = bench.client(), bench.worker(b"echo")
+    worker.heartbeat()
+    worker.nothing()
+    client.request(b"echo", b"")
+    address = worker.work(b"")
+    worker.heartbeat()
+    worker.final(address, b"done")
+    worker.heartbeat()
+    worker.nothing()
+    client.final(b"echo", b"done")
+
+
+def test_c14_a_worker_that_changes_its_dialect_is_disconnected(bench: Bench) -> None:
+    # C14, C24
+    worker = bench.worker(b"echo")
+    worker.send(b"", b"MDPW01", b"\x04")
+    assert worker.recv() == [b"", b"MDPW01", b"\x05"]
+    worker.nothing()
+    assert bench.status(b"echo") == b"404"
+
+
+@pytest.mark.parametrize("kind", [b"\x03", b"\x04"], ids=["partial", "final"])
+def test_c18_an_address_that_was_not_dispatched_is_unexpected(bench: Bench, kind: bytes) -> None:
+    # C18, C14, C17: nobody gets what was sent to the wrong address
+    amy, bob = bench.client(options={zmq.IDENTITY: b"amy"}), bench.client(options={zmq.IDENTITY: b"bob"})
+    worker = bench.worker(b"echo")
+    bob.sync()
+    amy.request(b"echo", b"hello")
+    assert worker.work(b"hello") == b"amy"
+    worker.send(b"MDPW02", kind, b"bob", b"", b"misled")
+    worker.disconnected()
+    amy.nothing()
+    bob.nothing()
+    other = bench.worker(b"echo")
+    other.final(other.work(b"hello"), b"world")
+    amy.final(b"echo", b"world")
+    bob.nothing()
+
+
+def test_c18_even_if_another_worker_has_that_clients_request(bench: Bench) -> None:
+    # C18
+    amy, bob = bench.client(options={zmq.IDENTITY: b"amy"}), bench.client(options={zmq.IDENTITY: b"bob"})
+    one, two = bench.worker(b"echo"), bench.worker(b"echo")
+    amy.request(b"echo", b"from amy")
+    one.work(b"from amy")
+    bob.request(b"echo", b"from bob")
+    two.work(b"from bob")
+    one.final(b"bob", b"misled")
+    one.disconnected()
+    two.final(b"bob", b"right")
+    bob.final(b"echo", b"right")
+    two.final(two.work(b"from amy"), b"right too")
+    amy.final(b"echo", b"right too")
+    bob.nothing()
+    amy.nothing()
+
+
+@pytest.mark.parametrize("address", [b"a", b"\xff\x00\xfe", b"MDPW02", bytes(255 - at for at in range(255))])
+def test_c23_an_address_is_opaque_bytes_up_to_255_long(bench: Bench, address: bytes) -> None:
+    # C23
+    client, worker = bench.client(options={zmq.IDENTITY: address}), bench.worker(b"echo")
+    client.request(b"echo", b"hello")
+    assert worker.recv() == [b"MDPW02", b"\x02", address, b"", b"hello"]
+    worker.final(address, b"world")
+    client.final(b"echo", b"world")
+
+
+NAMES = [b"e", b"x" * 255, b"with a space", "größer-als-✓".encode(), b"../../etc/passwd", b"MDPC02", b"0", b"'; DROP"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_c23_a_service_name_is_1_to_255_printable_bytes(bench: Bench, name: bytes) -> None:
+    # C23
+    client, worker = bench.client(), bench.worker(name)
+    assert bench.status(name) == b"200"
+    client.request(name, b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    client.final(name, b"world")
+
+
+def test_c23_names_are_compared_byte_by_byte(bench: Bench) -> None:
+    # C23
+    worker = bench.worker(b"Echo")
+    for name in (b"echo", b"ECHO", b"Echo ", b" Echo", b"Ech", b"Echo1", b"Ech\xcc\x87o"):
+        assert bench.status(name) == b"404"
+    client = bench.client()
+    client.request(b"echo", b"")
+    client.sync()
+    worker.nothing()

@@ -1,0 +1,38 @@
+"""Fixtures for all tests."""
+
+import logging
+import threading
+
+import pytest
+
+
+class _Listener(logging.Handler):
+    """Keeps log lines and wakes whoever waits for one."""
+
+    def __init__(self):
+        super().__init__()
+        self._changed = threading.Condition()
+        self.lines = []
+
+    def emit(self, record):
+        with self._changed:
+            self.lines.append(record.getMessage())
+            self._changed.notify_all()
+
+    def wait(self, text, timeout=10.0):
+        """Wait for a line that contains `text`; whether it came."""
+        with self._changed:
+            return self._changed.wait_for(lambda: any(text in line for line in self.lines), timeout)
+
+
+@pytest.fixture
+def logged():
+    """`logged(text)`: wait until zmdp has logged a line with `text` in it."""
+    logger = logging.getLogger("zmdp")
+    listener = _Listener()
+    level = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    yield listener.wait
+    logger.removeHandler(listener)
+    logger.setLevel(level)

@@ -1,0 +1,28 @@
+"""Handlers for the worker processes of the tests."""
+
+import os
+import time
+from pathlib import Path
+
+from zmdp.workers import Worker
+
+slow = Worker("slow")
+
+
+@slow
+def hold(request):
+    """Write this process's pid to the file that the request names, and reply once the file is gone."""
+    path = Path(request[0].decode())
+    path.with_suffix(".part").write_text(str(os.getpid()))
+    path.with_suffix(".part").rename(path)
+    while path.exists():
+        time.sleep(0.01)
+    return b"%d" % os.getpid()
+
+
+def pid(request):
+    """Reply with this process's pid."""
+    return b"%d" % os.getpid()
+
+
+not_callable = 3

@@ -1,0 +1,226 @@
+"""The commands as a user meets them: output, exit codes, errors."""
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from support.processes import broker, eventually, process, run
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with broker() as (_, endpoint), process("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint) as worker:
+        worker.line("serving echo")
+        eventually(lambda: run("mdclient", "call", "echo", "--broker", endpoint).returncode == 0)
+        yield endpoint
+
+
+@pytest.fixture
+def mdclient(endpoint):
+    def call(*arguments, **more):
+        return run("mdclient", *arguments, MDP_BROKER=endpoint, **more)
+
+    return call
+
+
+def one_line(result):
+    (line,) = result.stderr.decode().splitlines()
+    return line
+
+
+# ── mdclient ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_call_prints_one_frame_byte_for_byte(mdclient, tmp_path):
+    data = bytes(range(256)) * 100
+    (tmp_path / "data").write_bytes(data)
+    assert mdclient("call", "echo", "hello").stdout == b"hello"
+    assert mdclient("call", "echo", "-", stdin=data).stdout == data
+    assert mdclient("call", "echo", f"@{tmp_path}/data").stdout == data
+    assert mdclient("call", "echo", "@@home").stdout == b"@home"
+    assert mdclient("call", "echo").stdout == b""
+
+
+def test_call_prints_several_frames_one_a_line(mdclient):
+    assert mdclient("call", "echo", "one", "two").stdout == b"one\ntwo\n"
+
+
+def test_call_as_json(mdclient):
+    result = mdclient("call", "--json", "echo", "text", "-", stdin=b"\xff\x00")
+    assert json.loads(result.stdout) == {"service": "echo", "final": True, "frames": ["text", {"base64": "/wA="}]}
+
+
+def test_stream_prints_part_by_part(endpoint, mdclient):
+    with process("mdworker", "text_services:count", "--broker", endpoint, cwd=HERE.parents[1] / "examples") as worker:
+        worker.line("serving text.count")
+        text = "# one\na b c\n# two\nd e\n"
+        assert mdclient("stream", "--wait", "text.count", text).stdout == b"one\n3\ntwo\n2\ntotal\n5\n"
+        lines = mdclient("stream", "--json", "text.count", text).stdout.splitlines()
+        assert [json.loads(line)["final"] for line in lines] == [False, False, True]
+        assert worker.end() == 0
+
+
+def test_services_and_info_and_ping(mdclient):
+    shown = mdclient("services").stdout.decode().splitlines()
+    assert [line.split() for line in shown] == [["SERVICE", "WORKERS", "IDLE", "QUEUED"], ["echo", "1", "1", "0"]]
+    assert json.loads(mdclient("services", "--json").stdout) == [{"name": "echo", "workers": 1, "idle": 1, "queued": 0}]
+    assert b"max_queue=1000000" in mdclient("info").stdout
+    assert json.loads(mdclient("info", "--json").stdout)["broker"]["name"] == "zmdp"
+    assert len(mdclient("ping", "--count", "2", "--interval", "0.01").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["call", "nobody"], 4, "no worker offers 'nobody' at tcp://"),
+        (["call", "nobody", "--wait", "--timeout", "0.05", "--retries", "1"], 3, "no reply from service 'nobody'"),
+        (["call", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "Is the broker running? `mdp-broker` starts one"),
+        (["call", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
+        (["call", "echo", "--timeout", "soon"], 2, "'soon': it takes a number of seconds, above 0"),
+        (
+            ["call", "echo", "--broker", "localhost"],
+            2,
+            "'localhost': it takes an endpoint such as tcp://127.0.0.1:5555",
+        ),
+        (["call", "a\tb"], 2, "is no service name"),
+        (["call"], 2, "Missing argument 'SERVICE'"),
+        (["cal"], 2, "No such command 'cal'"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_one_line_with_a_code(mdclient, arguments, code, told):
+    result = mdclient(*arguments)
+    assert (result.returncode, result.stdout) == (code, b"")
+    assert told in one_line(result)
+    assert one_line(result).startswith("mdclient: ")
+
+
+def test_a_handler_that_fails_has_a_code_of_its_own(endpoint, mdclient):
+    with process("mdworker", "os:getcwd", "--service", "wrong", "--broker", endpoint) as worker:
+        worker.line("serving wrong")
+        result = mdclient("call", "--wait", "wrong")
+        assert result.returncode == 6
+        assert "TypeError" in one_line(result)
+
+
+def test_output_that_nobody_reads(endpoint):
+    command = f"{run.__globals__['BIN']}/mdclient stream --broker {endpoint} echo x | true"
+    assert os.system(f"bash -c 'set -o pipefail; {command}'") in {0, 256}
+
+
+# ── mdp-broker ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_default_endpoint_is_loopback():
+    assert b"default: tcp://127.0.0.1:5555]" in run("mdp-broker", "--help").stdout.replace(b"\n" + b" " * 34, b" ")
+
+
+def test_a_port_already_taken(endpoint):
+    result = run("mdp-broker", "--bind", endpoint)
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert one_line(result) == f"mdp-broker: cannot listen on {endpoint}: another program listens there"
+
+
+def test_a_unix_socket_already_taken_and_one_left_behind(tmp_path):
+    at = f"ipc://{tmp_path}/broker"
+    with broker(bind=at) as (first, _):
+        assert run("mdp-broker", "--bind", at).returncode == 1
+        assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
+        first.kill()
+    with broker(bind=at):  # the socket file of a killed broker is no obstacle
+        assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
+
+
+def test_several_binds(tmp_path):
+    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--bind", f"ipc://{tmp_path}/b") as running:
+        for at in (running.line("tcp://", "stdout"), running.line("ipc://", "stdout")):
+            assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "config", "told"),
+    [
+        (["--heartbeat", "fast"], {}, "", "'fast': it takes a number of seconds, above 0. See 'mdp-broker --help'"),
+        (["--heartbeat", "-1"], {}, "", "'-1': it takes a number of seconds, above 0"),
+        (["--heartbeat", "0.001"], {}, "", "heartbeat is 0.001: it takes 0.01 seconds or more"),
+        (["--max-queue", "1.5"], {}, "", "'1.5': it takes a whole number of requests, above 0"),
+        (["--bind", "tcp://127.0.0.1:99999"], {}, "", "it takes an endpoint"),
+        (["--bind", "5555"], {}, "", "'5555': it takes an endpoint"),
+        (["--beat", "1"], {}, "", "No such option"),
+        ([], {"MDP_LIVENESS": "x"}, "", "(from the environment, MDP_LIVENESS)"),
+        ([], {}, "liveness = 0", "'--liveness': 0: it takes a whole number of intervals, above 0 (from "),
+        ([], {}, "liveness = true", "True: it takes a whole number"),
+        ([], {}, "livenes = 3", "sets livenes: it may set bind, drain_timeout, expiry"),
+        ([], {}, "liveness", "it is not TOML"),
+        (["--config", "/no/such"], {}, "", "cannot read /no/such: No such file or directory"),
+        (["--config", "/"], {}, "", "cannot read /: Is a directory"),
+    ],
+)
+def test_bad_settings_are_told_in_one_line(tmp_path, arguments, env, config, told):
+    (tmp_path / "broker.toml").write_text(config)
+    files = ["--config", str(tmp_path / "broker.toml")] if config else []
+    result = run("mdp-broker", *files, *arguments, **env)
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert told in one_line(result)
+
+
+def test_a_flag_goes_before_the_environment_that_before_the_file(tmp_path):
+    (tmp_path / "broker.toml").write_text('expiry = 1\nmax-queue = 1\nliveness = 11\nbind = "tcp://127.0.0.1:*"\n')
+    env = {"MDP_CONFIG": str(tmp_path / "broker.toml"), "MDP_EXPIRY": "2", "MDP_MAX_QUEUE": "2"}
+    with process("mdp-broker", "--max-queue", "3", **env) as running:
+        at = running.line("tcp://", "stdout")
+        limits = json.loads(run("mdclient", "info", "--json", "--broker", at).stdout)["broker"]["limits"]
+    assert (limits["max_queue"], limits["expiry"], limits["liveness"], limits["heartbeat"]) == (3, 2, 11, 1)
+
+
+def test_it_ends_with_0_when_there_is_nothing_to_finish():
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with broker() as (running, _):
+            assert running.end(number) == 0
+
+
+# ── mdworker ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["no.such.module:worker"], "cannot use no.such.module:worker: ModuleNotFoundError: No module named 'no'"),
+        (["os:nothing"], "AttributeError: module 'os' has no attribute 'nothing'"),
+        (["os"], "'os': it takes MODULE:WORKER, for example zmdp.workers.echo:worker"),
+        (["os:name"], "os:name is of type str: it takes a zmdp.workers.Worker, or a function with --service"),
+        (["os:getcwd"], "os:getcwd is a function: name the service it offers with --service NAME"),
+        (["zmdp.workers.echo:worker", "--concurrency", "0"], "'0': it takes a whole number of connections, above 0"),
+        (["zmdp.workers.echo:worker", "--service", "a\tb"], "is no service name"),
+        (["zmdp.workers.echo:worker", "--heartbeat", "0.001"], "heartbeat is 0.001: it takes 0.01 seconds or more"),
+        (["broken:worker"], "SyntaxError"),
+        (["raising:worker"], "raising.py:2)"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_one_line(tmp_path, arguments, told):
+    (tmp_path / "broken.py").write_text("def\n")
+    (tmp_path / "raising.py").write_text("\n1/0\n")
+    with process("mdworker", *arguments, cwd=tmp_path) as running:
+        assert running.wait() == 2
+        (line,) = running.stderr.splitlines()
+        assert told in line
+
+
+def test_a_worker_waits_for_its_broker(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
+        worker.line("serving echo")
+        with broker(bind=at):
+            assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
+        assert worker.end() == 0
+
+
+@pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker"])
+def test_version(command):
+    assert run(command, "--version").stdout.startswith(command.encode() + b" 0.")

@@ -1,0 +1,179 @@
+"""Real processes, really killed."""
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.processes import broker, eventually, process
+from zmdp.clients import Client
+from zmdp.workers import Worker
+
+HERE = Path(__file__).parent
+QUICK = ("--heartbeat", "0.1", "--liveness", "20")
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def worker(target, endpoint, *options):
+    return process("mdworker", target, "--broker", endpoint, *QUICK, *options, cwd=HERE)
+
+
+def workers_of(client, service):
+    return json.loads(client.request("mmi.workers", service)[0])["workers"]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_request_outlives_its_worker(tmp_path, pool):
+    held = tmp_path / "held"
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30, retries=0) as client, Client(endpoint) as asker:
+        with worker("services:slow", endpoint) as first, worker("services:slow", endpoint) as second:
+            eventually(lambda: len(workers_of(asker, b"slow")) == 2)
+            reply = pool.submit(client.request, "slow", str(held).encode())
+            victim = int(eventually(lambda: held.exists() and held.read_text()))
+            os.kill(victim, signal.SIGKILL)
+            other = ({first.pid, second.pid} - {victim}).pop()
+            eventually(lambda: held.read_text() == str(other))
+            held.unlink()
+            assert reply.result() == [b"%d" % other]
+        assert json.loads(asker.request("mmi.stats")[0])["redispatched"] == 1
+
+
+def test_a_client_and_a_worker_outlive_the_broker(pool):
+    with broker(*QUICK) as (first, endpoint), worker("zmdp.workers.echo:worker", endpoint):
+        with Client(endpoint, timeout=0.3, retries=100) as client:
+            assert client.request("echo", b"before") == [b"before"]
+            first.kill()
+            reply = pool.submit(client.request, "echo", b"meanwhile")
+            with broker(*QUICK, bind=endpoint) as (second, _):
+                assert reply.result() == [b"meanwhile"]
+                second.line("worker")
+
+
+def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
+    with broker("--heartbeat", "0.05", "--liveness", "4") as (server, endpoint), Client(endpoint) as client:
+        with worker("services:pid", endpoint, "--service", "pid") as frozen:
+            eventually(lambda: workers_of(client, b"pid"))
+            frozen.send_signal(signal.SIGSTOP)
+            server.line("of service pid is gone: silent")
+            frozen.send_signal(signal.SIGCONT)
+            assert client.request("pid", timeout=5) == [b"%d" % frozen.pid]
+
+
+def test_a_broker_that_was_frozen_declares_nobody_dead_whose_heartbeats_wait():
+    patience = 0.2
+    with broker("--heartbeat", "0.05", "--liveness", "4") as (frozen, endpoint), Client(endpoint, timeout=20) as client:
+        with Worker("echo", list, broker=endpoint, concurrency=20, heartbeat=0.05, liveness=1000):
+            eventually(lambda: len(workers_of(client, b"echo")) == 20)
+            frozen.send_signal(signal.SIGSTOP)
+            since = time.monotonic()
+            eventually(lambda: time.monotonic() > since + 3 * patience)  # the time is what this is about
+            frozen.send_signal(signal.SIGCONT)
+            assert client.request("echo", b"x") == [b"x"]
+            assert "is gone: silent" not in frozen.stderr
+
+
+def test_the_broker_drains(tmp_path, pool):
+    held = tmp_path / "held"
+    with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as at_work:
+        with Client(endpoint, timeout=30, retries=0) as client, Client(endpoint, timeout=0.3, retries=0) as late:
+            eventually(lambda: workers_of(client, b"slow"))
+            reply = pool.submit(client.request, "slow", str(held).encode())
+            eventually(held.exists)
+            server.send_signal(signal.SIGTERM)
+            server.line("draining: no new requests; 1 running")
+            with pytest.raises(TimeoutError):
+                late.request("slow", b"too late")
+            held.unlink()
+            assert reply.result() == [b"%d" % at_work.pid]
+            assert server.wait() == 0
+            at_work.line("the broker sent DISCONNECT")
+
+
+def test_a_second_signal_ends_the_broker_at_once(tmp_path, pool):
+    held = tmp_path / "held"
+    with broker(*QUICK, "--drain-timeout", "600") as (server, endpoint), worker("services:slow", endpoint):
+        with Client(endpoint) as asker, Client(endpoint, timeout=30, retries=0) as client:
+            eventually(lambda: workers_of(asker, b"slow"))
+            client.send("slow", str(held).encode())
+            eventually(held.exists)
+            server.send_signal(signal.SIGINT)
+            server.line("draining")
+            assert server.end(signal.SIGINT) == 1
+            held.unlink()
+
+
+def test_the_drain_is_bounded(tmp_path):
+    held = tmp_path / "held"
+    with broker(*QUICK, "--drain-timeout", "0.2") as (server, endpoint), worker("services:slow", endpoint):
+        with Client(endpoint) as client:
+            eventually(lambda: workers_of(client, b"slow"))
+            client.send("slow", str(held).encode())
+            eventually(held.exists)
+            assert server.end() == 0
+            server.line("ended with 1 requests running")
+            held.unlink()
+
+
+def test_a_worker_ends_gracefully(tmp_path, pool):
+    held = tmp_path / "held"
+    with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as ending:
+        with Client(endpoint, timeout=30, retries=0) as client:
+            eventually(lambda: workers_of(client, b"slow"))
+            reply = pool.submit(client.request, "slow", str(held).encode())
+            eventually(held.exists)
+            ending.send_signal(signal.SIGTERM)
+            held.unlink()
+            assert reply.result() == [b"%d" % ending.pid]
+            assert ending.wait() == 0
+            server.line("of service slow is gone: disconnected")
+
+
+def test_a_second_signal_ends_a_worker_at_once(tmp_path):
+    held = tmp_path / "held"
+    with broker(*QUICK) as (_, endpoint), worker("services:slow", endpoint) as ending, Client(endpoint) as client:
+        eventually(lambda: workers_of(client, b"slow"))
+        client.send("slow", str(held).encode())
+        eventually(held.exists)
+        ending.send_signal(signal.SIGTERM)
+        ending.line("once more ends at once")
+        assert ending.end(signal.SIGTERM) == 1
+        held.unlink()
+
+
+def test_several_processes_are_restarted_and_ended_together():
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
+        with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
+            eventually(lambda: len(workers_of(client, b"pid")) == 2)
+            pids = {int(client.request("pid")[0]) for _ in range(4)}
+            assert len(pids) == 2
+            victim = pids.pop()
+            os.kill(victim, signal.SIGKILL)
+            parent.line(f"worker process {victim} was killed by SIGKILL")
+            eventually(lambda: len({int(client.request("pid")[0]) for _ in range(4)} - {victim}) == 2)
+            now = {int(client.request("pid")[0]) for _ in range(4)}
+            assert parent.end() == 0
+            assert not any(map(alive, now))
+        assert client.request("mmi.service", b"pid") == [b"404"]
+
+
+def test_the_processes_of_a_killed_parent_end():
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
+        with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
+            eventually(lambda: len(workers_of(client, b"pid")) == 2)
+            pids = {int(client.request("pid")[0]) for _ in range(4)}
+            os.kill(parent.pid, signal.SIGKILL)
+            eventually(lambda: not any(map(alive, pids)))

@@ -1,0 +1,254 @@
+"""Clients and workers made by hand on raw ZeroMQ sockets, to see a broker from outside.
+
+Nothing of zmdp's own encoding, clients or workers is used here: what these peers send and expect is written out as in
+the specification, so that a test proves the wire and not that two halves of one program agree.
+
+That *nothing* comes is proved by order and not by waiting: a ROUTER keeps the order of what it sends to one peer, so
+what has not come before the answer to a later request on the same connection does not come at all (`Peer.nothing`).
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
+from typing import Any, Self
+
+import zmq
+from zmdp.mdp.server import Server
+
+PATIENCE = 10.0
+"""Seconds that what must come may take."""
+
+Message = list[bytes]
+
+_fences = count(1)
+
+
+class Silence(AssertionError):
+    """What had to come did not come."""
+
+
+class Peer:
+    """A connection to a broker."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        endpoint: str,
+        *,
+        kind: int = zmq.DEALER,
+        options: dict[int, int | bytes] | None = None,
+    ) -> None:
+        self.socket = context.socket(kind)
+        self.socket.linger = 0
+        self.socket.sndtimeo = int(PATIENCE * 1000)
+        for option, value in (options or {}).items():
+            self.socket.set(option, value)
+        self.socket.connect(endpoint)
+        self._came: deque[Message] = deque()
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def recv(self, timeout: float = PATIENCE) -> Message:
+        """The next message; raises `Silence` if there is none in time."""
+        return self._came.popleft() if self._came else self._take(timeout)
+
+    def _take(self, timeout: float) -> Message:
+        if not self.socket.poll(max(0, int(timeout * 1000))):
+            raise Silence(f"nothing came within {timeout} s")
+        return self.socket.recv_multipart()
+
+    def sync(self) -> Self:
+        """Have the broker handle all that was sent here; what comes meanwhile is kept for `recv`."""
+        name = b"mmi.fence-%d" % next(_fences)
+        self.send(b"MDPC02", b"\x01", name, b"")
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            message = self._take(deadline - time.monotonic())
+            if message == [b"MDPC02", b"\x03", name, b"501"]:
+                return self
+            self._came.append(message)
+
+    def nothing(self) -> None:
+        """Assert that nothing has come and that nothing comes of what was sent here, HEARTBEATs apart."""
+        self.sync()
+        came = [message for message in self._came if not self._is_heartbeat(message)]
+        assert came == []
+        self._came.clear()
+
+    def silent(self) -> None:
+        """Assert that nothing at all has come since the last `recv`, `sync` or `nothing`."""
+        self.sync()
+        assert not self._came
+
+    def _is_heartbeat(self, message: Message) -> bool:
+        del message
+        return False
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Client(Peer):
+    """An MDP/0.2 client."""
+
+    def request(self, service: bytes, *body: bytes) -> None:
+        self.send(b"MDPC02", b"\x01", service, *body)
+
+    def partial(self, service: bytes, *body: bytes) -> None:
+        """Expect a PARTIAL with that body."""
+        assert self.recv() == [b"MDPC02", b"\x02", service, *body]
+
+    def final(self, service: bytes, *body: bytes) -> None:
+        """Expect a FINAL with that body."""
+        assert self.recv() == [b"MDPC02", b"\x03", service, *body]
+
+
+class OldClient(Client):
+    """An MDP/0.1 client: the leading empty frame is on the wire."""
+
+    def request(self, service: bytes, *body: bytes) -> None:
+        self.send(b"", b"MDPC01", service, *body)
+
+    def partial(self, service: bytes, *body: bytes) -> None:
+        raise NotImplementedError("MDP/0.1 has no PARTIAL")
+
+    def final(self, service: bytes, *body: bytes) -> None:
+        assert self.recv() == [b"", b"MDPC01", service, *body]
+
+
+class Worker(Peer):
+    """An MDP/0.2 worker.  It does nothing by itself: no HEARTBEAT that a test does not send."""
+
+    head: tuple[bytes, ...] = (b"MDPW02",)
+    READY, REQUEST, PARTIAL, FINAL, HEARTBEAT, DISCONNECT = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06"
+
+    def ready(self, service: bytes) -> None:
+        self.send(*self.head, self.READY, service)
+
+    def partial(self, client: bytes, *body: bytes) -> None:
+        self.send(*self.head, self.PARTIAL, client, b"", *body)
+
+    def final(self, client: bytes, *body: bytes) -> None:
+        self.send(*self.head, self.FINAL, client, b"", *body)
+
+    def heartbeat(self) -> None:
+        self.send(*self.head, self.HEARTBEAT)
+
+    def disconnect(self) -> None:
+        self.send(*self.head, self.DISCONNECT)
+
+    def command(self, timeout: float = PATIENCE) -> Message:
+        """The next message that is not a HEARTBEAT."""
+        deadline = time.monotonic() + timeout
+        while self._is_heartbeat(message := self.recv(deadline - time.monotonic())):
+            pass
+        return message
+
+    def work(self, *body: bytes) -> bytes:
+        """Expect a REQUEST with that body and return the client's address."""
+        message = self.command()
+        at = len(self.head) + 1
+        assert message[:at] == [*self.head, self.REQUEST]
+        assert message[at + 1] == b""
+        assert message[at + 2 :] == [*body]
+        return message[at]
+
+    def beaten(self) -> None:
+        """Expect a HEARTBEAT."""
+        assert self.recv() == [*self.head, self.HEARTBEAT]
+
+    def disconnected(self) -> None:
+        """Expect a DISCONNECT."""
+        assert self.command() == [*self.head, self.DISCONNECT]
+
+    def _is_heartbeat(self, message: Message) -> bool:
+        return message == [*self.head, self.HEARTBEAT]
+
+
+class OldWorker(Worker):
+    """An MDP/0.1 worker: the leading empty frame is on the wire, and there is no PARTIAL."""
+
+    head = (b"", b"MDPW01")
+    FINAL, HEARTBEAT, DISCONNECT = b"\x03", b"\x04", b"\x05"
+
+    def partial(self, client: bytes, *body: bytes) -> None:
+        raise NotImplementedError("MDP/0.1 has no PARTIAL")
+
+
+class Bench:
+    """A running broker and the peers of a test, which are closed with it."""
+
+    def __init__(self, server: Server, context: zmq.Context[Any]) -> None:
+        self.server = server
+        self.context = context
+        self.endpoint = server.endpoints[0]
+        self._peers = ExitStack()
+        self._observer = self.client()
+
+    def connect(
+        self,
+        peer: Callable[..., Any],
+        *,
+        endpoint: str = "",
+        kind: int = zmq.DEALER,
+        options: dict[int, int | bytes] | None = None,
+    ) -> Any:
+        made = peer(self.context, endpoint or self.endpoint, kind=kind, options=options)
+        self._peers.callback(made.close)
+        return made
+
+    def peer(self, **settings: Any) -> Peer:
+        made: Peer = self.connect(Peer, **settings)
+        return made
+
+    def client(self, **settings: Any) -> Client:
+        made: Client = self.connect(Client, **settings)
+        return made
+
+    def old_client(self, **settings: Any) -> OldClient:
+        made: OldClient = self.connect(OldClient, **settings)
+        return made
+
+    def worker(self, service: bytes | None = None, **settings: Any) -> Worker:
+        """A worker; with a service, one that the broker has registered by the time this returns."""
+        return self._registered(self.connect(Worker, **settings), service)
+
+    def old_worker(self, service: bytes | None = None, **settings: Any) -> OldWorker:
+        made: OldWorker = self._registered(self.connect(OldWorker, **settings), service)
+        return made
+
+    @staticmethod
+    def _registered(worker: Any, service: bytes | None) -> Any:
+        if service is not None:
+            worker.ready(service)
+            worker.sync()
+        return worker
+
+    def mmi(self, name: bytes, *body: bytes) -> bytes:
+        """The broker's own answer, asked on a connection that is used for nothing else."""
+        self._observer.request(name, *body)
+        head, command, service, answer = self._observer.recv()
+        assert (head, command, service) == (b"MDPC02", b"\x03", name)
+        return answer
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.mmi(b"mmi.stats", b""))
+        return found
+
+    def status(self, service: bytes) -> bytes:
+        return self.mmi(b"mmi.service", service)
+
+    def until(self, what: Callable[[], bool]) -> None:
+        """Ask again and again until `what` is so; raises `Silence` if it does not come to be."""
+        deadline = time.monotonic() + PATIENCE
+        while not what():
+            if time.monotonic() > deadline:
+                raise Silence(f"it did not come to be within {PATIENCE} s; {self.stats()}")
+            self._observer.socket.poll(5)  # nothing comes here: only a breath between two questions
+
+    def close(self) -> None:
+        self._peers.close()

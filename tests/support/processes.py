@@ -1,0 +1,106 @@
+"""Real processes of zmdp's commands, which tests start, watch and kill."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+PATIENCE = 20.0
+"""Seconds that what must happen may take."""
+
+
+class Process:
+    """A running command; its output is read as it comes."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> None:
+        self._popen = subprocess.Popen(
+            [str(BIN / command[0]), *command[1:]],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}, cwd=cwd,
+        )  # fmt: skip
+        self.pid = self._popen.pid
+        self._changed = threading.Condition()
+        self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._readers = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._lines]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str) -> None:
+        for line in getattr(self._popen, name):
+            with self._changed:
+                self._lines[name].append(line.rstrip("\n"))
+                self._changed.notify_all()
+
+    def line(self, text: str, stream: str = "stderr", count: int = 1) -> str:
+        """Wait for `count` lines that contain `text`; returns the last of them."""
+
+        def found() -> list[str]:
+            return [line for line in self._lines[stream] if text in line]
+
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(found()) >= count, PATIENCE), (text, self._lines)
+            return found()[count - 1]
+
+    @property
+    def stderr(self) -> str:
+        return "\n".join(self._lines["stderr"])
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        self.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self._popen.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join()
+        self._popen.stdout.close()  # type: ignore[union-attr]
+        self._popen.stderr.close()  # type: ignore[union-attr]
+        return code
+
+    def kill(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+        self.wait()
+
+
+@contextmanager
+def process(*command: str, cwd: Path | None = None, **env: str) -> Iterator[Process]:
+    """Run a command of zmdp's; it is killed at the end of the block if it still runs."""
+    running = Process(command, env, cwd)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+@contextmanager
+def broker(*options: str, bind: str = "tcp://127.0.0.1:*") -> Iterator[tuple[Process, str]]:
+    """An `mdp-broker` that is ready, and its endpoint."""
+    with process("mdp-broker", "--bind", bind, *options) as running:
+        yield running, running.line("://", "stdout")
+
+
+def run(*command: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of zmdp's to its end."""
+    return subprocess.run(
+        [str(BIN / command[0]), *command[1:]],
+        input=stdin, capture_output=True, timeout=60, env={**os.environ, **env}, check=False,
+    )  # fmt: skip
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    """Wait until `condition()` is true, by asking it again and again; returns what it gave."""
+    until = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < until, "that did not become true"
+    return value

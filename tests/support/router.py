@@ -1,0 +1,39 @@
+"""A broker made by hand: a raw ROUTER, to see zmdp's clients and workers from outside."""
+
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+PATIENCE = 10.0
+"""Seconds that what must come may take."""
+
+
+class Router:
+    """A ROUTER on a free loopback port that says what the test tells it to say."""
+
+    def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(bind)
+        self.endpoint = self._socket.get(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+
+    def recv(self, timeout: float = PATIENCE) -> list[bytes]:
+        """The next message, the sender's identity first."""
+        assert self._socket.poll(int(timeout * 1000)), f"nothing came within {timeout} s"
+        return self._socket.recv_multipart()
+
+    def command(self, timeout: float = PATIENCE) -> list[bytes]:
+        """The next message that is no worker's HEARTBEAT."""
+        while (message := self.recv(timeout))[1:] == [b"MDPW02", b"\x05"]:
+            pass
+        return message
+
+    def send(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, t: TracebackType | None) -> None:
+        self._context.destroy(linger=0)

@@ -1,0 +1,419 @@
+"""The worker's machine: C6 to C10, the worker's part of C13 and C24, and its life with brokers of other habits."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zmdp.mdp.broker import Broker
+from zmdp.mdp.errors import SettingError
+from zmdp.mdp.limits import Limits
+from zmdp.workers.session import Request, WorkerSession
+
+READY = [b"MDPW02", b"\x01", b"echo"]
+HEARTBEAT = [b"MDPW02", b"\x05"]
+DISCONNECT = [b"MDPW02", b"\x06"]
+
+
+class Highest(random.Random):
+    """Jitter at its upper end."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+def work(*body: bytes) -> list[bytes]:
+    return [b"MDPW02", b"\x02", b"amy", b"", *body]
+
+
+def connected(**settings: Any) -> WorkerSession:
+    """A session that has connected at 100 s, with a heartbeat of 1 s and a patience of 5 s."""
+    session = WorkerSession(b"echo", rng=Highest(), **settings)
+    session.connected(100.0)
+    return session
+
+
+def busy(**settings: Any) -> tuple[WorkerSession, Request]:
+    """A session that was given a request at 100.5 s."""
+    session = connected(**settings)
+    message = [b"", b"MDPW01", b"\x02", b"amy", b"", b"1"] if settings.get("protocol") == "0.1" else work(b"1")
+    request = session.receive(message, 100.5)
+    assert request is not None
+    return session, request
+
+
+# ── connecting ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("protocol", "ready"),
+    [("0.2", READY), ("0.1", [b"", b"MDPW01", b"\x01", b"echo"])],  # C7, C24
+)
+def test_ready_comes_first(protocol: str, ready: list[bytes]) -> None:
+    session = WorkerSession(b"echo", protocol=protocol)
+    assert (session.lost, session.retry_at, session.deadline()) == ("not connected yet", 0.0, 0.0)
+    assert session.connected(100.0) == [ready]
+    assert session.lost is None
+    assert session.tick(100.0) == []  # sent once
+
+
+@pytest.mark.parametrize(
+    ("service", "settings", "text"),
+    [
+        (b"echo", {"protocol": "0.3"}, "protocol is '0.3': it is one of 0.2, 0.1"),
+        (b"", {}, "b'' is no service name: it takes 1 to 255 bytes of printable text"),
+        (b"echo", {"heartbeat": 0.001}, "heartbeat is 0.001: it takes 0.01 seconds or more"),
+        (b"echo", {"heartbeat": float("nan")}, "heartbeat is nan: it takes 0.01 seconds or more"),
+        (b"echo", {"liveness": 0}, "liveness is 0: it takes a number of intervals, 1 or more"),
+    ],
+)
+def test_settings_out_of_range(service: bytes, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        WorkerSession(service, **settings)
+    assert str(caught.value) == text
+
+
+# ── requests and replies ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request() -> None:
+    # C7
+    session = connected()
+    request = session.receive(work(b"1", b"2"), 100.5)
+    assert request is session.request
+    assert request is not None
+    assert (list(request), request.service, request.client) == ([b"1", b"2"], "echo", b"amy")
+
+
+def test_partials_and_one_final() -> None:
+    # C8: exactly one address frame, then one empty frame
+    session, request = busy()
+    assert session.partial(request, [b"a"], 101.0) == [[b"MDPW02", b"\x03", b"amy", b"", b"a"]]
+    assert session.partial(request, [b"b", b"c"], 102.0) == [[b"MDPW02", b"\x03", b"amy", b"", b"b", b"c"]]
+    assert session.final(request, [b"d"], 103.0) == [[b"MDPW02", b"\x04", b"amy", b"", b"d"]]
+    assert session.request is None
+    assert session.final(request, [b"d"], 103.0) == []
+    assert session.partial(request, [b"e"], 103.0) == []
+
+
+def test_a_01_worker_puts_all_parts_into_its_reply() -> None:
+    # C24
+    session, request = busy(protocol="0.1")
+    assert session.partial(request, [b"a"], 101.0) == []
+    assert session.partial(request, [b"b", b"c"], 102.0) == []
+    assert session.final(request, [b"d"], 103.0) == [[b"", b"MDPW01", b"\x03", b"amy", b"", b"a", b"b", b"c", b"d"]]
+
+
+def test_a_01_worker_forgets_the_parts_of_a_request_it_lost() -> None:
+    # C24
+    session, request = busy(protocol="0.1")
+    session.partial(request, [b"a"], 101.0)
+    session.lose("test", 102.0)
+    session.connected(103.0)
+    again = session.receive([b"", b"MDPW01", b"\x02", b"amy", b"", b"1"], 104.0)
+    assert again is not None
+    assert session.final(again, [b"z"], 105.0) == [[b"", b"MDPW01", b"\x03", b"amy", b"", b"z"]]
+
+
+def test_a_lost_request_is_not_answered() -> None:
+    # C9: nothing more is sent, not even on the next connection
+    session, request = busy()
+    session.receive(DISCONNECT, 101.0)
+    assert session.partial(request, [b"a"], 101.0) == []
+    assert session.final(request, [b"b"], 101.0) == []
+    session.connected(102.0)
+    assert session.final(request, [b"b"], 102.0) == []
+    assert session.request is None
+
+
+def test_a_second_request_during_the_first_ends_the_connection() -> None:
+    # C6: that broker cannot be relied on
+    session, request = busy()
+    assert session.receive(work(b"2"), 101.0) is None
+    assert session.lost == "the broker sent a second request during the first"
+    assert session.retry_at == 102.0
+    assert session.final(request, [b"a"], 101.5) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b"", b"MDPW01", b"\x05"],  # DISCONNECT in the other dialect
+        [b"", b"MDPW01", b"\x04"],
+        [b"MDPC02", b"\x03", b"echo", b"for a client"],
+        [b"MDPW02", b"\x01", b"echo"],
+        [b"MDPW02", b"\x02", b"amy", b""],  # no body
+        [b"noise"],
+        [],
+    ],
+)
+def test_what_a_worker_does_not_expect_is_ignored(message: list[bytes]) -> None:
+    # and is no sign of life either
+    session = connected()
+    assert session.receive(message, 104.9) is None
+    assert session.lost is None
+    session.tick(105.0)
+    assert session.lost == "the broker has been silent for 5 s"
+
+
+# ── losing the connection ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("heard", [HEARTBEAT, work(b"1")])
+def test_disconnect_from_a_broker_that_knew_this_worker(heard: list[bytes]) -> None:
+    # C9: connect again at once
+    session = connected()
+    session.receive(heard, 100.5)
+    assert session.receive(DISCONNECT, 101.0) is None
+    assert (session.lost, session.request) == ("the broker sent DISCONNECT", None)
+    assert session.retry_at == session.deadline() == 101.0
+    assert session.connected(101.0) == [READY]
+
+
+def test_disconnect_from_a_broker_that_was_never_heard() -> None:
+    # C9: it may refuse READY for ever, so connect again later and later
+    session = connected()
+    waits = []
+    for now in range(1000, 1700, 100):
+        session.connected(now)
+        session.receive(DISCONNECT, now + 1.0)
+        waits.append(session.retry_at - now - 1.0)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0]
+
+
+def test_the_backoff_begins_again_once_the_broker_is_heard() -> None:
+    session = connected()
+    session.receive(DISCONNECT, 101.0)
+    session.connected(102.0)
+    session.receive(HEARTBEAT, 103.0)
+    session.lose("test", 104.0)
+    assert session.retry_at == 105.0
+
+
+def test_many_workers_do_not_come_back_at_the_same_time() -> None:
+    waits = []
+    for seed in range(200):
+        session = WorkerSession(b"echo", rng=random.Random(seed))
+        session.lose("test", 0.0)
+        waits.append(session.retry_at)
+    assert 0.5 <= min(waits) < 0.55
+    assert 0.95 < max(waits) <= 1.0
+
+
+def test_silence_of_the_broker() -> None:
+    # C9, C13
+    session = connected()
+    session.receive(HEARTBEAT, 102.0)
+    session.tick(106.9)
+    assert session.lost is None
+    assert session.tick(107.0) == []
+    assert session.lost == "the broker has been silent for 5 s"
+    assert session.retry_at == session.deadline() == 108.0
+
+
+def test_any_command_shows_that_the_broker_lives() -> None:
+    # C13
+    session = connected()
+    session.receive(work(b"1"), 104.0)
+    session.tick(108.9)
+    assert session.lost is None
+
+
+def test_a_busy_worker_notices_silence_too() -> None:
+    # C13
+    session, _ = busy()
+    session.tick(105.5)
+    assert (session.lost, session.request) == ("the broker has been silent for 5 s", None)
+
+
+def test_the_patience_with_a_silent_broker_grows() -> None:
+    # its heartbeat may be slower than this worker's
+    session = connected()
+    patience = []
+    for now in range(1000, 1600, 100):
+        session.connected(now)
+        session.tick(now + session.patience)
+        patience.append(session.patience)
+    assert patience == [10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
+
+
+def test_a_long_patience_stays() -> None:
+    session = connected(heartbeat=30.0)
+    session.tick(250.0)
+    assert session.patience == 150.0
+
+
+def test_nothing_is_done_without_a_connection() -> None:
+    # C9
+    session = connected()
+    session.lose("test", 101.0)
+    assert session.receive(work(b"1"), 101.0) is None
+    assert session.tick(101.5) == []
+    assert session.disconnect("closed", 101.5) == []
+    assert (session.lost, session.request) == ("test", None)
+
+
+@pytest.mark.parametrize(("protocol", "message"), [("0.2", DISCONNECT), ("0.1", [b"", b"MDPW01", b"\x05"])])
+def test_disconnect(protocol: str, message: list[bytes]) -> None:
+    # C10: at any time, with a request or without
+    session, request = busy(protocol=protocol)
+    assert session.disconnect("closed", 101.0) == [message]
+    assert (session.lost, session.request) == ("closed", None)
+    assert session.final(request, [b"a"], 101.0) == []
+
+
+# ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("protocol", "message"), [("0.2", HEARTBEAT), ("0.1", [b"", b"MDPW01", b"\x04"])])
+def test_a_heartbeat_an_interval(protocol: str, message: list[bytes]) -> None:
+    # C13
+    session = connected(protocol=protocol)
+    assert session.deadline() == 101.0
+    assert session.tick(100.9) == []
+    assert session.tick(101.0) == [message]
+    assert session.deadline() == 102.0
+    assert session.tick(101.5) == []
+    assert session.tick(102.0) == [message]
+
+
+def test_no_heartbeat_within_an_interval_of_another_command() -> None:
+    # C13
+    session, request = busy()
+    session.partial(request, [b"a"], 100.9)
+    assert session.tick(101.0) == []
+    session.final(request, [b"b"], 101.8)
+    assert session.tick(101.9) == []
+    assert session.tick(102.8) == [HEARTBEAT]
+
+
+def test_the_deadline_is_the_heartbeat_or_the_end_of_the_patience() -> None:
+    session = connected(heartbeat=4.0, liveness=1)
+    session.tick(103.9)
+    assert session.deadline() == 104.0
+    session.receive(work(b"1"), 103.0)
+    session.tick(104.0)
+    assert session.deadline() == 107.0
+
+
+def test_a_worker_beats_as_often_as_the_broker() -> None:
+    # C13: the broker's patience is as short as its interval
+    session = connected(heartbeat=5.0)
+    for now in (100.5, 101.0, 101.5):
+        session.receive(HEARTBEAT, now)
+        session.tick(now)
+    assert session.beat_interval == 0.5
+    assert session.deadline() <= 102.0
+    assert session.tick(102.0) == [HEARTBEAT]
+
+
+def test_a_worker_does_not_beat_less_often_than_it_was_told() -> None:
+    session = connected(heartbeat=1.0)
+    for now in (102.0, 104.0, 106.0):
+        session.receive(HEARTBEAT, now)
+    assert session.beat_interval == 1.0
+
+
+def test_a_worker_waits_for_as_many_of_the_brokers_intervals() -> None:
+    # C13
+    session = connected(heartbeat=1.0, liveness=3)
+    session.receive(HEARTBEAT, 102.5)
+    session.receive(HEARTBEAT, 105.0)
+    assert session.patience == 7.5
+    session.tick(112.4)
+    assert session.lost is None
+    session.tick(112.5)
+    assert session.lost == "the broker has been silent for 7.5 s"
+
+
+# ── heartbeat settings that differ → endless reconnects ──────────────────────────────────────────────────────────────
+
+
+class Dialog:
+    """A broker and a worker on one clock, and a wire that takes no time."""
+
+    def __init__(self, limits: Limits, session: WorkerSession) -> None:
+        self.now = 1000.0
+        self.broker = Broker(limits, now=self.now)
+        self.session = session
+        self.connections = 0
+
+    def run(self, seconds: float) -> None:
+        """Let the time pass, and let both do what is due."""
+        end = self.now + seconds
+        while (due := min(self.session.deadline(), self.broker.deadline() or end)) < end:
+            self.now = max(self.now, due)
+            if self.session.lost is None:
+                self._to_broker(self.session.tick(self.now))
+            elif self.now >= self.session.retry_at:
+                self.connections += 1
+                self._to_broker(self.session.connected(self.now))
+            self._to_worker(self.broker.tick(self.now))
+        self.now = end
+
+    def ask(self) -> list[list[bytes]]:
+        """Send a request; returns what the client gets."""
+        (message,) = self.broker.receive([b"amy", b"MDPC02", b"\x01", b"echo", b"hello"], self.now)
+        request = self.session.receive(message[1:], self.now)
+        assert request is not None
+        (reply,) = self.session.final(request, request, self.now)
+        return self.broker.receive([self._identity, *reply], self.now)
+
+    @property
+    def _identity(self) -> bytes:
+        return b"worker-%d" % self.connections
+
+    def _to_broker(self, messages: list[list[bytes]]) -> None:
+        for message in messages:
+            self._to_worker(self.broker.receive([self._identity, *message], self.now))
+
+    def _to_worker(self, messages: list[list[bytes]]) -> None:
+        for identity, *message in messages:
+            if identity == self._identity and self.session.lost is None:
+                self.session.receive(message, self.now)
+
+
+@pytest.mark.parametrize("liveness", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("brokers", "workers"),
+    [(0.1, 5.0), (5.0, 0.1), (1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (10.0, 0.1), (0.1, 60.0)],
+)
+def test_heartbeats_may_differ(brokers: float, workers: float, liveness: int) -> None:
+    # C13
+    session = WorkerSession(b"echo", heartbeat=workers, liveness=liveness, rng=random.Random(1))
+    dialog = Dialog(Limits(heartbeat=brokers, liveness=liveness), session)
+    dialog.run(200.0)
+    needed = dialog.connections
+    assert needed <= 10
+    dialog.run(200.0)
+    assert dialog.connections == needed
+    assert dialog.ask() == [[b"amy", b"MDPC02", b"\x03", b"echo", b"hello"]]
+
+
+def test_a_broker_that_forgot_the_worker_gets_ready_again() -> None:
+    # C9, C14: a worker that stays silent for ever after a DISCONNECT is one of the published faults
+    dialog = Dialog(Limits(heartbeat=1.0), WorkerSession(b"echo", rng=random.Random(1)))
+    dialog.run(10.0)
+    dialog.broker = Broker(Limits(heartbeat=1.0), now=dialog.now)
+    dialog.run(10.0)
+    assert dialog.connections == 2
+    assert dialog.ask() == [[b"amy", b"MDPC02", b"\x03", b"echo", b"hello"]]
+
+
+# ── any bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+frames = st.one_of(
+    st.binary(max_size=8),
+    st.sampled_from([b"", b"MDPW01", b"MDPW02", b"\x02", b"\x04", b"\x05", b"\x06", b"amy"]),
+)
+
+
+@given(protocol=st.sampled_from(["0.1", "0.2"]), messages=st.lists(st.lists(frames, max_size=6)))
+def test_no_bytes_do_harm(protocol: str, messages: list[list[bytes]]) -> None:
+    session = WorkerSession(b"echo", protocol=protocol)
+    session.connected(0.0)
+    for message in messages:
+        request = session.receive(message, 0.0)
+        assert request is None or request is session.request
+        assert session.request is None or session.lost is None
