@@ -48,7 +48,7 @@ lint: $(VENV)/dev.installed
 	$(BIN)/mypy -p zmdp
 
 unit: $(VENV)/dev.installed
-	$(BIN)/coverage run --source-pkgs=zmdp -m pytest tests/mdp tests/mmi tests/clients/test_session.py tests/workers/test_session.py
+	$(BIN)/coverage run --source=zmdp -m pytest tests/mdp tests/mmi tests/clients/test_session.py tests/workers/test_session.py
 	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire.py,*/mdp/timers.py,*/mdp/registry.py,*/mdp/broker.py,*/clients/session.py,*/workers/session.py'
 
 sim: $(VENV)/dev.installed

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
+
 from zmdp.mdp.multipart import receive, send
 
 BIN = Path(sys.executable).parent

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+
 from zmdp.clients.cli import cli as mdclient
 from zmdp.mdp.cli import cli as mdp_broker
 from zmdp.workers.cli import cli as mdworker

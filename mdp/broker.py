@@ -14,7 +14,7 @@ from ..mmi import answers
 from . import wire
 from .journal import Drop, Journal, Loss, Refusal, Stats
 from .limits import Limits
-from .registry import Registry, Request, Service, Worker
+from .registry import Registry, Request, Worker
 from .timers import Timers
 from .wire import Message
 
@@ -89,11 +89,11 @@ class Broker:
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
         """What to send because the peer of that identity is gone, or is to be treated so."""
+        for request in self.registry.running_for(identity):
+            self._abandon(request, Drop.CLIENT_GONE, now)
         worker = self.registry.workers.get(identity)
         if worker is not None:
             self._lose(worker, Loss.UNREACHABLE, now)
-        for request in self.registry.running_for(identity):
-            self._abandon(request, Drop.CLIENT_GONE, now)
         for request in self.registry.waiting_for(identity):
             self._expiries.clear(request)
             self.registry.dequeue(request)
@@ -140,29 +140,27 @@ class Broker:
             body = answers.answer(name, command.body, self, now)
             self._out.append(wire.answer(command.route, command.header, True, name, body))
             return
-        known = self.registry.services.get(name)
-        drop = self._refusal(known, command)
-        service = known or Service(name)
+        service = self.registry.service(name)
         request = Request(command.route, command.header, service, command.body)
-        if drop is not None:
+        drop = self._refusal(request)
+        if drop is None:
+            self._place(request, now)
+        else:
+            self.registry.forget_if_empty(service)
             self._drop(request, drop, now)
-            return
-        if known is None:
-            self.registry.services[name] = service
-        self._place(request, now)
 
-    def _refusal(self, service: Service | None, command: wire.Request) -> Drop | None:
+    def _refusal(self, request: Request) -> Drop | None:
         """Why a request cannot be taken, or None."""
+        service, limits = request.service, self.limits
         if self.draining:
             return Drop.DRAINING
-        if service is None:
-            if len(self.registry.services) >= self.limits.max_services:
-                return Drop.TOO_MANY_SERVICES
-        elif service.idle:
+        if service.idle:
             return None
-        elif service.queue.size >= self.limits.max_queue:
+        if len(self.registry.services) > limits.max_services:  # this one is among them
+            return Drop.TOO_MANY_SERVICES
+        if service.queue.size >= limits.max_queue:
             return Drop.QUEUE_FULL
-        if self.registry.queued_bytes >= self.limits.max_queued_bytes:
+        if self.registry.queued_bytes + request.size > limits.max_queued_bytes:
             return Drop.MEMORY_FULL
         return None
 
@@ -207,7 +205,7 @@ class Broker:
         self.stats.dropped[reason] += 1
         level = logging.INFO if reason in {Drop.CLIENT_GONE, Drop.EXPIRED} else logging.WARNING
         text = "dropped a request for service %s from client %s: %s"
-        self._journal.note(now, level, reason, text, request.service.name, request.client, reason)
+        self._journal.note(now, level, f"drop-{reason}", text, request.service.name, request.client, reason)
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -280,7 +278,8 @@ class Broker:
         """Valid but unexpected: DISCONNECT to that peer, and forget it (C14)."""
         self.stats.disconnected[reason] += 1
         identity = command.route[0]
-        self._journal.note(now, logging.WARNING, reason, "disconnected worker %s: %s", identity, reason)
+        text = "disconnected worker %s: %s"
+        self._journal.note(now, logging.WARNING, f"disconnect-{reason}", text, identity, reason)
         self._out.append(wire.disconnect(command.route, command.header))
         worker = self.registry.workers.get(identity)
         if worker is not None:

@@ -1,7 +1,6 @@
 """What the command lines share: one-line errors, option types that say what they take, logging to stderr."""
 
 import logging
-import math
 import os
 import re
 import sys
@@ -13,6 +12,7 @@ from click.core import ParameterSource
 
 from .. import __version__
 from .errors import SettingError, ZmdpError
+from .limits import LARGEST
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -93,9 +93,11 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older
             if isinstance(value, bool) or (self._whole and isinstance(value, float)):
                 raise ValueError
             number = int(value) if self._whole else float(value)
+            if not -LARGEST < number < LARGEST:
+                raise ValueError
         except (TypeError, ValueError):
             self.fail(f"{value!r}: {self._takes}", param, ctx)
-        if not math.isfinite(number) or number < 0 or (number == 0 and not self._zero):
+        if number < 0 or (number == 0 and not self._zero):
             self.fail(f"{value!r}: {self._takes}", param, ctx)
         return number
 

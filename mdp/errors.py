@@ -44,7 +44,7 @@ class HandlerError(ZmdpError, TypeError):
 class RequestError(ZmdpError):
     """A request brought no reply."""
 
-    def __init__(self, message: str, *, service: str) -> None:
+    def __init__(self, message: str, *, service: str = "") -> None:
         super().__init__(message)
         self.service = service
 
@@ -68,7 +68,11 @@ class ServiceNotFound(RequestError, LookupError):
 class ServiceError(RequestError):
     """The service took the request and failed; `code` has three digits as in HTTP, `text` says how."""
 
-    def __init__(self, code: int, text: str, *, service: str) -> None:
-        super().__init__(f"service {service!r} failed with {code}: {text}", service=service)
+    def __init__(self, code: int, text: str, *, service: str = "") -> None:
+        Exception.__init__(self, code, text)  # the arguments, so that it can be pickled
         self.code = code
         self.text = text
+        self.service = service
+
+    def __str__(self) -> str:
+        return f"service {self.service!r} failed with {self.code}: {self.text}"

@@ -1,8 +1,7 @@
 """A broker's settings with their defaults: intervals, patience, and a bound on all that can grow."""
 
-import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 from .errors import SettingError
 
@@ -36,7 +35,7 @@ class Limits:
             value = getattr(self, setting.name)
             whole = setting.type in {int, "int"}
             right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            if not right or not math.isfinite(value) or value <= 0:
+            if not right or not 0 < value < LARGEST:
                 kind = "a whole number" if whole else "a number"
                 unit = setting.metadata["unit"]
                 raise SettingError(f"{setting.name} is {value!r}: it takes {kind} of {unit} above 0")
@@ -49,4 +48,7 @@ class Limits:
         return self.heartbeat * self.liveness
 
 
-SHORTEST_HEARTBEAT = 0.01
+SHORTEST_HEARTBEAT: Final = 0.01
+"""Seconds."""
+LARGEST: Final = 1 << 53
+"""Above all limits; up to here a float is exact."""

@@ -84,6 +84,7 @@ class WorkerSession:
         self.lost = None
         self.request = None
         self._heard = False
+        self._gaps.clear()  # they may be another broker's, or tell of the trouble that ended the last connection
         self._last_seen = self._last_sent = now
         return [wire.ready(self._route, self._header, self.service)]
 

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import zmq
+
 from zmdp.clients import (
     BrokerUnreachable,
     BusyError,

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from zmdp.clients.session import ClientSession, GiveUp, Reply, Resend
 from zmdp.mdp.errors import SettingError
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import zmq
 from support.peers import Bench
+
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 

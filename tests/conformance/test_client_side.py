@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.router import Router
+
 from zmdp.clients import Client, RequestTimeout, StreamInterrupted
 
 

@@ -53,11 +53,11 @@ def test_c12_memory_is_free_again_when_requests_are_done(start: Start) -> None:
     for _ in range(3):
         client.request(b"echo", b"first")
         address = worker.work(b"first")
-        client.request(b"echo", b"x" * 120_000)
+        client.request(b"echo", b"x" * 80_000)
         client.sync()
         assert bench.stats()["queued"] == 1
         worker.final(address, b"done")
-        worker.final(worker.work(b"x" * 120_000), b"done")
+        worker.final(worker.work(b"x" * 80_000), b"done")
         client.final(b"echo", b"done")
         client.final(b"echo", b"done")
         assert bench.stats()["queued_bytes"] == 0

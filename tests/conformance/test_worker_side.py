@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from support.router import Router
+
 from zmdp.workers import Worker
 
 BEAT = 0.05

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import broker, process, run
+
 from zmdp.clients import Client
 from zmdp.mdp.journal import Drop, Loss, Refusal, Stats
 from zmdp.mdp.limits import Limits

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import broker, eventually, process
+
 from zmdp.clients import Client
 from zmdp.workers import Worker
 

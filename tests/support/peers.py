@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any, Self
 
 import zmq
+
 from zmdp.mdp.server import Server
 
 PATIENCE = 10.0

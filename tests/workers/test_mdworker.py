@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from zmdp.clients import Client, ServiceError, StreamInterrupted
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker

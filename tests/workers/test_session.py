@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
@@ -389,6 +390,18 @@ def test_heartbeats_may_differ(brokers: float, workers: float, liveness: int) ->
     dialog.run(200.0)
     assert dialog.connections == needed
     assert dialog.ask() == [[b"amy", b"MDPC02", b"\x03", b"echo", b"hello"]]
+
+
+def test_what_was_learned_when_the_network_was_held_up_is_forgotten() -> None:
+    # C13: else this worker beats every 3 s, for this broker always too late, and so never learns better
+    session = WorkerSession(b"echo", heartbeat=3.0, rng=random.Random(1))
+    session.connected(990.0)
+    session.receive(HEARTBEAT, 991.0)
+    session.receive(HEARTBEAT, 995.0)
+    session.receive(DISCONNECT, 995.0)
+    dialog = Dialog(Limits(heartbeat=1.0, liveness=2), session)
+    dialog.run(100.0)
+    assert dialog.connections <= 2
 
 
 def test_a_broker_that_forgot_the_worker_gets_ready_again() -> None:

@@ -1,0 +1,62 @@
+"""Settings: defaults that are sane, values out of range that are named."""
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from zmdp.mdp.errors import SettingError
+from zmdp.mdp.limits import Limits
+
+SETTINGS = {setting.name: setting for setting in fields(Limits)}
+WHOLE = {name for name in SETTINGS if name not in {"heartbeat", "expiry"}}
+
+
+def test_the_defaults_are_allowed():
+    limits = Limits()
+    assert (limits.heartbeat, limits.liveness, limits.max_attempts) == (1.0, 5, 3)
+
+
+def test_patience_is_liveness_intervals():  # C13
+    assert Limits(heartbeat=0.5, liveness=4).patience == 2.0
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_explains_itself(name):
+    metadata = SETTINGS[name].metadata
+    assert metadata["unit"].isalpha()
+    assert metadata["help"].endswith(".")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_takes_what_is_above_0(name):
+    assert getattr(Limits(**{name: 1}), name) == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, True, None, "1", float("nan"), float("inf")])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_value_out_of_range_is_named(name, value):
+    kind = "a whole number" if name in WHOLE else "a number"
+    unit = SETTINGS[name].metadata["unit"]
+    with pytest.raises(SettingError) as error:
+        Limits(**{name: value})
+    assert str(error.value) == f"{name} is {value!r}: it takes {kind} of {unit} above 0"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_only_times_take_fractions(name):
+    if name in WHOLE:
+        with pytest.raises(SettingError, match=f"{name} is 1.5: it takes a whole number"):
+            Limits(**{name: 1.5})
+    else:
+        assert getattr(Limits(**{name: 1.5}), name) == 1.5
+
+
+def test_heartbeats_have_a_shortest_interval():
+    assert Limits(heartbeat=0.01).heartbeat == 0.01
+    with pytest.raises(SettingError, match=r"heartbeat is 0\.009: it takes 0\.01 seconds or more"):
+        Limits(heartbeat=0.009)
+
+
+def test_limits_do_not_change():
+    with pytest.raises(FrozenInstanceError):
+        Limits().heartbeat = 2.0

@@ -1,0 +1,240 @@
+"""Lines, fair queues and the books of the registry."""
+
+import pytest
+
+from zmdp.mdp.registry import REQUEST_OVERHEAD, FairQueue, Line, Registry, Request, Service, Worker
+from zmdp.mdp.wire import C02, W02
+
+
+def request(client=b"c", body=b"x", service=None):
+    return Request((client,), C02, service or Service(b"echo"), [body])
+
+
+def bodies(requests):
+    return b"".join(each.body[0] for each in requests)
+
+
+def taken(queue):
+    """The bodies of all that wait, in the order in which turns come."""
+    order = b""
+    while (each := queue.peek()) is not None:
+        queue.remove(each)
+        queue.turn(each.client)
+        order += each.body[0]
+    return order
+
+
+def registry_with(*workers, service=b"echo"):
+    """A registry, and busy workers of one service in it."""
+    registry = Registry()
+    made = [Worker((identity,), W02, registry.service(service), 0) for identity in workers]
+    for worker in made:
+        registry.add_worker(worker)
+    return registry, *made
+
+
+# ── Line ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_line_keeps_its_order():
+    line = Line()
+    for body in (b"b", b"c"):
+        line.append(request(body=body))
+    line.prepend(request(body=b"a"))
+    assert bodies(line) == b"abc"
+
+
+def test_a_line_can_begin_at_its_front():
+    line = Line()
+    line.prepend(request(body=b"b"))
+    line.prepend(request(body=b"a"))
+    line.append(request(body=b"c"))
+    assert bodies(line) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("leaving", "left"), [("a", b"bc"), ("b", b"ac"), ("c", b"ab"), ("ab", b"c"), ("ca", b"b"), ("bca", b"")]
+)
+def test_anyone_can_leave_a_line(leaving, left):
+    line = Line()
+    waiting = {name: request(body=name.encode()) for name in "abc"}
+    for each in waiting.values():
+        line.append(each)
+    for name in leaving:
+        line.remove(waiting[name])
+    assert bodies(line) == left
+    line.append(request(body=b"z"))
+    assert bodies(line) == left + b"z"
+
+
+@pytest.mark.parametrize("back", ["append", "prepend"])
+def test_whoever_left_a_line_may_come_back(back):
+    line = Line()
+    waiting = {name: request(body=name.encode()) for name in "abc"}
+    for each in waiting.values():
+        line.append(each)
+    line.remove(waiting["b"])
+    getattr(line, back)(waiting["b"])
+    assert bodies(line) == (b"acb" if back == "append" else b"bac")
+    line.remove(waiting["b"])
+    assert bodies(line) == b"ac"
+
+
+def test_a_line_can_be_emptied_while_it_is_walked():
+    line = Line()
+    for body in (b"a", b"b", b"c"):
+        line.append(request(body=body))
+    for each in line:
+        line.remove(each)
+    assert line.first is None
+    assert line.last is None
+
+
+# ── FairQueue ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def queue_of(waiting):
+    """A queue to which each (client, body) was added in that order."""
+    queue = FairQueue()
+    for client, body in waiting:
+        queue.append(request(client, body))
+    return queue
+
+
+def test_an_empty_queue_has_no_next():
+    queue = FairQueue()
+    assert queue.peek() is None
+    assert queue.size == 0
+    assert list(queue.line(b"c")) == []
+    assert b"c" not in queue
+
+
+def test_clients_take_turns():  # C20
+    queue = queue_of([(b"c", b"1"), (b"c", b"2"), (b"c", b"3"), (b"d", b"x"), (b"e", b"y"), (b"d", b"z")])
+    assert taken(queue) == b"1xy2z3"
+
+
+def test_a_long_line_does_not_delay_another_client():  # C20
+    queue = queue_of([(b"hog", b"h")] * 10_000 + [(b"c", b"!")])
+    assert taken(queue)[:3] == b"h!h"
+
+
+def test_what_came_back_goes_first():  # C17
+    queue = queue_of([(b"c", b"2"), (b"d", b"x")])
+    queue.prepend(request(b"d", b"w"))
+    queue.prepend(request(b"e", b"!"))
+    assert taken(queue) == b"!w2x"
+
+
+def test_peek_takes_nothing():
+    queue = queue_of([(b"c", b"1")])
+    assert queue.peek() is queue.peek()
+    assert queue.size == 1
+
+
+def test_whoever_leaves_the_queue_does_not_change_the_turns():
+    queue = FairQueue()
+    gone = request(b"c", b"1")
+    queue.append(gone)
+    queue.append(request(b"d", b"x"))
+    queue.append(request(b"c", b"2"))
+    queue.remove(gone)
+    assert queue.size == 2
+    assert bodies(queue.line(b"c")) == b"2"
+    assert taken(queue) == b"2x"
+    assert b"c" not in queue
+
+
+# ── Registry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_service_is_made_once():
+    registry = Registry()
+    assert registry.service(b"echo") is registry.service(b"echo")
+    assert list(registry.services) == [b"echo"]
+
+
+def test_a_service_with_nothing_left_is_forgotten():
+    registry, worker = registry_with(b"w")
+    service = worker.service
+    registry.forget_if_empty(service)
+    assert registry.services == {b"echo": service}
+
+    waiting = request(service=service)
+    registry.enqueue(waiting)
+    registry.remove_worker(worker)
+    registry.forget_if_empty(service)
+    assert registry.services == {b"echo": service}
+
+    registry.dequeue(waiting)
+    registry.forget_if_empty(service)
+    assert registry.services == {}
+    registry.forget_if_empty(service)
+    assert registry.services == {}
+
+
+def test_an_idle_worker_leaves_without_a_request():
+    registry, worker = registry_with(b"w")
+    worker.service.idle[worker] = None
+    assert registry.remove_worker(worker) is None
+    assert (registry.workers, worker.service.workers, worker.service.idle) == ({}, {}, {})
+
+
+def test_a_busy_worker_leaves_its_request():
+    registry, worker = registry_with(b"w")
+    held = request(service=worker.service)
+    registry.begin(worker, held)
+    assert (worker.request, registry.running, registry.running_for(b"c")) == (held, 1, [held])
+    assert registry.remove_worker(worker) is held
+    assert (worker.request, registry.running, registry.running_for(b"c")) == (None, 0, [])
+
+
+def test_what_workers_do_for_a_client_is_known():
+    registry, first, second = registry_with(b"w1", b"w2")
+    one, two = request(service=first.service), request(service=first.service)
+    registry.begin(first, one)
+    registry.begin(second, two)
+    assert registry.running_for(b"c") == [one, two]
+    assert registry.running_for(b"d") == []
+    registry.end(first, one)
+    assert registry.running_for(b"c") == [two]
+    assert registry.running == 1
+
+
+def test_waiting_requests_are_counted_with_their_bytes():
+    registry = Registry()
+    waiting = Request((b"id", b"hop", b""), C02, registry.service(b"echo"), [b"12345", b"67"])
+    assert waiting.size == len(b"idhop1234567") + REQUEST_OVERHEAD
+    registry.enqueue(waiting)
+    assert (registry.queued, registry.queued_bytes) == (1, waiting.size)
+    registry.dequeue(waiting)
+    assert (registry.queued, registry.queued_bytes) == (0, 0)
+
+
+def test_the_next_request_is_taken_in_turn():  # C17, C20
+    registry = Registry()
+    service = registry.service(b"echo")
+    for client, body in ((b"c", b"1"), (b"c", b"2"), (b"d", b"x")):
+        registry.enqueue(request(client, body, service))
+    registry.enqueue(request(b"d", b"!", service), front=True)
+    assert bodies(registry.next_request(service) for _ in range(4)) == b"!1x2"
+    assert registry.next_request(service) is None
+    assert (registry.queued, registry.queued_bytes) == (0, 0)
+
+
+def test_what_waits_for_a_client_is_found_in_all_services():
+    registry = Registry()
+    echo, sum_ = registry.service(b"echo"), registry.service(b"sum")
+    one, two, three, other = request(service=echo), request(service=sum_), request(service=echo), request(b"d")
+    for each in (one, two, three):
+        registry.enqueue(each)
+    registry.service(other.service.name)
+    registry.enqueue(other)
+    assert registry.waiting_for(b"c") == [one, three, two]
+    registry.dequeue(one)
+    assert registry.waiting_for(b"c") == [three, two]
+    registry.dequeue(three)
+    assert registry.waiting_for(b"c") == [two]
+    registry.dequeue(two)
+    assert registry.waiting_for(b"c") == []
+    assert registry.waiting_for(b"d") == [other]

@@ -1,0 +1,136 @@
+"""Due times: never early, at most a grain late, cleared without a scan."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmdp.mdp.timers import Timers
+
+GRAIN = 0.5
+
+
+class Thing:
+    def __init__(self, name=""):
+        self.name = name
+        self.bucket = 0
+
+    def __repr__(self):
+        return self.name
+
+
+def timers_with(**due):
+    """Timers and the things in them, by name."""
+    timers = Timers(GRAIN)
+    things = {name: Thing(name) for name in due}
+    for name, thing in things.items():
+        timers.set(thing, due[name])
+    return timers, things
+
+
+def due_names(timers, now):
+    return [thing.name for thing in timers.pop_due(now)]
+
+
+def test_without_things_nothing_is_due():
+    timers = Timers(GRAIN)
+    assert timers.next_due() is None
+    assert due_names(timers, 1e9) == []
+
+
+def test_a_thing_comes_up_at_the_end_of_its_grain():
+    timers, _ = timers_with(a=1.2)
+    assert timers.next_due() == 1.5
+    assert due_names(timers, 1.49) == []
+    assert due_names(timers, 1.5) == ["a"]
+    assert timers.next_due() is None
+
+
+def test_a_thing_comes_up_once():
+    timers, things = timers_with(a=1.2)
+    assert due_names(timers, 9) == ["a"]
+    assert due_names(timers, 9) == []
+    assert things["a"].bucket == 0
+
+
+def test_buckets_come_in_order_of_time_and_things_in_order_of_setting():
+    timers, _ = timers_with(late=7, first=1.1, second=1.0, early=0.2)
+    assert due_names(timers, 9) == ["early", "first", "second", "late"]
+
+
+def test_a_cleared_thing_does_not_come_up():
+    timers, things = timers_with(a=1, b=1, c=2)
+    timers.clear(things["a"])
+    assert due_names(timers, 9) == ["b", "c"]
+
+
+def test_clearing_a_thing_without_due_time_is_harmless():
+    timers, things = timers_with(a=1)
+    timers.clear(Thing())
+    assert due_names(timers, 9) == ["a"]
+    timers.clear(things["a"])
+    assert timers.next_due() is None
+
+
+def test_next_due_passes_over_what_was_cleared():
+    timers, things = timers_with(a=1, b=2, c=3)
+    timers.clear(things["a"])
+    timers.clear(things["b"])
+    assert timers.next_due() == 3.5
+    timers.clear(things["c"])
+    assert timers.next_due() is None
+
+
+def test_a_thing_can_be_set_again_in_the_same_grain():
+    timers, things = timers_with(a=1)
+    timers.clear(things["a"])
+    timers.set(things["a"], 1)
+    assert due_names(timers, 9) == ["a"]
+
+
+def test_what_is_due_can_be_cleared_while_others_are_dealt_with():
+    timers, things = timers_with(a=1, b=1, c=1)
+    seen = []
+    for thing in timers.pop_due(9):
+        seen.append(thing.name)
+        timers.clear(things["b"])
+    assert seen == ["a", "c"]
+
+
+def test_what_is_due_can_be_set_again_while_others_are_dealt_with():
+    timers, things = timers_with(a=1, b=1)
+    seen = []
+    for thing in timers.pop_due(5):
+        seen.append(thing.name)
+        if thing is things["a"]:
+            timers.set(thing, 6)
+            timers.clear(things["b"])
+            timers.set(things["b"], 7)
+    assert seen == ["a"]
+    assert due_names(timers, 9) == ["a", "b"]
+
+
+def test_what_is_set_again_in_the_past_comes_up_once_more():
+    timers, _ = timers_with(a=1)
+    seen = []
+    for thing in timers.pop_due(5):
+        seen.append(thing.name)
+        if len(seen) < 3:
+            timers.set(thing, 1)
+    assert seen == ["a", "a", "a"]
+
+
+@settings(deadline=None)
+@given(
+    grain=st.floats(0.0005, 60),
+    dues=st.lists(st.floats(0, 1e7), min_size=1, max_size=20),
+    times=st.lists(st.floats(0, 1e7), max_size=5),
+)
+def test_never_early_and_at_most_one_grain_late(grain, dues, times):
+    timers = Timers(grain)
+    waiting = {Thing(): due for due in dues}
+    for thing, due in waiting.items():
+        timers.set(thing, due)
+    for now in [*sorted(times), 2e7]:
+        for thing in timers.pop_due(now):
+            assert waiting.pop(thing) <= now
+        assert all(now < due + grain * 1.001 for due in waiting.values())
+        assert (timers.next_due() is None) == (not waiting)

@@ -1,0 +1,173 @@
+"""What the broker says of itself, compared as whole values."""
+
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+
+import pytest
+
+from zmdp.mdp.broker import Broker
+from zmdp.mdp.limits import Limits
+from zmdp.mmi import answers
+
+READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"]}
+
+
+def ask(broker, name, *body, now=0):
+    """The one frame that answers, as JSON where it is JSON."""
+    (frame,) = answers.answer(name, list(body), broker, now)
+    return json.loads(frame) if frame.startswith(b"{") else frame
+
+
+@pytest.fixture
+def broker():
+    """Two workers of echo, one of them busy; one worker of sum; one request that waits for lost."""
+    broker = Broker(Limits(heartbeat=2), now=0)
+    broker.receive([b"\x01", *READY["0.2"], b"echo"], now=1)
+    broker.receive([b"\x02", *READY["0.1"], b"echo"], now=2)
+    broker.receive([b"\x03", *READY["0.2"], b"sum"], now=3)
+    broker.receive([b"c", b"MDPC02", b"\x01", b"echo", b"x"], now=4)
+    broker.receive([b"c", b"MDPC02", b"\x01", b"lost", b"x"], now=4)
+    broker.receive([b"\x01", b"MDPW02", b"\x05"], now=5)
+    return broker
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        (b"echo", b"200"),
+        (b"sum", b"200"),
+        (b"lost", b"404"),  # only ever asked for
+        (b"ech", b"404"),
+        (b"", b"404"),
+        (b"\xff", b"404"),
+        (b"mmi.service", b"404"),
+    ],
+)
+def test_a_service_is_there_or_not(broker, name, status):  # C26
+    assert ask(broker, b"mmi.service", name) == status
+
+
+def test_a_service_whose_workers_are_all_busy_is_there(broker):  # C26
+    broker.receive([b"c", b"MDPC02", b"\x01", b"sum", b"x"], now=4)
+    assert ask(broker, b"mmi.service", b"sum") == b"200"
+
+
+def test_a_service_whose_last_worker_went_is_not_there(broker):  # C26
+    broker.receive([b"\x03", b"MDPW02", b"\x06"], now=5)
+    assert ask(broker, b"mmi.service", b"sum") == b"404"
+
+
+def test_a_service_that_lost_its_workers_and_has_requests_is_not_there(broker):  # C26
+    broker.receive([b"\x01", b"MDPW02", b"\x06"], now=5)
+    broker.receive([b"\x02", b"MDPW01", b"\x05"], now=5)
+    assert broker.registry.queued == 2
+    assert ask(broker, b"mmi.service", b"echo") == b"404"
+
+
+@pytest.mark.parametrize("name", [b"mmi.", b"mmi.unknown", b"mmi.service2", b"mmi.SERVICE", "mmi.größe".encode()])
+def test_any_other_mmi_is_not_implemented(broker, name):  # C26
+    assert ask(broker, name, b"echo") == b"501"
+
+
+ECHO = {"name": "echo", "workers": 2, "idle": 1, "queued": 0}
+SUM = {"name": "sum", "workers": 1, "idle": 1, "queued": 0}
+LOST = {"name": "lost", "workers": 0, "idle": 0, "queued": 1}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rows"), [(b"", [ECHO, SUM, LOST]), (b"echo", [ECHO]), (b"lost", [LOST]), (b"?", [])]
+)
+def test_services_are_listed(broker, wanted, rows):
+    assert ask(broker, b"mmi.services", wanted) == {"services": rows, "more": 0}
+
+
+FIRST = {
+    "id": "01", "service": "echo", "protocol": "0.2", "busy": True, "up_seconds": 9.5, "silent_seconds": 5.5,
+}  # fmt: skip
+SECOND = {
+    "id": "02", "service": "echo", "protocol": "0.1", "busy": False, "up_seconds": 8.5, "silent_seconds": 8.5,
+}  # fmt: skip
+THIRD = {
+    "id": "03", "service": "sum", "protocol": "0.2", "busy": False, "up_seconds": 7.5, "silent_seconds": 7.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rows"),
+    [(b"", [FIRST, SECOND, THIRD]), (b"echo", [FIRST, SECOND]), (b"sum", [THIRD]), (b"lost", []), (b"?", [])],
+)
+def test_workers_are_listed(broker, wanted, rows):
+    assert ask(broker, b"mmi.workers", wanted, now=10.5) == {"workers": rows, "more": 0}
+
+
+def test_names_that_are_no_text_are_shown_safely():
+    broker = Broker(now=0)
+    broker.receive([b"w", *READY["0.2"], "größe".encode()], now=0)
+    assert ask(broker, b"mmi.services", b"")["services"][0]["name"] == "größe"
+
+
+def test_long_lists_are_cut():
+    broker = Broker(now=0)
+    for number in range(answers.ROWS + 2):
+        broker.receive([b"w%d" % number, *READY["0.2"], b"s%d" % number], now=0)
+    services, workers = ask(broker, b"mmi.services", b""), ask(broker, b"mmi.workers", b"")
+    assert (len(services["services"]), services["more"]) == (answers.ROWS, 2)
+    assert (len(workers["workers"]), workers["more"]) == (answers.ROWS, 2)
+
+
+STATS = {
+    "up_seconds": 10.5,
+    "services": 3,
+    "workers": 3,
+    "queued": 1,
+    "queued_bytes": 514,
+    "running": 1,
+    "requests": 2,
+    "dispatched": 1,
+    "redispatched": 0,
+    "partials": 0,
+    "replies": 0,
+    "mmi": 0,
+    "heartbeats": 1,
+    "failures": 0,
+    "invalid": {},
+    "dropped": {},
+    "disconnected": {},
+    "lost": {},
+}
+
+
+def test_counts_are_told(broker):
+    assert ask(broker, b"mmi.stats", b"", now=10.5) == STATS
+
+
+def test_counts_of_what_went_wrong_are_told_by_reason(broker):  # C15
+    broker.receive([b"c", b"GET / HTTP/1.1"], now=5)
+    broker.receive([b"c", b"GET / HTTP/1.1"], now=5)
+    broker.receive([b"stranger", b"MDPW02", b"\x05"], now=5)
+    broker.receive([b"\x03", b"MDPW02", b"\x06"], now=5)
+    broker.gone(b"c", now=5)
+    counts = ask(broker, b"mmi.stats", b"")
+    assert {name: counts[name] for name in ("invalid", "dropped", "disconnected", "lost")} == {
+        "invalid": {"no-header": 2},
+        "dropped": {"client-gone": 2},
+        "disconnected": {"not-registered": 1},
+        "lost": {"disconnected": 1},
+    }
+
+
+def test_the_broker_tells_its_version_and_limits(broker):
+    assert ask(broker, b"mmi.broker", b"", now=10.5) == {
+        "name": "zmdp",
+        "version": version("zmdp"),
+        "up_seconds": 10.5,
+        "draining": False,
+        "dialects": {"client": ["MDP/0.1", "MDP/0.2"], "worker": ["MDP/0.1", "MDP/0.2"]},
+        "limits": asdict(Limits(heartbeat=2)),
+    }
+
+
+def test_the_broker_tells_that_it_drains(broker):
+    broker.drain()
+    assert ask(broker, b"mmi.broker", b"")["draining"] is True

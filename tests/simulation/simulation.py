@@ -1,0 +1,317 @@
+"""One simulation: who takes part, what befalls them, and what must be true in the end.
+
+`Simulation(seed).run()` raises `Failed`, with the command that repeats it, or returns how often what has happened.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from zmdp.mdp.limits import Limits
+
+from .actors import (
+    MOST_PARTS_01,
+    BrokerProcess,
+    BurstProcess,
+    Call,
+    ClientProcess,
+    Habits,
+    Process,
+    Rogue,
+    WorkerProcess,
+)
+from .network import START, World
+from .rules import check
+
+SERVICES = [b"echo", b"resize", b"count"]
+UNSERVED = b"nobody-does-this"
+RECOVERY = 600.0
+"""Seconds in which all must have recovered when the faults have ended."""
+STEADY = 30.0
+"""Seconds without a new connection after which connections are taken to be settled."""
+
+
+class Failed(AssertionError):
+    """A simulation broke a rule."""
+
+
+class Simulation:
+    """All that happens by one seed."""
+
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.world = World(seed, trace)
+        rng = self.world.rng
+        self.duration = rng.uniform(15.0, 40.0)
+        self.pause = rng.choice([0.3, 1.0, 3.0])
+        """Seconds between two faults, on average, and between two calls of a client."""
+        self.services = SERVICES[: rng.randint(1, 3)]
+        self.limits = self._limits()
+        self.habits = Habits(rng.choice([0.02, 0.2, 1.0]), rng.choice([0, 3, 20]), rng.choice([0, 0.05]), 0.01)
+        self.world.network.slowness = rng.choice([0.01, 0.1, 1.0])
+        self.broker: BrokerProcess | None = None
+        self.processes: dict[str, Process] = {}
+        """The workers and clients by name; one that is dead stays until another takes its place."""
+        self._makers: dict[str, Callable[[], Process]] = {}
+
+    def _limits(self) -> Limits:
+        """Half of all brokers have as good as no limits, half very tight ones."""
+        rng = self.world.rng
+        heartbeat, liveness = rng.choice([0.5, 1.0, 2.0]), rng.choice([2, 3, 5])
+        if self.world.chance(0.5):
+            return Limits(heartbeat=heartbeat, liveness=liveness)
+        return Limits(
+            heartbeat=heartbeat,
+            liveness=liveness,
+            expiry=rng.choice([1.0, 5.0, 30.0]),
+            max_attempts=rng.choice([1, 2, 3]),
+            max_queue=rng.choice([1, 3, 10]),
+            max_queued_bytes=rng.choice([2000, 10_000, 1_000_000]),
+            max_services=rng.choice([len(self.services), len(self.services) + 1, 20]),
+            max_workers=rng.choice([6, 1000]),
+            max_frames=rng.choice([MOST_PARTS_01 + 8, 1000]),
+        )
+
+    def run(self) -> Counter[str]:
+        try:
+            self._begin()
+            self.world.clock.run(self.duration)
+            self._calm_down()
+            self._recover()
+            self._serve_everybody()
+            self._end()
+        except Exception as error:
+            raise Failed(
+                f"seed {self.seed}, after {self.world.now - START:.3f} s: {error!r}\n"
+                f"to see it: python tests/simulate.py --seed {self.seed} --trace"
+            ) from error
+        return self.world.events
+
+    # ── who takes part ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def workers(self) -> list[WorkerProcess]:
+        return [process for process in self.processes.values() if isinstance(process, WorkerProcess) and process.alive]
+
+    @property
+    def clients(self) -> list[ClientProcess | BurstProcess]:
+        kinds = (ClientProcess, BurstProcess)
+        return [process for process in self.processes.values() if isinstance(process, kinds) and process.alive]
+
+    def _begin(self) -> None:
+        world, rng = self.world, self.world.rng
+        self._start_broker()
+        for number in range(rng.randint(1, 6)):
+            # Each service has a worker, if there are enough.
+            service = self.services[number] if number < len(self.services) else rng.choice(self.services)
+            self._makers[f"w{number}"] = partial(
+                WorkerProcess,
+                world,
+                f"w{number}",
+                service,
+                protocol=rng.choice(["0.1", "0.2"]),
+                heartbeat=rng.choice([0.3, self.limits.heartbeat, 3.0]),
+                liveness=rng.choice([2, 3, 5]),
+                habits=self.habits,
+            )
+        for number in range(rng.randint(1, 6)):
+            kind = ClientProcess if world.chance(0.7) else BurstProcess
+            protocol = rng.choice(["0.1", "0.2"])
+            self._makers[f"c{number}"] = partial(kind, world, f"c{number}", protocol, self._choose, self.pause)
+        for name in self._makers:
+            self._supervise(name)
+        for number in range(rng.choice([0, 1, 3])):
+            names = f"r{number}", self.services, self._client_identities
+            Rogue(world, *names, registers=world.chance(0.5), pause=self.pause)
+        self._next_fault()
+
+    def _start_broker(self) -> None:
+        self.world.note("broker starts")
+        self.broker = BrokerProcess(self.world, self.limits)
+
+    def _supervise(self, name: str) -> None:
+        """Start a process after a while, and look again and again whether it still lives."""
+
+        def look() -> None:
+            if self.world.calm:
+                return
+            self._start_if_dead(name)
+            self._supervise(name)
+
+        self.world.clock.after(self.world.rng.uniform(0, 4), look)
+
+    def _start_if_dead(self, name: str) -> None:
+        if name not in self.processes or not self.processes[name].alive:
+            self.world.note(f"{name} starts")
+            self.processes[name] = self._makers[name]()
+
+    def _choose(self) -> Call:
+        """How a client asks next."""
+        rng = self.world.rng
+        mmi = rng.choice([b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.what"])
+        service = rng.choices([rng.choice(self.services), UNSERVED, mmi], [20, 1, 2])[0]
+        timeout = rng.choice([0.5, 2.0, 10.0])
+        return Call(service, timeout, rng.randint(0, 3), self.world.chance(0.5), about=rng.choice(self.services))
+
+    def _client_identities(self) -> list[bytes]:
+        return [identity for identity in self.world.network.links if identity.startswith(b"c")]
+
+    # ── what befalls them ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _next_fault(self) -> None:
+        self.world.clock.after(self.world.rng.expovariate(1 / self.pause), self._fault)
+
+    def _fault(self) -> None:
+        if self.world.calm:
+            return
+        faults: dict[Callable[[], None], float] = {
+            self._break_link: 3,
+            self._stall_link: 3,
+            self._kill_worker: 2,
+            self._hang_worker: 2,
+            self._stop_worker: 1,
+            self._kill_client: 1,
+            self._hang_client: 1,
+            self._hang_broker: 0.3,
+            self._end_broker: 0.3,
+        }
+        fault = self.world.rng.choices(list(faults), list(faults.values()))[0]
+        self.world.events[f"fault:{fault.__name__.replace('_', ' ')}"] += 1
+        fault()
+        self._next_fault()
+
+    def _break_link(self) -> None:
+        links = list(self.world.network.links.values())
+        if links:
+            link = self.world.rng.choice(links)
+            self.world.note(f"{link.identity.decode()}: the connection breaks")
+            link.fail()
+
+    def _stall_link(self) -> None:
+        links = list(self.world.network.links.values())
+        if links:
+            rng = self.world.rng
+            link = rng.choice(links)
+            until = self.world.now + 30 * rng.random() ** 2
+            self.world.note(f"{link.identity.decode()}: the connection stalls until {until - START:.3f}")
+            for pipe in rng.choice([[link.to_peer], [link.to_broker], [link.to_peer, link.to_broker]]):
+                pipe.stalled_until = until
+
+    def _kill_worker(self) -> None:
+        if self.workers:
+            self.world.rng.choice(self.workers).die()
+
+    def _hang_worker(self) -> None:
+        if self.workers:
+            self.world.rng.choice(self.workers).hang(20 * self.world.rng.random() ** 2)
+
+    def _stop_worker(self) -> None:
+        running = [worker for worker in self.workers if self.world.now >= worker.hangs_until]
+        if running:
+            self.world.rng.choice(running).leave()
+
+    def _kill_client(self) -> None:
+        if self.clients:
+            self.world.rng.choice(self.clients).die()
+
+    def _hang_client(self) -> None:
+        if self.clients:
+            self.world.rng.choice(self.clients).hang(20 * self.world.rng.random() ** 2)
+
+    def _hang_broker(self) -> None:
+        if self.broker is not None:
+            self.broker.hang(10 * self.world.rng.random() ** 2)
+
+    def _end_broker(self) -> None:
+        """By a crash, or in an orderly way; another is started later."""
+        broker = self.broker
+        if broker is None:
+            return
+        if self.world.chance(0.5) or self.world.now < broker.hangs_until:
+            self._replace_broker(broker.die)
+        else:
+            self.world.note("broker drains")
+            broker.machine.drain()
+            self.world.clock.after(self.world.rng.uniform(0, 3), partial(self._replace_broker, broker.stop))
+
+    def _replace_broker(self, end: Callable[[], None]) -> None:
+        if self.broker is not None and end in {self.broker.die, self.broker.stop}:
+            end()
+            self.broker = None
+            self.world.events["broker started again"] += 1
+            self.world.clock.after(self.world.rng.uniform(0, 8), self._start_broker)
+
+    # ── what must be true in the end ─────────────────────────────────────────────────────────────────────────────────
+
+    def _calm_down(self) -> None:
+        """No more faults, no more calls."""
+        self.world.note("no more faults")
+        self.world.calm = True
+        self.world.network.slowness = 0.01
+
+    def _recover(self) -> None:
+        """Every call ends, every worker is registered again and idle, and then it stays so."""
+        began = well_since = self.world.now
+        connections: list[bytes | None] = []
+        while self.world.now < well_since + STEADY:
+            for name in self._makers:
+                self._start_if_dead(name)
+            self.world.clock.run(5.0)
+            before, connections = connections, [worker.identity for worker in self.workers]
+            unwell = self._unwell()
+            if unwell or connections != before:
+                well_since = self.world.now
+            # A worker may have to connect several times until it knows the broker's heartbeat, but not endlessly.
+            check(self.world.now < began + RECOVERY, f"not recovered: {unwell or 'workers connect again and again'}")
+
+    def _unwell(self) -> list[str]:
+        """Who is not as it should be when nothing happens."""
+        if self.broker is None or self.broker.machine.draining:
+            return ["broker"]
+        registered = self.broker.machine.registry.workers
+        unwell = [client.name for client in self.clients if isinstance(client, ClientProcess) and not client.idle]
+        for worker in self.workers:
+            seat = registered.get(worker.identity or b"")
+            if seat is None or seat.request is not None or worker.session.lost is not None or worker.handling:
+                unwell.append(worker.name)
+        return unwell + [name for name, process in self.processes.items() if not process.alive]
+
+    def _serve_everybody(self) -> None:
+        """Connections stay, and every call is answered."""
+        assert self.broker is not None
+        identities = [worker.identity for worker in self.workers]
+        lost = self.broker.machine.stats.lost.copy()
+        self.world.note("all is well")
+        served = {worker.session.service for worker in self.workers}
+        for client in self.clients:
+            if isinstance(client, ClientProcess):
+                service = self.world.rng.choice([service for service in self.services if service in served])
+                before = client.replies
+                client.do(partial(client.begin, Call(service, timeout=120.0, retries=0, stream=self.world.chance(0.5))))
+                for _ in range(200):
+                    if not client.idle:
+                        self.world.clock.run(1.0)
+                check(client.replies == before + 1, f"{client.name} was not served though all is well")
+        check(identities == [worker.identity for worker in self.workers], "C13: a worker reconnected without need")
+        rogues = self.broker.machine.stats.lost - lost
+        check(not rogues, f"C13: workers were lost without need: {dict(rogues)}")
+
+    def _end(self) -> None:
+        """Nothing stays for ever: without workers and clients, all is empty again when the last request has expired."""
+        assert self.broker is not None
+        self.world.note("all leave")
+        for process in list(self.processes.values()):
+            if isinstance(process, WorkerProcess) and self.world.chance(0.5):
+                process.leave()
+            else:
+                process.die()
+        self.world.clock.run(self.limits.expiry + self.limits.patience + 30.0)
+        machine, referee = self.broker.machine, self.broker.referee
+        registry = machine.registry
+        check(registry.services == {} and registry.workers == {}, "a service or worker stays for ever")
+        check((registry.queued, registry.queued_bytes, registry.running) == (0, 0, 0), "a count is not 0 in the end")
+        check(registry._waiting == {} and registry._worked_on == {}, "a client stays for ever")
+        check(machine.deadline() is None, "a timer stays for ever")
+        check(machine._beats._buckets == {} and machine._expiries._buckets == {}, "a timer's bucket stays for ever")
+        check(referee.tickets == {} and referee.seats == {}, "the referee knows of something that the broker forgot")
+        self.broker.count()
