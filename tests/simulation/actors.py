@@ -19,7 +19,7 @@ from zmdp.mdp.wire import Message
 from zmdp.workers.session import Request, WorkerSession
 
 from .network import Alarm, Dealer, World
-from .referee import Referee
+from .referee import EPSILON, Referee
 from .rules import check
 
 HANDLER_TIMEOUT = 15.0
@@ -228,6 +228,8 @@ class WorkerProcess(Process):
             return  # it was closed while this process hung
         heard = self.session.lost is None
         request = self.session.receive(message, self.world.now)
+        told_to_go = isinstance(wire.decode_broker(message), wire.Disconnect)
+        check(not told_to_go or self.session.lost is not None, f"C9: {self.name} stays connected after DISCONNECT")
         if request is not None:
             self._start(request)
         if heard and self.session.lost is not None:
@@ -352,6 +354,8 @@ class ClientProcess(Process):
         self._pause = pause
         self._dealer: Dealer | None = None
         self._call: Call | None = None
+        self._heard_at = 0.0
+        """When the call was sent, or something of its reply came."""
         self._came = Stream(b"")
         """What came on this connection of the request sent there last."""
         self._handed_out = Stream(b"")
@@ -365,6 +369,7 @@ class ClientProcess(Process):
     def begin(self, call: Call) -> None:
         self.idle = False
         self._call = call
+        self._heard_at = self.world.now
         number = f"{self.name}.{self.world.number()}".encode()
         body = [call.about] if call.is_mmi else [number, b"please"]
         self._came, self._handed_out = Stream(number), Stream(number)
@@ -391,6 +396,7 @@ class ClientProcess(Process):
         if not call.is_mmi:
             self._came.add(answer.body)
             check(self._came.ended == answer.final, f"C3: {message} is not what the worker sent")
+        self._heard_at = self.world.now
         reply = self.session.receive(message, self.world.now)
         check((reply is not None) == (answer.final or call.stream), f"C5: handed out {reply} for {message}")
         if reply is None:
@@ -404,7 +410,13 @@ class ClientProcess(Process):
             self._ended()
 
     def tick(self) -> None:
-        match self.session.tick(self.world.now):
+        step = self.session.tick(self.world.now)
+        if step is not None:
+            assert self._call is not None
+            silence = self.world.now - self._heard_at
+            check(silence >= self._call.timeout - EPSILON, f"C5: {self.name} waited for {silence} s only")
+            self._heard_at = self.world.now
+        match step:
             case Resend(message):
                 self.world.events["client sent again"] += 1
                 assert self._dealer is not None

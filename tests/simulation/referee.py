@@ -391,12 +391,12 @@ class Referee:
         """Why it was right to drop `ticket`."""
         if ticket is step.fresh:
             return self._refusal(ticket)
+        if ticket.client == step.gone:
+            return Drop.CLIENT_GONE
         if ticket.orphaned and ticket.streamed:
             return Drop.LOST_AFTER_PARTIAL
         if ticket.orphaned and ticket.deaths >= self.limits.max_attempts:
             return Drop.WORKERS_LOST
-        if ticket.client == step.gone:
-            return Drop.CLIENT_GONE
         if ticket.queued and step.now >= ticket.since_time + self.limits.expiry - EPSILON:
             return Drop.EXPIRED
         if ticket.header == wire.C01 and self._too_large(ticket):
