@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -21,7 +23,7 @@ from ..mdp.errors import (
     ZmdpError,
 )
 from ..mdp.server import DEFAULT_ENDPOINT
-from .mdclient import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Client, is_listening
+from .mdclient import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Client, why_unreachable
 from .session import Reply
 
 CODES: Final[dict[type[ZmdpError], int]] = {
@@ -69,9 +71,10 @@ def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[...,
     return add
 
 
-@click.group(context_settings={"max_content_width": 110})
+@click.group(context_settings={"max_content_width": 110}, invoke_without_command=True)
 @version_option()
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Call services through a broker, and ask it who is there.
 
     \b
@@ -85,6 +88,8 @@ def cli() -> None:
     Exit codes: 0 done; 1 another failure; 2 bad usage; 3 timeout; 4 no such service; 5 refused: no broker there;
     6 the service failed; 130 interrupted.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 _SERVICE = click.argument("service")
@@ -225,19 +230,21 @@ def ping(*, count: int, interval: float, broker: tuple[str, ...], timeout: float
 
 def _ask(client: Client, question: str) -> dict[str, Any]:
     """The JSON answer of the broker to an `mmi.*` question."""
-    (answer,) = client.request(question)
-    try:
-        return dict(json.loads(answer))
-    except ValueError:
-        text = f"the broker does not know {question} (it answered {answer.decode(errors='replace')}): it is not zmdp's"
-        raise ServiceNotFound(text, service=question) from None
+    answer = b" ".join(client.request(question))
+    with suppress(ValueError):
+        value = json.loads(answer)
+        if isinstance(value, dict):
+            return value
+    text = f"the broker does not know {question} (it answered {answer.decode(errors='replace')}): it is not zmdp's"
+    raise ServiceNotFound(text, service=question)
 
 
 def _check_listening(broker: Sequence[str]) -> None:
     """Tell at once that there is no broker, rather than after every retry."""
-    if not any(is_listening(endpoint) for endpoint in broker):
-        text = f"nobody listens at {', '.join(broker)}. Is the broker running? `mdp-broker` starts one"
-        raise BrokerUnreachable(text, service="")
+    reasons = [why_unreachable(endpoint) for endpoint in broker]
+    if all(reasons):
+        each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))
+        raise BrokerUnreachable(f"cannot reach a broker at {'; '.join(each)}")
 
 
 def _check_offered(client: Client, broker: Sequence[str], service: str) -> None:
@@ -258,7 +265,7 @@ def _frames(body: Sequence[str]) -> list[bytes]:
         if part == "-":
             frames.append(sys.stdin.buffer.read())
         elif part.startswith("@@"):
-            frames.append(part[1:].encode())
+            frames.append(os.fsencode(part[1:]))
         elif part.startswith("@"):
             try:
                 frames.append(Path(part[1:]).read_bytes())
@@ -266,7 +273,7 @@ def _frames(body: Sequence[str]) -> list[bytes]:
                 raise click.UsageError(f"cannot read {part[1:]}: {error.strerror}") from None
         else:
             # As the shell gave it, also where that is no UTF-8.
-            frames.append(part.encode(errors="surrogateescape"))
+            frames.append(os.fsencode(part))
     return frames
 
 
@@ -291,9 +298,17 @@ def _write(data: bytes, *, newline: bool) -> None:
     sys.stdout.buffer.flush()
 
 
+def _code(error: ZmdpError) -> int:
+    return next((code for kind, code in CODES.items() if isinstance(error, kind)), EXIT_FAILED)
+
+
 def main() -> NoReturn:
     """Entry point of `mdclient`."""
-    run(cli, lambda error: next((code for kind, code in CODES.items() if isinstance(error, kind)), EXIT_FAILED))
+    run(
+        "mdclient",
+        cli,
+        lambda error: next((code for kind, code in CODES.items() if isinstance(error, kind)), EXIT_FAILED),
+    )
 
 
 if __name__ == "__main__":

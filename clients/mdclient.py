@@ -20,15 +20,14 @@ from ..mdp.errors import (
     SettingError,
     StreamInterrupted,
 )
-from ..mdp.multipart import receive, send
+from ..mdp.limits import Limits
+from ..mdp.multipart import milliseconds, receive, send
 from ..mdp.server import DEFAULT_ENDPOINT
 from ..mdp.wire import Message
 from .session import ClientSession, GiveUp, Reply, Resend
 
 DEFAULT_TIMEOUT: Final = 5.0
 DEFAULT_RETRIES: Final = 2
-LINGER: Final = 1000
-"""Milliseconds that what was sent has to get out after `close`."""
 
 
 class Client:
@@ -60,14 +59,19 @@ class Client:
         self._timeout = _checked_timeout(timeout)
         self._retries = _checked_retries(retries)
         self._session = ClientSession(protocol)
-        self._context = context or zmq.Context.instance()
+        self._own_context = context is None
+        self._context = zmq.Context() if context is None else context
         self._socket: zmq.Socket[bytes] | None = None
         self._turn = 0
         self._busy = False
         self._outstanding = 0
         self._last_service = ""
         self._closed = False
-        self._connect()
+        try:
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -129,7 +133,7 @@ class Client:
             message = session.request(service, body, now, timeout=timeout, retries=retries, stream=stream)
             self._send(message, now + timeout)
             while True:
-                arrived = self._receive(session.deadline())
+                arrived = self._receive(session.deadline() or now)
                 now = time.monotonic()
                 reply = session.receive(arrived, now) if arrived is not None else None
                 if reply is not None:
@@ -145,23 +149,30 @@ class Client:
                     self._connect()
                     self._send(step.message, now + timeout)
                 elif isinstance(step, GiveUp):
-                    raise self._gave_up(step, service.decode(), timeout)
+                    error = self._gave_up(step, service.decode(), timeout, sum(map(len, body)))
+                    self._turn += 1  # the next request tries the next broker
+                    raise error
         finally:
             if not finished:
                 self._busy = False
                 # Replies to this request may still come; on a new connection they cannot be taken for another's.
                 self._disconnect()
 
-    def _gave_up(self, step: GiveUp, service: str, timeout: float) -> Exception:
+    def _gave_up(self, step: GiveUp, service: str, timeout: float, size: int) -> Exception:
         endpoint = self._endpoint
         if step.streamed:
             text = f"the stream of service {service!r} stopped: nothing came for {timeout:g} s after a part"
             return StreamInterrupted(text, service=service)
         tries = "1 try" if step.tries == 1 else f"{step.tries} tries"
-        text = f"no reply from service {service!r} through {endpoint} ({tries}, {timeout:g} s each)"
-        if not is_listening(endpoint):
-            text += ": nobody listens there. Is the broker running? `mdp-broker` starts one"
-            return BrokerUnreachable(text, service=service)
+        if service.startswith("mmi."):
+            text = f"the broker at {endpoint} does not answer {service} ({tries}, {timeout:g} s each)"
+        else:
+            text = f"no reply from service {service!r} through {endpoint} ({tries}, {timeout:g} s each)"
+        reason = why_unreachable(endpoint)
+        if reason is not None:
+            return BrokerUnreachable(f"{text}: {reason}", service=service)
+        if size > Limits().max_message // 2:
+            text += f"; the request has {size} bytes: is that more than the broker's max_message?"
         return RequestTimeout(text, service=service)
 
     # ── the Guide's lower level ──────────────────────────────────────────────────────────────────────────────────────
@@ -223,7 +234,6 @@ class Client:
             self._turn += 1
         socket = self._context.socket(zmq.DEALER)
         try:
-            socket.set(zmq.LINGER, LINGER)
             socket.set(zmq.RCVHWM, 0)  # what can come is bounded by what was asked for
             socket.connect(self._endpoint)
         except zmq.ZMQError as error:
@@ -246,24 +256,31 @@ class Client:
     def _send(self, message: Message, until: float) -> None:
         socket = self._open()
         while send(socket, message):
-            if not socket.poll(_milliseconds(until), zmq.POLLOUT):
+            if not socket.poll(milliseconds(until - time.monotonic()), zmq.POLLOUT) and time.monotonic() >= until:
                 text = f"the broker at {self._endpoint} takes no more requests"
                 raise RequestTimeout(text, service=self._last_service)
 
-    def _receive(self, until: float | None) -> Message | None:
-        """The next message, or None at the time `until`."""
+    def _receive(self, until: float) -> Message | None:
+        """The next message, or None if there is none at the time `until`."""
         socket = self._open()
         message = receive(socket)
-        if message is None and socket.poll(_milliseconds(until), zmq.POLLIN):
-            message = receive(socket)
+        while message is None:
+            now = time.monotonic()
+            if now >= until:
+                return None
+            if socket.poll(milliseconds(until - now), zmq.POLLIN):
+                return receive(socket)
         return message
 
     def close(self) -> None:
         """Close the connection.  Harmless when repeated."""
         self._closed = True
         if self._socket is not None:
-            self._socket.close(LINGER if self._outstanding else 0)
+            # What `send` sent has the client's timeout to get out.
+            self._socket.close(round(self._timeout * 1000) if self._outstanding else 0)
             self._socket = None
+        if self._own_context:
+            self._context.term()
 
     def __enter__(self) -> Self:
         return self
@@ -274,8 +291,8 @@ class Client:
         self.close()
 
 
-def is_listening(endpoint: str) -> bool:
-    """Whether somebody may listen at `endpoint`: False only if a connection to it is refused."""
+def why_unreachable(endpoint: str) -> str | None:
+    """What a connection to `endpoint` fails with and what to do about it; None if it works or cannot be told."""
     try:
         parts = urlsplit(endpoint)
         if parts.scheme == "tcp" and parts.hostname and parts.port:
@@ -284,20 +301,17 @@ def is_listening(endpoint: str) -> bool:
             with sockets.socket(sockets.AF_UNIX) as probe:
                 probe.connect(endpoint.removeprefix("ipc://"))
     except (ConnectionRefusedError, FileNotFoundError):
-        return False
+        return f"nobody listens there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
+    except (PermissionError, sockets.gaierror) as error:
+        return error.strerror
     except (OSError, ValueError):
-        return True  # not known: a name that does not resolve just now, a form of endpoint not understood here
-    return True
+        return None
+    return None
 
 
 def _raise_failure(reply: Reply) -> None:
-    failure = wire.parse_error(reply[-3:]) if reply.final else None
-    if failure is not None:
-        raise ServiceError(*failure, service=reply.service)
-
-
-def _milliseconds(until: float | None) -> int | None:
-    return None if until is None else max(0, math.ceil((until - time.monotonic()) * 1000))
+    if reply.failure is not None:
+        raise ServiceError(*reply.failure, service=reply.service)
 
 
 def _body(frames: Sequence[object]) -> list[bytes]:

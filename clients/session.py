@@ -21,10 +21,12 @@ class Reply(list[bytes]):
     `final` is False for a PARTIAL, after which more follows, and True for a FINAL.
     """
 
-    __slots__ = ("final", "service")
+    __slots__ = ("failure", "final", "service")
 
     def __init__(self, frames: Iterable[bytes], *, service: str, final: bool) -> None:
         super().__init__(frames)
+        self.failure: tuple[int, str] | None = None
+        """Code and text, if the FINAL tells of a failure; the shell raises it."""
         self.service = service
         self.final = final
 
@@ -75,7 +77,10 @@ class ClientSession:
         answer = wire.decode_broker(message)
         if not isinstance(answer, wire.Answer) or answer.header != self._header:
             return None
-        return Reply(answer.body, service=answer.service.decode(errors="replace"), final=answer.final)
+        reply = Reply(answer.body, service=answer.service.decode(errors="replace"), final=answer.final)
+        if answer.final:
+            reply.failure = wire.parse_error(answer.body)
+        return reply
 
     def request(
         self, service: bytes, body: Sequence[bytes], now: float, *, timeout: float, retries: int, stream: bool = False

@@ -18,8 +18,7 @@ from .registry import Registry, Request, Worker
 from .timers import Timers
 from .wire import Message
 
-MMI: Final = b"mmi."
-"""Services of this prefix the broker answers itself (C25)."""
+OVERSIZED: Final = {wire.Reason.TOO_LARGE, wire.Reason.TOO_MANY_FRAMES}
 
 
 class Broker:
@@ -52,6 +51,8 @@ class Broker:
         """What to send because `message` came; its first frame is the identity of the peer."""
         command = wire.decode_peer(message, max_message=self.limits.max_message, max_frames=self.limits.max_frames)
         self._on[type(command)](command, now)
+        if type(command) is wire.Invalid and command.reason in OVERSIZED:
+            self._oversized(message, now)
         return self._sends()
 
     def tick(self, now: float) -> list[Message]:
@@ -134,7 +135,7 @@ class Broker:
     def _request(self, command: wire.Request, now: float) -> None:
         self.stats.requests += 1
         name = command.service
-        if name.startswith(MMI):
+        if name.startswith(wire.MMI):
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
             body = answers.answer(name, command.body, self, now)
@@ -214,7 +215,7 @@ class Broker:
         worker = registry.workers.get(command.route[0])
         if worker is not None:
             self._unexpected(command, Refusal.SECOND_READY, now)
-        elif command.service.startswith(MMI):
+        elif command.service.startswith(wire.MMI):
             self._unexpected(command, Refusal.RESERVED_NAME, now)
         elif len(registry.workers) >= limits.max_workers:
             self._unexpected(command, Refusal.TOO_MANY_WORKERS, now)
@@ -261,6 +262,19 @@ class Broker:
         # C15: dropped and counted by reason; whatever else the peer sends is judged on its own.
         self.stats.invalid[command.reason] += 1
         self._journal.note(now, logging.WARNING, command.reason, "ignored an invalid message: %s", command.reason)
+
+    def _oversized(self, message: Message, now: float) -> None:
+        """A reply over the limits is dropped as invalid, but its request must not wait for it for ever."""
+        worker = self.registry.workers.get(message[0])
+        if worker is None or worker.request is None:
+            return
+        kind = wire.reply_kind(message, worker.route, worker.header)
+        if kind is not None:
+            request = worker.request
+            self._abandon(request, Drop.REPLY_TOO_LARGE, now)
+            if kind is wire.Kind.FINAL:
+                self.registry.end(worker, request)
+                self._next(worker, now)
 
     def _seen(self, command: wire.Reply | wire.Heartbeat, now: float) -> Worker | None:
         """The registered worker that sent `command`, alive by it (C13); anybody else is disconnected (C14)."""

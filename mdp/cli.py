@@ -97,6 +97,8 @@ def cli(*, bind: tuple[str, ...], drain_timeout: float, config: Path | None, log
     Exit codes: 0 drained and ended; 1 cannot listen, or ended by a second signal; 2 bad usage.
     """
     del config  # its values have become the options' defaults
+    if not bind:
+        raise click.UsageError("bind is empty: it takes at least one endpoint, such as tcp://127.0.0.1:5555")
     settings = Limits(**limits)
     log_to_stderr(log_level)
     _allow_many_connections()
@@ -122,7 +124,7 @@ def _allow_many_connections() -> None:
 
 def main() -> NoReturn:
     """Entry point of `mdp-broker`."""
-    run(cli)
+    run("mdp-broker", cli)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import click
@@ -22,37 +23,48 @@ _ENDPOINT: Final = re.compile(r"(ipc|inproc)://.+|tcp://([^\s]+):(\d+|\*)")
 _MAX_PORT: Final = 65535
 
 
-def run(command: click.Command, codes: Callable[[ZmdpError], int] = lambda _: EXIT_FAILED) -> NoReturn:
-    """Run a command line and exit.  Whatever is wrong is told in one line on stderr.
+def run(name: str, command: click.Command, codes: Callable[[ZmdpError], int] = lambda _: EXIT_FAILED) -> NoReturn:
+    """Run the command `name` and exit.  Whatever is wrong is told in one line on stderr.
 
     `codes` gives the exit code for an error of zmdp's own.  Bad usage exits with 2, Ctrl-C with 130.
     """
+    _open_closed_streams()
     try:
-        result = command.main(standalone_mode=False)
+        result = command.main(prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except click.UsageError as error:
-        _fail(EXIT_USAGE, _explain(error))
+        _fail(name, EXIT_USAGE, _explain(error))
     except click.ClickException as error:
-        _fail(EXIT_USAGE, error.format_message())
+        _fail(name, EXIT_USAGE, error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        _fail(EXIT_INTERRUPTED, "interrupted")
+        _fail(name, EXIT_INTERRUPTED, "interrupted")
     except SettingError as error:
-        _fail(EXIT_USAGE, str(error))
+        _fail(name, EXIT_USAGE, str(error))
     except ZmdpError as error:
-        _fail(codes(error), str(error))
+        _fail(name, codes(error), str(error))
     except BrokenPipeError:
         # Whoever read our output has gone.  Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except OSError as error:
-        _fail(EXIT_FAILED, str(error))
+        _fail(name, EXIT_FAILED, str(error) if error.filename else f"cannot write the output: {error.strerror}")
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _fail(code: int, text: str) -> NoReturn:
-    name = os.path.basename(sys.argv[0])
-    line = " ".join(text.split())
-    print(f"{name}: {line}", file=sys.stderr)  # noqa: T201 - the one place where errors are shown
+def _open_closed_streams() -> None:
+    """A program may be started with its standard streams closed; then there is nobody to read, and no error."""
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115 - it stays open, like the one it stands for
+
+
+def _fail(name: str, code: int, text: str) -> NoReturn:
+    # What a peer said is in it: on one line, and nothing that a terminal would obey.
+    line = "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
+    with suppress(OSError):
+        print(f"{name}: {line}", file=sys.stderr)  # noqa: T201 - the one place where errors are shown
+    with suppress(OSError):
+        sys.stdout.flush()
     sys.exit(code)
 
 
@@ -123,7 +135,7 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
 
 def version_option() -> Callable[[Any], Any]:
     """`--version`, the same for all commands."""
-    return click.version_option(__version__, message="%(prog)s %(version)s")
+    return click.version_option(__version__, message="%(prog)s %(version)s", allow_from_autoenv=False)
 
 
 def with_default(text: str, default: object, unit: str = "") -> str:

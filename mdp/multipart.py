@@ -4,6 +4,7 @@ The two functions everything here receives and sends with.  They go past pyzmq's
 handles four messages of some five frames for every request.
 """
 
+import math
 from collections.abc import Callable
 from errno import EAGAIN, EHOSTUNREACH
 from typing import Final
@@ -19,6 +20,11 @@ LARGE: Final = 65536
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _send: Callable[[zmq.Socket[bytes], bytes, int, bool], object] = _Backend.send  # type: ignore[assignment]  # overloads
+
+
+def milliseconds(seconds: float) -> int:
+    """A poll's timeout: not negative, rounded up, and at most an hour, which a C int holds and every loop survives."""
+    return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)
 
 
 def receive(socket: zmq.Socket[bytes]) -> Message | None:

@@ -21,7 +21,7 @@ import zmq
 from .broker import Broker
 from .errors import BindError
 from .limits import Limits
-from .multipart import receive, send
+from .multipart import milliseconds, receive, send
 from .outbox import Outbox
 from .wire import Message
 
@@ -63,6 +63,7 @@ class Server:
         self._drain_timeout = drain_timeout
         self._outbox = Outbox(self.limits)
         self._stops = 0
+        self._tick_at = 0.0
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -93,8 +94,8 @@ class Server:
 
     def _bind(self, endpoint: str) -> str:
         try:
-            if endpoint.startswith("ipc://") and _is_served(endpoint.removeprefix("ipc://")):
-                raise zmq.ZMQError(EADDRINUSE)
+            if endpoint.startswith("ipc://"):
+                _check_free(endpoint)
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             hint = "another program listens there" if error.errno == EADDRINUSE else zmq.strerror(error.errno or 0)
@@ -119,24 +120,26 @@ class Server:
         poller.register(self._wake_out, zmq.POLLIN)
         drain_until = None
         now = time.monotonic()
-        held_until = now
+        flush_at = now
         while True:
             before, now = now, time.monotonic()
             more = self._take_batch(now)
-            # If this process was held up, signs of life are waiting: take them all in before declaring anybody dead.
             if now - before > HELD_UP * self.limits.heartbeat:
-                held_until = now + self.limits.patience
-            deadline = self.broker.deadline()
-            if deadline is not None and deadline <= now and (not more or now >= held_until):
+                # This process was held up, and signs of life wait in its sockets: hear them before declaring anybody
+                # dead.
+                self._tick_at = now + self.limits.heartbeat
+            deadline = self._deadline()
+            if deadline is not None and deadline <= now:
                 self._send_all(self.broker.tick(now), now)
-            if self._outbox:
+            if self._outbox and now >= flush_at:
+                flush_at = now + OUTBOX_RETRY
                 for message in self._outbox.flush(self._try):
                     self._send_all(self.broker.unreachable(message, now), now)
             if self._stops:
                 if drain_until is None:
                     drain_until = now + self._drain_timeout
                     self._start_drain()
-                if self.forced or self.broker.drained or now >= drain_until:
+                if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
                     break
             if not more:
                 poller.poll(self._wait(now, drain_until))
@@ -164,13 +167,17 @@ class Server:
             self._outbox.discard(peer)  # C16: what it has not taken yet it is not to get after its end
         self._send_all(messages, now)
 
+    def _deadline(self) -> float | None:
+        deadline = self.broker.deadline()
+        return None if deadline is None else max(deadline, self._tick_at)
+
     def _wait(self, now: float, drain_until: float | None) -> int | None:
         """Milliseconds to wait for messages, None for ever."""
         until = math.inf
-        for each in (self.broker.deadline(), drain_until, now + OUTBOX_RETRY if self._outbox else None):
+        for each in (self._deadline(), drain_until, now + OUTBOX_RETRY if self._outbox else None):
             if each is not None and each < until:
                 until = each
-        return None if until == math.inf else math.ceil(max(0.0, until - now) * 1000)
+        return None if until == math.inf else milliseconds(until - now)
 
     def _try(self, message: Message) -> int:
         return send(self._socket, message)
@@ -250,13 +257,16 @@ class Server:
                 signal.signal(each, handler)
 
 
-def _is_served(path: str) -> bool:
-    """Whether somebody listens on a Unix socket; libzmq would take it over without asking."""
-    if path == "*" or path.startswith("@") or not Path(path).exists():
-        return False
+def _check_free(endpoint: str) -> None:
+    """Refuse a path where somebody listens, or where something else is: libzmq would replace it without asking."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    if str(path) == "*" or str(path).startswith("@") or not path.exists():
+        return
+    if not path.is_socket():
+        raise BindError(f"cannot listen on {endpoint}: {path} exists and is no socket")
     with sockets.socket(sockets.AF_UNIX) as probe:
         try:
             probe.connect(os.fspath(path))
         except OSError:
-            return False
-        return True
+            return  # left behind by a process that is gone
+        raise zmq.ZMQError(EADDRINUSE)

@@ -32,6 +32,8 @@ W01: Final = b"MDPW01"
 W02: Final = b"MDPW02"
 
 EMPTY: Final = b""
+MMI: Final = b"mmi."
+"""Services of this prefix the broker answers itself (C25)."""
 MAX_ENVELOPE: Final = 16
 """Frames an envelope may have, its empty one included (C22)."""
 MAX_NAME: Final = 255
@@ -384,6 +386,15 @@ def disconnect(route: Route, header: bytes) -> Message:
 def is_work(message: Message, route: Route, header: bytes) -> bool:
     """Whether `message` is a REQUEST to the worker behind `route` (and no other command, nor one to a client there)."""
     return message[: len(route) + 2] == [*route, header, b"\x02"]
+
+
+def reply_kind(message: Message, route: Route, header: bytes) -> Kind | None:
+    """PARTIAL or FINAL if that is how `message`, from the worker behind `route`, begins; else None."""
+    at = len(route)
+    if message[: at + 1] != [*route, header] or len(message) < at + 2:
+        return None
+    kind = _KINDS[header].get(message[at + 1])
+    return kind if kind is Kind.PARTIAL or kind is Kind.FINAL else None
 
 
 # ── a failed request, in a dialect that has no ERROR ─────────────────────────────────────────────────────────────────

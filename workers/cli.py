@@ -87,7 +87,7 @@ def cli(
 
     \b
     Try it: mdworker zmdp.workers.echo:worker
-    Exit codes: 0 ended as asked; 2 bad usage, or the module cannot be used.
+    Exit codes: 0 ended as asked; 1 ended by a second signal; 2 bad usage, or the module cannot be used.
     """
     log_to_stderr(log_level)
     worker = _load(target, service)
@@ -101,13 +101,13 @@ def cli(
         worker.liveness = liveness
     if handler_timeout is not None:
         worker.handler_timeout = handler_timeout
-    if processes > 1:
+    if processes > 1 and supervised_by is None:
         return _supervise(processes)
     return _serve(worker, supervised_by)
 
 
 def _serve(worker: Worker, supervised_by: int | None) -> int:
-    _on_signals(_Stopper(worker))
+    _on_signals(_Stopper(worker, alone=supervised_by is None))
     worker.start()
     log.info(
         "serving %s at %s, %d at a time; Ctrl-C ends", worker.service.decode(), worker.broker, worker.concurrency
@@ -120,22 +120,28 @@ def _serve(worker: Worker, supervised_by: int | None) -> int:
 
 
 class _Stopper:
-    """Stops the worker; the second time, ends the process, which a stuck handler would keep alive."""
+    """Stops the worker; the second time, ends the process, which a stuck handler would keep alive.
 
-    def __init__(self, worker: Worker) -> None:
+    A supervised process gets the signal from the terminal and from its supervisor: it leaves the second time to that.
+    """
+
+    def __init__(self, worker: Worker, *, alone: bool) -> None:
         self._worker = worker
+        self._alone = alone
         self._stops = 0
 
     def stop(self) -> None:
         self._stops += 1
         if self._stops > 1:
-            os._exit(1)
+            if self._alone:
+                os._exit(1)
+            return
         log.info("ending: what is being worked on is finished first; once more ends at once")
         self._worker.stop()
 
 
 def _supervise(processes: int) -> int:
-    arguments = [*sys.argv[1:], "--processes", "1", "--supervised-by", str(os.getpid())]
+    arguments = ["--supervised-by", str(os.getpid()), *sys.argv[1:]]
     supervisor = Supervisor(command(*arguments), processes)
     _on_signals(supervisor)
     return supervisor.run()
@@ -165,6 +171,9 @@ def _load(target: str, service: str | None) -> Worker:
     except Exception as error:  # noqa: BLE001 - it is the user's module: whatever it raises is told in one line
         raise click.BadParameter(f"cannot use {target}: {_describe(error)}") from None
     if isinstance(found, Worker):
+        if found.started:
+            hint = "put that under: if __name__ == '__main__':"
+            raise click.BadParameter(f"cannot use {target}: its module starts the worker when it is imported; {hint}")
         if service is not None:
             found.service = wire.service_name(service)
         return found
@@ -179,6 +188,8 @@ def _load(target: str, service: str | None) -> Worker:
 def _describe(error: Exception) -> str:
     """The exception in one line, with the place in the user's code."""
     text = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, SyntaxError):
+        return f"{text} ({error.filename}:{error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
     return text + place
@@ -186,7 +197,7 @@ def _describe(error: Exception) -> str:
 
 def main() -> NoReturn:
     """Entry point of `mdworker`."""
-    run(cli)
+    run("mdworker", cli)
 
 
 if __name__ == "__main__":

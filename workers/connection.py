@@ -1,7 +1,6 @@
 """One worker connection: the session on a DEALER, kept alive while its request is worked on."""
 
 import logging
-import math
 import socket as sockets
 import threading
 import time
@@ -12,12 +11,12 @@ from typing import Final
 import zmq
 
 from ..mdp.errors import SettingError
-from ..mdp.multipart import receive, send
+from ..mdp.multipart import milliseconds, receive, send
 from ..mdp.wire import Message
 from .session import Request, WorkerSession
 
-LINGER: Final = 2000
-"""Milliseconds that the last messages (a FINAL, DISCONNECT) have to get out."""
+LINGER: Final = 10_000
+"""Milliseconds that the last messages (a FINAL, DISCONNECT) have to get out, which may be large."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -44,6 +43,9 @@ class Connection:
         self._socket: zmq.Socket[bytes] | None = None
         self._lock = threading.Lock()
         self._busy_since: float | None = None
+        self._pending: Request | None = None
+        """A request that came while nobody waited for one."""
+        self._closed = False
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._poller = zmq.Poller()
@@ -64,12 +66,12 @@ class Connection:
             self._busy_since = None
             while not self.stopping:
                 now = time.monotonic()
-                if until is not None and now >= until:
-                    return None
-                request = self._step(now)
-                if request is not None:
+                request, self._pending = self._pending or self._step(now), None
+                if request is not None and request is self._session.request:
                     self._busy_since = time.monotonic()
                     return request
+                if until is not None and now >= until:
+                    return None
                 self._wait(now, until)
             return None
 
@@ -94,10 +96,15 @@ class Connection:
     def close(self) -> None:
         """DISCONNECT, and close.  For the thread that serves, or after it has ended."""
         with self._lock:
-            self._send(self._session.disconnect("closed", time.monotonic()))
-            self._drop(LINGER)
-            self._wake_in.close()
-            self._wake_out.close()
+            self._closed = True
+            heard = self._session.heard
+            try:
+                self._send(self._session.disconnect("closed", time.monotonic()))
+            finally:
+                # A broker that was never there will not take anything now.
+                self._drop(LINGER if heard else 0)
+                self._wake_in.close()
+                self._wake_out.close()
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,14 +115,14 @@ class Connection:
             self._wake_in.send(b"!")
 
     def beat(self, now: float) -> float:
-        """Heartbeat, listen to the broker, and watch the handler, while a request is worked on.
+        """Heartbeat, listen to the broker, and watch the handler, while the serving thread is elsewhere.
 
         Returns the seconds after which to call again.
         """
-        if self._busy_since is not None and self._lock.acquire(blocking=False):  # else the serving thread is at it
+        if self._lock.acquire(blocking=False):  # else the serving thread is at it
             try:
-                if self._busy_since is not None:
-                    self._step(now)
+                if not self._closed:
+                    self._pending = self._step(now) or self._pending
                     self._watch_handler(now)
             finally:
                 self._lock.release()
@@ -127,7 +134,7 @@ class Connection:
         """Do what is due and what has arrived; returns a request if one has."""
         if self._session.lost is not None:
             if now >= self._session.retry_at and self._busy_since is None:
-                self._open()
+                self._reopen(now)
             return None
         request = None
         while request is None and self._socket is not None and (message := receive(self._socket)) is not None:
@@ -161,8 +168,16 @@ class Connection:
     def _wait(self, now: float, until: float | None) -> None:
         """Sleep until something arrives or is due."""
         due = self._session.deadline()
-        timeout = math.ceil(max(0.0, min(due, until if until is not None else due) - now) * 1000)
-        self._poller.poll(timeout)
+        self._poller.poll(milliseconds(min(due, until if until is not None else due) - now))
+
+    def _reopen(self, now: float) -> None:
+        try:
+            self._open()
+        except (zmq.ZMQError, SettingError) as error:  # no file descriptor left, for example
+            if isinstance(error, zmq.ContextTerminated):
+                raise
+            self._session.lose(str(error), now)
+            self._is_lost(now)
 
     def _open(self) -> None:
         socket = self._context.socket(zmq.DEALER)
@@ -181,9 +196,7 @@ class Connection:
             if self._socket is None or not send(self._socket, message):
                 continue
             # The broker does not keep up, or is not there.  Wait for it as long as for a silent one.
-            if not self._socket.poll(math.ceil(self._session.patience * 1000), zmq.POLLOUT) or send(
-                self._socket, message
-            ):
+            if not self._socket.poll(milliseconds(self._session.patience), zmq.POLLOUT) or send(self._socket, message):
                 self._session.lose("the broker takes nothing", time.monotonic())
                 self._drop(0)
 

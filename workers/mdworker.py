@@ -4,26 +4,35 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import zmq
 
 from ..mdp import wire
 from ..mdp.errors import ClosedError, HandlerError, SettingError
+from ..mdp.limits import Limits
 from ..mdp.server import DEFAULT_ENDPOINT
 from .connection import Connection
 from .session import Request, WorkerSession
 
-Frames = bytes | Sequence[bytes] | None
-"""What a handler may yield or return: one frame, several, or None for one empty frame."""
-Handler = Callable[[Request], Frames | Generator[Frames, None, Frames]]
+Frame = bytes | bytearray | memoryview
+Frames = Frame | Sequence[Frame] | None
+"""What a handler may yield or return: one frame, several (a list or tuple), or None for one empty frame."""
+Handler = Callable[[Request], Frames | Iterator[Frames]]
 """A function or a generator function of a request."""
+H = TypeVar("H", bound=Handler)
 
 log = logging.getLogger("zmdp.worker")
 
 INTERNAL_ERROR: Final = 500
+ROUTING: Final = 20
+"""Frames, and kilobytes, of a message that its routing may take."""
+MAX_BODY: Final = Limits().max_message - 1000 * ROUTING
+MAX_BODY_FRAMES: Final = Limits().max_frames - ROUTING
+"""What a broker with its default limits takes.  One with lower limits drops what is over them."""
 MAX_ERROR: Final = 1000
 """Characters of an exception that a client is told."""
 
@@ -82,6 +91,7 @@ class Worker:
         self._handler = handler
         self._protocol = protocol
         self._context = context
+        self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._connections: list[Connection] = []
         self._threads: list[threading.Thread] = []
         self._heart: threading.Thread | None = None
@@ -90,7 +100,7 @@ class Worker:
         self._current: Request | None = None
         self._session()  # checks the settings
 
-    def __call__(self, handler: Handler) -> Handler:
+    def __call__(self, handler: H) -> H:
         """Make `handler` this worker's handler; returns it unchanged."""
         self._handler = handler
         return handler
@@ -108,7 +118,6 @@ class Worker:
         except KeyboardInterrupt:
             self.stop()
             self.wait()
-            raise
 
     def start(self) -> None:
         """Serve in threads, and return at once.  To be followed by `stop` and `wait`, or use a `with` block."""
@@ -132,6 +141,11 @@ class Worker:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def started(self) -> bool:
+        """Whether it serves, or has served."""
+        return bool(self._connections)
+
     def stop(self) -> None:
         """Take no more requests; `run` and `wait` return when those that are worked on are finished."""
         self._stopping = True
@@ -145,7 +159,7 @@ class Worker:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             return False
-        self._ended.set()
+        self._end()
         return True
 
     def __enter__(self) -> Self:
@@ -166,8 +180,11 @@ class Worker:
         try:
             while (request := connection.receive()) is not None:
                 self._handle(connection, handler, request)
+        except zmq.ContextTerminated:
+            log.warning("%s: the ZeroMQ context was terminated", self.service.decode())
         finally:
-            connection.close()
+            with suppress(zmq.ContextTerminated):
+                connection.close()
 
     def _handle(self, connection: Connection, handler: Handler, request: Request) -> None:
         try:
@@ -228,9 +245,18 @@ class Worker:
         """End the Guide's loop: DISCONNECT and close.  Harmless when repeated."""
         self.stop()
         if not self._threads and not self._ended.is_set():
-            self._ended.set()
             for connection in self._connections:
                 connection.close()
+            self._end()
+
+    def _end(self) -> None:
+        """The connections are closed: end the heart, and have the last messages get out."""
+        self._ended.set()
+        if self._heart is not None:
+            self._heart.join()
+        if self._own_context is not None:
+            self._own_context.term()
+            self._own_context = None
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -240,7 +266,10 @@ class Worker:
         )  # fmt: skip
 
     def _connect(self) -> Connection:
-        context = self._context or zmq.Context.instance()
+        context = self._context
+        if context is None:
+            # Its own, which can be terminated at the end: only that waits until the last messages are out.
+            context = self._own_context = self._own_context or zmq.Context()
         connection = Connection(self._session(), self.broker, context, self.handler_timeout)
         self._connections.append(connection)
         if self._stopping:
@@ -254,13 +283,21 @@ class Worker:
         """Keep the connections whose handlers run alive (C13)."""
         wait = 0.0
         while not self._ended.wait(wait):
-            now = time.monotonic()
-            wait = min(connection.beat(now) for connection in self._connections)
+            wait = min(self._beat_one(connection) for connection in self._connections)
+
+    def _beat_one(self, connection: Connection) -> float:
+        try:
+            return connection.beat(time.monotonic())
+        except zmq.ContextTerminated:
+            return self.heartbeat
+        except Exception:  # whatever is wrong with one connection, the others must be kept alive
+            log.exception("%s: a heartbeat failed", self.service.decode())
+            return self.heartbeat
 
 
 def _describe(error: BaseException) -> str:
     """Type and text of an exception, of bounded length: what the client is told; the traceback stays in the log."""
-    return traceback.format_exception_only(error)[-1].strip()[:MAX_ERROR]
+    return "".join(traceback.format_exception_only(error)).strip()[:MAX_ERROR]
 
 
 _NOBODY: Final = object()
@@ -272,7 +309,13 @@ def _frames(result: object) -> list[bytes]:
     if result is None:
         return [b""]
     if isinstance(result, bytes | bytearray | memoryview):
-        return [bytes(result)]
-    if isinstance(result, list | tuple) and all(isinstance(frame, bytes | bytearray | memoryview) for frame in result):
-        return [bytes(frame) for frame in result] or [b""]
-    raise HandlerError(f"a handler gave {result!r:.100}: it takes bytes, a list of bytes, or None")
+        result = [result]
+    if not (isinstance(result, list | tuple) and all(isinstance(f, bytes | bytearray | memoryview) for f in result)):
+        raise HandlerError(f"a handler gave {result!r:.100}: it takes bytes, a list of bytes, or None")
+    frames = [bytes(frame) for frame in result] or [b""]
+    size = sum(map(len, frames))
+    if size > MAX_BODY or len(frames) > MAX_BODY_FRAMES:
+        raise HandlerError(
+            f"a handler gave {size} bytes in {len(frames)} frames: a reply may have {MAX_BODY} in {MAX_BODY_FRAMES}"
+        )
+    return frames

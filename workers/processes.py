@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -27,13 +26,11 @@ class Supervisor:
         self._command = list(command)
         self._slots = [_Slot() for _ in range(count)]
         self._stops = 0
-        self._changed = threading.Event()
 
     def stop(self) -> None:
         """Send SIGTERM to all processes; called again, SIGKILL.  Safe in a signal handler."""
         self._stops += 1
         self._signal(signal.SIGTERM if self._stops == 1 else signal.SIGKILL)
-        self._changed.set()
 
     def run(self) -> int:
         """Run until all processes have ended after `stop`; returns the exit code: the first that is not 0, or 0.
@@ -50,13 +47,12 @@ class Supervisor:
                 code = slot.process.poll()
                 if code is None:
                     continue
-                slot.ended(code, now, expected=bool(self._stops))
+                slot.ended(code, now, expected=bool(self._stops) or code == USAGE)
                 if self._stops or code == USAGE:
-                    worst = worst or (code if code >= 0 else 128 - code)
+                    worst = worst or (code if code >= 0 else 1)
                 if code == USAGE and not self._stops:
                     self.stop()
-            self._changed.wait(POLL)
-            self._changed.clear()
+            time.sleep(POLL)
         return worst
 
     def _start(self, slot: "_Slot", now: float) -> None:

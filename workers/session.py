@@ -12,7 +12,7 @@ from typing import Final
 
 from ..mdp import wire
 from ..mdp.errors import SettingError
-from ..mdp.limits import SHORTEST_HEARTBEAT
+from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 from ..mdp.wire import Message, Route
 
 HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.W02), "0.1": ((b"",), wire.W01)}
@@ -54,11 +54,13 @@ class WorkerSession:
     ) -> None:
         if protocol not in HEADERS:
             raise SettingError(f"protocol is {protocol!r}: it is one of {', '.join(HEADERS)}")
-        if not heartbeat >= SHORTEST_HEARTBEAT:
+        if not SHORTEST_HEARTBEAT <= heartbeat < LARGEST:
             raise SettingError(f"heartbeat is {heartbeat!r}: it takes {SHORTEST_HEARTBEAT} seconds or more")
         if liveness < 1:
             raise SettingError(f"liveness is {liveness!r}: it takes a number of intervals, 1 or more")
         self.service = wire.service_name(service)
+        if self.service.startswith(wire.MMI):
+            raise SettingError(f"{service!r} is reserved: services whose names begin with mmi. are the broker's own")
         self.request: Request | None = None
         self.lost: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
@@ -74,7 +76,8 @@ class WorkerSession:
         self.beat_interval = heartbeat
         """Seconds between this worker's heartbeats: its own interval, or the broker's if that is shorter."""
         self._gaps: deque[float] = deque(maxlen=3)
-        self._heard = False
+        self.heard = False
+        """Whether the broker has said anything on this connection."""
         self._last_seen = 0.0
         self._last_sent = 0.0
         self._collected: list[bytes] = []
@@ -83,7 +86,7 @@ class WorkerSession:
         """There is a new socket: READY (C7)."""
         self.lost = None
         self.request = None
-        self._heard = False
+        self.heard = False
         self._gaps.clear()  # they may be another broker's, or tell of the trouble that ended the last connection
         self._last_seen = self._last_sent = now
         return [wire.ready(self._route, self._header, self.service)]
@@ -97,11 +100,11 @@ class WorkerSession:
             return None
         if isinstance(command, wire.Disconnect):
             # C9.  A broker that knew this worker has perhaps been restarted: no reason to wait.
-            self.lose("the broker sent DISCONNECT", now, wait=not self._heard)
+            self.lose("the broker sent DISCONNECT", now, wait=not self.heard)
             return None
         if isinstance(command, wire.Heartbeat):
             self._observe(now - self._last_seen)
-        self._heard = True
+        self.heard = True
         self._backoff = BACKOFF[0]
         self._last_seen = now
         if not isinstance(command, wire.Work):
@@ -115,7 +118,9 @@ class WorkerSession:
 
     def _observe(self, gap: float) -> None:
         """Learn the broker's interval from the time before its HEARTBEAT."""
-        if self._heard:
+        if gap < SHORTEST_HEARTBEAT or gap > self.patience:
+            return  # several read at once, or this process was held up: it tells nothing
+        if self.heard:
             self._gaps.append(gap)
             self.patience = self._liveness * max(self._heartbeat, *self._gaps)
         # The first gap includes the time to connect: enough to beat by, not to be patient by.

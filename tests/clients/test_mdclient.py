@@ -150,18 +150,33 @@ def test_recv_raises_what_a_handler_raised(client):
         client.recv()
 
 
-def test_nobody_listening_is_told(client):
-    with pytest.raises(BrokerUnreachable, match="nobody listens there") as caught:
-        Client("tcp://127.0.0.1:1", timeout=0.05, retries=0).request("echo")
+@pytest.mark.parametrize("at", ["tcp://127.0.0.1:1", "ipc:///nowhere/at/all"])
+def test_nobody_listening_is_told(at):
+    with Client(at, timeout=0.05, retries=0) as client:
+        with pytest.raises(BrokerUnreachable, match="nobody listens there") as caught:
+            client.request("echo")
     assert isinstance(caught.value, TimeoutError)
-    with pytest.raises(BrokerUnreachable):
-        Client("ipc:///nowhere/at/all", timeout=0.05, retries=0).request("echo")
 
 
 def test_with_several_brokers_the_first_that_answers_is_kept(endpoint):
     with Client(["tcp://127.0.0.1:1", endpoint], timeout=0.2) as client:
         assert client.request("echo", b"x", timeout=0.2) == [b"x"]
         assert client.request("echo", b"y", retries=0, timeout=10) == [b"y"]
+
+
+def test_without_retries_the_next_request_goes_to_the_next_broker(endpoint):
+    with Client(["tcp://127.0.0.1:1", endpoint], timeout=0.1, retries=0) as client:
+        with pytest.raises(BrokerUnreachable):
+            client.request("echo", b"x")
+        assert client.request("echo", b"y", timeout=10) == [b"y"]
+
+
+def test_a_reply_that_ends_like_a_failure_is_none(client):
+    assert client.request("echo", b"row", b"zmdp.error", b"500", b"x") == [b"row", b"zmdp.error", b"500", b"x"]
+
+
+def test_a_timeout_of_months(client):
+    assert client.request("echo", b"x", timeout=1e7) == [b"x"]
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,12 @@ def run_python(page, endpoint):
 
 
 def test_the_examples_of_the_readme(capsys):
+    served, called = blocks("README.md", "python")
+    names = {}
     with broker() as (_, at):
-        names = run_python("README.md", at)
-        names["worker"].stop()
-        names["worker"].wait()
+        exec(served.replace(DEFAULT, at), names)
+        with names["worker"]:
+            exec(called.replace(DEFAULT, at), names)
     assert capsys.readouterr().out.splitlines() == [
         "[b'HELLO'] False", "[b'BIG'] False", "[b'WORLD'] False", "[b'15 letters'] True",
     ]  # fmt: skip

@@ -598,6 +598,49 @@ def test_a_worker_that_is_a_client_too_may_miss_a_reply(envelope, undelivered): 
     assert books(broker) == ([], [], 0, 0)
 
 
+# ── replies over the limits ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("header", [b"MDPW02", b"MDPW01"])
+def test_a_final_over_the_limits_frees_its_worker(header):  # C15
+    code = b"\x04" if header == b"MDPW02" else b"\x03"
+    broker = Broker(Limits(max_frames=10), now=0)
+    broker.receive([b"w", header, b"\x01", b"echo"], now=0)
+    feed(broker, request(b"c"), request(b"d"))
+    oversized = [b"w", header, code, b"c", b"", *[b"x"] * 10]
+    assert broker.receive(oversized, now=0) == [[b"w", header, b"\x02", b"d", b"", b"x"]]
+    assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
+    assert broker.stats.invalid == {"too-many-frames": 1}
+
+
+def test_after_a_partial_over_the_limits_the_client_gets_nothing_more():  # C15
+    broker = Broker(Limits(max_message=100), now=0)
+    feed(broker, ready(), request())
+    assert broker.receive(partial(body=b"x" * 100), now=0) == []
+    assert broker.receive(partial(), now=0) == []
+    assert broker.receive(final(), now=0) == []
+    assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
+    assert broker.receive(request(b"d"), now=0) == [work(client=b"d")]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b"stranger", b"MDPW02", b"\x04", b"c", b"", *[b"x"] * 10],
+        [b"idle", b"MDPW02", b"\x04", b"c", b"", *[b"x"] * 10],
+        [b"w", b"MDPC02", b"\x04", *[b"x"] * 10],
+        [b"w", b"MDPW02", b"\x05", *[b"x"] * 10],
+        [b"w", b"", *[b"x"] * 10],
+    ],
+)
+def test_what_else_is_over_the_limits_changes_nothing(message):  # C15
+    broker = Broker(Limits(max_frames=10), now=0)
+    feed(broker, ready(b"w"), ready(b"idle"), request())
+    before = books(broker)
+    assert broker.receive(message, now=0) == []
+    assert (books(broker), broker.stats.dropped) == (before, {})
+
+
 # ── clients that are gone ────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,6 +1,7 @@
 """Handlers for the worker processes of the tests."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def hold(request):
 def pid(request):
     """Reply with this process's pid."""
     return b"%d" % os.getpid()
+
+
+def large(request):
+    """End this process, and reply with 50 MB."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    return b"x" * 50_000_000
 
 
 not_callable = 3

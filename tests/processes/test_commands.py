@@ -79,7 +79,11 @@ def test_services_and_info_and_ping(mdclient):
     [
         (["call", "nobody"], 4, "no worker offers 'nobody' at tcp://"),
         (["call", "nobody", "--wait", "--timeout", "0.05", "--retries", "1"], 3, "no reply from service 'nobody'"),
-        (["call", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "Is the broker running? `mdp-broker` starts one"),
+        (
+            ["call", "echo", "--broker", "tcp://127.0.0.1:1"],
+            5,
+            "nobody listens there. Is the broker running? `mdp-broker --bind",
+        ),
         (["call", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
         (["call", "echo", "--timeout", "soon"], 2, "'soon': it takes a number of seconds, above 0"),
         (
@@ -135,6 +139,42 @@ def test_a_unix_socket_already_taken_and_one_left_behind(tmp_path):
         assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
 
 
+def test_a_file_is_not_replaced_by_a_socket(tmp_path):
+    (tmp_path / "precious").write_text("data")
+    result = run("mdp-broker", "--bind", f"ipc://{tmp_path}/precious")
+    assert result.returncode == 1
+    assert one_line(result).endswith("exists and is no socket")
+    assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_a_request_may_wait_for_months():
+    with broker("--expiry", "1e8") as (running, at):
+        assert run("mdclient", "call", "--wait", "nobody", "--timeout", "0.05", "--broker", at).returncode == 3
+        assert running.end() == 0
+
+
+def test_closed_streams():
+    bin_ = run.__globals__["BIN"]
+    assert os.system(f"{bin_}/mdp-broker --help >&- 2>&-") == 0
+    assert os.system(f"{bin_}/mdp-broker --heartbeat x 2>/dev/full") >> 8 == 2
+    assert os.system(f"timeout -s INT 1 {bin_}/mdp-broker --bind tcp://127.0.0.1:* <&- >&- 2>&-") >> 8 == 124
+    assert run("mdp-broker", "--version", MDP_VERSION="no").returncode == 0
+
+
+def test_the_bare_command_shows_its_help():
+    result = run("mdclient")
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert b"mdclient call echo hello" in result.stdout
+
+
+def test_a_module_that_starts_its_worker_itself(tmp_path):
+    text = "from zmdp.workers import Worker\nworker = Worker('x', list)\nworker.start()\n"
+    (tmp_path / "eager.py").write_text(text)
+    with process("mdworker", "eager:worker", "--processes", "2", cwd=tmp_path) as running:
+        assert running.wait() == 2
+        assert "its module starts the worker when it is imported" in running.stderr
+
+
 def test_several_binds(tmp_path):
     with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--bind", f"ipc://{tmp_path}/b") as running:
         for at in (running.line("tcp://", "stdout"), running.line("ipc://", "stdout")):
@@ -154,6 +194,7 @@ def test_several_binds(tmp_path):
         ([], {"MDP_LIVENESS": "x"}, "", "(from the environment, MDP_LIVENESS)"),
         ([], {}, "liveness = 0", "'--liveness': 0: it takes a whole number of intervals, above 0 (from "),
         ([], {}, "liveness = true", "True: it takes a whole number"),
+        ([], {}, "bind = []", "bind is empty: it takes at least one endpoint"),
         ([], {}, "livenes = 3", "sets livenes: it may set bind, drain_timeout, expiry"),
         ([], {}, "liveness", "it is not TOML"),
         (["--config", "/no/such"], {}, "", "cannot read /no/such: No such file or directory"),

@@ -155,6 +155,30 @@ def test_a_second_signal_ends_a_worker_at_once(tmp_path):
         held.unlink()
 
 
+def test_a_signal_to_all_processes_at_once_is_graceful(tmp_path, pool):
+    held = tmp_path / "held"
+    command = ("mdworker", "services:slow", "--processes", "2", *QUICK)
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30, retries=0) as client:
+        with process(*command, "--broker", endpoint, cwd=HERE, new_group=True) as parent:
+            eventually(lambda: len(workers_of(client, b"slow")) == 2)
+            reply = pool.submit(client.request, "slow", str(held).encode())
+            eventually(held.exists)
+            os.killpg(parent.pid, signal.SIGINT)  # as Ctrl-C does
+            parent.line("once more ends at once", count=2)
+            held.unlink()
+            assert len(reply.result()) == 1
+            assert parent.wait() == 0
+
+
+def test_a_large_reply_is_not_lost_when_its_worker_ends(pool):
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30, retries=0) as client:
+        with worker("services:large", endpoint, "--service", "large") as ending:
+            eventually(lambda: workers_of(client, b"large"))
+            reply = pool.submit(client.request, "large")
+            assert len(reply.result()[0]) == 50_000_000  # it sent itself SIGTERM before it replied
+            assert ending.wait() == 0
+
+
 def test_several_processes_are_restarted_and_ended_together():
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:

@@ -155,6 +155,10 @@ def deaf(session: WorkerSession, *args: Any, **kwargs: Any) -> None:
     """A worker does not give up its connection."""
 
 
+def asleep(session: ClientSession, now: float) -> None:
+    """A client does nothing when it is time to."""
+
+
 def repeat_stream(session: ClientSession, now: float, tick: Any = ClientSession.tick) -> Any:
     """A client sends again though a part was handed out."""
     session._streamed = False
@@ -175,7 +179,8 @@ def run_all(seeds: int) -> None:
         (Broker, "_repeat", forget_request, "was lost"),
         (Broker, "_answer", restream, "C17"),
         (Registry, "forget_if_empty", keep_service, "nothing is left"),
-        (WorkerSession, "lose", deaf, "time stands still"),
+        (WorkerSession, "lose", deaf, "C9"),
+        (ClientSession, "tick", asleep, "time stands still"),
         (ClientSession, "tick", repeat_stream, "C17"),
     ],
 )

@@ -19,10 +19,11 @@ PATIENCE = 20.0
 class Process:
     """A running command; its output is read as it comes."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None, new_group: bool) -> None:
         self._popen = subprocess.Popen(
             [str(BIN / command[0]), *command[1:]],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}, cwd=cwd,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **env}, cwd=cwd, start_new_session=new_group,
         )  # fmt: skip
         self.pid = self._popen.pid
         self._changed = threading.Condition()
@@ -74,9 +75,9 @@ class Process:
 
 
 @contextmanager
-def process(*command: str, cwd: Path | None = None, **env: str) -> Iterator[Process]:
+def process(*command: str, cwd: Path | None = None, new_group: bool = False, **env: str) -> Iterator[Process]:
     """Run a command of zmdp's; it is killed at the end of the block if it still runs."""
-    running = Process(command, env, cwd)
+    running = Process(command, env, cwd, new_group)
     try:
         yield running
     finally:

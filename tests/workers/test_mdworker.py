@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import zmq
 
 from zmdp.clients import Client, ServiceError, StreamInterrupted
 from zmdp.mdp.limits import Limits
@@ -201,6 +202,8 @@ def test_the_guides_loop_streams_and_beats_between_two_calls(client, endpoint, p
     [
         ({"service": ""}, "no service name"),
         ({"service": b"\xff"}, "no service name"),
+        ({"service": "mmi.mine"}, "'mmi.mine' is reserved"),
+        ({"heartbeat": float("inf")}, "heartbeat is inf"),
         ({"concurrency": 0}, "concurrency is 0"),
         ({"heartbeat": 0}, "heartbeat is 0"),
         ({"liveness": 0}, "liveness is 0"),
@@ -227,8 +230,69 @@ def test_wrong_use_is_told(endpoint):
         worker.send_partial(b"x")
 
 
-def test_a_reserved_name_is_refused_again_and_again_without_a_storm(endpoint, server, logged):
-    with Worker("mmi.mine", list, broker=endpoint):
-        assert logged("connecting to")
-        assert logged("disconnected worker")
-    assert server.broker.stats.disconnected["reserved-name"] == 1  # it waits before it tries again
+def test_a_worker_that_is_refused_waits_before_it_tries_again(logged):
+    with running_broker(limits=Limits(max_workers=1)) as server:
+        at = server.endpoints[0]
+        with Worker("echo", list, broker=at) as _, Client(at, timeout=10) as client:
+            while not client.available("echo"):
+                pass
+            with Worker("echo", list, broker=at):
+                assert logged("connecting to")
+                assert logged("disconnected worker")
+            assert server.broker.stats.disconnected["too-many-workers"] == 1
+
+
+@pytest.mark.parametrize("result", [b"x" * (64 << 20), [b"x"] * 1100], ids=["bytes", "frames"])
+def test_a_reply_that_no_broker_takes_is_the_handlers_failure(client, endpoint, result):
+    with Worker("big", lambda request: result, broker=endpoint):
+        for _ in range(2):
+            with pytest.raises(ServiceError, match="a reply may have 67088864 in 1004"):
+                client.request("big")
+
+
+def test_a_reply_that_this_broker_does_not_take_costs_the_worker_nothing():
+    with running_broker(limits=Limits(max_message=100_000)) as server:
+        at = server.endpoints[0]
+        with Worker("big", lambda request: b"x" * int(request[0]), broker=at), Client(at, timeout=10) as client:
+            with pytest.raises(TimeoutError):
+                client.request("big", b"150000", timeout=0.3, retries=0)
+            assert client.request("big", b"5") == [b"xxxxx"]
+            assert server.broker.stats.dropped == {"reply-too-large": 1}
+
+
+def test_the_guides_loop_beats_when_nobody_waits(endpoint, server):
+    with Worker("slow", broker=endpoint, heartbeat=0.05, liveness=20) as worker, Client(endpoint, timeout=20) as client:
+        assert worker.recv(timeout=0.01) is None
+        before = server.broker.stats.heartbeats
+        while server.broker.stats.heartbeats < before + 5:
+            client.available("slow")
+        client.send("slow", b"x")
+        while not server.broker.registry.running:
+            pass
+        assert worker.recv() == [b"x"]
+        worker.recv(b"done", timeout=0.01)
+        assert client.recv() == [b"done"]
+
+
+def test_a_terminated_context_ends_a_worker(endpoint):
+    context = zmq.Context()
+    worker = Worker("echo", list, broker=endpoint, context=context)
+    worker.start()
+    context.term()
+    assert worker.wait(timeout=10)
+
+
+def test_a_worker_that_cannot_open_a_socket_tries_again(endpoint, client, monkeypatch, logged):
+    with Worker("echo", list, broker=endpoint) as worker:
+        while not client.available("echo"):
+            pass
+        opened = type(worker._connections[0])._open
+
+        def fail(connection):
+            monkeypatch.setattr(type(connection), "_open", opened)
+            raise zmq.ZMQError(24)
+
+        monkeypatch.setattr(type(worker._connections[0]), "_open", fail)
+        worker._connections[0]._session.lose("a test", 0.0, wait=False)
+        assert logged("Too many open files")
+        assert client.request("echo", b"x", timeout=10) == [b"x"]
