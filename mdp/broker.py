@@ -61,6 +61,14 @@ class Broker:
         for worker in self._beats.pop_due(now):
             if now >= worker.last_seen + self.limits.patience:
                 lost.append((worker.service, self._forget(worker, Loss.SILENT, now)))
+            elif (
+                worker.request is not None
+                and worker.spoiled is not None
+                and now >= worker.spoiled + self.limits.patience
+            ):
+                self._abandon(worker.request, Drop.REPLY_TOO_LARGE, now)
+                self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, now)
+                lost.append((worker.service, self._forget(worker, Loss.REFUSED, now)))
             else:
                 self._beat(worker, now)
         for _, request in lost:  # only now, lest it be given to the next of them
@@ -264,17 +272,15 @@ class Broker:
         self._journal.note(now, logging.WARNING, command.reason, "ignored an invalid message: %s", command.reason)
 
     def _oversized(self, message: Message, now: float) -> None:
-        """A reply over the limits is dropped as invalid, but its request must not wait for it for ever."""
+        """A reply over the limits is dropped as invalid, but it leaves a gap in a stream, or a worker that is done."""
         worker = self.registry.workers.get(message[0])
         if worker is None or worker.request is None:
             return
         kind = wire.reply_kind(message, worker.route, worker.header)
-        if kind is not None:
-            request = worker.request
-            self._abandon(request, Drop.REPLY_TOO_LARGE, now)
-            if kind is wire.Kind.FINAL:
-                self.registry.end(worker, request)
-                self._next(worker, now)
+        if kind is wire.Kind.PARTIAL:
+            self._abandon(worker.request, Drop.REPLY_TOO_LARGE, now)
+        elif kind is wire.Kind.FINAL:
+            worker.spoiled = now  # it may yet send one that fits (C15); if not, `tick` ends it
 
     def _seen(self, command: wire.Reply | wire.Heartbeat, now: float) -> Worker | None:
         """The registered worker that sent `command`, alive by it (C13); anybody else is disconnected (C14)."""
@@ -290,14 +296,16 @@ class Broker:
 
     def _unexpected(self, command: wire.Reply | wire.Heartbeat | wire.Ready, reason: Refusal, now: float) -> None:
         """Valid but unexpected: DISCONNECT to that peer, and forget it (C14)."""
-        self.stats.disconnected[reason] += 1
-        identity = command.route[0]
-        text = "disconnected worker %s: %s"
-        self._journal.note(now, logging.WARNING, f"disconnect-{reason}", text, identity, reason)
-        self._out.append(wire.disconnect(command.route, command.header))
-        worker = self.registry.workers.get(identity)
+        self._refuse(command.route, command.header, reason, now)
+        worker = self.registry.workers.get(command.route[0])
         if worker is not None:
             self._lose(worker, Loss.REFUSED, now)
+
+    def _refuse(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
+        self.stats.disconnected[reason] += 1
+        text = "disconnected worker %s: %s"
+        self._journal.note(now, logging.WARNING, f"disconnect-{reason}", text, route[0], reason)
+        self._out.append(wire.disconnect(route, header))
 
     def _next(self, worker: Worker, now: float) -> None:
         """`worker` is free: it gets the request whose turn it is, or stands last among the idle (C20, C21)."""
@@ -312,6 +320,7 @@ class Broker:
         self.stats.dispatched += 1
         worker.overdue = now - worker.last_seen > self._overdue
         worker.reached = True
+        worker.spoiled = None
         worker.last_sent = now
         self.registry.begin(worker, request)
         self._out.append(wire.work(worker.route, worker.header, request.client, request.body))

@@ -34,6 +34,7 @@ class Refusal(StrEnum):
     NO_REQUEST = "reply-without-request"
     WRONG_CLIENT = "reply-to-wrong-client"
     WRONG_DIALECT = "wrong-dialect"
+    OVERSIZED_REPLY = "oversized-reply"
     RESERVED_NAME = "reserved-name"
     TOO_MANY_WORKERS = "too-many-workers"
     TOO_MANY_SERVICES = "too-many-services"

@@ -51,7 +51,7 @@ class Worker:
 
     __slots__ = (
         "bucket", "header", "identity", "last_seen", "last_sent", "overdue", "reached", "request", "route", "service",
-        "since",
+        "since", "spoiled",
     )  # fmt: skip
 
     def __init__(self, route: Route, header: bytes, service: Service, now: float) -> None:
@@ -65,6 +65,8 @@ class Worker:
         """Its request has not turned out undeliverable."""
         self.overdue = False
         """It may well have been dead when it got its request: if it was, that is not the request's doing (C17)."""
+        self.spoiled: float | None = None
+        """When it sent a FINAL over the limits, and nothing better since."""
         self.since = now
         self.last_seen = now
         self.last_sent = now

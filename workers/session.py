@@ -21,7 +21,7 @@ HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.W02), "0.1": 
 BACKOFF: Final = (1.0, 32.0)
 """Seconds before the first and before the latest reconnection; each waits twice as long as the one before."""
 LONGEST_PATIENCE: Final = 60.0
-"""Seconds to which the patience with a silent broker grows."""
+"""Seconds to which the patience with a silent broker grows, if the settings do not ask for more."""
 
 
 class Request(list[bytes]):
@@ -122,7 +122,8 @@ class WorkerSession:
             return  # several read at once, or this process was held up: it tells nothing
         if self.heard:
             self._gaps.append(gap)
-            self.patience = self._liveness * max(self._heartbeat, *self._gaps)
+            learned = min(self._liveness * max(self._gaps), LONGEST_PATIENCE)
+            self.patience = max(self._liveness * self._heartbeat, learned)
         # The first gap includes the time to connect: enough to beat by, not to be patient by.
         slowest = max(self._gaps, default=gap)
         self.beat_interval = max(min(self._heartbeat, slowest), SHORTEST_HEARTBEAT)

@@ -601,16 +601,35 @@ def test_a_worker_that_is_a_client_too_may_miss_a_reply(envelope, undelivered): 
 # ── replies over the limits ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("header", [b"MDPW02", b"MDPW01"])
-def test_a_final_over_the_limits_frees_its_worker(header):  # C15
-    code = b"\x04" if header == b"MDPW02" else b"\x03"
+OVERSIZED = {b"MDPW02": b"\x04", b"MDPW01": b"\x03"}
+
+
+@pytest.mark.parametrize(("header", "code"), OVERSIZED.items())
+def test_after_a_final_over_the_limits_one_that_fits_counts(header, code):  # C15
     broker = Broker(Limits(max_frames=10), now=0)
     broker.receive([b"w", header, b"\x01", b"echo"], now=0)
-    feed(broker, request(b"c"), request(b"d"))
-    oversized = [b"w", header, code, b"c", b"", *[b"x"] * 10]
-    assert broker.receive(oversized, now=0) == [[b"w", header, b"\x02", b"d", b"", b"x"]]
-    assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
+    feed(broker, request())
+    assert broker.receive([b"w", header, code, b"c", b"", *[b"x"] * 10], now=0) == []
     assert broker.stats.invalid == {"too-many-frames": 1}
+    assert broker.receive([b"w", header, code, b"c", b"", b"x"], now=1) == [answer()]
+    feed(broker, request())
+    broker.receive([b"w", header, b"\x05" if header == b"MDPW02" else b"\x04"], now=5)
+    broker.tick(6)
+    assert books(broker) == ([b"echo"], [b"w"], 0, 1)
+
+
+@pytest.mark.parametrize(("header", "code"), OVERSIZED.items())
+def test_a_worker_whose_final_was_over_the_limits_does_not_stay_busy_for_ever(header, code):  # C15
+    broker = Broker(Limits(max_frames=10, heartbeat=1, liveness=5), now=0)
+    broker.receive([b"w", header, b"\x01", b"echo"], now=0)
+    feed(broker, request(b"c"), request(b"d"))
+    assert broker.receive([b"w", header, code, b"c", b"", *[b"x"] * 10], now=0) == []
+    broker.receive([b"w", header, b"\x05" if header == b"MDPW02" else b"\x04"], now=4)
+    goodbye = [b"w", header, b"\x06" if header == b"MDPW02" else b"\x05"]
+    assert broker.tick(6) == [goodbye]
+    assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
+    assert broker.stats.disconnected == {Refusal.OVERSIZED_REPLY: 1}
+    assert books(broker) == ([b"echo"], [], 1, 0)
 
 
 def test_after_a_partial_over_the_limits_the_client_gets_nothing_more():  # C15

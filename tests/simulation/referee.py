@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker import MMI, Broker
+from zmdp.mdp.broker import Broker
 from zmdp.mdp.journal import Drop
 from zmdp.mdp.registry import REQUEST_OVERHEAD, Request
-from zmdp.mdp.wire import FromPeer, Invalid, Message, Route
+from zmdp.mdp.wire import MMI, FromPeer, Invalid, Message, Route
 
 from .rules import Broken, check
 

@@ -189,5 +189,5 @@ def test_a_broken_machine_is_found_out(
 ) -> None:
     monkeypatch.setattr(owner, name, mutant)
     with pytest.raises(Failed, match=r"to see it: python tests/simulate\.py --seed \d+ --trace") as caught:
-        run_all(60)
+        run_all(300)
     assert rule in str(caught.value)

@@ -251,7 +251,7 @@ def test_a_reply_that_no_broker_takes_is_the_handlers_failure(client, endpoint, 
 
 
 def test_a_reply_that_this_broker_does_not_take_costs_the_worker_nothing():
-    with running_broker(limits=Limits(max_message=100_000)) as server:
+    with running_broker(limits=Limits(max_message=100_000, heartbeat=0.05, liveness=10)) as server:
         at = server.endpoints[0]
         with Worker("big", lambda request: b"x" * int(request[0]), broker=at), Client(at, timeout=10) as client:
             with pytest.raises(TimeoutError):

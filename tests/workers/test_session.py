@@ -430,3 +430,23 @@ def test_no_bytes_do_harm(protocol: str, messages: list[list[bytes]]) -> None:
         request = session.receive(message, 0.0)
         assert request is None or request is session.request
         assert session.request is None or session.lost is None
+
+
+# ── what a worker may not be, and what it does not learn from ────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["mmi.mine", b"mmi.service"])
+def test_a_reserved_name_is_refused_at_once(name: str | bytes) -> None:
+    # C25
+    with pytest.raises(SettingError, match="is reserved"):
+        WorkerSession(name)
+
+
+def test_heartbeats_read_together_teach_nothing() -> None:
+    # C13: they waited while this process was held up; the broker did not send them within a moment
+    session = WorkerSession(b"echo", heartbeat=1.0, liveness=5)
+    session.connected(0.0)
+    for now in (1.0, 2.0, 4.0, 4.0, 4.0):
+        session.receive([b"MDPW02", b"\x05"], now)
+    assert session.beat_interval == 1.0
+    assert session.patience == 10.0
