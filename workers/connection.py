@@ -15,7 +15,7 @@ from ..mdp.multipart import milliseconds, receive, send
 from ..mdp.wire import Message
 from .session import Request, WorkerSession
 
-LINGER: Final = 10_000
+LINGER: Final = 3_000
 """Milliseconds that the last messages (a FINAL, DISCONNECT) have to get out, which may be large."""
 
 log = logging.getLogger("zmdp.worker")
