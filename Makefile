@@ -17,7 +17,7 @@ help:
 	@echo "make test            check style and types, run all tests"
 	@echo "make unit            only the tests without sockets, with coverage of the protocol's core"
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
-	@echo "make bench           measure the broker beside a loop that only forwards"
+	@echo "make bench           measure the broker beside a loop that only forwards, the asyncio client, recovery, mixed loads"
 	@echo "make clean           remove what these made"
 
 $(BIN)/python:
@@ -40,7 +40,7 @@ demo: $(VENV)/zmdp.installed
 	@$(BIN)/python examples/demo.py
 
 test: lint unit
-	$(BIN)/pytest tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py
+	$(BIN)/pytest tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_pirate.py --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py
 
 lint: $(VENV)/dev.installed
 	$(BIN)/ruff check
@@ -48,14 +48,15 @@ lint: $(VENV)/dev.installed
 	$(BIN)/mypy -p zmdp
 
 unit: $(VENV)/dev.installed
-	$(BIN)/coverage run --source=zmdp -m pytest tests/mdp tests/mmi tests/clients/test_session.py tests/workers/test_session.py
-	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire.py,*/mdp/timers.py,*/mdp/registry.py,*/mdp/broker.py,*/clients/session.py,*/workers/session.py'
+	$(BIN)/coverage run --source=zmdp -m pytest tests/mdp tests/mmi tests/clients/test_pirate.py tests/clients/test_session.py tests/workers/test_session.py
+	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire.py,*/mdp/timers.py,*/mdp/registry.py,*/mdp/broker.py,*/clients/session.py,*/clients/pirate.py,*/workers/session.py'
 
 sim: $(VENV)/dev.installed
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
 
 bench: $(VENV)/zmdp.installed
 	$(BIN)/python bench/broker.py
+	$(BIN)/python bench/x1.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

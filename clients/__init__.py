@@ -4,28 +4,40 @@ from ..mdp.errors import (
     BrokerUnreachable,
     BusyError,
     ClosedError,
+    CodecError,
+    RequestCancelled,
     RequestError,
+    RequestRejected,
     RequestTimeout,
+    RetryLater,
     ServiceError,
     ServiceNotFound,
     SettingError,
     StreamInterrupted,
+    WorkerLost,
     ZmdpError,
 )
+from .aio import AsyncClient
 from .mdclient import Client
 from .session import Reply
 
 __all__ = [
+    "AsyncClient",
     "BrokerUnreachable",
     "BusyError",
     "Client",
     "ClosedError",
+    "CodecError",
     "Reply",
+    "RequestCancelled",
     "RequestError",
+    "RequestRejected",
     "RequestTimeout",
+    "RetryLater",
     "ServiceError",
     "ServiceNotFound",
     "SettingError",
     "StreamInterrupted",
+    "WorkerLost",
     "ZmdpError",
 ]

@@ -1,30 +1,39 @@
 """The command `mdclient`."""
 
+import asyncio
 import base64
+import itertools
 import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
 
-from ..mdp import wire
 from ..mdp.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
 from ..mdp.errors import (
     BrokerUnreachable,
     RequestTimeout,
+    RetryLater,
     ServiceError,
     ServiceNotFound,
     StreamInterrupted,
+    WorkerLost,
     ZmdpError,
 )
 from ..mdp.server import DEFAULT_ENDPOINT
-from .mdclient import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Client, why_unreachable
+from .aio import AsyncClient
+from .arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT
+from .lazypirate import why_unreachable
+from .load import Progress, Result, mixed, one_by_one, pipelined
+from .mdclient import MAX_OUTSTANDING, Client
 from .session import Reply
+from .top import View, lines, with_rates
 
 CODES: Final[dict[type[ZmdpError], int]] = {
     BrokerUnreachable: 5,
@@ -32,6 +41,8 @@ CODES: Final[dict[type[ZmdpError], int]] = {
     StreamInterrupted: 3,
     ServiceNotFound: 4,
     ServiceError: 6,
+    WorkerLost: 6,
+    RetryLater: 7,
 }
 """Exit code by error; the first that fits counts."""
 
@@ -54,13 +65,26 @@ def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[...,
                 "--timeout",
                 type=Number("seconds"),
                 default=DEFAULT_TIMEOUT,
-                help=with_default("Silence after which a request is sent again.", DEFAULT_TIMEOUT, "seconds"),
+                help=with_default("How long a try may take; see --retries.", DEFAULT_TIMEOUT, "seconds"),
             ),
             click.option(
                 "--retries",
                 type=Number("retries", whole=True, zero=True),
                 default=DEFAULT_RETRIES,
-                help=with_default("How often a request is sent again.", DEFAULT_RETRIES, "times"),
+                help=with_default(
+                    "Tries after the first: in all, TIMEOUT × (1 + RETRIES). X1 asks again only when a connection is "
+                    "lost; 0.2 and 0.1 after each try.",
+                    DEFAULT_RETRIES,
+                    "times",
+                ),
+            ),
+            click.option(
+                "--protocol",
+                type=click.Choice(["X1", "0.2", "0.1"]),
+                default="X1",
+                envvar="MDP_PROTOCOL",
+                show_envvar=True,
+                help=with_default("What to speak: 0.2 or 0.1 with a broker that is not zmdp's.", "X1"),
             ),
             click.option("--json", "as_json", is_flag=True, help=json_lines),
         ]
@@ -81,12 +105,14 @@ def cli(context: click.Context) -> None:
     mdclient call echo hello           one reply
     mdclient stream count @book.txt    each part as it comes
     mdclient services                  who is there
+    mdclient top                       the same, live
+    mdclient bench echo hello          how fast it is
 
     Replies go to stdout, everything else to stderr.
 
     \b
     Exit codes: 0 done; 1 another failure; 2 bad usage; 3 timeout; 4 no such service; 5 refused: no broker there;
-    6 the service failed; 130 interrupted.
+    6 the service failed; 7 refused for now, retry later; 130 interrupted.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -95,6 +121,14 @@ def cli(context: click.Context) -> None:
 _SERVICE = click.argument("service")
 _BODY = click.argument("body", nargs=-1)
 _WAIT = click.option("--wait", is_flag=True, help="Wait for the service if nobody offers it yet, or for the broker.")
+_HEADER = click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda context, option, values: _headers(values),
+    help="Header for the service. Can be repeated.",
+)
 _BODY_HELP = (
     "Each BODY is a frame of the request: text; @FILE for a file's content; - for stdin; @@TEXT for text that begins "
     "with @. Without any, the request has one empty frame. Files and stdin are sent byte for byte."
@@ -105,26 +139,25 @@ _BODY_HELP = (
 @_SERVICE
 @_BODY
 @_options(json_lines='Print the reply as a JSON object; frames that are no text as {"base64": …}.')
+@_HEADER
 @_WAIT
 def call(
     *,
     service: str,
     body: tuple[str, ...],
-    broker: tuple[str, ...],
-    timeout: float,
-    retries: int,
+    headers: dict[str, str],
     as_json: bool,
     wait: bool,
+    **asked: Any,
 ) -> None:
     """Call SERVICE and print its reply.
 
     A reply of one frame is printed byte for byte (to a terminal, with a newline); several frames, one a line.
     """
     frames = _frames(body)
-    with Client(broker, timeout=timeout, retries=retries) as client:
-        if not wait:
-            _check_offered(client, broker, service)
-        reply = client.request(service, *frames)
+    with _client(asked) as client, _hint(asked["broker"], service):
+        settings = _settings(client, service, headers, wait=wait, **asked)
+        reply = client.request(service, *frames, **settings)
     if as_json:
         _print_json(_described(reply))
     else:
@@ -135,26 +168,25 @@ def call(
 @_SERVICE
 @_BODY
 @_options(json_lines='Print each part as a JSON object on a line of its own; "final" tells the last.')
+@_HEADER
 @_WAIT
 def stream(
     *,
     service: str,
     body: tuple[str, ...],
-    broker: tuple[str, ...],
-    timeout: float,
-    retries: int,
+    headers: dict[str, str],
     as_json: bool,
     wait: bool,
+    **asked: Any,
 ) -> None:
     """Call SERVICE and print each part of its reply as it comes, the last being the FINAL.
 
     Frames are printed one a line.
     """
     frames = _frames(body)
-    with Client(broker, timeout=timeout, retries=retries) as client:
-        if not wait:
-            _check_offered(client, broker, service)
-        for part in client.stream(service, *frames):
+    with _client(asked) as client, _hint(asked["broker"], service):
+        settings = _settings(client, service, headers, wait=wait, **asked)
+        for part in client.stream(service, *frames, **settings):
             if as_json:
                 _print_json(_described(part))
             else:
@@ -163,10 +195,10 @@ def stream(
 
 @cli.command()
 @_options(json_lines="Print a JSON list.")
-def services(*, broker: tuple[str, ...], timeout: float, retries: int, as_json: bool) -> None:
+def services(*, as_json: bool, **asked: Any) -> None:
     """List the services that have a worker or a waiting request."""
-    with Client(broker, timeout=timeout, retries=retries) as client:
-        _check_listening(broker)
+    with _client(asked) as client:
+        _check_listening(asked["broker"])
         answer = _ask(client, "mmi.services")
     rows = answer["services"]
     if as_json:
@@ -184,10 +216,10 @@ def services(*, broker: tuple[str, ...], timeout: float, retries: int, as_json: 
 
 @cli.command()
 @_options(json_lines="Print a JSON object.")
-def info(*, broker: tuple[str, ...], timeout: float, retries: int, as_json: bool) -> None:
+def info(*, as_json: bool, **asked: Any) -> None:
     """Show the broker's version, settings and counts."""
-    with Client(broker, timeout=timeout, retries=retries) as client:
-        _check_listening(broker)
+    with _client(asked) as client:
+        _check_listening(asked["broker"])
         answer = {"broker": _ask(client, "mmi.broker"), "stats": _ask(client, "mmi.stats")}
     if as_json:
         _print_json(answer)
@@ -208,9 +240,10 @@ def info(*, broker: tuple[str, ...], timeout: float, retries: int, as_json: bool
     "--interval", type=Number("seconds"), default=0.5, help=with_default("Pause between two.", 0.5, "seconds")
 )
 @_options(json_lines="Print each round trip as a JSON object.")
-def ping(*, count: int, interval: float, broker: tuple[str, ...], timeout: float, retries: int, as_json: bool) -> None:
+def ping(*, count: int, interval: float, as_json: bool, **asked: Any) -> None:
     """Measure round trips to the broker (not to a worker)."""
-    with Client(broker, timeout=timeout, retries=retries) as client:
+    broker = asked["broker"]
+    with _client(asked) as client:
         _check_listening(broker)
         trips = []
         for number in range(count):
@@ -226,6 +259,157 @@ def ping(*, count: int, interval: float, broker: tuple[str, ...], timeout: float
     if not as_json:
         least, mean, most = min(trips), sum(trips) / len(trips), max(trips)
         click.echo(f"{count} round trips: min {least:.2f}, mean {mean:.2f}, max {most:.2f} ms", err=True)
+
+
+class _Share(click.FloatRange):
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        del param, ctx
+        return "SHARE"
+
+
+@cli.command(epilog=_BODY_HELP)
+@_SERVICE
+@_BODY
+@click.option(
+    "--load",
+    type=click.Choice(["sync", "pipelined", "mixed"]),
+    default="pipelined",
+    help=with_default(
+        "sync: one request after the other. pipelined: OUTSTANDING at a time, one connection. mixed: RATE a second at "
+        "random moments, whether those before are done or not, a SHARE of them with the body SLOW.",
+        "pipelined",
+    ),
+)
+@click.option("--seconds", type=Number("seconds"), default=5.0, help=with_default("How long to ask.", 5, "seconds"))
+@click.option(
+    "--outstanding",
+    type=Number("requests", whole=True),
+    default=64,
+    help=with_default("For pipelined: requests at a time.", 64),
+)
+@click.option("--rate", type=Number("requests"), default=200.0, help=with_default("For mixed: requests a second.", 200))
+@click.option("--slow", help="For mixed: the body of the slow requests, written as BODY is.")
+@click.option("--share", type=_Share(), default=0.05, help=with_default("For mixed: the part of slow requests.", 0.05))
+@_options(json_lines="Print a JSON object.")
+def bench(
+    *,
+    service: str,
+    body: tuple[str, ...],
+    load: str,
+    seconds: float,
+    outstanding: int,
+    rate: float,
+    slow: str | None,
+    share: float,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Put a load on SERVICE and show how it bears it: requests a second, latencies by percentile.
+
+    \b
+    mdworker zmdp.workers.sleep:worker --processes 4
+    mdclient bench sleep 1 --load mixed --slow 200
+
+    Each latency is kept to within one part in 128.  In a mixed load it counts from the moment at which the request was
+    to be sent, so that a service that falls behind is not spared.
+    """
+    frames = _frames(body)
+    if (load == "mixed") != (slow is not None):
+        raise click.UsageError("--slow BODY goes with --load mixed: it is the body of the slow requests")
+    if load != "sync" and asked["protocol"] != "X1":
+        raise click.UsageError("--load pipelined and mixed take protocol X1; 0.2 asks one after the other: --load sync")
+    with _client(asked) as client, _hint(asked["broker"], service):
+        _check_listening(asked["broker"])
+        if not client.available(service):
+            raise ServiceNotFound(service)
+    with click.progressbar(length=1000, label=service, file=sys.stderr, show_percent=False) as bar:
+
+        def progress(part: float) -> None:
+            bar.update(round(1000 * min(1.0, part)) - bar.pos)
+
+        slow_frames = _frames([slow]) if slow is not None else []
+        result = _run_load(
+            load, asked, service, frames, slow_frames,
+            outstanding=outstanding, rate=rate, share=share, seconds=seconds, progress=progress,
+        )  # fmt: skip
+    figures = result.as_dict()
+    if as_json:
+        _print_json(figures)
+        return
+    errors = ", ".join(f"{count} {name}" for name, count in result.errors.items()) or "none"
+    click.echo(f"{figures['replies']} replies in {figures['seconds']:g} s: {figures['replies_per_second']:,} a second")
+    click.echo(f"errors: {errors}")
+    for kind, found in figures["latency_ms"].items():
+        title = "latency" if kind == "all" else f"latency of the {kind}"
+        percentiles = "  ".join(f"{name} {value:g}" for name, value in found.items() if name != "count")
+        click.echo(f"{title} in ms ({found['count']}): {percentiles}")
+
+
+def _run_load(
+    load: str,
+    asked: dict[str, Any],
+    service: str,
+    frames: list[bytes],
+    slow_frames: list[bytes],
+    *,
+    outstanding: int,
+    rate: float,
+    share: float,
+    seconds: float,
+    progress: Progress,
+) -> Result:
+    if load == "sync":
+        with _client(asked) as client:
+            wait = asked["protocol"] != "X1"
+            return one_by_one(client, service, frames, wait=wait, seconds=seconds, progress=progress)
+
+    async def run() -> Result:
+        patience = asked["timeout"] * (1 + asked["retries"])
+        most = max(MAX_OUTSTANDING, outstanding)
+        async with AsyncClient(asked["broker"], timeout=patience, max_outstanding=most) as client:
+            if load == "pipelined":
+                return await pipelined(
+                    client, service, frames, outstanding=outstanding, seconds=seconds, progress=progress
+                )
+            return await mixed(
+                client, service, frames, slow_frames, share=share, rate=rate, seconds=seconds, progress=progress
+            )
+
+    return asyncio.run(run())
+
+
+@cli.command()
+@click.option(
+    "--interval", type=Number("seconds"), default=1.0, help=with_default("Pause between two looks.", 1, "seconds")
+)
+@click.option("--count", type=Number("looks", whole=True), help=with_default("How often to look.", "until Ctrl-C"))
+@_options(json_lines="Print each look as a JSON object on a line of its own.")
+def top(*, interval: float, count: int | None, as_json: bool, **asked: Any) -> None:
+    """Watch the broker: services, queues, workers, and what happens a second.
+
+    Services with the longest queues come first.  The first look shows means since the broker's start.
+    """
+    live = sys.stdout.isatty() and not as_json
+    before = None
+    with _client(asked) as client, suppress(KeyboardInterrupt):
+        _check_listening(asked["broker"])
+        for number in itertools.count(1):
+            view = View.made_of(*(_ask(client, question) for question in ("mmi.services", "mmi.workers", "mmi.stats")))
+            shown = with_rates(view, before)
+            if as_json:
+                _print_json(shown)
+            else:
+                height = shutil.get_terminal_size().lines if live else 1000
+                text = "\n".join(lines(shown, ", ".join(asked["broker"]), height))
+                click.echo(f"\x1b[H\x1b[2J{text}" if live else f"{text}\n")
+                sys.stdout.flush()
+            if number == count:
+                return
+            before = view
+            time.sleep(interval)
 
 
 def _ask(client: Client, question: str) -> dict[str, Any]:
@@ -247,16 +431,48 @@ def _check_listening(broker: Sequence[str]) -> None:
         raise BrokerUnreachable(f"cannot reach a broker at {'; '.join(each)}")
 
 
-def _check_offered(client: Client, broker: Sequence[str], service: str) -> None:
-    """Tell at once that nobody offers the service, rather than after every retry."""
-    _check_listening(broker)
-    if service.startswith("mmi.") or client.request("mmi.service", wire.service_name(service)) != [b"404"]:
-        return
-    raise ServiceNotFound(
-        f"no worker offers {service!r} at {', '.join(broker)}: `mdclient services` lists what is there, "
-        "--wait waits for it",
-        service=service,
-    )
+def _client(asked: dict[str, Any]) -> Client:
+    return Client(
+        asked["broker"], timeout=asked["timeout"], retries=asked["retries"], protocol=asked["protocol"]
+    )  # fmt: skip
+
+
+def _settings(
+    client: Client, service: str, headers: dict[str, str], *, wait: bool, broker: Sequence[str], protocol: str, **_: Any
+) -> dict[str, Any]:
+    """What `request` and `stream` are to be told, having made sure that without --wait nobody waits in vain."""
+    if not wait:
+        _check_listening(broker)
+    if protocol == "X1":
+        return {"wait": wait, "headers": headers}
+    if headers:
+        raise click.UsageError("--header takes protocol X1: MDP/0.2 cannot carry headers")
+    if not wait and not service.startswith("mmi.") and not client.available(service):
+        raise ServiceNotFound(f"no worker offers {service!r}", service=service)
+    return {}
+
+
+@contextmanager
+def _hint(broker: Sequence[str], service: str) -> Iterator[None]:
+    """Say what to do about a service that nobody offers."""
+    try:
+        yield
+    except ServiceNotFound:
+        raise ServiceNotFound(
+            f"no worker offers {service!r} at {', '.join(broker)}: `mdclient services` lists what is there, "
+            "--wait waits for it",
+            service=service,
+        ) from None
+
+
+def _headers(values: Sequence[str]) -> dict[str, str]:
+    headers = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{value!r}: it takes NAME=VALUE")
+        headers[name] = text
+    return headers
 
 
 def _frames(body: Sequence[str]) -> list[bytes]:

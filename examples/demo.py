@@ -1,5 +1,6 @@
 """What `make demo` shows: a real broker, real workers and real requests, as separate processes on this machine."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from zmdp.clients import Client
+from zmdp.clients import AsyncClient, Client, RequestError
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -74,10 +75,10 @@ def a_text() -> bytes:
     return "".join(f"# {title}\n{text}\n" for title, text in sorted(topics.items())).encode()
 
 
-def greet(stack: ExitStack) -> tuple[subprocess.Popen[str], str]:
-    """A broker on a free port."""
+def greet(stack: ExitStack, bind: str = "tcp://127.0.0.1:*") -> tuple[subprocess.Popen[str], str]:
+    """A broker, on a free port unless told."""
     quiet = ("--heartbeat", HEARTBEAT, "--log-level", "error")
-    broker = stack.enter_context(process(str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", *quiet))
+    broker = stack.enter_context(process(str(BIN / "mdp-broker"), "--bind", bind, *quiet))
     endpoint = broker.stdout.readline().strip()
     if not endpoint:
         raise SystemExit("demo: the broker did not start; see its message above")
@@ -124,6 +125,40 @@ def take_over(stack: ExitStack, client: Client, endpoint: str, text: bytes) -> b
     return int(pid) == second.pid and stats["redispatched"] == 1
 
 
+def fail(client: Client) -> None:
+    """Requests that fail, at once and by name."""
+    for asked, request in (
+        ("client.request('nobody', wait=False)", lambda: client.request("nobody", wait=False)),
+        ("client.request('nobody', timeout=0.2, retries=0)", lambda: client.request("nobody", timeout=0.2, retries=0)),
+        ("client.request('sleep', b'two seconds')", lambda: client.request("sleep", b"two seconds")),
+        (
+            "client.request('sleep', b'5000', timeout=0.2, …)",
+            lambda: client.request("sleep", b"5000", timeout=0.2, retries=0),
+        ),
+    ):
+        try:
+            request()
+        except RequestError as error:
+            say(f">>> {asked}\n    {type(error).__name__}: {error}")
+
+
+async def in_flight(stack: ExitStack, broker: subprocess.Popen[str], endpoint: str) -> subprocess.Popen[str]:
+    """The broker is killed under 500 requests; returns the one that took its place."""
+    async with AsyncClient(endpoint, timeout=PATIENCE) as client:
+        say("    500 × asyncio.create_task(client.request('sleep', b'5', number)), at 4 workers")
+        asking = [asyncio.create_task(client.request("sleep", b"5", b"%d" % number)) for number in range(500)]
+        while sum(task.done() for task in asking) < 100:
+            await asyncio.sleep(0)
+        os.kill(broker.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        say(f"    kill -9 {broker.pid}, the broker, with {sum(not task.done() for task in asking)} outstanding")
+        broker, _ = greet(stack, endpoint)
+        replies = await asyncio.gather(*asking)
+        answered = sorted(int(reply[1]) for reply in replies) == list(range(500))
+        say(f"    {time.monotonic() - killed:.1f} s after the kill: each of the 500 has its reply: {answered}")
+        return broker
+
+
 def main() -> None:
     """Tell the story."""
     started = time.monotonic()
@@ -132,7 +167,11 @@ def main() -> None:
         scene(1, "A broker and some workers, each a process of its own")
         broker, endpoint = greet(stack)
         client = stack.enter_context(Client(endpoint))
-        for target, service in (("zmdp.workers.echo:worker", "echo"), ("text_services:count", "text.count")):
+        for target, service in (
+            ("zmdp.workers.echo:worker", "echo"),
+            ("text_services:count", "text.count"),
+            *[("zmdp.workers.sleep:worker", "sleep")] * 4,
+        ):
             running = stack.enter_context(worker(target, endpoint))
             wait_for(client, service)
             say(f"$ mdworker {target:<29} pid {running.pid}, offers {service!r}")
@@ -151,7 +190,13 @@ def main() -> None:
         scene(5, "A worker is killed in the middle of a request, another takes it over")
         taken_over = take_over(stack, client, endpoint, text)
 
-        scene(6, "The end: SIGTERM drains the broker")
+        scene(6, "Requests that fail say so at once, and by name")
+        fail(client)
+
+        scene(7, "500 requests in flight over one connection, and the broker is killed under them")
+        broker = asyncio.run(in_flight(stack, broker, endpoint))
+
+        scene(8, "The end: SIGTERM drains the broker")
     say(f"    broker exit code {broker.returncode}; the demo took {time.monotonic() - started:.1f} s")
     say("\nNow try it yourself, in three terminals (the commands are in .venv/bin):")
     say("    mdp-broker\n    mdworker zmdp.workers.echo:worker\n    mdclient call echo hello")

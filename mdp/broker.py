@@ -7,18 +7,39 @@ in the specification's words and by their conformance number (C11 to C26).
 
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ..mmi import answers
 from . import wire
+from .codes import Code
 from .journal import Drop, Journal, Loss, Refusal, Stats
 from .limits import Limits
-from .registry import Registry, Request, Worker
+from .registry import REMEMBERED, Registry, Request, Worker
 from .timers import Timers
 from .wire import Message
 
 OVERSIZED: Final = {wire.Reason.TOO_LARGE, wire.Reason.TOO_MANY_FRAMES}
+FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
+GRAIN: Final = 0.01
+"""Seconds by which a request may be late to expire."""
+CODES: Final[Mapping[Drop, Code]] = {
+    Drop.EXPIRED: Code.TIME_PASSED,
+    Drop.TTL_PASSED: Code.TIME_PASSED,
+    Drop.QUEUE_FULL: Code.QUEUE_FULL,
+    Drop.MEMORY_FULL: Code.QUEUE_FULL,
+    Drop.TOO_MANY_SERVICES: Code.QUEUE_FULL,
+    Drop.DRAINING: Code.DRAINING,
+    Drop.CLOSING: Code.DRAINING,
+    Drop.WORKERS_LOST: Code.WORKER_LOST,
+    Drop.LOST_AFTER_PARTIAL: Code.WORKER_LOST,
+    Drop.REPLY_TOO_LARGE: Code.TOO_LARGE,
+    Drop.NO_WORKER: Code.NO_WORKER,
+    Drop.CANCELLED: Code.CANCELLED,
+}
+"""The code of the ERROR by which an X1 client is told.  CLIENT_GONE has none; HANDLER_FAILED has the worker's own."""
+QUIET: Final = {Drop.CLIENT_GONE, Drop.EXPIRED, Drop.TTL_PASSED, Drop.NO_WORKER, Drop.CANCELLED, Drop.HANDLER_FAILED}
+"""What a broker is not to blame for."""
 
 
 class Broker:
@@ -34,11 +55,15 @@ class Broker:
         # Workers that die together are found dead one after the other, within a heartbeat interval or somewhat more.
         self._overdue = max(self.limits.patience - 1.5 * self.limits.heartbeat, self.limits.heartbeat)
         self._beats: Timers[Worker] = Timers(self.limits.heartbeat / 20)
-        self._expiries: Timers[Request] = Timers(max(self.limits.expiry / 1000, 0.001))
+        self._expiries: Timers[Request] = Timers(min(max(self.limits.expiry / 1000, 0.001), GRAIN))
+        self._given_up: dict[bytes, None] = {}
+        """The peers that did not keep up, and so have missed messages; the last ones."""
         self._out: list[Message] = []
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
             wire.Request: self._request,
+            wire.Cancel: self._cancel,
             wire.Reply: self._reply,
+            wire.Failure: self._failure,
             wire.Heartbeat: self._heartbeat,
             wire.Ready: self._ready,
             wire.Disconnect: self._disconnect,
@@ -50,6 +75,8 @@ class Broker:
     def receive(self, message: Message, now: float) -> list[Message]:
         """What to send because `message` came; its first frame is the identity of the peer."""
         command = wire.decode_peer(message, max_message=self.limits.max_message, max_frames=self.limits.max_frames)
+        if isinstance(command, FROM_CLIENT) and command.header == wire.CX1 and message[0] in self._given_up:
+            return []
         self._on[type(command)](command, now)
         if type(command) is wire.Invalid and command.reason in OVERSIZED:
             self._oversized(message, now)
@@ -76,10 +103,9 @@ class Broker:
         for service, _ in lost:
             self.registry.forget_if_empty(service)
         for request in self._expiries.pop_due(now):
+            passed = request.deadline is not None and now >= request.deadline
             # C12
-            self.registry.dequeue(request)
-            self.registry.forget_if_empty(request.service)
-            self._drop(request, Drop.EXPIRED, now)
+            self._give_up(request, Drop.TTL_PASSED if passed else Drop.EXPIRED, now)
         return self._sends()
 
     def deadline(self) -> float | None:
@@ -94,20 +120,27 @@ class Broker:
         worker = self.registry.workers.get(message[0])
         if worker is not None and wire.is_work(message, worker.route, worker.header):
             worker.reached = False
-        return self.gone(message[0], now)
+        return self._gone(message[0], now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
-        """What to send because the peer of that identity is gone, or is to be treated so."""
+        """What to send because the peer of that identity, though it may be there, is to be treated as gone.
+
+        What was for it is lost.  An X1 client must not go on waiting for that, so from now on it hears nothing on this
+        connection: it finds the broker silent, connects anew, and sends again what is outstanding.
+        """
+        self._given_up[identity] = None
+        if len(self._given_up) > REMEMBERED:
+            del self._given_up[next(iter(self._given_up))]
+        return self._gone(identity, now)
+
+    def _gone(self, identity: bytes, now: float) -> list[Message]:
         for request in self.registry.running_for(identity):
             self._abandon(request, Drop.CLIENT_GONE, now)
+        for request in self.registry.waiting_for(identity):
+            self._give_up(request, Drop.CLIENT_GONE, now)
         worker = self.registry.workers.get(identity)
         if worker is not None:
             self._lose(worker, Loss.UNREACHABLE, now)
-        for request in self.registry.waiting_for(identity):
-            self._expiries.clear(request)
-            self.registry.dequeue(request)
-            self.registry.forget_if_empty(request.service)
-            self._drop(request, Drop.CLIENT_GONE, now)
         return self._sends()
 
     def failed(self, now: float) -> None:
@@ -127,7 +160,9 @@ class Broker:
         return not self.registry.running
 
     def close(self, now: float) -> list[Message]:
-        """DISCONNECT to every worker; the machine is at its end."""
+        """ERROR for every X1 request, DISCONNECT to every worker; the machine is at its end."""
+        for request in list(self.registry.numbered.values()):
+            self._give_up(request, Drop.CLOSING, now)
         for worker in list(self.registry.workers.values()):
             self._forget(worker, Loss.CLOSING, now)
             self.registry.forget_if_empty(worker.service)
@@ -143,28 +178,50 @@ class Broker:
     def _request(self, command: wire.Request, now: float) -> None:
         self.stats.requests += 1
         name = command.service
+        numbered = command.header == wire.CX1
+        if numbered and command.route in self.registry.numbered:
+            self._invalid(wire.Invalid(wire.Reason.NUMBER_IN_USE, command.route, name), now)
+            return
         if name.startswith(wire.MMI):
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
+            if numbered:
+                self.registry.end_number(command.route)
             body = answers.answer(name, command.body, self, now)
             self._out.append(wire.answer(command.route, command.header, True, name, body))
             return
         service = self.registry.service(name)
-        request = Request(command.route, command.header, service, command.body)
-        drop = self._refusal(request)
+        options = command.options
+        deadline = None if options.ttl is None else now + options.ttl
+        request = Request(command.route, command.header, service, command.body, options=options, deadline=deadline)
+        drop = self._refusal(request, now)
         if drop is None:
+            if numbered:
+                self.registry.numbered[request.route] = request
             self._place(request, now)
         else:
             self.registry.forget_if_empty(service)
             self._drop(request, drop, now)
 
-    def _refusal(self, request: Request) -> Drop | None:
+    def _cancel(self, command: wire.Cancel, now: float) -> None:
+        request = self.registry.numbered.get(command.route)
+        if request is not None and request.service.name == command.service:
+            self._give_up(request, Drop.CANCELLED, now)
+        elif request is not None or not self.registry.ended_lately(command.route):
+            self._invalid(wire.Invalid(wire.Reason.UNKNOWN_NUMBER, command.route, command.service), now)
+        # else it met the request's end on the way: the client knows by that
+
+    def _refusal(self, request: Request, now: float) -> Drop | None:
         """Why a request cannot be taken, or None."""
         service, limits = request.service, self.limits
         if self.draining:
             return Drop.DRAINING
+        if request.deadline is not None and now >= request.deadline:
+            return Drop.TTL_PASSED
         if service.idle:
             return None
+        if not (request.options.wait or service.workers):
+            return Drop.NO_WORKER
         if len(self.registry.services) > limits.max_services:  # this one is among them
             return Drop.TOO_MANY_SERVICES
         if service.queue.size >= limits.max_queue:
@@ -178,9 +235,11 @@ class Broker:
         idle = request.service.idle
         if idle:
             self._dispatch(idle.popitem(last=False)[0], request, now)
-        else:
-            self.registry.enqueue(request, front=front)
-            self._expiries.set(request, now + self.limits.expiry)
+            return
+        expires = now + self.limits.expiry
+        request.late = True
+        self.registry.enqueue(request, front=front)
+        self._expiries.set(request, expires if request.deadline is None else min(expires, request.deadline))
 
     def _answer(self, request: Request, body: list[bytes], final: bool, now: float) -> None:
         """Pass a PARTIAL or FINAL on to the client, in its dialect and behind its envelope (C22)."""
@@ -200,21 +259,80 @@ class Broker:
             body = request.collected
         elif not final:
             request.streamed = True
+        elif request.header == wire.CX1:
+            self.registry.end_number(request.route)
         self._out.append(wire.answer(request.route, request.header, final, request.service.name, body))
 
+    def _give_up(self, request: Request, reason: Drop, now: float) -> None:
+        """Drop a request that waits or that a worker holds."""
+        if request.worker is None:
+            self._drop_waiting(request, reason, now)
+            self.registry.forget_if_empty(request.service)
+        else:
+            self._abandon(request, reason, now)
+
+    def _drop_waiting(self, request: Request, reason: Drop, now: float) -> None:
+        """Drop a request that waits; `forget_if_empty` is to follow."""
+        self._expiries.clear(request)
+        self.registry.dequeue(request)
+        self._drop(request, reason, now)
+
     def _abandon(self, request: Request, reason: Drop, now: float) -> None:
-        """Send nothing more for a request that a worker holds; the worker may finish it."""
-        if not request.abandoned:
-            request.abandoned = True
-            request.collected = None
-            self._drop(request, reason, now)
+        """Send nothing more for a request that a worker holds; an X1 worker is told, any may finish it."""
+        if request.abandoned:
+            return
+        request.abandoned = True
+        request.collected = None
+        self._expiries.clear(request)
+        worker = request.worker
+        self._drop(request, reason, now)
+        if worker is not None and worker.header == wire.WX1:
+            worker.last_sent = now
+            self._out.append(wire.withdraw(worker.route, request.client))
 
     def _drop(self, request: Request, reason: Drop, now: float) -> None:
-        """Give up on a request; 0.2 and 0.1 have no way to tell the client, so its own retry covers it."""
+        """Give up on a request: an X1 client is told; of 0.2 and 0.1 clients, which cannot be, the retry covers it."""
+        if request.header == wire.CX1:
+            self.registry.end_number(request.route)
+            if reason is not Drop.CLIENT_GONE:
+                told = self._explain(request, reason).encode()
+                self._out.append(wire.error(request.route, request.service.name, CODES[reason].frame, told))
         self.stats.dropped[reason] += 1
-        level = logging.INFO if reason in {Drop.CLIENT_GONE, Drop.EXPIRED} else logging.WARNING
+        level = logging.INFO if reason in QUIET else logging.WARNING
         text = "dropped a request for service %s from client %s: %s"
         self._journal.note(now, level, f"drop-{reason}", text, request.service.name, request.client, reason)
+
+    def _explain(self, request: Request, reason: Drop) -> str:
+        """The text of the ERROR that tells an X1 client of `reason`."""
+        service, limits = request.service, self.limits
+        match reason:
+            case Drop.EXPIRED | Drop.TTL_PASSED if request.worker is not None:
+                return "its time passed while a worker was at it"
+            case Drop.EXPIRED | Drop.TTL_PASSED:
+                there = f"{len(service.workers)} offer it" if service.workers else "none offers it"
+                there += ", all busy" if service.workers and not service.idle else ""
+                what = "its time" if reason is Drop.TTL_PASSED else f"the broker's expiry of {limits.expiry:g} s"
+                return f"{what} passed before a worker was free for it: {there}"
+            case Drop.QUEUE_FULL:
+                return f"{limits.max_queue} requests wait for the service already: retry later"
+            case Drop.MEMORY_FULL:
+                return f"what waits at the broker takes {limits.max_queued_bytes} bytes already: retry later"
+            case Drop.TOO_MANY_SERVICES:
+                return f"no worker offers the service, and {limits.max_services} services are in use: retry later"
+            case Drop.DRAINING:
+                return "the broker is draining and takes no new requests: retry later, or at another broker"
+            case Drop.CLOSING:
+                return "the broker ended before the request was done: retry later, or at another broker"
+            case Drop.WORKERS_LOST:
+                return f"its worker was lost, and it is not tried again: {request.handed} had it"
+            case Drop.LOST_AFTER_PARTIAL:
+                return "its worker was lost after a PARTIAL, so it cannot be repeated"
+            case Drop.REPLY_TOO_LARGE:
+                return f"the reply is over the limits of {limits.max_message} bytes in {limits.max_frames} frames"
+            case Drop.NO_WORKER:
+                return "no worker offers the service"
+            case _:
+                return str(reason)
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -239,26 +357,61 @@ class Broker:
             self._next(worker, now)
 
     def _reply(self, command: wire.Reply, now: float) -> None:
-        worker = self._seen(command, now)
-        if worker is None:
+        worker = self._holder(command, now)
+        if worker is None or worker.request is None:
             return
         request = worker.request
-        if request is None:
-            self._unexpected(command, Refusal.NO_REQUEST, now)  # C14
-        elif command.client != request.client:
-            self._unexpected(command, Refusal.WRONG_CLIENT, now)  # C18
-        elif not command.final:
+        if not command.final:
             self.stats.partials += 1
             self._answer(request, command.body, False, now)
         else:
             self.stats.replies += 1
-            self.registry.end(worker, request)
+            self._end(worker, request)
             self._answer(request, command.body, True, now)
             self._next(worker, now)
 
+    def _failure(self, command: wire.Failure, now: float) -> None:
+        worker = self._holder(command, now)
+        if worker is None or worker.request is None:
+            return
+        request = worker.request
+        self.stats.errors += 1
+        self._end(worker, request)
+        if request.abandoned:
+            pass
+        elif request.header == wire.CX1:
+            self.registry.end_number(request.route)
+            name = request.service.name
+            self._out.append(wire.error(request.route, name, command.code, command.text, command.detail))
+        else:
+            self._drop(request, Drop.HANDLER_FAILED, now)
+        self._next(worker, now)
+
+    def _holder(self, command: wire.Reply | wire.Failure, now: float) -> Worker | None:
+        """The worker that sent `command` for the request it holds; anything else is unexpected."""
+        worker = self._seen(command, now)
+        if worker is None:
+            return None
+        if worker.request is None:
+            self._unexpected(command, Refusal.NO_REQUEST, now)  # C14
+            return None
+        if command.client != worker.request.client:
+            self._unexpected(command, Refusal.WRONG_CLIENT, now)  # C18
+            return None
+        return worker
+
+    def _end(self, worker: Worker, request: Request) -> None:
+        """The worker is done with the request."""
+        self.registry.end(worker, request)
+        if request.deadline is not None:
+            self._expiries.clear(request)
+
     def _heartbeat(self, command: wire.Heartbeat, now: float) -> None:
         self.stats.heartbeats += 1
-        self._seen(command, now)
+        if command.header == wire.CX1:
+            self._out.append(wire.heartbeat(command.route, wire.CX1))  # a client asks whether the broker is there
+        else:
+            self._seen(command, now)
 
     def _disconnect(self, command: wire.Disconnect, now: float) -> None:
         # C10: at any time, even before READY.  C16: nothing is sent to it any more.
@@ -267,22 +420,40 @@ class Broker:
             self._lose(worker, Loss.DISCONNECTED, now)
 
     def _invalid(self, command: wire.Invalid, now: float) -> None:
-        # C15: dropped and counted by reason; whatever else the peer sends is judged on its own.
+        # C15: dropped and counted by reason; whatever else the peer sends is judged on its own.  An X1 client is told.
         self.stats.invalid[command.reason] += 1
         self._journal.note(now, logging.WARNING, command.reason, "ignored an invalid message: %s", command.reason)
+        if command.route and command.route[0] not in self._given_up:
+            code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
+            told = f"malformed: {command.reason}"
+            if code is Code.TOO_LARGE:
+                told = f"a message may have {self.limits.max_message} bytes in {self.limits.max_frames} frames"
+            self._out.append(wire.error(command.route, command.service, code.frame, told.encode()))
 
     def _oversized(self, message: Message, now: float) -> None:
         """A reply over the limits is dropped as invalid, but it leaves a gap in a stream, or a worker that is done."""
         worker = self.registry.workers.get(message[0])
         if worker is None or worker.request is None:
             return
+        if len(message) <= self.limits.max_frames and sum(map(len, message)) <= self.limits.max_message:
+            return  # an ERROR with one frame too many
+        request = worker.request
         kind = wire.reply_kind(message, worker.route, worker.header)
-        if kind is wire.Kind.PARTIAL:
-            self._abandon(worker.request, Drop.REPLY_TOO_LARGE, now)
-        elif kind is wire.Kind.FINAL:
+        if kind is None:
+            return
+        if kind is not wire.Kind.PARTIAL and worker.header == wire.WX1:
+            worker.last_seen = now
+            self._end(worker, request)
+            if not request.abandoned:
+                self._drop(request, Drop.REPLY_TOO_LARGE, now)
+            self._next(worker, now)
+            return
+        if kind is wire.Kind.PARTIAL or request.header == wire.CX1:
+            self._abandon(request, Drop.REPLY_TOO_LARGE, now)
+        if kind is not wire.Kind.PARTIAL:
             worker.spoiled = now  # it may yet send one that fits (C15); if not, `tick` ends it
 
-    def _seen(self, command: wire.Reply | wire.Heartbeat, now: float) -> Worker | None:
+    def _seen(self, command: wire.Reply | wire.Failure | wire.Heartbeat, now: float) -> Worker | None:
         """The registered worker that sent `command`, alive by it (C13); anybody else is disconnected (C14)."""
         worker = self.registry.workers.get(command.route[0])
         if worker is None:
@@ -294,7 +465,9 @@ class Broker:
         worker.last_seen = now
         return worker
 
-    def _unexpected(self, command: wire.Reply | wire.Heartbeat | wire.Ready, reason: Refusal, now: float) -> None:
+    def _unexpected(
+        self, command: wire.Reply | wire.Failure | wire.Heartbeat | wire.Ready, reason: Refusal, now: float
+    ) -> None:
         """Valid but unexpected: DISCONNECT to that peer, and forget it (C14)."""
         self._refuse(command.route, command.header, reason, now)
         worker = self.registry.workers.get(command.route[0])
@@ -309,21 +482,30 @@ class Broker:
 
     def _next(self, worker: Worker, now: float) -> None:
         """`worker` is free: it gets the request whose turn it is, or stands last among the idle (C20, C21)."""
-        request = self.registry.next_request(worker.service)
-        if request is None:
-            worker.service.idle[worker] = None
-        else:
+        while (request := self.registry.next_request(worker.service)) is not None:
             self._expiries.clear(request)
-            self._dispatch(worker, request, now)
+            if request.deadline is None or now < request.deadline:
+                self._dispatch(worker, request, now)
+                return
+            self._drop(request, Drop.TTL_PASSED, now)
+        worker.service.idle[worker] = None
 
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
         self.stats.dispatched += 1
+        worker.service.dispatched += 1
         worker.overdue = now - worker.last_seen > self._overdue
         worker.reached = True
         worker.spoiled = None
         worker.last_sent = now
         self.registry.begin(worker, request)
-        self._out.append(wire.work(worker.route, worker.header, request.client, request.body))
+        request.handed += 1
+        options = request.options.raw
+        if request.handed > 1 or (request.late and request.deadline is not None):
+            left = None if request.deadline is None else request.deadline - now
+            options = wire.renewed(request.options, left, request.handed)
+        self._out.append(wire.work(worker.route, worker.header, request.client, request.body, options))
+        if request.deadline is not None:
+            self._expiries.set(request, request.deadline)
 
     def _beat(self, worker: Worker, now: float) -> None:
         """HEARTBEAT if nothing else was sent for an interval, whether the worker is busy or not (C13)."""
@@ -347,8 +529,15 @@ class Broker:
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
         self._journal.note(now, level, f"worker-{reason}", text, worker.identity, worker.service.name, reason)
-        if request is not None and worker.reached and not (worker.overdue and reason is Loss.SILENT):
-            request.attempts += 1
+        if request is not None:
+            self._expiries.clear(request)
+            request.handed -= not worker.reached
+            if worker.reached and not (worker.overdue and reason is Loss.SILENT):
+                request.attempts += 1
+        if not worker.service.workers:
+            for unwilling in list(worker.service.unwilling):
+                # A client may take 404 for the word that nobody has begun with it.
+                self._drop_waiting(unwilling, Drop.WORKERS_LOST if unwilling.handed else Drop.NO_WORKER, now)
         return request
 
     def _repeat(self, request: Request | None, now: float) -> None:
@@ -357,8 +546,10 @@ class Broker:
             return
         if request.streamed:
             self._drop(request, Drop.LOST_AFTER_PARTIAL, now)
-        elif request.attempts >= self.limits.max_attempts:
+        elif request.attempts >= self.limits.max_attempts or not (request.options.wait or request.service.workers):
             self._drop(request, Drop.WORKERS_LOST, now)
+        elif request.deadline is not None and now >= request.deadline:
+            self._drop(request, Drop.TTL_PASSED, now)
         else:
             self.stats.redispatched += 1
             request.collected, request.collected_bytes = None, 0

@@ -6,12 +6,17 @@
     ├── ClosedError                        the client or worker was closed
     ├── BusyError                          a client was used while it is in the middle of another request
     ├── HandlerError                       a worker's handler returned or yielded something that is no reply
-    └── RequestError                       a request brought no reply; each has `.service`
-        ├── RequestTimeout (TimeoutError)  no reply in time, after every retry
-        │   └── BrokerUnreachable          … because nobody listens at the endpoint
+    ├── CodecError (ValueError)            a value cannot be encoded, or a body cannot be decoded
+    └── RequestError                       a request brought no reply; each has `.service`, and `.code` if X1 gave one
+        ├── RequestTimeout (TimeoutError)  no reply in time (408)
+        │   └── BrokerUnreachable          … because no broker answers
         ├── StreamInterrupted              a stream stopped after its first part: it is not repeated
-        ├── ServiceNotFound (LookupError)  no worker offers the service
-        └── ServiceError                   the service's handler failed; has `.code` and `.text`
+        ├── ServiceNotFound (LookupError)  no worker offers the service (404)
+        ├── RequestRejected                the request breaks a rule or a limit (400, 403, 413)
+        ├── RetryLater                     the queue is full (429), or the broker is about to end (503)
+        ├── RequestCancelled               somebody cancelled it (499)
+        ├── WorkerLost                     its workers died, and it is not tried again (502)
+        └── ServiceError                   the service's handler failed (500, or what the service chose)
 
 A peer that breaks the protocol raises nothing: its messages are dropped and counted.
 """
@@ -41,38 +46,73 @@ class HandlerError(ZmdpError, TypeError):
     """A handler returned or yielded something that cannot be sent."""
 
 
+class CodecError(ZmdpError, ValueError):
+    """A value cannot be encoded, or a body cannot be decoded."""
+
+
 class RequestError(ZmdpError):
     """A request brought no reply."""
 
-    def __init__(self, message: str, *, service: str = "") -> None:
+    code: int | None = None
+    """The code of the ERROR that told so (docs/x1.md); None if nobody told."""
+
+    def __init__(self, message: str, *, service: str = "", code: int | None = None) -> None:
         super().__init__(message)
         self.service = service
+        if code is not None:
+            self.code = code
 
 
 class RequestTimeout(RequestError, TimeoutError):
-    """No reply came in time, after every retry (C5)."""
+    """No reply came in time."""
 
 
 class BrokerUnreachable(RequestTimeout):
-    """No reply came in time, and nobody listens at the endpoint that was tried last."""
+    """No reply came in time, and no broker answers."""
 
 
 class StreamInterrupted(RequestError):
-    """A stream fell silent after its first part.  It is not repeated: its parts would come twice."""
+    """A stream broke off after its first part.  It is not repeated: its parts would come twice."""
 
 
 class ServiceNotFound(RequestError, LookupError):
     """No worker offers the service."""
 
 
-class ServiceError(RequestError):
-    """The service took the request and failed; `code` has three digits as in HTTP, `text` says how."""
+class RequestRejected(RequestError):
+    """The request, or the reply to it, breaks a rule or a limit; sent again it would do so again."""
 
-    def __init__(self, code: int, text: str, *, service: str = "") -> None:
-        Exception.__init__(self, code, text)  # the arguments, so that it can be pickled
+
+class RetryLater(RequestError):
+    """A queue is full (429), or the broker is about to end (503).
+
+    The request was not done; but if it was the broker's end that interrupted it, it may have been in part.
+    """
+
+
+class RequestCancelled(RequestError):
+    """The request was cancelled."""
+
+
+class WorkerLost(RequestError):
+    """The workers that had the request died, and it is not given to another."""
+
+
+class ServiceError(RequestError):
+    """The service took the request and failed; `code` has three digits as in HTTP, `text` says how.
+
+    A handler may raise it to choose what the client gets; `detail` is a frame of its own making, or None.
+    """
+
+    code: int
+
+    def __init__(self, code: int, text: str, detail: bytes | None = None, *, service: str = "") -> None:
+        Exception.__init__(self, code, text, detail)  # the arguments, so that it can be pickled
         self.code = code
         self.text = text
+        self.detail = detail
         self.service = service
 
     def __str__(self) -> str:
-        return f"service {self.service!r} failed with {self.code}: {self.text}"
+        where = f"service {self.service!r} failed" if self.service else "failed"
+        return f"{where} with {self.code}: {self.text}"

@@ -24,6 +24,11 @@ class Drop(StrEnum):
     WORKERS_LOST = "workers-lost"
     LOST_AFTER_PARTIAL = "worker-lost-after-partial"
     REPLY_TOO_LARGE = "reply-too-large"
+    NO_WORKER = "no-worker"
+    TTL_PASSED = "ttl-passed"
+    CANCELLED = "cancelled"
+    HANDLER_FAILED = "handler-failed"
+    CLOSING = "broker-closing"
 
 
 class Refusal(StrEnum):
@@ -59,6 +64,7 @@ class Stats:
     redispatched: int = 0
     partials: int = 0
     replies: int = 0
+    errors: int = 0
     mmi: int = 0
     heartbeats: int = 0
     failures: int = 0

@@ -10,10 +10,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from .wire import Route
+from .wire import NO_OPTIONS, Options, Route
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a waiting request beside its body: what its records take, rounded up."""
+REMEMBERED: Final = 5000
+"""At least so many of the requests that ended last are remembered, so that a late CANCEL is known for what it is."""
 
 
 class Request:
@@ -21,17 +23,35 @@ class Request:
 
     __slots__ = (
         "abandoned", "after", "attempts", "before", "body", "bucket", "client", "collected", "collected_bytes",
-        "header", "route", "service", "size", "streamed",
+        "deadline", "handed", "header", "late", "options", "route", "service", "size", "streamed", "worker",
     )  # fmt: skip
 
-    def __init__(self, route: Route, header: bytes, service: Service, body: list[bytes]) -> None:
+    def __init__(
+        self,
+        route: Route,
+        header: bytes,
+        service: Service,
+        body: list[bytes],
+        *,
+        options: Options = NO_OPTIONS,
+        deadline: float | None = None,
+    ) -> None:
         self.route = route
         self.client = route[0]
         """The identity of the client's connection."""
         self.header = header
         self.service = service
         self.body = body
-        self.size = sum(map(len, body)) + sum(map(len, route)) + REQUEST_OVERHEAD
+        self.options = options
+        self.deadline = deadline
+        """When its time has passed, if it has a ttl."""
+        self.size = sum(map(len, body)) + sum(map(len, route)) + len(options.raw) + REQUEST_OVERHEAD
+        self.worker: Worker | None = None
+        """The worker that holds it."""
+        self.late = False
+        """It has waited, so some of its ttl is gone."""
+        self.handed = 0
+        """Workers that it was handed to."""
         self.attempts = 0
         """Workers that died at it (C17)."""
         self.streamed = False
@@ -180,14 +200,18 @@ class FairQueue:
 class Service:
     """A name that has a worker or a waiting request."""
 
-    __slots__ = ("idle", "name", "queue", "workers")
+    __slots__ = ("dispatched", "idle", "name", "queue", "unwilling", "workers")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.workers: dict[Worker, None] = {}
         self.idle: OrderedDict[Worker, None] = OrderedDict()
         """Workers without a request, least recently used first (C21)."""
+        self.dispatched = 0
+        """How often a worker was given a request."""
         self.queue = FairQueue()
+        self.unwilling: dict[Request, None] = {}
+        """Those in the queue that are not to wait when there is no worker at all."""
 
 
 class Registry:
@@ -199,6 +223,10 @@ class Registry:
         self.queued = 0
         self.queued_bytes = 0
         self.running = 0
+        self.numbered: dict[Route, Request] = {}
+        """The X1 requests that have not ended; the route is the number."""
+        self._ended: set[Route] = set()
+        self._ended_before: set[Route] = set()
         # client → what it has here; an entry goes with the last thing in it
         self._waiting: dict[bytes, dict[Service, None]] = {}
         self._worked_on: dict[bytes, dict[Request, None]] = {}
@@ -237,6 +265,7 @@ class Registry:
     def begin(self, worker: Worker, request: Request) -> None:
         """`worker`, which is not among the idle, now holds `request`."""
         worker.request = request
+        request.worker = worker
         self.running += 1
         held = self._worked_on.get(request.client)
         if held is None:
@@ -247,6 +276,7 @@ class Registry:
     def end(self, worker: Worker, request: Request) -> None:
         """`worker` no longer holds `request`."""
         worker.request = None
+        request.worker = None
         self.running -= 1
         held = self._worked_on[request.client]
         if len(held) == 1:
@@ -258,6 +288,19 @@ class Registry:
         """The requests of `client` that workers hold."""
         return list(self._worked_on.get(client, ()))
 
+    # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def end_number(self, route: Route) -> None:
+        """The X1 request of that number has ended: the number is free again."""
+        self.numbered.pop(route, None)
+        if len(self._ended) >= REMEMBERED:
+            self._ended_before, self._ended = self._ended, set()
+        self._ended.add(route)
+
+    def ended_lately(self, route: Route) -> bool:
+        """Whether an X1 request of that number was among the last to end."""
+        return route in self._ended or route in self._ended_before
+
     # ── waiting requests ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def enqueue(self, request: Request, *, front: bool = False) -> None:
@@ -267,6 +310,8 @@ class Registry:
             queue.prepend(request)
         else:
             queue.append(request)
+        if not request.options.wait:
+            request.service.unwilling[request] = None
         self._waiting.setdefault(request.client, {})[request.service] = None
         self.queued += 1
         self.queued_bytes += request.size
@@ -283,6 +328,8 @@ class Registry:
         """Take out a request that waits, whether its turn has come or not."""
         service, client = request.service, request.client
         service.queue.remove(request)
+        if not request.options.wait:
+            del service.unwilling[request]
         self.queued -= 1
         self.queued_bytes -= request.size
         if client not in service.queue:

@@ -6,7 +6,10 @@ bucket, so at most one grain late and never early.
 
 import heapq
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+
+SLACK: Final = 64
+"""Numbers of buckets that are gone: at most so many more of them than of buckets, so that tidying up costs little."""
 
 
 class Timed(Protocol):
@@ -27,6 +30,7 @@ class Timers(Generic[T]):
         self._grain = grain
         # A dict is used as a set that keeps its order: the same run gives the same order again.
         self._buckets: dict[int, dict[T, None]] = {}
+        # A heap of their numbers, and some of buckets that are gone.
         self._order: list[int] = []
 
     def set(self, thing: T, due: float) -> None:
@@ -45,19 +49,25 @@ class Timers(Generic[T]):
         bucket = self._buckets.get(thing.bucket)
         if bucket is not None:
             bucket.pop(thing, None)
+            if not bucket:
+                # Its time may be years off: nothing of it is kept until then.
+                del self._buckets[thing.bucket]
+                if len(self._order) > 2 * len(self._buckets) + SLACK:
+                    self._order = list(self._buckets)
+                    heapq.heapify(self._order)
         thing.bucket = 0
 
     def pop_due(self, now: float) -> Iterator[T]:
         """Each thing whose time has come, taken out.  The caller may set and clear others meanwhile."""
         while self._order and self._order[0] * self._grain <= now:
             number = heapq.heappop(self._order)
-            for thing in self._buckets.pop(number):
+            for thing in self._buckets.pop(number, ()):
                 if thing.bucket == number:  # else it was cleared while the ones before it were dealt with
                     thing.bucket = 0
                     yield thing
 
     def next_due(self) -> float | None:
         """When `pop_due` next has something to do, or None."""
-        while self._order and not self._buckets[self._order[0]]:
-            del self._buckets[heapq.heappop(self._order)]
+        while self._order and self._order[0] not in self._buckets:
+            heapq.heappop(self._order)
         return self._order[0] * self._grain if self._order else None

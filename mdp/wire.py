@@ -1,4 +1,4 @@
-"""Frames ↔ commands: MDP/0.2 and MDP/0.1, every side of both sub-protocols.
+"""Frames ↔ commands: MDP/0.2, MDP/0.1 and X1, every side of both sub-protocols.
 
 Nothing here knows a socket, a queue or a clock.  A *message* is a list of frames.  Its *route* is what stands before
 the header and must be put, unchanged, before every message that goes back: the ROUTER's identity frame where there is
@@ -12,13 +12,22 @@ one, then the envelope (C22).  The layouts, route left out:
     broker → worker    MDPW02 02 client "" body+             MDPW01 02 client "" body+
                        MDPW02 05 · MDPW02 06                 MDPW01 04 · MDPW01 05
 
+X1 (docs/x1.md) adds numbers, options, ERROR and CANCEL; a client's envelope is the number of the request:
+
+    client → broker    MDPCX1 01 service options body+ · MDPCX1 05 service · MDPCX1 06
+    broker → client    MDPCX1 02|03 service body+ · MDPCX1 04 service code text [detail] · MDPCX1 06
+    worker → broker    MDPWX1 01 … 06 as MDPW02 · MDPWX1 07 client "" code text [detail]
+    broker → worker    MDPWX1 02 client "" options body+ · MDPWX1 05 · MDPWX1 06 · MDPWX1 08 client ""
+
 What a peer sent is decoded to a command or to `Invalid`; decoding never raises, whatever the bytes (C15).
 """
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .errors import SettingError
 
@@ -28,8 +37,10 @@ Route = tuple[bytes, ...]
 
 C01: Final = b"MDPC01"
 C02: Final = b"MDPC02"
+CX1: Final = b"MDPCX1"
 W01: Final = b"MDPW01"
 W02: Final = b"MDPW02"
+WX1: Final = b"MDPWX1"
 
 EMPTY: Final = b""
 MMI: Final = b"mmi."
@@ -38,10 +49,14 @@ MAX_ENVELOPE: Final = 16
 """Frames an envelope may have, its empty one included (C22)."""
 MAX_NAME: Final = 255
 """Bytes a service name or an address may have (C23)."""
+MAX_OPTIONS: Final = 65536
+"""Bytes that the options of an X1 request may have as its client sends them; the broker may write them longer."""
+MAX_NESTING: Final = 64
+"""Objects and lists that may be in one another in the options of an X1 request, so that every peer can read them."""
 
 
 class Kind(Enum):
-    """The commands of MDP/0.2.  MDP/0.1 has no PARTIAL: its REPLY is a FINAL."""
+    """The commands.  MDP/0.1 has no PARTIAL: its REPLY is a FINAL.  Only X1 has ERROR and CANCEL."""
 
     READY = "READY"
     REQUEST = "REQUEST"
@@ -49,6 +64,8 @@ class Kind(Enum):
     FINAL = "FINAL"
     HEARTBEAT = "HEARTBEAT"
     DISCONNECT = "DISCONNECT"
+    ERROR = "ERROR"
+    CANCEL = "CANCEL"
 
 
 CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
@@ -60,6 +77,24 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
         Kind.FINAL: b"\x04",
         Kind.HEARTBEAT: b"\x05",
         Kind.DISCONNECT: b"\x06",
+    },
+    CX1: {
+        Kind.REQUEST: b"\x01",
+        Kind.PARTIAL: b"\x02",
+        Kind.FINAL: b"\x03",
+        Kind.ERROR: b"\x04",
+        Kind.CANCEL: b"\x05",
+        Kind.HEARTBEAT: b"\x06",
+    },
+    WX1: {
+        Kind.READY: b"\x01",
+        Kind.REQUEST: b"\x02",
+        Kind.PARTIAL: b"\x03",
+        Kind.FINAL: b"\x04",
+        Kind.HEARTBEAT: b"\x05",
+        Kind.DISCONNECT: b"\x06",
+        Kind.ERROR: b"\x07",
+        Kind.CANCEL: b"\x08",
     },
     W01: {
         Kind.READY: b"\x01",
@@ -73,7 +108,7 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
 
 _KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
 
-DIALECTS: Final = {C01: "0.1", C02: "0.2", W01: "0.1", W02: "0.2"}
+DIALECTS: Final = {C01: "0.1", C02: "0.2", CX1: "X1", W01: "0.1", W02: "0.2", WX1: "X1"}
 """The protocol version behind each header."""
 
 
@@ -90,21 +125,67 @@ class Reason(StrEnum):
     NO_DELIMITER = "no-delimiter"
     BAD_ADDRESS = "bad-address"
     BAD_SERVICE = "bad-service-name"
+    BAD_OPTIONS = "bad-options"
+    BAD_CODE = "bad-code"
+    NO_NUMBER = "no-number"
+    NUMBER_IN_USE = "number-in-use"
+    UNKNOWN_NUMBER = "unknown-number"
 
 
 class Invalid(NamedTuple):
-    """A message that is no command: dropped and counted, never answered (C15)."""
+    """A message that is no command: dropped and counted (C15).
+
+    Only a broken X1 message from a client whose envelope could be read has a route, and is answered with ERROR.
+    """
 
     reason: Reason
+    route: Route = ()
+    service: bytes = EMPTY
+    over_limit: bool = False
+    """It can be answered, and is not malformed but has more bytes or frames than the broker takes."""
+
+
+class Options(NamedTuple):
+    """The options of an X1 request.  `values` is shared: it is not to be changed."""
+
+    raw: bytes = EMPTY
+    values: Mapping[str, Any] = {}
+    ttl: float | None = None
+    """Seconds."""
+    wait: bool = True
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, names and values being text."""
+        headers: Mapping[str, str] = self.values.get("headers", {})
+        return headers
+
+    @property
+    def attempt(self) -> int:
+        """1, and one more for each worker that had the request before and was lost."""
+        attempt = self.values.get("attempt", 1)
+        return attempt if isinstance(attempt, int) else 1
+
+
+NO_OPTIONS: Final = Options()
 
 
 class Request(NamedTuple):
-    """A client's REQUEST (C2, C24)."""
+    """A client's REQUEST (C2, C24).  The route of an X1 request is its number on that connection."""
 
     route: Route
     header: bytes
     service: bytes
     body: list[bytes]
+    options: Options = NO_OPTIONS
+
+
+class Cancel(NamedTuple):
+    """A client's CANCEL: the request of that route is no longer wanted (X1)."""
+
+    route: Route
+    header: bytes
+    service: bytes
 
 
 class Ready(NamedTuple):
@@ -125,8 +206,20 @@ class Reply(NamedTuple):
     body: list[bytes]
 
 
+class Failure(NamedTuple):
+    """A worker's ERROR: the request it was given ends with that (X1)."""
+
+    route: Route
+    header: bytes
+    client: bytes
+    code: bytes
+    text: bytes
+    detail: list[bytes]
+    """At most one frame."""
+
+
 class Heartbeat(NamedTuple):
-    """HEARTBEAT, from a worker or from the broker."""
+    """HEARTBEAT, from a worker, from an X1 client, or from the broker."""
 
     route: Route
     header: bytes
@@ -156,10 +249,31 @@ class Work(NamedTuple):
     header: bytes
     client: bytes
     body: list[bytes]
+    options: Options = NO_OPTIONS
 
 
-FromPeer = Request | Ready | Reply | Heartbeat | Disconnect
-FromBroker = Answer | Work | Heartbeat | Disconnect
+class Error(NamedTuple):
+    """The broker's ERROR to a client: its request ends with that (X1)."""
+
+    route: Route
+    header: bytes
+    service: bytes
+    code: int
+    text: str
+    detail: list[bytes]
+    """At most one frame."""
+
+
+class Withdraw(NamedTuple):
+    """The broker's CANCEL to a worker: nobody waits any more for the request it was given (X1)."""
+
+    route: Route
+    header: bytes
+    client: bytes
+
+
+FromPeer = Request | Cancel | Ready | Reply | Failure | Heartbeat | Disconnect
+FromBroker = Answer | Error | Work | Withdraw | Heartbeat | Disconnect
 
 
 def valid_service(name: bytes) -> bool:
@@ -178,6 +292,11 @@ def service_name(name: str | bytes) -> bytes:
     return encoded
 
 
+def valid_code(code: bytes) -> bool:
+    """Whether `code` is the code of an ERROR: three digits."""
+    return len(code) == 3 and code.isdigit()
+
+
 @lru_cache(maxsize=4096)
 def _printable(name: bytes) -> bool:
     try:
@@ -186,15 +305,101 @@ def _printable(name: bytes) -> bool:
         return False
 
 
+@lru_cache(maxsize=1024)
+def _cached_options(raw: bytes) -> Options | None:
+    return _parse_options(raw)
+
+
+def parse_options(raw: bytes) -> Options | None:
+    """The options of an X1 request: empty, or a JSON object.  None if they are malformed."""
+    if not raw:
+        return NO_OPTIONS
+    return _cached_options(raw) if len(raw) <= MAX_NAME else _parse_options(raw)
+
+
+def _finite(number: str) -> float:
+    """The number that JSON tells.  Raises `ValueError` for what could not be told in JSON again."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(number)
+    return value
+
+
+_JSON: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+def _parse_options(raw: bytes) -> Options | None:
+    try:
+        values = _JSON.decode(raw.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or not _shallow(values):
+        return None
+    ttl, wait, headers = values.get("ttl"), values.get("wait", True), values.get("headers", {})
+    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 <= ttl < MAX_TTL):
+        return None
+    if not isinstance(wait, bool) or not isinstance(headers, dict):
+        return None
+    if not all(isinstance(value, str) for value in headers.values()):
+        return None
+    return Options(raw, values, None if ttl is None else ttl / 1000, wait)
+
+
+def _shallow(values: dict[str, Any]) -> bool:
+    level: list[Any] = [values]
+    for _ in range(MAX_NESTING):
+        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return True
+    return False
+
+
+MAX_TTL: Final = 1e15
+"""Milliseconds."""
+
+
+def options(values: Mapping[str, Any]) -> bytes:
+    """`values` as the options frame of an X1 request; empty if there are none.
+
+    Raises `SettingError` for what is no JSON, or would be malformed.
+    """
+    if not values:
+        return EMPTY
+    try:
+        raw = json.dumps(values, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingError(f"options cannot be sent as JSON: {error}") from None
+    if len(raw) > MAX_OPTIONS or parse_options(raw) is None:
+        raise SettingError(
+            f"options are {raw[:200]!r}: ttl is a number of milliseconds, wait is true or false, headers map text to "
+            f"text, and all together take at most {MAX_OPTIONS} bytes, no more than {MAX_NESTING} levels deep"
+        )
+    return raw
+
+
+def renewed(given: Options, ttl: float | None, attempt: int) -> bytes:
+    """The options frame of a request that is handed to a worker late, or again: what is left of its ttl, in seconds.
+
+    `attempt` is told from the second on.
+    """
+    values = dict(given.values)
+    if ttl is not None:
+        values["ttl"] = math.ceil(ttl * 1000)
+    if attempt > 1:
+        values["attempt"] = attempt
+    return json.dumps(values, separators=(",", ":")).encode() if values else EMPTY
+
+
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def decode_peer(message: Message, *, max_message: int, max_frames: int) -> FromPeer | Invalid:
     """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame."""
     if len(message) > max_frames:
-        return Invalid(Reason.TOO_MANY_FRAMES)
+        return _over_limit(message, Reason.TOO_MANY_FRAMES)
     if sum(map(len, message)) > max_message:
-        return Invalid(Reason.TOO_LARGE)
+        return _over_limit(message, Reason.TOO_LARGE)
     return _decode(message, 1, _FROM_PEER)  # type: ignore[return-value]  # _FROM_PEER holds only what returns these
 
 
@@ -252,8 +457,58 @@ def _request(message: Message, at: int, header: bytes, service_at: int) -> FromP
     return Request(tuple(message[:at]), header, service, body)
 
 
+def _from_client_x1(message: Message, at: int) -> FromPeer | Invalid:
+    """`MDPCX1 01 service options body+`, `MDPCX1 05 service`, `MDPCX1 06`; what is wrong can be answered."""
+    route = tuple(message[:at])
+    if len(message) < at + 2:
+        return _answerable(Reason.TOO_FEW_FRAMES, route)
+    kind = _KINDS[CX1].get(message[at + 1])
+    if kind is Kind.HEARTBEAT:
+        return Heartbeat(route, CX1) if len(message) == at + 2 else _answerable(Reason.TOO_MANY_FRAMES, route)
+    if kind is not Kind.REQUEST and kind is not Kind.CANCEL:
+        return _answerable(Reason.UNKNOWN_COMMAND, route)
+    if len(message) < at + 3:
+        return _answerable(Reason.TOO_FEW_FRAMES, route)
+    service = message[at + 2]
+    if not valid_service(service):
+        return _answerable(Reason.BAD_SERVICE, route)
+    if len(route) < 3:  # the identity, the number, the empty frame
+        return _answerable(Reason.NO_NUMBER, route, service)
+    if kind is Kind.CANCEL:
+        if len(message) > at + 3:
+            return Invalid(Reason.TOO_MANY_FRAMES, route, service)
+        return Cancel(route, CX1, service)
+    if len(message) < at + 5:
+        return Invalid(Reason.TOO_FEW_FRAMES if len(message) < at + 4 else Reason.NO_BODY, route, service)
+    options = parse_options(message[at + 3]) if len(message[at + 3]) <= MAX_OPTIONS else None
+    if options is None:
+        return Invalid(Reason.BAD_OPTIONS, route, service)
+    return Request(route, CX1, service, message[at + 4 :], options)
+
+
+def _answerable(reason: Reason, route: Route, service: bytes = EMPTY) -> Invalid:
+    """What is wrong with an X1 client's message, and where to say so: nowhere if it came without an envelope."""
+    return Invalid(reason, route, service) if len(route) > 1 else Invalid(reason)
+
+
+def _over_limit(message: Message, reason: Reason) -> Invalid:
+    """What is over a limit is not decoded; but if an X1 client sent it, with an envelope, it can be told."""
+    for at in range(1, min(len(message) - 1, 1 + MAX_ENVELOPE)):
+        if len(message[at]) > MAX_NAME:
+            break
+        if not message[at]:
+            if message[at + 1] != CX1:
+                break
+            service = message[at + 3] if len(message) > at + 3 and valid_service(message[at + 3]) else EMPTY
+            return Invalid(reason, tuple(message[: at + 1]), service, over_limit=True)
+    return Invalid(reason)
+
+
 def _from_worker(message: Message, at: int) -> FromPeer | Invalid:
-    """`MDPW02 01 service`, `MDPW02 03|04 client "" body+`, `MDPW02 05|06` (C7); the 0.1 codes differ (C24)."""
+    """`MDPW02 01 service`, `MDPW02 03|04 client "" body+`, `MDPW02 05|06` (C7); the 0.1 codes differ (C24).
+
+    X1 has `MDPWX1 07 client "" code text [detail]` besides.
+    """
     header = message[at]
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
@@ -263,6 +518,18 @@ def _from_worker(message: Message, at: int) -> FromPeer | Invalid:
         if wrong is not None:
             return wrong
         return Reply(tuple(message[:at]), header, kind is Kind.FINAL, message[at + 2], message[at + 4 :])
+    if kind is Kind.ERROR:
+        wrong = _check_addressed(message, at)
+        if wrong is not None:
+            return wrong
+        code = message[at + 4]
+        if len(message) < at + 6:
+            return Invalid(Reason.TOO_FEW_FRAMES)
+        if len(message) > at + 7:
+            return Invalid(Reason.TOO_MANY_FRAMES)
+        if not valid_code(code):
+            return Invalid(Reason.BAD_CODE)
+        return Failure(tuple(message[:at]), header, message[at + 2], code, message[at + 5], message[at + 6 :])
     if kind is Kind.READY:
         if len(message) < at + 3:
             return Invalid(Reason.TOO_FEW_FRAMES)
@@ -275,7 +542,7 @@ def _from_worker(message: Message, at: int) -> FromPeer | Invalid:
 
 
 def _from_broker_to_worker(message: Message, at: int) -> FromBroker | Invalid:
-    """`MDPW0x 02 client "" body+`, `MDPW02 05|06`, `MDPW01 04|05` (C7, C24)."""
+    """`MDPW0x 02 client "" body+`, `MDPW02 05|06`, `MDPW01 04|05` (C7, C24); X1 has options and CANCEL besides."""
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = _KINDS[message[at]].get(message[at + 1])
@@ -283,20 +550,40 @@ def _from_broker_to_worker(message: Message, at: int) -> FromBroker | Invalid:
         wrong = _check_addressed(message, at)
         if wrong is not None:
             return wrong
-        return Work(tuple(message[:at]), message[at], message[at + 2], message[at + 4 :])
+        if message[at] != WX1:
+            return Work(tuple(message[:at]), message[at], message[at + 2], message[at + 4 :])
+        options = parse_options(message[at + 4])
+        if options is None:
+            return Invalid(Reason.BAD_OPTIONS)
+        if len(message) == at + 5:
+            return Invalid(Reason.NO_BODY)
+        return Work(tuple(message[:at]), WX1, message[at + 2], message[at + 5 :], options)
+    if kind is Kind.CANCEL:
+        wrong = _check_address(message, at)
+        if wrong is not None:
+            return wrong
+        if len(message) > at + 4:
+            return Invalid(Reason.TOO_MANY_FRAMES)
+        return Withdraw(tuple(message[:at]), WX1, message[at + 2])
     return _bare(message, at, kind)
 
 
 def _check_addressed(message: Message, at: int) -> Invalid | None:
-    """`header command client "" body+`: exactly one address frame, then one empty frame (C8, C23)."""
+    """`header command client "" body+` (C8)."""
+    wrong = _check_address(message, at)
+    if wrong is None and len(message) == at + 4:
+        return Invalid(Reason.NO_BODY)
+    return wrong
+
+
+def _check_address(message: Message, at: int) -> Invalid | None:
+    """`header command client ""`: exactly one address frame, then one empty frame (C8, C23)."""
     if len(message) < at + 4:
         return Invalid(Reason.TOO_FEW_FRAMES)
     if not 1 <= len(message[at + 2]) <= MAX_NAME:
         return Invalid(Reason.BAD_ADDRESS)
     if message[at + 3]:
         return Invalid(Reason.NO_DELIMITER)
-    if len(message) == at + 4:
-        return Invalid(Reason.NO_BODY)
     return None
 
 
@@ -327,13 +614,40 @@ def _answer_01(message: Message, at: int) -> FromBroker | Invalid:
     return Answer(tuple(message[:at]), C01, True, message[at + 1], message[at + 2 :])
 
 
+def _to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
+    """`MDPCX1 02|03 service body+`, `MDPCX1 04 service code text [detail]`, `MDPCX1 06`."""
+    count = len(message) - at
+    if count < 2:
+        return Invalid(Reason.TOO_FEW_FRAMES)
+    kind = _KINDS[CX1].get(message[at + 1])
+    if kind is Kind.HEARTBEAT:
+        return _bare(message, at, kind)
+    if kind is not Kind.PARTIAL and kind is not Kind.FINAL and kind is not Kind.ERROR:
+        return Invalid(Reason.UNKNOWN_COMMAND)
+    if count < (5 if kind is Kind.ERROR else 4):
+        return Invalid(Reason.TOO_FEW_FRAMES)
+    route, service = tuple(message[:at]), message[at + 2]
+    if kind is not Kind.ERROR:
+        return Answer(route, CX1, kind is Kind.FINAL, service, message[at + 3 :])
+    if count > 6:
+        return Invalid(Reason.TOO_MANY_FRAMES)
+    if not valid_code(message[at + 3]):
+        return Invalid(Reason.BAD_CODE)
+    text = message[at + 4].decode(errors="replace")
+    return Error(route, CX1, service, int(message[at + 3]), text, message[at + 5 :])
+
+
 _FROM_PEER: Final[Mapping[bytes, _Decoder]] = {
+    CX1: _from_client_x1,
+    WX1: _from_worker,
     C02: _request_02,
     W02: _from_worker,
     C01: _request_01,
     W01: _from_worker,
 }
 _FROM_BROKER: Final[Mapping[bytes, _Decoder]] = {
+    CX1: _to_client_x1,
+    WX1: _from_broker_to_worker,
     C02: _answer_02,
     W02: _from_broker_to_worker,
     C01: _answer_01,
@@ -344,8 +658,10 @@ _FROM_BROKER: Final[Mapping[bytes, _Decoder]] = {
 # ── encoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def request(route: Route, header: bytes, service: bytes, body: Sequence[bytes]) -> Message:
-    """A client's REQUEST (C2, C24)."""
+def request(route: Route, header: bytes, service: bytes, body: Sequence[bytes], options: bytes = EMPTY) -> Message:
+    """A client's REQUEST (C2, C24); only X1 has options."""
+    if header == CX1:
+        return [*route, header, b"\x01", service, options, *body]
     if header == C01:
         return [*route, header, service, *body]
     return [*route, header, b"\x01", service, *body]
@@ -358,13 +674,25 @@ def answer(route: Route, header: bytes, final: bool, service: bytes, body: Seque
     return [*route, header, b"\x03" if final else b"\x02", service, *body]
 
 
+def error(route: Route, service: bytes, code: bytes, text: bytes, detail: Sequence[bytes] = ()) -> Message:
+    """The broker's ERROR to an X1 client."""
+    return [*route, CX1, b"\x04", service, code, text, *detail]
+
+
+def cancel(route: Route, service: bytes) -> Message:
+    """An X1 client's CANCEL of the request that has this route."""
+    return [*route, CX1, b"\x05", service]
+
+
 def ready(route: Route, header: bytes, service: bytes) -> Message:
     """A worker's READY (C7)."""
     return [*route, header, b"\x01", service]
 
 
-def work(route: Route, header: bytes, client: bytes, body: Sequence[bytes]) -> Message:
-    """The broker's REQUEST to a worker (C7)."""
+def work(route: Route, header: bytes, client: bytes, body: Sequence[bytes], options: bytes = EMPTY) -> Message:
+    """The broker's REQUEST to a worker (C7); only X1 has options."""
+    if header == WX1:
+        return [*route, header, b"\x02", client, EMPTY, options, *body]
     return [*route, header, b"\x02", client, EMPTY, *body]
 
 
@@ -373,8 +701,18 @@ def reply(route: Route, header: bytes, kind: Kind, client: bytes, body: Sequence
     return [*route, header, CODES[header][kind], client, EMPTY, *body]
 
 
+def failure(route: Route, client: bytes, code: int, text: str, detail: Sequence[bytes] = ()) -> Message:
+    """An X1 worker's ERROR."""
+    return [*route, WX1, b"\x07", client, EMPTY, b"%03d" % code, text.encode(errors="replace"), *detail]
+
+
+def withdraw(route: Route, client: bytes) -> Message:
+    """The broker's CANCEL to an X1 worker."""
+    return [*route, WX1, b"\x08", client, EMPTY]
+
+
 def heartbeat(route: Route, header: bytes) -> Message:
-    """HEARTBEAT, to or from a worker (C7, C13)."""
+    """HEARTBEAT, to or from a worker (C7, C13), to or from an X1 client."""
     return [*route, header, CODES[header][Kind.HEARTBEAT]]
 
 
@@ -389,12 +727,12 @@ def is_work(message: Message, route: Route, header: bytes) -> bool:
 
 
 def reply_kind(message: Message, route: Route, header: bytes) -> Kind | None:
-    """PARTIAL or FINAL if that is how `message`, from the worker behind `route`, begins; else None."""
+    """PARTIAL, FINAL or ERROR if that is how `message`, from the worker behind `route`, begins; else None."""
     at = len(route)
     if message[: at + 1] != [*route, header] or len(message) < at + 2:
         return None
     kind = _KINDS[header].get(message[at + 1])
-    return kind if kind is Kind.PARTIAL or kind is Kind.FINAL else None
+    return kind if kind in {Kind.PARTIAL, Kind.FINAL, Kind.ERROR} else None
 
 
 # ── a failed request, in a dialect that has no ERROR ─────────────────────────────────────────────────────────────────

@@ -47,10 +47,16 @@ def _services(broker: Broker, wanted: bytes, _: float) -> dict[str, Any]:
         "services",
         len(found),
         (
-            {"name": show(s.name), "workers": len(s.workers), "idle": len(s.idle), "queued": s.queue.size}
+            {
+                "name": show(s.name),
+                "workers": len(s.workers),
+                "idle": len(s.idle),
+                "queued": s.queue.size,
+                "dispatched": s.dispatched,
+            }
             for s in found
         ),
-    )  # fmt: skip
+    )
 
 
 def _workers(broker: Broker, wanted: bytes, now: float) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def _broker(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
         "version": __version__,
         "up_seconds": round(now - broker.started, 3),
         "draining": broker.draining,
-        "dialects": {"client": ["MDP/0.1", "MDP/0.2"], "worker": ["MDP/0.1", "MDP/0.2"]},
+        "dialects": {"client": ["MDP/0.1", "MDP/0.2", "X1"], "worker": ["MDP/0.1", "MDP/0.2", "X1"]},
         "limits": asdict(broker.limits),
     }
 

@@ -1,7 +1,25 @@
-"""Offer services: `Worker`, the `Request` its handler gets, and what it raises."""
+"""Offer services: `Worker`, `AsyncWorker`, the `Request` a handler gets, and what it raises."""
 
-from ..mdp.errors import ClosedError, HandlerError, SettingError, ZmdpError
-from .mdworker import Frames, Handler, Worker
+from ..mdp.errors import ClosedError, CodecError, HandlerError, RequestCancelled, ServiceError, SettingError, ZmdpError
+from .aio import AsyncHandler, AsyncWorker
+from .handling import Final, Frames, current_request
+from .mdworker import Handler, Worker
 from .session import Request
 
-__all__ = ["ClosedError", "Frames", "Handler", "HandlerError", "Request", "SettingError", "Worker", "ZmdpError"]
+__all__ = [
+    "AsyncHandler",
+    "AsyncWorker",
+    "ClosedError",
+    "CodecError",
+    "Final",
+    "Frames",
+    "Handler",
+    "HandlerError",
+    "Request",
+    "RequestCancelled",
+    "ServiceError",
+    "SettingError",
+    "Worker",
+    "ZmdpError",
+    "current_request",
+]

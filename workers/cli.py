@@ -1,11 +1,13 @@
 """The command `mdworker`."""
 
+import asyncio
 import importlib
 import logging
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -14,11 +16,15 @@ import click
 from ..mdp import wire
 from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
 from ..mdp.server import DEFAULT_ENDPOINT
+from .aio import AsyncWorker
+from .handling import is_async
 from .mdworker import Worker
 from .processes import Supervisor, command
 
 PARENT_CHECK: Final = 1.0
 """Seconds between two looks at whether the supervising process is still there."""
+
+AnyWorker = Worker | AsyncWorker
 
 log = logging.getLogger("zmdp.worker")
 
@@ -32,11 +38,16 @@ log = logging.getLogger("zmdp.worker")
     show_envvar=True,
     help=with_default("Broker to serve.", DEFAULT_ENDPOINT),
 )
-@click.option("--service", metavar="NAME", help="Service to offer; needed if MODULE:WORKER is a plain function.")
+@click.option("--service", metavar="NAME", help="Service to offer; needed if MODULE:WORKER is a function.")
+@click.option(
+    "--codec",
+    type=click.Choice(["json", "msgpack", "arrow"]),
+    help="What the function's argument and results are; without, frames of bytes. Only if MODULE:WORKER is a function.",
+)
 @click.option(
     "--concurrency",
     type=Number("connections", whole=True),
-    help=with_default("Requests handled at a time in each process, in threads.", 1),
+    help=with_default("Requests handled at a time in each process, in threads or asyncio tasks.", 1),
 )
 @click.option(
     "--processes",
@@ -63,6 +74,13 @@ log = logging.getLogger("zmdp.worker")
     type=Number("seconds"),
     help=with_default("Give up a request whose handler has neither returned nor yielded for this long.", "never"),
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(["X1", "0.2", "0.1"]),
+    envvar="MDP_PROTOCOL",
+    show_envvar=True,
+    help=with_default("What to speak: 0.2 or 0.1 with a broker that is not zmdp's.", "X1"),
+)
 @log_level_option
 @click.option("--supervised-by", type=int, hidden=True)
 @version_option()
@@ -71,15 +89,17 @@ def cli(
     target: str,
     broker: str | None,
     service: str | None,
+    codec: str | None,
     concurrency: int | None,
     processes: int,
     heartbeat: float | None,
     liveness: int | None,
     handler_timeout: float | None,
+    protocol: str | None,
     log_level: str,
     supervised_by: int | None,
 ) -> int:
-    """Serve requests with MODULE:WORKER, a `zmdp.workers.Worker` or a function of a request.
+    """Serve requests with MODULE:WORKER: a `zmdp.workers.Worker` or `AsyncWorker`, or a function of a request.
 
     The module is looked for in the current directory, then among the installed packages.  Settings given here go before
     those in the module.  SIGTERM or Ctrl-C finishes what is being worked on, tells the broker and ends; once more ends
@@ -90,7 +110,7 @@ def cli(
     Exit codes: 0 ended as asked; 1 ended by a second signal; 2 bad usage, or the module cannot be used.
     """
     log_to_stderr(log_level)
-    worker = _load(target, service)
+    worker = _load(target, service, codec)
     if broker is not None:
         worker.broker = broker
     if concurrency is not None:
@@ -101,22 +121,38 @@ def cli(
         worker.liveness = liveness
     if handler_timeout is not None:
         worker.handler_timeout = handler_timeout
+    if protocol is not None:
+        worker.protocol = protocol
     if processes > 1 and supervised_by is None:
         return _supervise(processes)
     return _serve(worker, supervised_by)
 
 
-def _serve(worker: Worker, supervised_by: int | None) -> int:
+def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
     _on_signals(_Stopper(worker, alone=supervised_by is None))
-    worker.start()
-    log.info(
-        "serving %s at %s, %d at a time; Ctrl-C ends", worker.service.decode(), worker.broker, worker.concurrency
-    )  # fmt: skip
-    while not worker.wait(PARENT_CHECK):
+    told = f"serving {worker.service.decode()} at {worker.broker}, {worker.concurrency} at a time; Ctrl-C ends"
+
+    def check_parent() -> None:
         if supervised_by is not None and os.getppid() != supervised_by:
             log.warning("the supervising process is gone")
             worker.stop()
+
+    if isinstance(worker, AsyncWorker):
+        asyncio.run(_serve_async(worker, told, check_parent))
+        return 0
+    worker.start()
+    log.info(told)
+    while not worker.wait(PARENT_CHECK):
+        check_parent()
     return 0
+
+
+async def _serve_async(worker: AsyncWorker, told: str, check_parent: Callable[[], None]) -> None:
+    worker.start()
+    log.info(told)
+    ended = asyncio.ensure_future(worker.wait())
+    while not (await asyncio.wait([ended], timeout=PARENT_CHECK))[0]:
+        check_parent()
 
 
 class _Stopper:
@@ -125,7 +161,7 @@ class _Stopper:
     A supervised process gets the signal from the terminal and from its supervisor: it leaves the second time to that.
     """
 
-    def __init__(self, worker: Worker, *, alone: bool) -> None:
+    def __init__(self, worker: AnyWorker, *, alone: bool) -> None:
         self._worker = worker
         self._alone = alone
         self._stops = 0
@@ -158,7 +194,7 @@ def _on_signals(what: _Stopper | Supervisor) -> None:
     signal.signal(signal.SIGINT, handle)
 
 
-def _load(target: str, service: str | None) -> Worker:
+def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
     """The worker that MODULE:WORKER names."""
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
@@ -170,7 +206,9 @@ def _load(target: str, service: str | None) -> Worker:
             found = getattr(found, part)
     except Exception as error:  # noqa: BLE001 - it is the user's module: whatever it raises is told in one line
         raise click.BadParameter(f"cannot use {target}: {_describe(error)}") from None
-    if isinstance(found, Worker):
+    if isinstance(found, Worker | AsyncWorker):
+        if codec is not None:
+            raise click.BadParameter(f"{target} is a worker, which says itself what its codec is: leave out --codec")
         if found.started:
             hint = "put that under: if __name__ == '__main__':"
             raise click.BadParameter(f"cannot use {target}: its module starts the worker when it is imported; {hint}")
@@ -178,11 +216,13 @@ def _load(target: str, service: str | None) -> Worker:
             found.service = wire.service_name(service)
         return found
     if not callable(found):
-        wanted = "a zmdp.workers.Worker, or a function with --service"
+        wanted = "a zmdp.workers.Worker or AsyncWorker, or a function with --service"
         raise click.BadParameter(f"{target} is of type {type(found).__name__}: it takes {wanted}")
     if service is None:
         raise click.BadParameter(f"{target} is a function: name the service it offers with --service NAME")
-    return Worker(service, found)
+    if is_async(found):
+        return AsyncWorker(service, found, codec=codec)
+    return Worker(service, found, codec=codec)
 
 
 def _describe(error: Exception) -> str:

@@ -17,6 +17,8 @@ from .session import Request, WorkerSession
 
 LINGER: Final = 3_000
 """Milliseconds that the last messages (a FINAL, DISCONNECT) have to get out, which may be large."""
+LOOK: Final = 0.02
+"""Seconds after which a stream is interrupted for a look at what the broker says."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -43,6 +45,7 @@ class Connection:
         self._socket: zmq.Socket[bytes] | None = None
         self._lock = threading.Lock()
         self._busy_since: float | None = None
+        self._look_at = 0.0
         self._pending: Request | None = None
         """A request that came while nobody waited for one."""
         self._closed = False
@@ -80,8 +83,11 @@ class Connection:
         with self._lock:
             if self._session.request is not request:
                 return False
-            self._busy_since = time.monotonic()  # it is not stuck
-            self._send(self._session.partial(request, body, self._busy_since))
+            now = self._busy_since = time.monotonic()  # it is not stuck
+            self._send(self._session.partial(request, body, now))
+            if now >= self._look_at:  # a handler that yields without a pause leaves none for `beat`
+                self._look_at = now + LOOK
+                self._step(now)
             return self._session.request is request
 
     def final(self, request: Request, body: Sequence[bytes]) -> bool:
@@ -91,6 +97,15 @@ class Connection:
             if self._session.request is not request:
                 return False
             self._send(self._session.final(request, body, time.monotonic()))
+            return self._session.lost is None
+
+    def error(self, request: Request, code: int, text: str, detail: Sequence[bytes] = ()) -> bool:
+        """Send ERROR, or what stands for it.  False if the request is no longer this worker's."""
+        with self._lock:
+            self._busy_since = None
+            if self._session.request is not request:
+                return False
+            self._send(self._session.error(request, code, text, time.monotonic(), detail))
             return self._session.lost is None
 
     def close(self) -> None:

@@ -3,38 +3,26 @@
 import logging
 import threading
 import time
-import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import zmq
 
 from ..mdp import wire
-from ..mdp.errors import ClosedError, HandlerError, SettingError
-from ..mdp.limits import Limits
+from ..mdp.codecs import Codec
+from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.server import DEFAULT_ENDPOINT
 from .connection import Connection
+from .handling import Final, Frames, Handling, failed, handling, is_async
 from .session import Request, WorkerSession
 
-Frame = bytes | bytearray | memoryview
-Frames = Frame | Sequence[Frame] | None
-"""What a handler may yield or return: one frame, several (a list or tuple), or None for one empty frame."""
-Handler = Callable[[Request], Frames | Iterator[Frames]]
-"""A function or a generator function of a request."""
+Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
+"""A function or a generator function of a request; with a codec, of a value."""
 H = TypeVar("H", bound=Handler)
 
 log = logging.getLogger("zmdp.worker")
-
-INTERNAL_ERROR: Final = 500
-ROUTING: Final = 20
-"""Frames, and kilobytes, of a message that its routing may take."""
-MAX_BODY: Final = Limits().max_message - 1000 * ROUTING
-MAX_BODY_FRAMES: Final = Limits().max_frames - ROUTING
-"""What a broker with its default limits takes.  One with lower limits drops what is over them."""
-MAX_ERROR: Final = 1000
-"""Characters of an exception that a client is told."""
 
 
 class Worker:
@@ -60,7 +48,14 @@ class Worker:
     (seconds) and `liveness` (intervals) should be the broker's; where they differ, the worker adapts.  A handler that
     has neither returned nor yielded for `handler_timeout` seconds (default: no limit) is reported in the log, and its
     request goes to another worker.  A handler that raises does not end the worker: the traceback is logged, and the
-    client gets exception type and text as `ServiceError`.
+    client gets exception type and text as `ServiceError`; a handler that raises `ServiceError` itself chooses both.
+
+    With a `codec` (`"json"`, `"msgpack"`, `"arrow"`, or an object with `encode` and `decode`) the handler gets a value
+    and gives values, and `current_request()` has the rest:
+
+        worker = Worker("sum", sum, codec="json")
+
+    `protocol` is `"X1"`; or, for brokers that do not speak that, `"0.2"` or `"0.1"`.
 
     Raises `SettingError` for a setting out of range.
     """
@@ -75,7 +70,8 @@ class Worker:
         heartbeat: float = 1.0,
         liveness: int = 5,
         handler_timeout: float | None = None,
-        protocol: str = "0.2",
+        codec: str | Codec | None = None,
+        protocol: str = "X1",
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         if concurrency < 1:
@@ -88,8 +84,11 @@ class Worker:
         self.heartbeat = heartbeat
         self.liveness = liveness
         self.handler_timeout = handler_timeout
-        self._handler = handler
-        self._protocol = protocol
+        self._handling = Handling(codec)
+        self._handler: Handler | None = None
+        if handler is not None:
+            self(handler)
+        self.protocol = protocol
         self._context = context
         self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._connections: list[Connection] = []
@@ -102,6 +101,8 @@ class Worker:
 
     def __call__(self, handler: H) -> H:
         """Make `handler` this worker's handler; returns it unchanged."""
+        if is_async(handler):
+            raise SettingError(f"the handler of {self.service.decode()!r} is for asyncio: it takes an AsyncWorker")
         self._handler = handler
         return handler
 
@@ -188,29 +189,31 @@ class Worker:
 
     def _handle(self, connection: Connection, handler: Handler, request: Request) -> None:
         try:
-            result = handler(request)
-            if isinstance(result, Generator):
-                result = self._stream(connection, result, request)
-                if result is _NOBODY:
-                    return
-            body = _frames(result)
-        except BaseException as error:  # whatever a handler raises, SystemExit too, the worker goes on serving
-            log.exception("%s: the handler failed", request.service)
-            body = wire.error_body(INTERNAL_ERROR, _describe(error))
-        if not connection.final(request, body):
+            with handling(request):
+                result = handler(self._handling.argument(request))
+                if isinstance(result, Generator):
+                    result = self._stream(connection, result, request)
+                body = self._handling.frames(result)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, SystemExit too, the worker goes on
+            sent = connection.error(request, *failed(error, request))
+        else:
+            sent = connection.final(request, body)
+        if not sent:
             log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
 
-    def _stream(self, connection: Connection, parts: Generator[Frames, None, Frames], request: Request) -> Any:
-        """Send what a generator yields as PARTIALs; returns what it returns."""
+    def _stream(self, connection: Connection, parts: Generator[Any, None, Any], request: Request) -> Any:
+        """Send what a generator yields as PARTIALs; returns what it returns, or yields as `Final`."""
         while True:
             try:
                 part = next(parts)
             except StopIteration as end:
                 return end.value
-            if not connection.partial(request, _frames(part)):
-                log.warning("%s: a stream was broken off: the connection was lost meanwhile", request.service)
+            if isinstance(part, Final):
                 parts.close()
-                return _NOBODY
+                return part
+            if request.cancelled or not connection.partial(request, self._handling.frames(part)):
+                parts.close()
+                raise RequestCancelled("nobody waits for the rest of the stream")
 
     # ── the Guide's loop ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -231,7 +234,7 @@ class Worker:
             self._connect()
         (connection,) = self._connections
         if self._current is not None:
-            connection.final(self._current, _frames(reply))
+            connection.final(self._current, self._handling.frames(reply))
         self._current = connection.receive(None if timeout is None else time.monotonic() + timeout)
         return self._current
 
@@ -239,7 +242,7 @@ class Worker:
         """In the Guide's loop: send a PARTIAL of the request that `recv` gave.  False if the request was lost."""
         if self._current is None or not self._connections:
             raise ClosedError("there is no request to reply to: call recv() first")
-        return self._connections[0].partial(self._current, _frames(part))
+        return self._connections[0].partial(self._current, self._handling.frames(part))
 
     def close(self) -> None:
         """End the Guide's loop: DISCONNECT and close.  Harmless when repeated."""
@@ -262,7 +265,7 @@ class Worker:
 
     def _session(self) -> WorkerSession:
         return WorkerSession(
-            self.service, protocol=self._protocol, heartbeat=self.heartbeat, liveness=self.liveness
+            self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness
         )  # fmt: skip
 
     def _connect(self) -> Connection:
@@ -293,29 +296,3 @@ class Worker:
         except Exception:  # whatever is wrong with one connection, the others must be kept alive
             log.exception("%s: a heartbeat failed", self.service.decode())
             return self.heartbeat
-
-
-def _describe(error: BaseException) -> str:
-    """Type and text of an exception, of bounded length: what the client is told; the traceback stays in the log."""
-    return "".join(traceback.format_exception_only(error)).strip()[:MAX_ERROR]
-
-
-_NOBODY: Final = object()
-"""Nobody waits any more for what a generator yields."""
-
-
-def _frames(result: object) -> list[bytes]:
-    """What a handler yielded or returned, as frames; at least one (C7)."""
-    if result is None:
-        return [b""]
-    if isinstance(result, bytes | bytearray | memoryview):
-        result = [result]
-    if not (isinstance(result, list | tuple) and all(isinstance(f, bytes | bytearray | memoryview) for f in result)):
-        raise HandlerError(f"a handler gave {result!r:.100}: it takes bytes, a list of bytes, or None")
-    frames = [bytes(frame) for frame in result] or [b""]
-    size = sum(map(len, frames))
-    if size > MAX_BODY or len(frames) > MAX_BODY_FRAMES:
-        raise HandlerError(
-            f"a handler gave {size} bytes in {len(frames)} frames: a reply may have {MAX_BODY} in {MAX_BODY_FRAMES}"
-        )
-    return frames

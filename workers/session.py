@@ -1,5 +1,7 @@
 """A worker's side of MDP as a machine: READY, one request at a time, heartbeats both ways, reconnecting (C6 to C10).
 
+It speaks X1 (docs/x1.md) or, with a broker that does not, 0.2 or 0.1.
+
 No socket, no clock.  The shell opens a new socket when `retry_at` has come, says so with `connected`, feeds `receive`
 and `tick`, and sends what is returned.  When `lost` tells a reason, the shell closes the socket and sends nothing
 more (C9).
@@ -7,15 +9,21 @@ more (C9).
 
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from ..mdp import wire
+from ..mdp.codes import Code
 from ..mdp.errors import SettingError
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 from ..mdp.wire import Message, Route
 
-HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.W02), "0.1": ((b"",), wire.W01)}
+HEADERS: Final[dict[str, tuple[Route, bytes]]] = {
+    "X1": ((), wire.WX1),
+    "0.2": ((), wire.W02),
+    "0.1": ((b"",), wire.W01),
+}
 """For each protocol version the envelope and the header of a worker's messages (C7, C24)."""
 
 BACKOFF: Final = (1.0, 32.0)
@@ -25,14 +33,52 @@ LONGEST_PATIENCE: Final = 60.0
 
 
 class Request(list[bytes]):
-    """The body frames of a request, with the `service` it is for and the `client` address it came from."""
+    """The body frames of a request, and what there is to know of it.
 
-    __slots__ = ("client", "service")
+    `service` is the service it is for, `client` the address it came from.  `deadline` is the reading of
+    `time.monotonic()` at which its time has passed, None if it has no end.  `attempt` is 1, and one more for each
+    worker that had it before and was lost.  `cancelled` becomes True when nobody waits for the reply any more: because
+    the client cancelled it, or is gone, or the time has passed, or the connection was lost.  A handler that looks at
+    it now and then, and ends early, is soon free for others.
+    """
 
-    def __init__(self, frames: Iterable[bytes], *, service: str, client: bytes) -> None:
+    __slots__ = ("_options", "cancelled", "client", "deadline", "service")
+
+    def __init__(
+        self,
+        frames: Iterable[bytes],
+        *,
+        service: str,
+        client: bytes,
+        options: wire.Options = wire.NO_OPTIONS,
+        deadline: float | None = None,
+    ) -> None:
         super().__init__(frames)
         self.service = service
         self.client = client
+        self.deadline = deadline
+        self.cancelled = False
+        self._options = options
+
+    @property
+    def body(self) -> list[bytes]:
+        """The frames of the body, which this list itself has as well."""
+        return self
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers that the client sent, read-only."""
+        return MappingProxyType(dict(self._options.headers))
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """All options of the request, those of the service itself included, read-only."""
+        return MappingProxyType(dict(self._options.values))
+
+    @property
+    def attempt(self) -> int:
+        """1, and one more for each worker that had the request before and was lost."""
+        return self._options.attempt
 
 
 class WorkerSession:
@@ -47,7 +93,7 @@ class WorkerSession:
         self,
         service: str | bytes,
         *,
-        protocol: str = "0.2",
+        protocol: str = "X1",
         heartbeat: float = 1.0,
         liveness: int = 5,
         rng: random.Random | None = None,
@@ -96,7 +142,7 @@ class WorkerSession:
         if self.lost is not None:
             return None
         command = wire.decode_broker(message)
-        if isinstance(command, wire.Answer | wire.Invalid) or command.header != self._header:
+        if isinstance(command, wire.Answer | wire.Error | wire.Invalid) or command.header != self._header:
             return None
         if isinstance(command, wire.Disconnect):
             # C9.  A broker that knew this worker has perhaps been restarted: no reason to wait.
@@ -107,13 +153,23 @@ class WorkerSession:
         self.heard = True
         self._backoff = BACKOFF[0]
         self._last_seen = now
+        if isinstance(command, wire.Withdraw):
+            if self.request is not None and self.request.client == command.client:
+                self.request.cancelled = True
+            return None
         if not isinstance(command, wire.Work):
             return None
         if self.request is not None:
             self.lose("the broker sent a second request during the first", now)
             return None
         self._collected = []
-        self.request = Request(command.body, service=self.service.decode(), client=command.client)
+        self.request = Request(
+            command.body,
+            service=self.service.decode(),
+            client=command.client,
+            options=command.options,
+            deadline=None if command.options.ttl is None else now + command.options.ttl,
+        )
         return self.request
 
     def _observe(self, gap: float) -> None:
@@ -146,6 +202,20 @@ class WorkerSession:
         self._last_sent = now
         return [wire.reply(self._route, self._header, wire.Kind.FINAL, request.client, [*self._collected, *body])]
 
+    def error(self, request: Request, code: int, text: str, now: float, detail: Sequence[bytes] = ()) -> list[Message]:
+        """ERROR for `request`; before X1, the FINAL that stands for it.  Nothing if its connection is lost."""
+        if code not in range(1000):  # three digits are all that can be told
+            code, text = Code.FAILED, f"{text} (code {code!r})"
+        if self._header != wire.WX1:
+            if request is self.request:
+                self._collected = []  # with them in front, a 0.1 worker's REPLY would not be known for a failure
+            return self.final(request, wire.error_body(code, text), now)
+        if request is not self.request:
+            return []
+        self.request = None
+        self._last_sent = now
+        return [wire.failure(self._route, request.client, code, text, detail)]
+
     def tick(self, now: float) -> list[Message]:
         """HEARTBEAT when one is due; `lost` when the broker has been silent for too long (C13)."""
         if self.lost is not None:
@@ -176,6 +246,8 @@ class WorkerSession:
     def lose(self, reason: str, now: float, *, wait: bool = True) -> None:
         """The connection is of no use any more: connect again, if `wait` after a backoff."""
         self.lost = reason
+        if self.request is not None:
+            self.request.cancelled = True
         self.request = None
         self.retry_at = now
         if wait:

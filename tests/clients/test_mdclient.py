@@ -1,22 +1,41 @@
 """The synchronous client, against a real broker and real workers in this process."""
 
+import json
+import signal
+import socket
 import threading
+import time
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import zmq
+from support.processes import eventually
+from support.router import Router
 
 from zmdp.clients import (
     BrokerUnreachable,
     BusyError,
     Client,
     ClosedError,
+    CodecError,
+    RequestCancelled,
+    RequestRejected,
     RequestTimeout,
+    RetryLater,
     ServiceError,
+    ServiceNotFound,
     SettingError,
+    StreamInterrupted,
+    WorkerLost,
     ZmdpError,
 )
+from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
+
+ALL = ["X1", "0.2", "0.1"]
+NOBODY = "tcp://127.0.0.1:1"
 
 
 def count(request):
@@ -34,23 +53,124 @@ def fail_late(request):
     raise KeyError("gone")
 
 
+def flood(request):
+    """As many parts of 100 bytes as the request says."""
+    for _ in range(int(request[0] or b"0")):
+        yield b"x" * 100
+    return b"end"
+
+
+def look(request):
+    left = None if request.deadline is None else request.deadline - time.monotonic()
+    options = {name: value for name, value in request.options.items() if name not in {"ttl", "headers"}}
+    return json.dumps({"headers": dict(request.headers), "options": options, "left": left}).encode()
+
+
+def refuse(request):
+    raise ServiceError(int(request[0]), "said so", b"in detail")
+
+
+class Holding:
+    """A handler that holds each request until it is let go or cancelled."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._open = False
+        self.taken = []
+        self.cancelled = []
+
+    def __call__(self, request):
+        with self._changed:
+            self.taken.append(request)
+            self._changed.notify_all()
+            while not (self._open or request.cancelled):
+                self._changed.wait(0.01)
+            if request.cancelled:
+                self.cancelled.append(request)
+                self._changed.notify_all()
+        return request
+
+    def let_go(self):
+        with self._changed:
+            self._open = True
+            self._changed.notify_all()
+
+    def wait_taken(self, number=1):
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.taken) >= number, 10)
+
+    def wait_cancelled(self, number=1):
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.cancelled) >= number, 10)
+
+
 @pytest.fixture(scope="module")
-def endpoint():
-    with running_broker() as server:
-        at = server.endpoints[0]
-        with (
-            Worker("echo", list, broker=at, concurrency=2),
-            Worker("count", count, broker=at),
-            Worker("fail", fail, broker=at),
-            Worker("fail.late", fail_late, broker=at),
-        ):
-            yield at
+def server():
+    with running_broker(drain_timeout=0.1) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def endpoint(server):
+    at = server.endpoints[0]
+    workers = [
+        Worker("echo", list, broker=at, concurrency=2),
+        Worker("count", count, broker=at),
+        Worker("flood", flood, broker=at),
+        Worker("look", look, broker=at),
+        Worker("refuse", refuse, broker=at),
+        Worker("fail", fail, broker=at),
+        Worker("fail.0.2", fail, broker=at, protocol="0.2"),
+        Worker("fail.0.1", fail, broker=at, protocol="0.1"),
+        Worker("fail.late", fail_late, broker=at),
+        Worker("fail.late.0.2", fail_late, broker=at, protocol="0.2"),
+        Worker("sum", sum, broker=at, codec="json"),
+        Worker("numbers", lambda many: (yield from range(many)), broker=at, codec="json"),
+    ]
+    with ExitStack() as running:
+        for worker in workers:
+            running.enter_context(worker)
+        yield at
 
 
 @pytest.fixture
-def client(endpoint):
+def holding(endpoint):
+    """A handler of the service `hold`, which takes eight requests at a time."""
+    handler = Holding()
+    with Worker("hold", handler, broker=endpoint, concurrency=8):
+        try:
+            yield handler
+        finally:
+            handler.let_go()
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture(params=ALL)
+def client(request, endpoint):
+    """A client of each protocol."""
+    with Client(endpoint, timeout=10, protocol=request.param) as client:
+        yield client
+
+
+@pytest.fixture
+def x1(endpoint):
     with Client(endpoint, timeout=10) as client:
         yield client
+
+
+@pytest.fixture(params=["0.2", "0.1"])
+def old(request, endpoint):
+    """A client of each protocol before X1."""
+    with Client(endpoint, timeout=10, protocol=request.param) as client:
+        yield client
+
+
+# ── whatever the protocol ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_reply_is_a_list_of_frames(client):
@@ -64,7 +184,22 @@ def test_frames_of_any_bytes_and_size(client):
 
 
 def test_a_stream_is_an_iterator(client):
-    assert list(client.stream("count")) == [[b"0"], [b"1"], [b"2"], [b"end"]]
+    parts = [*client.stream("count")]
+    assert [frame for part in parts for frame in part] == [b"0", b"1", b"2", b"end"]
+    assert [part.final for part in parts] in ([False, False, False, True], [True])  # 0.1 has no parts
+
+
+def test_the_parts_of_a_stream_are_collected(client):
+    assert client.request("count") == [b"0", b"1", b"2", b"end"]
+
+
+def test_values(client):
+    assert client.call("sum", [1, 2, 3]) == 6
+    assert client.call("sum", [1, 2, 3], codec="json", timeout=20) == 6
+    with pytest.raises(CodecError, match="cannot be sent as json"):
+        client.call("sum", {1, 2})
+    with pytest.raises(CodecError, match="cannot be read as msgpack"):
+        client.call("count", codec="msgpack")  # it replies with what is no MessagePack
 
 
 def test_whether_a_service_is_available(client):
@@ -72,22 +207,25 @@ def test_whether_a_service_is_available(client):
     assert not client.available("nobody")
 
 
-def test_a_handler_that_raises_is_told_by_type_and_text(client):
+@pytest.mark.parametrize("service", ["fail.0.2", "fail.0.1"])
+def test_a_handler_that_raises_is_told_by_type_and_text(client, service):
     with pytest.raises(ServiceError) as caught:
-        client.request("fail", b"x")
-    assert (caught.value.code, caught.value.text, caught.value.service) == (500, "ValueError: no good", "fail")
+        client.request(service, b"x")
+    assert (caught.value.code, caught.value.text, caught.value.service) == (500, "ValueError: no good", service)
     assert client.request("echo", b"still usable") == [b"still usable"]
 
 
-def test_a_handler_that_raises_within_a_stream(client):
-    parts = client.stream("fail.late")
-    assert next(parts) == [b"first"]
-    with pytest.raises(ServiceError, match="KeyError"):
-        next(parts)
+@pytest.mark.parametrize("protocol", ["X1", "0.2"])
+def test_a_handler_that_raises_within_a_stream(endpoint, protocol):
+    with Client(endpoint, timeout=10, protocol=protocol) as client:
+        parts = client.stream("fail.late.0.2")
+        assert next(parts) == [b"first"]
+        with pytest.raises(ServiceError, match="KeyError"):
+            next(parts)
 
 
 def test_after_a_timeout_the_client_can_be_used(client):
-    with pytest.raises(RequestTimeout, match="no reply from service 'nobody'"):
+    with pytest.raises(RequestTimeout, match="nobody"):
         client.request("nobody", timeout=0.05, retries=1)
     assert client.request("echo", b"x") == [b"x"]
 
@@ -97,7 +235,8 @@ def test_after_any_exception_the_client_can_be_used(client, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("zmdp.clients.mdclient.receive", interrupted)
+        for module in ("connection", "lazypirate"):
+            patch.setattr(f"zmdp.clients.{module}.receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.request("echo", b"whose reply comes late")
     assert client.request("echo", b"x") == [b"x"]
@@ -105,34 +244,26 @@ def test_after_any_exception_the_client_can_be_used(client, monkeypatch):
 
 def test_a_stream_that_is_left_early_does_not_disturb_the_next_request(client):
     for part in client.stream("count"):
-        assert part == [b"0"]
+        assert part[0] == b"0"
         break
     assert client.request("echo", b"x") == [b"x"]
 
 
-def test_one_request_at_a_time(client):
-    parts = client.stream("count")
-    next(parts)
-    with pytest.raises(BusyError, match="in the middle of another request"):
-        client.request("echo", b"x")
-    with pytest.raises(BusyError):
-        client.send("echo", b"x")
-    parts.close()
-    assert client.request("echo", b"x") == [b"x"]
-
-
 def test_send_and_recv_pipeline(client):
-    for number in range(5000):
+    for number in range(2000):
         client.send("echo", b"%d" % number)
-    with pytest.raises(BusyError, match="5000 replies"):
-        client.request("echo", b"x")
-    assert {client.recv()[0] for _ in range(5000)} == {b"%d" % number for number in range(5000)}
+    assert {client.recv()[0] for _ in range(2000)} == {b"%d" % number for number in range(2000)}
+    with pytest.raises(BusyError, match="nothing was sent"):
+        client.recv()
     assert client.request("echo", b"x") == [b"x"]
 
 
 def test_recv_tells_partials_from_finals(client):
     client.send("count")
-    assert [client.recv().final for _ in range(4)] == [False, False, False, True]
+    parts = [client.recv()]
+    while not parts[-1].final:
+        parts.append(client.recv())
+    assert [frame for part in parts for frame in part] == [b"0", b"1", b"2", b"end"]
 
 
 def test_recv_times_out_and_can_be_called_again(client):
@@ -145,34 +276,31 @@ def test_recv_times_out_and_can_be_called_again(client):
 
 
 def test_recv_raises_what_a_handler_raised(client):
-    client.send("fail", b"x")
+    client.send("fail.0.2", b"x")
     with pytest.raises(ServiceError, match="no good"):
         client.recv()
 
 
-@pytest.mark.parametrize("at", ["tcp://127.0.0.1:1", "ipc:///nowhere/at/all"])
-def test_nobody_listening_is_told(at):
-    with Client(at, timeout=0.05, retries=0) as client:
+@pytest.mark.parametrize("protocol", ALL)
+@pytest.mark.parametrize("at", [NOBODY, "ipc:///nowhere/at/all"])
+def test_nobody_listening_is_told(at, protocol):
+    with Client(at, timeout=0.1, retries=0, protocol=protocol) as client:
         with pytest.raises(BrokerUnreachable, match="nobody listens there") as caught:
             client.request("echo")
     assert isinstance(caught.value, TimeoutError)
 
 
-def test_with_several_brokers_the_first_that_answers_is_kept(endpoint):
-    with Client(["tcp://127.0.0.1:1", endpoint], timeout=0.2) as client:
-        assert client.request("echo", b"x", timeout=0.2) == [b"x"]
+@pytest.mark.parametrize("protocol", ALL)
+def test_with_several_brokers_the_first_that_answers_is_kept(endpoint, protocol):
+    with Client([NOBODY, endpoint], timeout=0.2, retries=50, protocol=protocol) as client:
+        assert client.request("echo", b"x") == [b"x"]
         assert client.request("echo", b"y", retries=0, timeout=10) == [b"y"]
 
 
-def test_without_retries_the_next_request_goes_to_the_next_broker(endpoint):
-    with Client(["tcp://127.0.0.1:1", endpoint], timeout=0.1, retries=0) as client:
-        with pytest.raises(BrokerUnreachable):
-            client.request("echo", b"x")
-        assert client.request("echo", b"y", timeout=10) == [b"y"]
-
-
-def test_a_reply_that_ends_like_a_failure_is_none(client):
-    assert client.request("echo", b"row", b"zmdp.error", b"500", b"x") == [b"row", b"zmdp.error", b"500", b"x"]
+@pytest.mark.parametrize("protocol", ["X1", "0.2"])
+def test_a_reply_that_ends_like_a_failure_is_none(endpoint, protocol):
+    with Client(endpoint, timeout=10, protocol=protocol) as client:
+        assert client.request("echo", b"row", b"zmdp.error", b"500", b"x") == [b"row", b"zmdp.error", b"500", b"x"]
 
 
 def test_a_timeout_of_months(client):
@@ -191,9 +319,11 @@ def test_a_timeout_of_months(client):
         (lambda c: c.request("echo", timeout=0), "timeout is 0: it takes a number of seconds above 0"),
         (lambda c: c.request("echo", timeout=float("inf")), "timeout is inf"),
         (lambda c: c.request("echo", retries=-1), "retries is -1: it takes a whole number, 0 or more"),
+        (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it is one of json, msgpack, arrow"),
+        (lambda c: Client(codec=None), "codec is None"),
         (lambda c: Client([]), "broker is empty"),
         (lambda c: Client("nonsense"), "'nonsense' is no endpoint"),
-        (lambda c: Client(protocol="3"), "protocol is '3': it is one of 0.2, 0.1"),
+        (lambda c: Client(protocol="3"), "protocol is '3': it is one of X1, 0.2, 0.1"),
     ],
 )
 def test_wrong_arguments_are_told(client, call, message):
@@ -202,38 +332,47 @@ def test_wrong_arguments_are_told(client, call, message):
     assert client.request("echo", b"x") == [b"x"]
 
 
-def test_a_closed_client_says_so(endpoint):
-    client = Client(endpoint)
+@pytest.mark.parametrize("protocol", ALL)
+def test_a_closed_client_says_so(endpoint, protocol):
+    client = Client(endpoint, protocol=protocol)
     client.close()
     client.close()
-    with pytest.raises(ClosedError):
-        client.request("echo")
+    for use in (
+        lambda: client.request("echo"),
+        lambda: next(client.stream("echo")),
+        lambda: client.send("echo"),
+        lambda: client.available("echo"),
+    ):
+        with pytest.raises(ClosedError, match="was closed"):
+            use()
 
 
 def test_everything_raised_has_one_root():
-    for error in (BrokerUnreachable, BusyError, ClosedError, RequestTimeout, ServiceError, SettingError):
+    for error in (BrokerUnreachable, BusyError, ClosedError, RequestTimeout, RetryLater, ServiceError, SettingError):
         assert issubclass(error, ZmdpError)
 
 
-def test_through_inproc_and_ipc_with_one_context(tmp_path):
+@pytest.mark.parametrize("protocol", ALL)
+def test_through_inproc_and_ipc_with_one_context(tmp_path, protocol):
     context = zmq.Context()
     binds = ("inproc://broker", f"ipc://{tmp_path}/broker")
     with running_broker(*binds, context=context) as server:
         assert server.endpoints == list(binds)
         with (
             Worker("echo", list, broker=binds[0], context=context),
-            Client(binds[0], context=context) as near,
-            Client(binds[1], context=context) as far,
+            Client(binds[0], context=context, protocol=protocol) as near,
+            Client(binds[1], context=context, protocol=protocol) as far,
         ):
             assert (near.request("echo", b"x"), far.request("echo", b"y")) == ([b"x"], [b"y"])
     context.term()
 
 
-def test_each_thread_with_a_client_of_its_own(endpoint):
+@pytest.mark.parametrize("protocol", ALL)
+def test_each_thread_with_a_client_of_its_own(endpoint, protocol):
     wrong = []
 
     def call(name):
-        with Client(endpoint, timeout=10) as client:
+        with Client(endpoint, timeout=10, protocol=protocol) as client:
             wrong.extend(
                 n for n in range(100) if client.request("echo", b"%s %d" % (name, n)) != [b"%s %d" % (name, n)]
             )
@@ -244,3 +383,704 @@ def test_each_thread_with_a_client_of_its_own(endpoint):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+# ── 0.2 and 0.1: one request at a time, sent again after a silence ───────────────────────────────────────────────────
+
+
+def test_one_request_at_a_time(old):
+    old.send("nobody")
+    with pytest.raises(BusyError, match="1 replies to send"):
+        old.request("echo", b"x")
+    old.reset()
+    assert old.request("echo", b"x") == [b"x"]
+
+
+def test_not_within_a_stream(endpoint):
+    with Client(endpoint, timeout=10, protocol="0.2") as client:
+        parts = client.stream("count")
+        next(parts)
+        with pytest.raises(BusyError, match="in the middle of another request"):
+            client.request("echo", b"x")
+        with pytest.raises(BusyError, match="in the middle of a stream"):
+            client.send("echo", b"x")
+        parts.close()
+        assert client.request("echo", b"x") == [b"x"]
+
+
+def test_a_timeout_counts_for_each_try(old):
+    with pytest.raises(RequestTimeout, match=r"no reply from service 'nobody' through .* \(3 tries, 0.02 s each\)"):
+        old.request("nobody", timeout=0.02, retries=2)
+    with pytest.raises(RequestTimeout, match=r"does not answer mmi.service|1 try, 0.02 s"):
+        old.request("nobody", timeout=0.02, retries=0)
+
+
+def test_each_try_is_a_new_connection_with_the_same_request():
+    with Router() as router, Client(router.endpoint, timeout=0.2, retries=1, protocol="0.2") as client:
+        with pytest.raises(RequestTimeout, match="2 tries"):
+            client.request("echo", b"x")
+        first, second = router.recv(), router.recv()
+        assert first[1:] == second[1:] == [b"MDPC02", b"\x01", b"echo", b"x"]
+        assert first[0] != second[0]
+
+
+def test_without_retries_the_next_request_goes_to_the_next_broker(endpoint):
+    with Client([NOBODY, endpoint], timeout=0.1, retries=0, protocol="0.2") as client:
+        with pytest.raises(BrokerUnreachable):
+            client.request("echo", b"x")
+        assert client.request("echo", b"y", timeout=10) == [b"y"]
+
+
+def test_what_only_x1_can_carry(old):
+    for settings in ({"wait": False}, {"headers": {"a": "b"}}, {"options": {"key": 1}}):
+        with pytest.raises(SettingError, match="take protocol X1"):
+            old.request("echo", **settings)
+        with pytest.raises(SettingError, match="take protocol X1"):
+            old.stream("echo", **settings)
+    with pytest.raises(SettingError, match="take protocol X1"):
+        old.stream("echo", deadline=1)
+    with pytest.raises(SettingError, match="takes protocol X1"):
+        old.submit("echo")
+    assert old.request("echo", b"x", headers={}, options={}) == [b"x"]
+
+
+def test_a_failure_of_an_x1_worker_is_not_told(old, server):
+    before = server.broker.stats.dropped["handler-failed"]
+    with pytest.raises(RequestTimeout):
+        old.request("fail", timeout=0.2, retries=0)
+    eventually(lambda: server.broker.stats.dropped["handler-failed"] == before + 1)
+
+
+# ── X1: what travels with a request, and what it can end with ────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"options": {"wait": "perhaps"}},
+        {"options": {"headers": ["a"]}},
+        {"headers": {"not": 1}},
+        {"options": {"set": {1}}},
+        {"options": {"not a number": float("nan")}},
+        {"headers": {"large": "x" * 70_000}},
+    ],
+)
+def test_options_that_cannot_be_sent(x1, settings):
+    for ask in (x1.request, x1.submit, lambda *a, **b: next(x1.stream(*a, **b))):
+        with pytest.raises(SettingError, match="options"):
+            ask("echo", **settings)
+    assert x1.request("echo", b"x") == [b"x"]
+
+
+def test_headers_and_options_reach_the_handler(x1):
+    (found,) = x1.request("look", headers={"tenant": "größer"}, options={"precision": 2, "deep": [{"er": None}]})
+    assert json.loads(found)["headers"] == {"tenant": "größer"}
+    assert json.loads(found)["options"] == {"precision": 2, "deep": [{"er": None}]}
+    (part,) = x1.stream("look", headers={"a": "b"}, options={"c": "d"})
+    assert json.loads(part[0])["headers"] == {"a": "b"}
+    assert json.loads(part[0])["options"] == {"c": "d"}
+
+
+def test_the_timeout_and_the_retries_are_the_ttl(x1):
+    left = [json.loads(x1.request("look", timeout=100, retries=retries)[0])["left"] for retries in (0, 2)]
+    assert 0 < left[0] <= 100 < left[1] <= 300
+    assert 0 < json.loads(x1.submit("look", timeout=100).result()[0])["left"] <= 300
+
+
+def test_a_stream_has_a_deadline_only_if_it_is_given_one(x1):
+    ((without,),) = x1.stream("look", timeout=100)
+    ((given,),) = x1.stream("look", timeout=100, deadline=1000)
+    assert json.loads(without)["left"] is None
+    assert 100 < json.loads(given)["left"] <= 1000
+
+
+def test_a_ttl_that_passes_cancels(x1, holding, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.session.GRACE", 100)  # so that the broker is the first to tell
+    with pytest.raises(RequestTimeout, match=r"\(408\)") as caught:
+        x1.request("hold", timeout=0.1, retries=1)
+    assert caught.value.code == 408
+    holding.wait_cancelled()
+
+
+def test_a_stream_that_stops(x1, endpoint, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.session.GRACE", 100)  # so that the broker is the first to tell of a deadline
+    hanging = threading.Event()
+
+    def stop(request):
+        yield b"first"
+        hanging.wait(10)
+
+    with Worker("stop", stop, broker=endpoint):
+        parts = x1.stream("stop", timeout=0.1, retries=1)
+        assert next(parts) == [b"first"]
+        with pytest.raises(StreamInterrupted, match=r"nothing came for 0.2 s after a part"):
+            next(parts)
+        hanging.set()
+    with pytest.raises(RequestTimeout, match="no reply from service 'nobody'"):
+        next(x1.stream("nobody", timeout=0.1, retries=0))
+    with pytest.raises(RequestTimeout, match="408"):
+        next(x1.stream("nobody", deadline=0.1))
+
+
+def test_without_wait_it_fails_at_once_if_nobody_offers_the_service(x1):
+    for ask in (
+        lambda: x1.request("nobody", wait=False),
+        lambda: next(x1.stream("nobody", wait=False)),
+        lambda: x1.submit("nobody", wait=False).result(),
+        lambda: x1.call("nobody", wait=False),
+    ):
+        with pytest.raises(ServiceNotFound, match="nobody") as caught:
+            ask()
+        assert (caught.value.code, caught.value.service) == (404, "nobody")
+    assert x1.request("echo", b"x", wait=False) == [b"x"]
+
+
+def test_a_handler_that_raises_behind_x1(x1):
+    with pytest.raises(ServiceError) as caught:
+        x1.request("fail", b"x")
+    assert (caught.value.code, caught.value.text, caught.value.detail) == (500, "ValueError: no good", None)
+    assert (caught.value.service, str(caught.value)) == ("fail", "service 'fail' failed with 500: ValueError: no good")
+    parts = x1.stream("fail.late")
+    assert next(parts) == [b"first"]
+    with pytest.raises(ServiceError, match="KeyError"):
+        next(parts)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (400, RequestRejected),
+        (403, RequestRejected),
+        (404, ServiceNotFound),
+        (408, RequestTimeout),
+        (413, RequestRejected),
+        (422, ServiceError),
+        (429, RetryLater),
+        (499, RequestCancelled),
+        (500, ServiceError),
+        (502, WorkerLost),
+        (503, RetryLater),
+        (0, ServiceError),
+        (999, ServiceError),
+    ],
+)
+def test_each_code_has_an_exception(x1, code, kind):
+    with pytest.raises(ZmdpError) as caught:
+        x1.request("refuse", b"%d" % code)
+    assert (type(caught.value), caught.value.code, caught.value.service) == (kind, code, "refuse")
+    assert "said so" in str(caught.value)
+    if kind is ServiceError:
+        assert (caught.value.text, caught.value.detail) == ("said so", b"in detail")
+
+
+def test_what_the_broker_refuses():
+    limits = Limits(max_message=100_000, max_queue=1, max_attempts=1, heartbeat=0.05, liveness=40)
+    with running_broker(limits=limits) as server, Client(server.endpoints[0], timeout=10) as client:
+        at = server.endpoints[0]
+        with pytest.raises(RequestRejected) as caught:
+            client.request("echo", b"x" * 150_000)
+        assert caught.value.code == 413
+        waiting = client.submit("nobody")
+        with pytest.raises(RetryLater) as caught:
+            client.request("nobody")
+        assert caught.value.code == 429
+        waiting.cancel()
+        with Worker("big", lambda request: b"x" * 150_000, broker=at), pytest.raises(RequestRejected) as caught:
+            client.request("big")
+        assert caught.value.code == 413
+        with Worker("lost", broker=at, heartbeat=0.05) as worker:
+            future = client.submit("lost")
+            assert worker.recv() is not None
+            worker.close()
+            with pytest.raises(WorkerLost) as caught:
+                future.result(10)
+        assert caught.value.code == 502
+
+
+def test_collected_parts_have_a_bound(x1, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.session.LARGEST_REPLY", 1000)
+    assert len(x1.request("flood", b"10")) == 11
+    with pytest.raises(RequestRejected, match="more than 1000 bytes: use stream") as caught:
+        x1.request("flood", b"11")
+    assert caught.value.code == 413
+    assert len(list(x1.stream("flood", b"50"))) == 51
+
+
+def test_a_reply_tells_what_was_collected(x1):
+    reply = x1.request("count")
+    assert (reply, reply.collected, reply.final) == ([b"0", b"1", b"2", b"end"], 3, True)
+
+
+def test_values_in_a_stream(x1):
+    assert list(x1.call_stream("numbers", 3)) == [0, 1, 2]
+    assert x1.call("numbers", 3) is None
+    values = x1.call_stream("numbers", 1000)
+    assert next(values) == 0
+    values.close()
+    with pytest.raises(RequestRejected, match="cannot be read as json") as caught:
+        x1.request("sum", b"{")
+    assert caught.value.code == 400
+
+
+# ── X1: many at once ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_requests_within_a_stream(x1):
+    seen = []
+    for part in x1.stream("count"):
+        seen += part + x1.request("echo", b"within")
+        with pytest.raises(ServiceError):
+            x1.request("fail")
+    assert seen == [b"0", b"within", b"1", b"within", b"2", b"within", b"end", b"within"]
+
+
+def test_two_streams_interleaved(x1):
+    both = zip(x1.stream("flood", b"50"), x1.stream("count"), x1.stream("flood", b"50"), strict=False)
+    assert [b for _, b, _ in both] == [[b"0"], [b"1"], [b"2"], [b"end"]]
+    outer, inner = x1.stream("count"), x1.stream("flood", b"3")
+    next(outer)
+    assert len(list(inner)) == 4
+    assert [*outer] == [[b"1"], [b"2"], [b"end"]]
+
+
+def test_one_client_for_many_threads(x1, pool):
+    """Each gets the reply to its own request, whatever way it asks."""
+
+    def ask(name):
+        wrong = []
+        for number in range(60):
+            body = b"%d.%d" % (name, number)
+            got = [
+                lambda body=body: x1.request("echo", body),
+                lambda body=body: next(x1.stream("echo", body)),
+                lambda body=body: x1.submit("echo", body).result(10),
+                lambda: x1.request("flood", b"3")[-1:],
+            ][number % 4]()
+            wrong += [] if got == ([body] if number % 4 < 3 else [b"end"]) else [got]
+        return wrong
+
+    assert [wrong for name in range(8) for wrong in [pool.submit(ask, name)] if wrong.result()] == []
+
+
+def test_threads_that_send_and_recv(x1, pool):
+    for number in range(400):
+        x1.send("echo", b"%d" % number)
+    takers = [pool.submit(lambda: [x1.recv()[0] for _ in range(100)]) for _ in range(4)]
+    assert sorted(int(one) for taker in takers for one in taker.result()) == list(range(400))
+
+
+def test_send_and_recv_do_not_disturb_requests(x1, holding):
+    x1.send("hold", b"held")
+    x1.send("count")
+    assert x1.request("echo", b"x") == [b"x"]
+    assert [x1.recv() for _ in range(4)] == [[b"0"], [b"1"], [b"2"], [b"end"]]
+    holding.let_go()
+    assert x1.recv() == [b"held"]
+
+
+def test_reset_cancels(x1, holding):
+    x1.send("hold")
+    holding.wait_taken()
+    x1.reset()
+    holding.wait_cancelled()
+    with pytest.raises(BusyError):
+        x1.recv()
+
+
+def test_so_many_are_outstanding_and_not_more(endpoint, pool):
+    guard, active, most = threading.Lock(), [0], [0]
+
+    def work(request):
+        with guard:
+            active[0] += 1
+            most[0] = max(most[0], active[0])
+        threading.Event().wait(0.005)
+        with guard:
+            active[0] -= 1
+        return request
+
+    with Worker("work", work, broker=endpoint, concurrency=6), Client(endpoint, timeout=20, max_outstanding=2) as few:
+        replies = [pool.submit(few.request, "work", b"%d" % number) for number in range(30)]
+        assert [reply.result() for reply in replies] == [[b"%d" % number] for number in range(30)]
+        assert [few.submit("work").result(10) for _ in range(10)] == [[b""]] * 10
+        for _ in range(5):
+            few.send("work")  # each waits for a place
+        assert [few.recv() for _ in range(5)] == [[b""]] * 5
+    assert most[0] == 2
+
+
+def test_a_place_that_somebody_waits_for_when_the_client_is_closed(endpoint, holding, pool):
+    client = Client(endpoint, timeout=20, max_outstanding=1)
+    first = pool.submit(client.request, "hold")
+    holding.wait_taken()
+    second = pool.submit(client.request, "hold")
+    client.close()
+    for each in (first, second):
+        with pytest.raises(ClosedError):
+            each.result(10)
+
+
+# ── X1: futures ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_futures(x1):
+    futures = [x1.submit("echo", b"%d" % number) for number in range(500)]
+    assert [future.result(10) for future in futures] == [[b"%d" % number] for number in range(500)]
+    failed = x1.submit("fail")
+    assert isinstance(failed, Future)
+    assert isinstance(failed.exception(10), ServiceError)
+    assert sorted(future.result()[0] for future in as_completed(x1.submit("echo", b"%d" % n) for n in range(3))) == [
+        b"0", b"1", b"2"
+    ]  # fmt: skip
+
+
+def test_a_cancelled_future_cancels_the_request(x1, holding):
+    future = x1.submit("hold", b"x")
+    holding.wait_taken()
+    assert future.cancel()
+    holding.wait_cancelled()
+    with pytest.raises(CancelledError):
+        future.result()
+
+
+def test_who_waits_for_a_future_learns_that_it_was_cancelled(x1, holding, pool):
+    future = x1.submit("hold")
+    holding.wait_taken()
+    waiting = pool.submit(wait, [future], 20)
+    assert future.cancel()
+    assert waiting.result().done == {future}
+    assert list(as_completed([future], 20)) == [future]
+
+
+def test_futures_that_are_cancelled_while_their_replies_come(x1):
+    for number in range(300):
+        future = x1.submit("echo", b"%d" % number)
+        if number % 3 == 0:
+            x1.request("echo")  # so that it has come, or is about to
+        if not future.cancel():
+            assert future.result() == [b"%d" % number]
+        assert wait([future], 10).done == {future}
+    assert x1.request("echo", b"x") == [b"x"]
+
+
+def test_a_callback_may_use_the_client(x1):
+    results, done = [], threading.Event()
+
+    def again(future):
+        results.append((future.result(), x1.request("echo", b"within"), len(list(x1.stream("count")))))
+        if len(results) == 100:
+            done.set()
+        else:
+            x1.submit("echo", b"%d" % len(results)).add_done_callback(again)
+
+    x1.submit("echo", b"0").add_done_callback(again)
+    assert done.wait(20)
+    assert results == [([b"%d" % number], [b"within"], 4) for number in range(100)]
+
+
+def test_callbacks_of_many_futures_that_use_the_client(x1):
+    seen, done = [], threading.Event()
+
+    def ask(future):
+        seen.append(x1.request("echo", *future.result()))
+        if len(seen) == 1000:
+            done.set()
+
+    for number in range(1000):
+        x1.submit("echo", b"%d" % number).add_done_callback(ask)
+    assert done.wait(30)
+    assert {int(reply[0]) for reply in seen} == set(range(1000))
+
+
+def test_a_callback_is_not_called_by_who_waits_for_something_else(x1, holding):
+    """Else a callback that blocks would keep a request of another thread from its reply."""
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def block(future):
+        blocked.set()
+        assert go_on.wait(10)
+
+    x1.submit("echo").add_done_callback(block)
+    while not blocked.is_set():
+        assert x1.request("echo", b"x") == [b"x"]
+    assert x1.request("echo", b"x") == [b"x"]
+    go_on.set()
+
+
+def test_a_callback_may_close_the_client(endpoint, holding):
+    client = Client(endpoint, timeout=20)
+    held, closed = client.submit("hold"), threading.Event()
+    holding.wait_taken()
+
+    def close(future):
+        client.close()
+        closed.set()
+
+    client.submit("echo").add_done_callback(close)
+    assert closed.wait(10)
+    assert isinstance(held.exception(10), ClosedError)
+    holding.wait_cancelled()
+
+
+def test_a_callback_that_raises_does_no_harm(x1, caplog):
+    x1.submit("echo").add_done_callback(lambda future: 1 / 0)
+    assert x1.submit("echo", b"x").result(10) == [b"x"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+# ── X1: the end of a client ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_close_ends_all_that_is_outstanding(endpoint, holding, pool):
+    client = Client(endpoint, timeout=20)
+    futures = [client.submit("hold") for _ in range(3)]
+    client.send("hold")
+    parts = client.stream("flood", b"1000000")
+    next(parts)
+    waiting = [
+        pool.submit(client.request, "hold"),
+        pool.submit(next, client.stream("hold")),
+        pool.submit(client.recv),
+        pool.submit(client.request, "nobody"),
+    ]
+    holding.wait_taken(6)
+    client.close()
+    for each in (*futures, *waiting):
+        assert isinstance(each.exception(10), ClosedError)
+    with pytest.raises(ClosedError):
+        for _ in parts:
+            pass
+    holding.wait_cancelled(6)
+    for use in (lambda: client.submit("echo"), client.recv):
+        with pytest.raises(ClosedError):
+            use()
+    client.reset()
+
+
+def test_close_while_nobody_drives(endpoint, holding):
+    client = Client(endpoint, timeout=20)
+    client.send("hold")
+    holding.wait_taken()
+    client.close()
+    holding.wait_cancelled()
+
+
+@pytest.mark.parametrize("driven_by", ["nobody else", "another thread"])
+def test_ctrl_c_while_waiting(x1, holding, driven_by):
+    """The request is cancelled, and the client can be used on."""
+    other = x1.submit("hold", b"other") if driven_by == "another thread" else None
+    if other is not None:
+        holding.wait_taken()
+
+    def interrupt():
+        holding.wait_taken(1 if other is None else 2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        x1.request("hold", b"interrupted")
+    interrupting.join()
+    holding.wait_cancelled()
+    assert holding.cancelled == [[b"interrupted"]]
+    assert x1.request("echo", b"x") == [b"x"]
+    if other is not None:
+        holding.let_go()
+        assert other.result(10) == [b"other"]
+
+
+def test_the_thread_that_drives_hands_over(x1, holding, pool):
+    """Its reply comes first, and the others wait on."""
+    first = pool.submit(x1.request, "hold", b"1")
+    holding.wait_taken()
+    others = [pool.submit(x1.request, "echo", b"%d" % number) for number in range(20)]
+    assert [other.result(10) for other in others] == [[b"%d" % number] for number in range(20)]
+    holding.let_go()
+    assert first.result(10) == [b"1"]
+
+
+def test_a_stream_that_is_left_early_is_cancelled(x1, endpoint):
+    closed = threading.Event()
+
+    def endless(request):
+        try:
+            while True:
+                yield b"more"
+        finally:
+            closed.set()
+
+    with Worker("endless", endless, broker=endpoint):
+        for _ in x1.stream("endless"):
+            break
+        assert closed.wait(10)
+        assert x1.request("echo", b"x") == [b"x"]
+
+
+# ── X1: streams that are read slowly ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_stream_that_is_read_too_slowly_ends_within_bounds(x1, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD", 1000)
+    parts = x1.stream("flood", b"200")
+    next(parts)
+    x1.request("flood", b"0")  # the same worker: all parts of the first have come
+    assert [next(parts) for _ in range(9)] == [[b"x" * 100]] * 9
+    with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
+        list(parts)
+    assert [part.final for part in x1.stream("flood", b"2")] == [False, False, True]
+
+
+def test_what_was_sent_and_is_received_too_slowly(x1, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD", 1000)
+    x1.send("flood", b"200")
+    x1.request("flood", b"0")
+    x1.send("echo", b"another's")
+    x1.request("echo")
+    assert [x1.recv() for _ in range(10)] == [[b"x" * 100]] * 10
+    with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
+        x1.recv()
+    assert x1.recv() == [b"another's"]
+    with pytest.raises(BusyError):
+        x1.recv()
+    x1.send("flood", b"2")
+    assert [x1.recv().final for _ in range(3)] == [False, False, True]
+
+
+# ── X1: connections that are lost ────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def silent_listener(answer=None):
+    """The endpoint of a TCP server that is no ZeroMQ: it says nothing, or `answer` and closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(answer)
+
+        if answer is not None:
+            threading.Thread(target=serve, daemon=True).start()
+        yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_broker_is_stopped_and_started_again():
+    with ExitStack() as ends:
+        with running_broker(drain_timeout=0.05) as first:
+            at = first.endpoints[0]
+            client = ends.enter_context(Client(at, timeout=20))
+            ends.enter_context(Worker("echo", list, broker=at))
+            assert client.request("echo", b"before") == [b"before"]
+            outstanding, parts = client.submit("nobody"), client.stream("nobody")
+            client.send("nobody")
+            assert client.request("mmi.service", b"nobody") == [b"404"]
+        # It ended in order, and so told everybody.
+        assert outstanding.exception(20).code == 503
+        with pytest.raises(RetryLater, match="503"):
+            client.recv()
+        meanwhile = [client.submit("echo", b"%d" % number) for number in range(100)]
+        with running_broker(at):
+            assert [future.result(20) for future in meanwhile] == [[b"%d" % number] for number in range(100)]
+            assert client.request("echo", b"after") == [b"after"]
+        del parts
+
+
+def test_what_is_outstanding_when_a_broker_dies_is_sent_again():
+    with ExitStack() as ends:
+        with Router() as dying:
+            client = ends.enter_context(Client(dying.endpoint, timeout=20))
+            futures = [client.submit("echo", b"%d" % number) for number in range(100)]
+            client.send("echo", b"sent")
+            taken = [dying.recv() for _ in range(101)]
+            dying.send(*taken[0][:3], b"MDPCX1", b"\x03", b"echo", b"by the first")
+            assert futures[0].result(20) == [b"by the first"]
+        with running_broker(dying.endpoint) as server, Worker("echo", list, broker=dying.endpoint):
+            assert [future.result(20) for future in futures[1:]] == [[b"%d" % number] for number in range(1, 100)]
+            assert client.recv() == [b"sent"]
+            assert server.broker.stats.requests == 100
+
+
+def test_a_stream_is_sent_again_only_before_its_first_part():
+    with ExitStack() as ends:
+        with Router() as dying:
+            client = ends.enter_context(Client(dying.endpoint, timeout=20))
+            begun = client.stream("count")
+            pool = ends.enter_context(ThreadPoolExecutor(2))
+            first = pool.submit(next, begun)
+            taken = dying.recv()
+            dying.send(*taken[:3], b"MDPCX1", b"\x02", b"count", b"a part")
+            assert first.result() == [b"a part"]
+            fresh = pool.submit(lambda: list(client.stream("count")))
+            dying.recv()
+        with pytest.raises(StreamInterrupted, match=r"broke off: the connection .* was lost"):
+            next(begun)
+        with running_broker(dying.endpoint), Worker("count", count, broker=dying.endpoint):
+            assert fresh.result(20) == [[b"0"], [b"1"], [b"2"], [b"end"]]
+
+
+def test_the_next_broker_takes_over(endpoint):
+    with ExitStack() as ends:
+        with Router() as dying:
+            client = ends.enter_context(Client([dying.endpoint, endpoint], timeout=20))
+            futures = [client.submit("echo", b"%d" % number) for number in range(10)]
+            for _ in futures:
+                dying.recv()
+        assert [future.result(20) for future in futures] == [[b"%d" % number] for number in range(10)]
+
+
+def test_a_broker_that_falls_silent_is_left(endpoint):
+    with Router() as silent, Client([silent.endpoint, endpoint], timeout=20, heartbeat=0.05, liveness=3) as client:
+        assert client.request("echo", b"x") == [b"x"]
+        assert [silent.recv()[1:] for _ in range(2)] == [
+            [b"1", b"", b"MDPCX1", b"\x01", b"echo", b'{"ttl":60000}', b"x"],
+            [b"", b"MDPCX1", b"\x06"],
+        ]
+
+
+def test_what_listens_does_not_speak_x1():
+    with Router() as other, Client(other.endpoint, timeout=0.5, retries=0, heartbeat=0.05, liveness=2) as client:
+        with pytest.raises(
+            BrokerUnreachable, match=r"silent for 0\.1 s; if it is not zmdp's broker, try protocol 0\.2"
+        ):
+            client.request("echo")
+        future = client.submit("echo")
+        assert isinstance(future.exception(20), BrokerUnreachable)
+
+
+def test_what_listens_is_no_zeromq():
+    with silent_listener() as at, Client(at, timeout=0.5, retries=0, heartbeat=0.05, liveness=2) as client:
+        with pytest.raises(BrokerUnreachable, match=r"if it is not zmdp's broker, try protocol 0\.2"):
+            client.request("echo")
+    with silent_listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as at, Client(at, timeout=0.5, retries=0) as client:
+        with pytest.raises(BrokerUnreachable, match="what listens there closed the connection: is it a broker"):
+            client.request("echo")
+
+
+def test_a_client_may_be_made_before_its_broker():
+    with Router() as here:
+        at = here.endpoint
+    with Client(at, timeout=20) as client:
+        future = client.submit("echo", b"x")
+        with running_broker(at), Worker("echo", list, broker=at):
+            assert future.result(20) == [b"x"]
+
+
+def test_a_client_that_cannot_open_a_socket_tries_again(monkeypatch, endpoint):
+    with Router() as dying:
+        client = Client([dying.endpoint, endpoint], timeout=20)
+        future = client.submit("echo", b"x")
+        dying.recv()
+        opened = type(client._dialog._connection)._open
+
+        def fail(*arguments):
+            monkeypatch.setattr(type(client._dialog._connection), "_open", opened)
+            raise zmq.ZMQError(24)
+
+        monkeypatch.setattr(type(client._dialog._connection), "_open", fail)
+    assert future.result(20) == [b"x"]
+    client.close()

@@ -1,204 +1,812 @@
-"""The client's machine: C1 to C5 and the client's part of C24."""
+"""The client's machine of X1: numbers, times, a connection that may be replaced, and what each ERROR becomes."""
+
+import json
+import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.clients.session import ClientSession, GiveUp, Reply, Resend
-from zmdp.mdp.errors import SettingError
+from zmdp.clients import session as module
+from zmdp.clients.session import Call, ClientSession, Outcome, Reply
+from zmdp.mdp.codes import Code
+from zmdp.mdp.errors import (
+    BrokerUnreachable,
+    ClosedError,
+    RequestCancelled,
+    RequestError,
+    RequestRejected,
+    RequestTimeout,
+    RetryLater,
+    ServiceError,
+    ServiceNotFound,
+    SettingError,
+    StreamInterrupted,
+    WorkerLost,
+    ZmdpError,
+)
 
-REQUEST = [b"MDPC02", b"\x01", b"echo", b"hello"]
+HEARTBEAT = [b"", b"MDPCX1", b"\x06"]
+STRANGER = "what listens there has been silent for {} s; if it is not zmdp's broker, try protocol 0.2"
 
 
-def partial(*body: bytes, service: bytes = b"echo") -> list[bytes]:
-    return [b"MDPC02", b"\x02", service, *body]
+class Highest(random.Random):
+    """Jitter at its upper end."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
 
 
-def final(*body: bytes, service: bytes = b"echo") -> list[bytes]:
-    return [b"MDPC02", b"\x03", service, *body]
+def request(number: int, body: bytes = b"x", service: bytes = b"echo", **options: Any) -> list[bytes]:
+    raw = json.dumps(options, separators=(",", ":")).encode() if options else b""
+    return [b"%d" % number, b"", b"MDPCX1", b"\x01", service, raw, body]
 
 
-def told(reply: Reply | None) -> tuple[list[bytes], str, bool] | None:
-    """A reply as a plain value."""
-    return None if reply is None else (list(reply), reply.service, reply.final)
+def cancel(number: int, service: bytes = b"echo") -> list[bytes]:
+    return [b"%d" % number, b"", b"MDPCX1", b"\x05", service]
 
 
-def asking(*, retries: int = 2, stream: bool = False) -> ClientSession:
-    """A session that has sent `REQUEST` at 100 s, with a timeout of 5 s."""
-    session = ClientSession()
-    message = session.request(b"echo", [b"hello"], 100.0, timeout=5.0, retries=retries, stream=stream)
-    assert message == REQUEST
+def partial(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
+    return [b"%d" % number, b"", b"MDPCX1", b"\x02", service, *body]
+
+
+def final(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
+    return [b"%d" % number, b"", b"MDPCX1", b"\x03", service, *body]
+
+
+def error(number: int, code: bytes, text: bytes, *detail: bytes, service: bytes = b"echo") -> list[bytes]:
+    return [b"%d" % number, b"", b"MDPCX1", b"\x04", service, code, text, *detail]
+
+
+def plain(outcome: Outcome) -> tuple[Any, ...]:
+    """An outcome as a plain value."""
+    if isinstance(outcome, Reply):
+        return list(outcome), outcome.service, outcome.final
+    if isinstance(outcome, RequestError):
+        return type(outcome), str(outcome), outcome.service, outcome.code
+    return type(outcome), str(outcome)
+
+
+def events(session: ClientSession) -> list[tuple[Any, ...]]:
+    """What the session hands out, as (number, outcome); the session is rid of it then."""
+    told = [(int(call.route[0]), *plain(outcome)) for call, outcome in session.events]
+    session.events.clear()
+    return told
+
+
+def sent(session: ClientSession) -> list[list[bytes]]:
+    """What the session sends; it is rid of it then."""
+    messages = list(session.messages)
+    session.messages.clear()
+    return messages
+
+
+def connected(**settings: Any) -> ClientSession:
+    """A session that has connected at 100 s, with a heartbeat of 1 s and a patience of 5 s."""
+    session = ClientSession(rng=Highest(), **settings)
+    session.connected("tcp://here", 100.0)
     return session
 
 
-# ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def asking(*, many: int = 1, **settings: Any) -> tuple[ClientSession, list[Call]]:
+    """A session that has sent requests 1, 2, … at 100 s."""
+    session = connected()
+    calls = [session.request(b"echo", [b"x"], 100.0, **settings) for _ in range(many)]
+    assert len(sent(session)) == many
+    return session, calls
+
+
+def is_empty(session: ClientSession) -> bool:
+    """Whether the session keeps nothing of the requests there were."""
+    kept = session.outstanding, session._due.next_due(), session._due._buckets, session.deadline()
+    return not any(each for each in kept)
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("protocol", "message"),
+    ("settings", "text"),
     [
-        ("0.2", [b"MDPC02", b"\x01", b"echo", b"a", b"b"]),  # C1, C2: no leading empty frame
-        ("0.1", [b"", b"MDPC01", b"echo", b"a", b"b"]),  # C24
+        ({"heartbeat": 0.001}, "heartbeat is 0.001: it takes 0.01 seconds or more"),
+        ({"heartbeat": float("nan")}, "heartbeat is nan: it takes 0.01 seconds or more"),
+        ({"heartbeat": float("inf")}, "heartbeat is inf: it takes 0.01 seconds or more"),
+        ({"liveness": 1}, "liveness is 1: it takes a number of intervals, 2 or more"),
     ],
 )
-def test_a_request(protocol: str, message: list[bytes]) -> None:
-    session = ClientSession(protocol)
-    assert session.encode(b"echo", [b"a", b"b"]) == message
-    assert not session.waiting
-    assert session.request(b"echo", [b"a", b"b"], 0.0, timeout=1.0, retries=0) == message
-    assert session.waiting
+def test_settings_out_of_range(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        ClientSession(**settings)
+    assert str(caught.value) == text
 
 
-@pytest.mark.parametrize(
-    ("protocol", "message", "reply"),
-    [
-        ("0.2", [b"MDPC02", b"\x02", b"echo", b"a", b"b"], ([b"a", b"b"], "echo", False)),  # C3
-        ("0.2", [b"MDPC02", b"\x03", b"echo", b""], ([b""], "echo", True)),  # C3
-        ("0.2", [b"", b"MDPC02", b"\x03", b"echo", b"a"], ([b"a"], "echo", True)),  # C22
-        ("0.2", [b"MDPC02", b"\x03", b"\xff", b"a"], ([b"a"], "\ufffd", True)),
-        ("0.1", [b"", b"MDPC01", b"echo", b"a"], ([b"a"], "echo", True)),  # C24
-        ("0.2", [b"", b"MDPC01", b"echo", b"a"], None),  # the other dialect
-        ("0.1", [b"MDPC02", b"\x03", b"echo", b"a"], None),
-        ("0.2", [b"MDPC02", b"\x01", b"echo", b"a"], None),  # a request
-        ("0.2", [b"MDPC02", b"\x03", b"echo"], None),  # no body
-        ("0.2", [b"MDPW02", b"\x05"], None),  # for a worker
-        ("0.2", [], None),
-    ],
-)
-def test_a_reply(protocol: str, message: list[bytes], reply: tuple[list[bytes], str, bool] | None) -> None:
-    assert told(ClientSession(protocol).decode(message)) == reply
-
-
-def test_a_protocol_that_does_not_exist() -> None:
-    with pytest.raises(SettingError, match=r"protocol is .0\.3.: it is one of 0\.2, 0\.1"):
-        ClientSession("0.3")
-
-
-# ── a request and its reply ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_final_ends_the_request() -> None:
-    # C3
-    session = asking()
-    assert told(session.receive(final(b"1", b"2"), 101.0)) == ([b"1", b"2"], "echo", True)
-    assert not session.waiting
+def test_a_new_session_is_not_connected() -> None:
+    session = ClientSession()
+    assert (session.lost, session.retry_at, session.outstanding) == ("not connected yet", 0.0, 0)
     assert session.deadline() is None
-    assert session.tick(200.0) is None
-    assert session.receive(final(b"again"), 201.0) is None
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request() -> None:
+    session = connected()
+    call = session.request(b"echo", [b"a", b"b"], 100.0)
+    assert sent(session) == [[b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"a", b"b"]]
+    assert (session.outstanding, call.ended) == (1, False)
+    session.receive(final(1, b"c", b"d"), 101.0)
+    assert events(session) == [(1, [b"c", b"d"], "echo", True)]
+    assert call.ended
+    assert sent(session) == []
+    assert is_empty(session)
+
+
+def test_a_request_has_its_options() -> None:
+    session = connected()
+    session.request(
+        b"echo", [b"x"], 100.0, timeout=2.5, wait=False, headers={"a": "ä"}, options={"key": [1], "wait": True}
+    )
+    (message,) = sent(session)
+    assert message[5] == b'{"key":[1],"wait":false,"headers":{"a":"\\u00e4"},"ttl":2500}'
+
+
+@pytest.mark.parametrize(
+    "settings", [{"options": {"a": b"x"}}, {"options": {"wait": 1}}, {"headers": {"a": 1}}, {"timeout": 1e15}]
+)
+def test_a_request_that_cannot_be_sent_leaves_nothing(settings: dict[str, Any]) -> None:
+    session = connected()
+    with pytest.raises(SettingError, match=r"^options "):
+        session.request(b"echo", [b"x"], 100.0, silence=1.0, **settings)
+    assert sent(session) == []
+    assert is_empty(session)
+
+
+def test_the_options_of_the_caller_are_not_changed_and_not_followed() -> None:
+    session = ClientSession()
+    options = {"key": 1}
+    session.request(b"echo", [b"x"], 0.0, options=options, wait=False, timeout=1.0)
+    assert options == {"key": 1}
+    options["key"] = 2
+    session.connected("here", 0.0)
+    assert sent(session) == [request(1, key=1, wait=False, ttl=1000)]
+
+
+def test_numbers_are_unique() -> None:
+    session = connected()
+    for _ in range(100):
+        session.request(b"echo", [b"x"], 100.0)
+        call = session.request(b"echo", [b"x"], 100.0)
+        session.cancel(call)
+    numbers = [message[0] for message in sent(session) if message[3] == b"\x01"]
+    assert numbers == [b"%d" % number for number in range(1, 201)]
+
+
+def test_replies_go_to_their_numbers() -> None:
+    session, calls = asking(many=3)
+    session.receive(final(2, b"two"), 101.0)
+    session.receive(error(3, b"404", b"nobody"), 101.0)
+    session.receive(final(1, b"one"), 101.0)
+    assert events(session) == [
+        (2, [b"two"], "echo", True),
+        (3, ServiceNotFound, "service 'echo': nobody (404)", "echo", 404),
+        (1, [b"one"], "echo", True),
+    ]
+    assert all(call.ended for call in calls)
+
+
+IGNORED = {
+    "another number": final(2, b"x"),
+    "no number": [b"MDPCX1", b"\x03", b"echo", b"x"],
+    "a longer number": [b"hop", *final(1, b"x")],
+    "a heartbeat": HEARTBEAT,
+    "a numbered heartbeat": [b"1", b"", b"MDPCX1", b"\x06"],
+    "another dialect": [b"1", b"", b"MDPC02", b"\x03", b"echo", b"x"],
+    "for a worker": [b"MDPWX1", b"\x06"],
+    "a request": request(1),
+    "no body": final(1),
+    "no code": error(1, b"bad", b"text"),
+    "noise": [b"noise"],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("message", IGNORED.values(), ids=IGNORED)
+def test_what_is_no_reply_is_ignored(message: list[bytes]) -> None:
+    session, (call,) = asking()
+    session.receive(message, 100.5)
+    assert (events(session), call.ended, session.outstanding) == ([], False, 1)
+
+
+def test_a_call_can_do_without_a_taker_of_its_outcomes() -> None:
+    _, (call,) = asking()
+    call.deliver(ClosedError("nobody minds"))
+
+
+def test_nothing_is_taken_twice() -> None:
+    session, _ = asking()
+    session.receive(final(1, b"x"), 101.0)
+    events(session)
+    for message in (final(1, b"x"), partial(1, b"x"), error(1, b"500", b"x")):
+        session.receive(message, 102.0)
+    assert events(session) == []
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_partials_are_collected_before_the_final() -> None:
-    session = asking()
-    assert session.receive(partial(b"1"), 101.0) is None
-    assert session.receive(partial(b"2", b"3"), 102.0) is None
-    assert told(session.receive(final(b"4"), 103.0)) == ([b"1", b"2", b"3", b"4"], "echo", True)
+    session, _ = asking()
+    session.receive(partial(1, b"1"), 101.0)
+    session.receive(partial(1, b"2", b"3"), 101.0)
+    assert session.events == []
+    session.receive(final(1, b"4"), 101.0)
+    ((_, reply),) = session.events
+    assert isinstance(reply, Reply)
+    assert (list(reply), reply.collected, reply.final) == ([b"1", b"2", b"3", b"4"], 3, True)
 
 
 def test_partials_are_handed_out_as_they_come() -> None:
-    session = asking(stream=True)
-    assert told(session.receive(partial(b"1"), 101.0)) == ([b"1"], "echo", False)
-    assert told(session.receive(partial(b"2"), 102.0)) == ([b"2"], "echo", False)
-    assert told(session.receive(final(b"3"), 103.0)) == ([b"3"], "echo", True)
+    session, _ = asking(stream=True)
+    session.receive(partial(1, b"1"), 101.0)
+    session.receive(partial(1, b"2", b"3"), 101.0)
+    session.receive(final(1, b"4"), 101.0)
+    assert events(session) == [
+        (1, [b"1"], "echo", False),
+        (1, [b"2", b"3"], "echo", False),
+        (1, [b"4"], "echo", True),
+    ]
 
 
-def test_what_is_no_reply_to_the_request_is_ignored() -> None:
-    session = asking()
-    assert session.receive(final(b"hello", service=b"other"), 101.0) is None
-    assert session.receive([b"MDPW02", b"\x06"], 101.0) is None
-    assert session.receive([], 101.0) is None
-    assert session.waiting
-    assert session.deadline() == 105.0
+def test_what_is_collected_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_REPLY", 10)
+    session, (call,) = asking(timeout=5.0)
+    session.receive(partial(1, b"x" * 6, b"x" * 4), 101.0)
+    assert events(session) == []
+    session.receive(partial(1, b"x"), 101.0)
+    text = "the parts of the reply of service 'echo' have more than 10 bytes: use stream()"
+    assert events(session) == [(1, RequestRejected, text, "echo", 413)]
+    assert sent(session) == [cancel(1)]
+    assert call.ended
+    session.receive(error(1, b"499", b"cancelled"), 102.0)
+    assert events(session) == []
+    assert is_empty(session)
 
 
-def test_nothing_is_taken_before_a_request() -> None:
-    assert ClientSession().receive(final(b"hello"), 100.0) is None
+def test_a_stream_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_REPLY", 10)
+    session, _ = asking(stream=True)
+    for _ in range(3):
+        session.receive(partial(1, b"x" * 9), 101.0)
+    session.receive(final(1, b"x" * 99), 101.0)
+    assert len(events(session)) == 4
 
 
-def test_one_request_after_the_other() -> None:
-    # C4: what was collected for the first is not in the second's reply
-    session = asking()
-    session.receive(partial(b"1"), 101.0)
-    session.receive(final(b"2"), 102.0)
-    assert session.request(b"count", [b"x"], 103.0, timeout=1.0, retries=0) == [b"MDPC02", b"\x01", b"count", b"x"]
-    assert told(session.receive(final(b"3", service=b"count"), 103.5)) == ([b"3"], "count", True)
+def test_a_failure_that_a_worker_of_02_told_in_its_final() -> None:
+    session, _ = asking()
+    session.receive(partial(1, b"1"), 101.0)
+    session.receive(final(1, b"zmdp.error", b"500", b"it broke"), 101.0)
+    assert events(session) == [(1, ServiceError, "service 'echo' failed with 500: it broke", "echo", 500)]
+    assert is_empty(session)
 
 
-# ── Lazy Pirate ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── ERROR ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+KINDS = {
+    400: RequestRejected,
+    403: RequestRejected,
+    404: ServiceNotFound,
+    408: RequestTimeout,
+    413: RequestRejected,
+    429: RetryLater,
+    499: RequestCancelled,
+    502: WorkerLost,
+    503: RetryLater,
+}
 
 
-def test_silence_sends_the_request_again_and_then_gives_up() -> None:
-    # C5
-    session = asking(retries=2)
-    assert session.deadline() == 105.0
-    assert session.tick(104.9) is None
-    assert session.tick(105.0) == Resend(REQUEST)
-    assert session.deadline() == 110.0
-    assert session.tick(110.0) == Resend(REQUEST)
-    assert session.tick(115.0) == GiveUp(tries=3, streamed=False)
-    assert not session.waiting
+@pytest.mark.parametrize(("code", "kind"), KINDS.items())
+def test_each_code_becomes_an_exception(code: int, kind: type[RequestError]) -> None:
+    session, _ = asking(timeout=5.0)
+    session.receive(error(1, b"%d" % code, b"because", b"detail"), 101.0)
+    assert events(session) == [(1, kind, f"service 'echo': because ({code})", "echo", code)]
+    assert is_empty(session)
 
 
-def test_without_retries_there_is_one_try() -> None:
-    # C5
-    session = asking(retries=0)
-    assert session.tick(105.0) == GiveUp(tries=1, streamed=False)
+def test_every_code_of_the_broker_is_known() -> None:
+    assert set(KINDS) == set(Code) - {Code.FAILED}
 
 
-def test_a_reply_to_a_later_try() -> None:
-    # C5
-    session = asking()
+@pytest.mark.parametrize("code", [500, 501, 422, 7, 999])
+@pytest.mark.parametrize("detail", [[], [b"\xff"]], ids=["plain", "with detail"])
+def test_any_other_code_is_the_services(code: int, detail: list[bytes]) -> None:
+    session, _ = asking()
+    session.receive(error(1, b"%03d" % code, b"it br\xffke", *detail), 101.0)
+    ((_, outcome),) = session.events
+    assert isinstance(outcome, ServiceError)
+    assert (outcome.code, outcome.text, outcome.service) == (code, "it br\N{REPLACEMENT CHARACTER}ke", "echo")
+    assert outcome.detail == (detail[0] if detail else None)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(502, StreamInterrupted), (429, RetryLater), (500, ServiceError)])
+def test_a_worker_that_is_lost_in_the_middle_of_a_stream_interrupts_it(code: int, kind: type[RequestError]) -> None:
+    session, _ = asking(stream=True)
+    session.receive(partial(1, b"1"), 101.0)
+    session.receive(error(1, b"%d" % code, b"lost"), 101.0)
+    assert [event[1] for event in events(session)] == [[b"1"], kind]
+
+
+def test_a_service_whose_name_is_no_text_is_told_all_the_same() -> None:
+    session, _ = asking()
+    session.receive(error(1, b"404", b"nobody", service=b"\xff"), 101.0)
+    assert events(session)[0][2] == "service '\N{REPLACEMENT CHARACTER}': nobody (404)"
+
+
+# ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_can_be_cancelled() -> None:
+    session, (first, second) = asking(many=2, timeout=5.0)
+    session.cancel(first)
+    assert sent(session) == [cancel(1)]
+    assert (first.ended, second.ended, session.outstanding) == (True, False, 1)
+    for message in (partial(1, b"x"), final(1, b"x"), error(1, b"499", b"cancelled")):
+        session.receive(message, 101.0)
+    assert events(session) == []
+    session.cancel(second)
+    assert is_empty(session)
+
+
+def test_what_has_ended_is_not_cancelled() -> None:
+    session, (call,) = asking()
+    session.receive(final(1, b"x"), 101.0)
+    session.cancel(call)
+    session.cancel(call)
+    assert sent(session) == []
+
+
+def test_what_is_cancelled_without_a_connection_is_never_sent() -> None:
+    session = ClientSession()
+    calls = [session.request(b"echo", [b"x"], 0.0) for _ in range(2)]
+    session.cancel(calls[0])
+    session.connected("here", 1.0)
+    assert sent(session) == [request(2)]
+
+
+def test_the_end() -> None:
+    session, calls = asking(many=2, timeout=5.0, silence=3.0)
+    session.close(lambda: ClosedError("closed"))
+    assert sent(session) == [cancel(1), cancel(2)]
+    assert events(session) == [(1, ClosedError, "closed"), (2, ClosedError, "closed")]
+    assert session.events == []
+    assert all(call.ended for call in calls)
+    assert is_empty(session)
+
+
+def test_the_end_makes_an_error_for_each() -> None:
+    session, _ = asking(many=2)
+    session.close(lambda: ClosedError("closed"))
+    (_, one), (_, two) = session.events
+    assert one is not two
+
+
+def test_the_end_without_a_connection() -> None:
+    session = ClientSession()
+    session.request(b"echo", [b"x"], 0.0)
+    session.close(lambda: ClosedError("closed"))
+    assert (sent(session), events(session)) == ([], [(1, ClosedError, "closed")])
+
+
+# ── times ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_that_is_not_finished_in_time() -> None:
+    # with a grace of a twentieth, for the broker's ERROR says more
+    session, (call,) = asking(timeout=2.0)
+    session.receive(HEARTBEAT, 101.5)
+    assert session.deadline() == pytest.approx(102.1, abs=0.011)
+    session.tick(102.09)
+    assert not call.ended
+    session.tick(102.12)
+    text = "no reply from service 'echo' through tcp://here within 2 s"
+    assert events(session) == [(1, RequestTimeout, text, "echo", None)]
+    assert sent(session) == [cancel(1)]
+    assert is_empty(session)
+
+
+def test_the_brokers_word_comes_first() -> None:
+    session, _ = asking(timeout=2.0)
+    session.receive(error(1, b"408", b"its time passed"), 102.05)
+    session.tick(103.0)
+    assert events(session) == [(1, RequestTimeout, "service 'echo': its time passed (408)", "echo", 408)]
+
+
+def test_parts_do_not_lengthen_the_timeout() -> None:
+    session, _ = asking(timeout=2.0, stream=True)
+    session.receive(partial(1, b"1"), 101.9)
+    session.tick(102.12)
+    text = "the stream of service 'echo' was not finished within 2 s"
+    assert events(session) == [(1, [b"1"], "echo", False), (1, StreamInterrupted, text, "echo", None)]
+    assert sent(session)[-1] == cancel(1)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "collected"])
+def test_a_silence_has_a_limit(stream: bool) -> None:
+    session, (call,) = asking(silence=2.0, stream=stream)
+    session.receive(partial(1, b"1"), 101.9)
+    session.receive(HEARTBEAT, 103.0)  # of the broker, not of the service
+    session.tick(103.89)
+    assert not call.ended
+    session.tick(103.92)
+    assert call.ended
+    outcome = events(session)[-1]
+    stopped = (1, StreamInterrupted, "the stream of service 'echo' stopped: nothing came for 2 s after a part")
+    timeout = (1, RequestTimeout, "no reply from service 'echo' through tcp://here within 2 s")
+    assert outcome == (*(stopped if stream else timeout), "echo", None)
+    assert sent(session)[-1] == cancel(1)
+
+
+def test_the_silence_before_the_first_part_has_the_same_limit() -> None:
+    session, _ = asking(silence=2.0, stream=True)
+    session.receive(HEARTBEAT, 101.0)
+    session.tick(102.02)
+    text = "no reply from service 'echo' through tcp://here within 2 s"
+    assert events(session) == [(1, RequestTimeout, text, "echo", None)]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "silence", "due", "told"),
+    [(1.0, 5.0, 101.05, 1), (5.0, 1.0, 101.0, 1), (1.0, 1.02, 101.02, 1), (3.0, 2.0, 102.0, 2)],
+)
+def test_timeout_and_silence_together(timeout: float, silence: float, due: float, told: float) -> None:
+    session, (call,) = asking(timeout=timeout, silence=silence)
+    session.receive(HEARTBEAT, 100.9)
+    session.tick(due - 0.01)
+    assert not call.ended
+    session.tick(due + 0.012)
+    text = f"no reply from service 'echo' through tcp://here within {told} s"
+    assert events(session) == [(1, RequestTimeout, text, "echo", None)]
+
+
+def test_requests_have_times_of_their_own() -> None:
+    session = connected()
+    for timeout in (3.0, 1.0, 2.0, None):
+        session.request(b"echo", [b"x"], 100.0, timeout=timeout)
+    session.receive(HEARTBEAT, 100.5)
+    session.tick(102.5)
+    assert [event[0] for event in events(session)] == [2, 3]
+    assert session.outstanding == 2
+
+
+def test_a_request_without_times_waits_for_ever() -> None:
+    session, (call,) = asking()
+    for now in range(101, 1000):
+        session.tick(now)
+        session.receive(HEARTBEAT, now)
+    assert (call.ended, session.lost) == (False, None)
+
+
+def test_a_request_whose_time_passes_while_no_broker_answers() -> None:
+    session = ClientSession(rng=Highest())
+    session.request(b"echo", [b"x"], 100.0, timeout=1.0)
+    session.tick(101.07)
+    text = "no reply from service 'echo' through  within 1 s: not connected yet"
+    assert events(session) == [(1, BrokerUnreachable, text, "echo", None)]
+    assert sent(session) == []
+
+
+def test_a_request_whose_time_passes_after_a_connection_was_lost_and_none_came() -> None:
+    session, _ = asking(timeout=1.0)
+    session.lose("refused", 100.2)
+    session.connected("tcp://there", 100.3)
+    session.tick(101.07)
+    text = "no reply from service 'echo' through tcp://there within 1 s: refused"
+    assert events(session) == [(1, BrokerUnreachable, text, "echo", None)]
+
+
+def test_trouble_is_forgotten_once_a_broker_is_heard() -> None:
+    session, _ = asking(timeout=1.0)
+    session.lose("refused", 100.2)
+    session.connected("tcp://there", 100.3)
+    session.receive(HEARTBEAT, 100.4)
+    session.tick(101.07)
+    assert events(session)[0][1] is RequestTimeout
+    session.request(b"echo", [b"x"], 102.0, timeout=1.0)
+    session.tick(103.07)
+    assert events(session)[0][1] is RequestTimeout
+
+
+def test_a_broker_that_was_heard_is_not_to_blame() -> None:
+    session, _ = asking(timeout=1.0)
+    session.receive(HEARTBEAT, 100.4)
+    session.lose("gone", 100.9)
+    session.tick(101.07)
+    assert events(session)[0][1] is RequestTimeout
+
+
+# ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_is_sent_while_nothing_is_outstanding() -> None:
+    session = connected()
+    for now in range(100, 200):
+        session.tick(now)
+    assert (sent(session), session.lost, session.deadline()) == ([], None, None)
+
+
+def test_a_silent_broker_is_asked_for_a_sign_of_life() -> None:
+    session, _ = asking()
+    assert session.deadline() == 101.0
+    session.tick(100.9)
+    assert sent(session) == []
+    session.tick(101.0)
+    assert sent(session) == [HEARTBEAT]
+    assert session.deadline() == 102.0
+    session.tick(101.5)
+    assert sent(session) == []
+    session.tick(102.0)
+    assert sent(session) == [HEARTBEAT]
+
+
+@pytest.mark.parametrize("sign", [HEARTBEAT, partial(1, b"x"), final(9, b"x"), error(9, b"500", b"x")])
+def test_any_command_is_a_sign_of_life(sign: list[bytes]) -> None:
+    session, _ = asking()
+    session.tick(101.0)
+    session.tick(104.0)
+    sent(session)
+    session.receive(sign, 104.9)
     session.tick(105.0)
-    assert told(session.receive(final(b"late"), 107.0)) == ([b"late"], "echo", True)
+    assert (sent(session), session.lost, session.deadline()) == ([], None, 105.9)
+    session.tick(109.8)
+    assert session.lost is None
 
 
-def test_a_partial_is_no_silence() -> None:
-    session = asking()
-    session.receive(partial(b"1"), 104.0)
-    assert session.deadline() == 109.0
-    assert session.tick(105.0) is None
+@pytest.mark.parametrize("noise", [[b"noise"], [b"1", b"", b"MDPC02", b"\x03", b"echo", b"x"], [b"MDPWX1", b"\x05"]])
+def test_anything_else_is_no_sign_of_life(noise: list[bytes]) -> None:
+    session, _ = asking()
+    session.tick(101.0)
+    session.receive(noise, 104.9)
+    session.tick(105.0)
+    assert session.lost == STRANGER.format(5)
 
 
-def test_another_try_begins_anew() -> None:
-    # C5: parts of a reply that broke off are not part of the next
-    session = asking()
-    session.receive(partial(b"1"), 101.0)
-    session.receive(partial(b"2"), 102.0)
-    assert session.tick(107.0) == Resend(REQUEST)
-    session.receive(partial(b"1"), 108.0)
-    assert told(session.receive(final(b"end"), 109.0)) == ([b"1", b"end"], "echo", True)
+def test_a_broker_that_is_silent_too_long_is_lost() -> None:
+    session, (call,) = asking()
+    for now in (101.0, 102.0, 103.0, 104.0):
+        session.tick(now)
+    assert sent(session) == [HEARTBEAT] * 4
+    session.tick(104.9)
+    assert (session.lost, session.deadline()) == (None, 105.0)
+    session.tick(105.0)
+    assert session.lost == STRANGER.format(5)
+    assert (sent(session), events(session), call.ended) == ([], [], False)
+    assert session.retry_at == session.deadline() == 105.05
+    session.tick(200.0)
+    assert sent(session) == []
 
 
-def test_a_stream_that_has_begun_is_not_begun_again() -> None:
-    session = asking(stream=True)
-    session.receive(partial(b"1"), 101.0)
-    assert session.tick(106.0) == GiveUp(tries=1, streamed=True)
+def test_a_client_that_slept_asks_before_it_despairs() -> None:
+    # the broker's messages may all be there, unread
+    session, _ = asking()
+    session.tick(500.0)
+    assert (session.lost, sent(session), session.deadline()) == (None, [HEARTBEAT], 501.0)
+    session.tick(504.0)
+    assert session.lost == STRANGER.format(5)
 
 
-def test_a_stream_that_has_not_begun_is_sent_again() -> None:
-    session = asking(stream=True)
-    assert session.tick(105.0) == Resend(REQUEST)
+def test_the_shortest_patience() -> None:
+    session = connected(heartbeat=0.5, liveness=2)
+    session.request(b"echo", [b"x"], 100.0)
+    session.tick(100.5)
+    assert session.deadline() == 101.0
+    session.tick(101.0)
+    assert session.lost == STRANGER.format(1)
 
 
-def test_after_giving_up_the_next_request_starts_from_nothing() -> None:
-    session = asking(retries=0, stream=True)
-    session.receive(partial(b"1"), 101.0)
-    session.tick(106.0)
-    session.request(b"echo", [b"hello"], 110.0, timeout=5.0, retries=1)
-    assert session.tick(115.0) == Resend(REQUEST)
-    assert told(session.receive(final(b"2"), 116.0)) == ([b"2"], "echo", True)
+def test_a_broker_that_was_heard_and_is_silent_too_long_is_lost() -> None:
+    session, _ = asking()
+    session.receive(HEARTBEAT, 100.5)
+    session.tick(101.5)
+    session.tick(105.5)
+    assert session.lost == "the broker has been silent for 5 s"
+    assert session.retry_at == 105.5  # it has perhaps been restarted
 
 
-# ── any bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_silence_of_a_broker_that_was_not_asked_does_not_count() -> None:
+    session, _ = asking()
+    session.tick(101.0)
+    session.receive(final(1, b"x"), 101.1)
+    session.request(b"echo", [b"x"], 300.0)
+    sent(session)
+    session.tick(300.9)
+    assert (session.lost, sent(session), session.deadline()) == (None, [], 301.0)
+
+
+def test_a_request_does_not_put_off_the_heartbeat_of_another() -> None:
+    session, _ = asking()
+    session.request(b"echo", [b"x"], 100.9)
+    sent(session)
+    session.tick(101.0)
+    assert sent(session) == [HEARTBEAT]
+
+
+def test_the_deadline_is_the_first_of_all() -> None:
+    session, _ = asking(timeout=0.2)
+    assert session.deadline() == pytest.approx(100.21, abs=0.011)
+    session, _ = asking(timeout=20.0)
+    assert session.deadline() == 101.0
+    session.lose("test", 100.5)
+    assert session.deadline() == 100.55
+
+
+# ── losing the connection ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_outstanding_is_sent_again_under_its_old_number() -> None:
+    session, _ = asking(many=3)
+    session.receive(final(2, b"x"), 100.5)
+    session.lose("test", 101.0)
+    assert sent(session) == []
+    session.connected("tcp://there", 101.0)
+    assert sent(session) == [request(1), request(3)]
+    assert (session.lost, session.where, session.heard) == (None, "tcp://there", False)
+    session.receive(final(3, b"x"), 102.0)
+    assert events(session)[-1] == (3, [b"x"], "echo", True)
+
+
+def test_what_is_left_of_the_ttl_is_sent() -> None:
+    session, _ = asking(timeout=5.0)
+    session.lose("test", 101.0)
+    session.connected("tcp://there", 101.5)
+    assert sent(session) == [request(1, ttl=3500)]
+    session.lose("test", 104.9999)
+    session.connected("tcp://there", 104.9999)
+    assert sent(session) == [request(1, ttl=1)]
+    session.lose("test", 105.1)
+    session.connected("tcp://there", 105.1)  # in the grace
+    assert sent(session) == [request(1, ttl=1)]
+
+
+def test_what_had_not_gone_out_goes_out_once() -> None:
+    session = connected()
+    session.request(b"echo", [b"x"], 100.0)
+    session.cancel(session.request(b"echo", [b"x"], 100.0))
+    session.lose("test", 100.0)
+    session.connected("tcp://there", 101.0)
+    assert sent(session) == [request(1)]
+
+
+def test_what_was_asked_without_a_connection_goes_out_in_order() -> None:
+    session = ClientSession()
+    for body in (b"a", b"b"):
+        session.request(b"echo", [body], 100.0, timeout=5.0)
+    assert sent(session) == []
+    session.connected("tcp://here", 101.0)
+    assert sent(session) == [request(1, b"a", ttl=4000), request(2, b"b", ttl=4000)]
+
+
+def test_parts_that_were_collected_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_REPLY", 3)
+    session, _ = asking()
+    session.receive(partial(1, b"1", b"2"), 101.0)
+    session.lose("test", 101.0)
+    session.connected("tcp://there", 101.0)
+    session.receive(partial(1, b"a", b"b"), 102.0)
+    session.receive(final(1, b"c"), 102.0)
+    assert events(session) == [(1, [b"a", b"b", b"c"], "echo", True)]
+
+
+def test_a_stream_that_has_begun_breaks_off() -> None:
+    # its parts would come twice
+    session, (begun, waiting) = asking(many=2, stream=True, timeout=5.0)
+    session.receive(partial(1, b"1"), 100.5)
+    events(session)
+    session.lose("reset by peer", 101.0)
+    text = "the stream of service 'echo' broke off: the connection to tcp://here was lost (reset by peer)"
+    assert events(session) == [(1, StreamInterrupted, text, "echo", None)]
+    assert (begun.ended, waiting.ended) == (True, False)
+    session.connected("tcp://there", 101.0)
+    assert sent(session) == [request(2, ttl=4000)]
+
+
+def test_nothing_is_taken_in_without_a_connection() -> None:
+    session, _ = asking()
+    session.lose("test", 101.0)
+    session.receive(final(1, b"x"), 101.0)
+    assert (events(session), session.heard) == ([], False)
+
+
+def test_a_broker_that_was_heard_is_tried_again_at_once() -> None:
+    session, _ = asking()
+    session.receive(HEARTBEAT, 100.5)
+    session.lose("test", 101.0)
+    assert session.retry_at == 101.0
+
+
+def test_brokers_that_do_not_answer_are_tried_later_and_later() -> None:
+    session, _ = asking()
+    waits = []
+    for now in range(1000, 1700, 100):
+        session.connected("tcp://here", now)
+        session.lose("refused", now)
+        waits.append(round(session.retry_at - now, 3))
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    session.connected("tcp://here", 1700.0)
+    session.receive(HEARTBEAT, 1700.0)
+    session.lose("gone", 1701.0)
+    assert session.retry_at == 1701.0
+    session.connected("tcp://here", 1702.0)
+    session.lose("refused", 1702.0)
+    assert session.retry_at == 1702.05
+
+
+def test_a_connection_that_cannot_be_made_is_lost_once_more() -> None:
+    session = ClientSession(rng=Highest())
+    session.request(b"echo", [b"x"], 100.0)
+    session.lose("refused", 100.0)
+    session.lose("refused", 101.0)
+    assert (session.retry_at, session.lost) == (101.1, "refused")
+
+
+def test_a_new_request_does_not_wait_for_a_long_backoff() -> None:
+    session = connected()
+    session.request(b"echo", [b"x"], 100.0)
+    for now in range(100, 110):
+        session.lose("refused", now)
+    session.retry_at = 1000.0
+    session.close(lambda: ClosedError("closed"))
+    session.request(b"echo", [b"x"], 110.0)
+    assert session.retry_at == 111.0
+    session.request(b"echo", [b"x"], 110.5)
+    assert session.retry_at == 111.0
+
+
+def test_many_clients_do_not_come_back_at_the_same_time() -> None:
+    waits = []
+    for seed in range(200):
+        session = ClientSession(rng=random.Random(seed))
+        session.lose("test", 0.0)
+        waits.append(session.retry_at)
+    assert 0.025 <= min(waits) < 0.027
+    assert 0.048 < max(waits) <= 0.05
+
+
+# ── any course of events ─────────────────────────────────────────────────────────────────────────────────────────────
 
 frames = st.one_of(
-    st.binary(max_size=8), st.sampled_from([b"", b"MDPC01", b"MDPC02", b"\x01", b"\x02", b"\x03", b"echo"])
+    st.binary(max_size=8),
+    st.sampled_from([b"", b"1", b"2", b"MDPCX1", b"\x02", b"\x03", b"\x04", b"\x06", b"echo", b"500"]),
 )
+answers = st.sampled_from(
+    [partial(1, b"p"), partial(2, b"p"), final(1, b"f"), final(2, b"f"), error(1, b"502", b"e"), error(2, b"500", b"e")]
+)
+happenings = st.one_of(st.lists(frames, max_size=6), answers, st.sampled_from(["lose", "connect", "tick", "cancel"]))
 
 
-@given(protocol=st.sampled_from(["0.1", "0.2"]), stream=st.booleans(), messages=st.lists(st.lists(frames, max_size=6)))
-def test_no_bytes_do_harm(protocol: str, stream: bool, messages: list[list[bytes]]) -> None:
-    session = ClientSession(protocol)
-    session.request(b"echo", [b"hello"], 0.0, timeout=1.0, retries=0, stream=stream)
-    replies = [reply for message in messages if (reply := session.receive(message, 0.0)) is not None]
-    assert {reply.service for reply in replies} <= {"echo"}
-    assert [reply.final for reply in replies].count(True) == (not session.waiting)
+@given(stream=st.booleans(), times=st.sampled_from([None, 1.0, 50.0]), course=st.lists(happenings, max_size=20))
+def test_each_request_ends_once_whatever_happens(
+    stream: bool, times: float | None, course: list[list[bytes] | str]
+) -> None:
+    session = ClientSession()
+    calls = [session.request(b"echo", [b"x"], 0.0, stream=stream, timeout=times) for _ in range(2)]
+    cancelled: set[Call] = set()
+    for now, happens in enumerate(course):
+        if isinstance(happens, list):
+            session.receive(happens, now)
+        elif happens == "lose":
+            session.lose("test", now)
+        elif happens == "connect":
+            session.connected("here", now)
+        elif happens == "tick":
+            session.tick(now)
+        elif not calls[0].ended:
+            session.cancel(calls[0])
+            cancelled.add(calls[0])
+    session.close(lambda: ClosedError("closed"))
+    for call in calls:
+        outcomes = [outcome for each, outcome in session.events if each is call]
+        ends = [outcome for outcome in outcomes if isinstance(outcome, ZmdpError) or outcome.final]
+        assert len(ends) == (call not in cancelled)
+        assert ends == outcomes[-1:] or call in cancelled
+        assert stream or outcomes == ends
+    assert is_empty(session)

@@ -16,7 +16,7 @@ Start = Callable[..., Bench]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a broker: `start(*binds, **limits)`.
+    """Start a broker: `start(*binds, **limits)`; with `drain_timeout` it does not end at once when it is stopped.
 
     Unless a test sets `heartbeat`, nothing happens by the clock: no HEARTBEAT comes and nobody dies of silence.
     """
@@ -25,9 +25,10 @@ def start() -> Iterator[Start]:
     with ExitStack() as stack:
         stack.callback(context.term)
 
-        def run(*binds: str, **limits: Any) -> Bench:
+        def run(*binds: str, drain_timeout: float = 0.0, **limits: Any) -> Bench:
             settings = Limits(**{"heartbeat": 60.0, **limits})
-            server = stack.enter_context(running_broker(*binds, limits=settings, drain_timeout=0.0, context=context))
+            running = running_broker(*binds, limits=settings, drain_timeout=drain_timeout, context=context)
+            server = stack.enter_context(running)
             bench = Bench(server, context)
             stack.callback(bench.close)
             benches.append(bench)

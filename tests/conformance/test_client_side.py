@@ -21,7 +21,7 @@ def pool():
 
 
 def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):
-    with Client(router.endpoint) as client:
+    with Client(router.endpoint, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"one", b"two")
         sender, *frames = router.recv()
         assert frames == [b"MDPC02", b"\x01", b"echo", b"one", b"two"]  # C1, C2
@@ -30,7 +30,7 @@ def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):
 
 
 def test_c2_a_request_without_a_body_gets_one_empty_frame(router, pool):
-    with Client(router.endpoint) as client:
+    with Client(router.endpoint, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo")
         sender, *frames = router.recv()
         assert frames == [b"MDPC02", b"\x01", b"echo", b""]
@@ -39,7 +39,7 @@ def test_c2_a_request_without_a_body_gets_one_empty_frame(router, pool):
 
 
 def test_c3_partials_are_streamed_until_the_final(router, pool):
-    with Client(router.endpoint) as client:
+    with Client(router.endpoint, protocol="0.2") as client:
         parts = client.stream("count", b"x")
         first = pool.submit(next, parts)
         sender, *_ = router.recv()
@@ -51,7 +51,7 @@ def test_c3_partials_are_streamed_until_the_final(router, pool):
 
 
 def test_c3_a_request_collects_the_partials(router, pool):
-    with Client(router.endpoint) as client:
+    with Client(router.endpoint, protocol="0.2") as client:
         reply = pool.submit(client.request, "count", b"x")
         sender, *_ = router.recv()
         router.send(sender, b"MDPC02", b"\x02", b"count", b"1")
@@ -72,7 +72,7 @@ def test_c3_a_request_collects_the_partials(router, pool):
     ],
 )
 def test_c4_what_is_no_reply_to_the_request_is_ignored(router, pool, noise):
-    with Client(router.endpoint) as client:
+    with Client(router.endpoint, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"x")
         sender, *_ = router.recv()
         router.send(sender, *noise)
@@ -81,7 +81,7 @@ def test_c4_what_is_no_reply_to_the_request_is_ignored(router, pool, noise):
 
 
 def test_c5_a_silent_broker_gets_the_request_again_on_a_new_connection(router, pool):
-    with Client(router.endpoint, timeout=0.1, retries=2) as client:
+    with Client(router.endpoint, timeout=0.1, retries=2, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"x")
         first, *frames = router.recv()
         second, *again = router.recv()
@@ -91,7 +91,7 @@ def test_c5_a_silent_broker_gets_the_request_again_on_a_new_connection(router, p
 
 
 def test_c5_it_gives_up_after_so_many_retries(router, pool):
-    with Client(router.endpoint, timeout=0.05, retries=2) as client:
+    with Client(router.endpoint, timeout=0.05, retries=2, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"x")
         senders = {router.recv()[0] for _ in range(3)}
         with pytest.raises(
@@ -102,7 +102,7 @@ def test_c5_it_gives_up_after_so_many_retries(router, pool):
 
 
 def test_c5_the_late_reply_to_a_request_given_up_is_not_taken_for_the_next_ones(router, pool):
-    with Client(router.endpoint, timeout=0.05, retries=0) as client:
+    with Client(router.endpoint, timeout=0.05, retries=0, protocol="0.2") as client:
         given_up = pool.submit(client.request, "echo", b"one")
         first, *_ = router.recv()
         with pytest.raises(TimeoutError):
@@ -115,7 +115,7 @@ def test_c5_the_late_reply_to_a_request_given_up_is_not_taken_for_the_next_ones(
 
 
 def test_c5_a_stream_is_not_sent_again_once_a_part_has_come(router, pool):
-    with Client(router.endpoint, timeout=0.1, retries=5) as client:
+    with Client(router.endpoint, timeout=0.1, retries=5, protocol="0.2") as client:
         parts = client.stream("count", b"x")
         first = pool.submit(next, parts)
         sender, *_ = router.recv()
@@ -126,7 +126,7 @@ def test_c5_a_stream_is_not_sent_again_once_a_part_has_come(router, pool):
 
 
 def test_c5_with_several_brokers_the_retry_goes_to_the_next(router, pool):
-    with Router() as other, Client([router.endpoint, other.endpoint], timeout=0.1) as client:
+    with Router() as other, Client([router.endpoint, other.endpoint], timeout=0.1, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"x")
         router.recv()
         sender, *_ = other.recv()

@@ -24,26 +24,26 @@ def counting(request):
 
 
 def test_c6_c7_a_worker_sends_ready_once_then_heartbeats(router):
-    with Worker("echo", list, broker=router.endpoint, heartbeat=BEAT, liveness=100):
+    with Worker("echo", list, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=100):
         sender, *frames = router.recv()
         assert frames == [b"MDPW02", b"\x01", b"echo"]
         assert [router.recv() for _ in range(3)] == [[sender, b"MDPW02", b"\x05"]] * 3  # C13
 
 
 def test_c6_each_of_several_connections_is_a_worker_of_its_own(router):
-    with Worker("echo", list, broker=router.endpoint, concurrency=3):
+    with Worker("echo", list, broker=router.endpoint, protocol="0.2", concurrency=3):
         assert len({router.command()[0] for _ in range(3)}) == 3
 
 
 def test_c8_a_function_sends_one_final(router):
-    with Worker("echo", list, broker=router.endpoint):
+    with Worker("echo", list, broker=router.endpoint, protocol="0.2"):
         sender, *_ = router.command()
         router.send(sender, b"MDPW02", b"\x02", b"\x00client", b"", b"a", b"b")
         assert router.command() == [sender, b"MDPW02", b"\x04", b"\x00client", b"", b"a", b"b"]
 
 
 def test_c8_a_generator_sends_partials_then_one_final(router):
-    with Worker("count", counting, broker=router.endpoint):
+    with Worker("count", counting, broker=router.endpoint, protocol="0.2"):
         sender, *_ = router.command()
         router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")
         assert [router.command()[1:] for _ in range(3)] == [
@@ -55,14 +55,14 @@ def test_c8_a_generator_sends_partials_then_one_final(router):
 
 @pytest.mark.parametrize("result", [None, [], b""])
 def test_c8_a_reply_has_at_least_one_frame(router, result):
-    with Worker("none", lambda request: result, broker=router.endpoint):
+    with Worker("none", lambda request: result, broker=router.endpoint, protocol="0.2"):
         sender, *_ = router.command()
         router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")
         assert router.command()[1:] == [b"MDPW02", b"\x04", b"c", b"", b""]
 
 
 def test_c9_on_disconnect_it_registers_again_on_a_new_connection(router):
-    with Worker("echo", list, broker=router.endpoint):
+    with Worker("echo", list, broker=router.endpoint, protocol="0.2"):
         first, *_ = router.command()
         router.send(first, b"MDPW02", b"\x05")
         router.send(first, b"MDPW02", b"\x06")
@@ -78,7 +78,7 @@ def test_c9_it_sends_nothing_more_for_a_request_that_disconnect_took_away(router
         assert go_on.wait(10)
         return b"late"
 
-    with Worker("slow", slow, broker=router.endpoint, heartbeat=BEAT, liveness=100):
+    with Worker("slow", slow, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=100):
         first, *_ = router.command()
         router.send(first, b"MDPW02", b"\x02", b"c", b"", b"x")
         assert taken.wait(10)
@@ -90,23 +90,26 @@ def test_c9_it_sends_nothing_more_for_a_request_that_disconnect_took_away(router
 
 
 def test_c9_when_the_broker_is_silent_it_registers_again_on_a_new_connection(router):
-    with Worker("echo", list, broker=router.endpoint, heartbeat=BEAT, liveness=2):
+    with Worker("echo", list, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=2):
         first, *_ = router.command()
         second, *frames = router.command()
         assert (second != first, frames) == (True, [b"MDPW02", b"\x01", b"echo"])
 
 
 def test_c10_it_ends_with_disconnect(router):
-    with Worker("echo", list, broker=router.endpoint):
+    with Worker("echo", list, broker=router.endpoint, protocol="0.2"):
         sender, *_ = router.command()
     assert router.command() == [sender, b"MDPW02", b"\x06"]
 
 
 def test_c13_it_heartbeats_while_its_handler_runs(router):
     go_on = threading.Event()
-    with Worker(
-        "slow", lambda request: go_on.wait(10) and b"done", broker=router.endpoint, heartbeat=BEAT, liveness=99
-    ):
+
+    def slow(request):
+        assert go_on.wait(10)
+        return b"done"
+
+    with Worker("slow", slow, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=99):
         sender, *_ = router.command()
         router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")
         assert [router.recv() for _ in range(5)] == [[sender, b"MDPW02", b"\x05"]] * 5
@@ -134,7 +137,7 @@ def test_c24_a_0_1_worker_collects_its_partials_into_one_reply(router):
     ],
 )
 def test_c15_what_is_no_command_is_ignored(router, noise):
-    with Worker("echo", list, broker=router.endpoint):
+    with Worker("echo", list, broker=router.endpoint, protocol="0.2"):
         sender, *_ = router.command()
         router.send(sender, *noise)
         router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")

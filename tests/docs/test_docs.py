@@ -52,14 +52,16 @@ def run_python(page, endpoint):
 
 
 def test_the_examples_of_the_readme(capsys):
-    served, called = blocks("README.md", "python")
+    served, called, from_asyncio = blocks("README.md", "python")
     names = {}
     with broker() as (_, at):
         exec(served.replace(DEFAULT, at), names)
         with names["worker"]:
             exec(called.replace(DEFAULT, at), names)
+            exec(from_asyncio.replace(DEFAULT, at), names)
     assert capsys.readouterr().out.splitlines() == [
         "[b'HELLO'] False", "[b'BIG'] False", "[b'WORLD'] False", "[b'15 letters'] True",
+        "b'7 letters'", "b'5 letters'", "b'13 letters'",
     ]  # fmt: skip
 
 

@@ -155,18 +155,25 @@ def test_a_new_worker_stands_last():  # C21
 
 # ── dialects and envelopes ───────────────────────────────────────────────────────────────────────────────────────────
 
-CLIENTS = {  # what stands before the service in a REQUEST and in a FINAL
-    "0.2": ([b"c", b"MDPC02", b"\x01"], [b"c", b"MDPC02", b"\x03"]),
-    "0.2, REQ": ([b"c", b"", b"MDPC02", b"\x01"], [b"c", b"", b"MDPC02", b"\x03"]),
-    "0.2, proxy": ([b"c", b"hop", b"", b"MDPC02", b"\x01"], [b"c", b"hop", b"", b"MDPC02", b"\x03"]),
-    "0.1": ([b"c", b"", b"MDPC01"], [b"c", b"", b"MDPC01"]),
-    "0.1, bare": ([b"c", b"MDPC01"], [b"c", b"MDPC01"]),
+CLIENTS = {  # what stands before the body in a REQUEST, and before the service in a FINAL
+    "0.2": ([b"c", b"MDPC02", b"\x01", b"echo"], [b"c", b"MDPC02", b"\x03"]),
+    "0.2, REQ": ([b"c", b"", b"MDPC02", b"\x01", b"echo"], [b"c", b"", b"MDPC02", b"\x03"]),
+    "0.2, proxy": ([b"c", b"hop", b"", b"MDPC02", b"\x01", b"echo"], [b"c", b"hop", b"", b"MDPC02", b"\x03"]),
+    "0.1": ([b"c", b"", b"MDPC01", b"echo"], [b"c", b"", b"MDPC01"]),
+    "0.1, bare": ([b"c", b"MDPC01", b"echo"], [b"c", b"MDPC01"]),
+    "X1": ([b"c", b"1", b"", b"MDPCX1", b"\x01", b"echo", b""], [b"c", b"1", b"", b"MDPCX1", b"\x03"]),
+    "X1, proxy": (
+        [b"c", b"hop", b"1", b"", b"MDPCX1", b"\x01", b"echo", b""],
+        [b"c", b"hop", b"1", b"", b"MDPCX1", b"\x03"],
+    ),
 }
 WORKERS = {  # route and header, and the command bytes of FINAL, HEARTBEAT and DISCONNECT
     "0.2": ([b"w", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
     "0.2, old peer": ([b"w", b"", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
     "0.2, proxy": ([b"w", b"hop", b"", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
     "0.1": ([b"w", b"", b"MDPW01"], b"\x03", b"\x04", b"\x05"),
+    "X1": ([b"w", b"MDPWX1"], b"\x04", b"\x05", b"\x06"),
+    "X1, proxy": ([b"w", b"hop", b"", b"MDPWX1"], b"\x04", b"\x05", b"\x06"),
 }
 
 
@@ -175,7 +182,8 @@ WORKERS = {  # route and header, and the command bytes of FINAL, HEARTBEAT and D
 def test_any_client_reaches_any_worker(asked, answered, head, reply):  # C22, C24
     broker = Broker(now=0)
     assert broker.receive([*head, b"\x01", b"echo"], now=0) == []
-    assert broker.receive([*asked, b"echo", b"x", b"y"], now=0) == [[*head, b"\x02", b"c", b"", b"x", b"y"]]
+    options = [b""] if head[-1] == b"MDPWX1" else []
+    assert broker.receive([*asked, b"x", b"y"], now=0) == [[*head, b"\x02", b"c", b"", *options, b"x", b"y"]]
     assert broker.receive([*head, reply, b"c", b"", b"z"], now=0) == [[*answered, b"echo", b"z"]]
 
 

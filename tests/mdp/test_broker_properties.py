@@ -1,6 +1,8 @@
 """What holds for any bytes, and for any course of events: the broker beside a model of it that is slow and plain."""
 
+import json
 import logging
+import math
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from zmdp.mdp import wire
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import C01, C02, W01, W02
+from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1
 
 QUIET = logging.Logger("quiet", logging.CRITICAL + 1)
 
@@ -68,35 +70,45 @@ def check_books(broker):
         assert service.workers or service.queue.size, "a service with nothing left is kept"
         assert not (service.idle and service.queue.size), "a worker is idle while a request waits"
         assert set(service.idle) == {worker for worker in service.workers if worker.request is None}
+        assert set(service.unwilling) == {request for request in queued(service) if not request.options.wait}
+        assert service.workers or not service.unwilling, "a request waits for nobody that was not to wait"
     assert all(worker.bucket for worker in workers)
     assert all(request.bucket for request in waiting)
-    assert not any(request.bucket for request in running)
+    timed = {request for request in running if request.bucket}
+    assert timed == {request for request in running if request.deadline is not None and not request.abandoned}
+
+    outstanding = [request for request in [*waiting, *running] if request.header == CX1 and not request.abandoned]
+    assert registry.numbered == {request.route: request for request in outstanding}
 
 
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 TOKENS = [
-    b"", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", C01, C02, W01, W02, b"echo", b"sum", b"mmi.service",
-    b"mmi.stats", b"mmi.workers", b"mmi.services", b"mmi.broker", b"c1", b"c2", b"w1", b"w2", b"w3", b"\xff",
-    b"x" * 256,
+    b"", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", b"\x07", b"\x08", C01, C02, CX1, W01, W02, WX1,
+    b"echo", b"sum", b"mmi.service", b"mmi.stats", b"mmi.workers", b"mmi.services", b"mmi.broker", b"c1", b"c2", b"c3",
+    b"w1", b"w2", b"w3", b"\xff", b"x" * 256, b"1", b"500", b'{"ttl":0}', b'{"ttl":5000}', b'{"wait":false}', b"{",
 ]  # fmt: skip
 frame = st.sampled_from(TOKENS) | st.binary(max_size=8)
 frames_of_any_kind = st.lists(frame, max_size=8) | st.lists(frame, max_size=24)
 # From a ROUTER: its peers' identities are never empty.
-peer = st.sampled_from([b"c1", b"c2", b"w1", b"w2", b"w3"]) | st.binary(min_size=1, max_size=5)
+peer = st.sampled_from([b"c1", b"c2", b"c3", b"w1", b"w2", b"w3"]) | st.binary(min_size=1, max_size=5)
 message = st.builds(lambda identity, frames: [identity, *frames], peer, frames_of_any_kind)
 almost = st.builds(
     # a header where one belongs: what follows is right more often
     lambda identity, envelope, header, frames: [identity, *envelope, header, *frames],
-    peer, st.sampled_from([[], [b""], [b"hop", b""]]), st.sampled_from([C01, C02, W01, W02]), frames_of_any_kind,
+    peer, st.sampled_from([[], [b""], [b"1", b""], [b"hop", b"1", b""]]),
+    st.sampled_from([C01, C02, CX1, W01, W02, WX1]), frames_of_any_kind,
 )  # fmt: skip
 LIMITS = Limits(max_message=1000, max_frames=20, max_queue=3, max_services=4, max_workers=4)
 
 
 def busy_broker():
-    """A broker with an idle worker, a busy one, and a request that waits."""
+    """A broker with an idle worker, a busy one of each dialect, and requests that wait."""
     broker = Broker(LIMITS, now=0, logger=QUIET)
     for each in (
+        [b"w3", WX1, b"\x01", b"echo"],
+        [b"c3", b"1", b"", CX1, b"\x01", b"echo", b'{"ttl":5000}', b"x"],
+        [b"c3", b"2", b"", CX1, b"\x01", b"nobody", b"", b"x"],
         [b"w1", W02, b"\x01", b"echo"],
         [b"w2", b"", W01, b"\x01", b"sum"],
         [b"c1", C02, b"\x01", b"echo", b"x"],
@@ -111,12 +123,19 @@ def busy_broker():
 def test_any_bytes_are_decoded(frames):  # C15
     assert isinstance(
         wire.decode_peer(frames, max_message=1000, max_frames=20),
-        wire.Request | wire.Ready | wire.Reply | wire.Heartbeat | wire.Disconnect | wire.Invalid,
+        wire.FromPeer | wire.Invalid,
     )
-    assert isinstance(
-        wire.decode_broker(frames),
-        wire.Answer | wire.Work | wire.Heartbeat | wire.Disconnect | wire.Invalid,
-    )
+    assert isinstance(wire.decode_broker(frames), wire.FromBroker | wire.Invalid)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=40) | st.text(alphabet='{}[]":,0123456789.-+eE tru\\', max_size=40).map(str.encode))
+def test_any_bytes_are_options_or_not(raw):  # X1
+    options = wire.parse_options(raw)
+    assert options is None or (options.raw == raw and isinstance(options.values, dict))
+    if options is not None:
+        again = wire.parse_options(wire.renewed(options, 1.5, 2))
+        assert again == (again.raw, {**options.values, "ttl": 1500, "attempt": 2}, 1.5, options.wait)
 
 
 @settings(deadline=None, max_examples=200)
@@ -128,7 +147,9 @@ def test_any_bytes_are_survived_and_the_invalid_ones_change_nothing(messages):  
         sent = broker.receive(frames, now=0)
         command = wire.decode_peer(frames, max_message=1000, max_frames=20)
         if isinstance(command, wire.Invalid):
-            assert sent == []
+            told = [wire.decode_broker(each[1:]) for each in sent]
+            code = 413 if command.over_limit else 400
+            assert [(each.route, each.code) for each in told] == [(command.route[1:], code)] * bool(command.route)
             assert picture(broker) == before
             assert broker.stats.invalid.total() == invalid + 1
         for each in sent:
@@ -139,12 +160,12 @@ def test_any_bytes_are_survived_and_the_invalid_ones_change_nothing(messages):  
 # ── there and back ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 address = st.binary(min_size=1, max_size=255)
-hop = address.filter(lambda frame: frame not in {C01, C02, W01, W02})
+hop = address.filter(lambda frame: frame not in wire.DIALECTS)
 envelope = st.just(()) | st.lists(hop, max_size=15).map(lambda hops: (*hops, b""))
 name = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=60).map(str.encode)
 body = st.lists(st.binary(max_size=20), min_size=1, max_size=4)
 route = st.builds(lambda identity, hops: (identity, *hops), address, envelope)
-client_header, worker_header = st.sampled_from([C01, C02]), st.sampled_from([W01, W02])
+client_header, worker_header = st.sampled_from([C01, C02]), st.sampled_from([W01, W02, WX1])
 PARTIAL, FINAL = wire.Kind.PARTIAL, wire.Kind.FINAL
 
 
@@ -156,7 +177,7 @@ def to_broker(frames):
 @given(route, client_header, name, body, st.booleans())
 def test_what_clients_say_and_are_told_reads_as_it_was_meant(route, header, service, body, final):  # C2, C3, C22, C24
     said = wire.Request(route, header, service, body)
-    assert to_broker(wire.request(*said)) == said
+    assert to_broker(wire.request(*said[:4])) == said
     told = wire.Answer(route[1:], header, final or header == C01, service, body)
     assert wire.decode_broker(wire.answer(*told)) == told
 
@@ -170,7 +191,67 @@ def test_what_workers_say_and_are_told_reads_as_it_was_meant(route, header, serv
         reply = wire.Reply(route, header, kind is FINAL, client, body)
         assert to_broker(wire.reply(route, header, kind, client, body)) == reply
     work = wire.Work(route[1:], header, client, body)
-    assert wire.decode_broker(wire.work(*work)) == work
+    assert wire.decode_broker(wire.work(*work[:4])) == work
+
+
+number = st.lists(hop, min_size=1, max_size=15).map(lambda hops: (*hops, b""))
+text, detail = st.text(max_size=20), st.lists(st.binary(max_size=20), max_size=1)
+code = st.integers(0, 999)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(text, values, max_size=3),
+    max_leaves=8,
+)
+options = st.builds(
+    lambda more, known: wire.options({**more, **known}),
+    st.dictionaries(text, json_values, max_size=3),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "ttl": st.none() | st.integers(0, 10**14) | st.floats(0, 1e14),
+            "wait": st.booleans(),
+            "headers": st.dictionaries(text, text, max_size=3),
+        },
+    ),
+)
+
+
+@settings(deadline=None)
+@given(identity=address, number=number, service=name, body=body, options=options, final=st.booleans())
+def test_what_x1_clients_say_reads_as_it_was_meant(*, identity, number, service, body, options, final):
+    route = (identity, *number)
+    parsed = wire.parse_options(options)
+    assert parsed.raw == options
+    assert parsed.values == (json.loads(options) if options else {})
+    said = wire.Request(route, CX1, service, body, parsed)
+    assert to_broker(wire.request(route, CX1, service, body, options)) == said
+    assert to_broker(wire.cancel(route, service)) == wire.Cancel(route, CX1, service)
+    for each in (route, (identity, b""), (identity,)):
+        assert to_broker(wire.heartbeat(each, CX1)) == wire.Heartbeat(each, CX1)
+        assert wire.decode_broker(wire.heartbeat(each[1:], CX1)) == wire.Heartbeat(each[1:], CX1)
+    told = wire.Answer(number, CX1, final, service, body)
+    assert wire.decode_broker(wire.answer(*told)) == told
+
+
+@settings(deadline=None)
+@given(identity=address, number=number, service=name, code=code, text=text, detail=detail)
+def test_an_error_reads_as_it_was_meant(*, identity, number, service, code, text, detail):
+    digits, told = b"%03d" % code, text.encode()
+    assert wire.decode_broker(wire.error(number, service, digits, told, detail)) == wire.Error(
+        number, CX1, service, code, text, detail
+    )
+    said = wire.Failure((identity,), WX1, b"client", digits, told, detail)
+    assert to_broker(wire.failure((identity,), b"client", code, text, detail)) == said
+
+
+@settings(deadline=None)
+@given(route, address, body, options)
+def test_what_x1_workers_are_told_reads_as_it_was_meant(route, client, body, options):
+    told = wire.Work(route[1:], WX1, client, body, wire.parse_options(options))
+    message = wire.work(route[1:], WX1, client, body, options)
+    assert wire.decode_broker(message) == told
+    assert wire.is_work(message, route[1:], WX1)
+    assert wire.decode_broker(wire.withdraw(route[1:], client)) == wire.Withdraw(route[1:], WX1, client)
 
 
 @settings(deadline=None)
@@ -245,11 +326,47 @@ class Asked:
     client: Peer
     service: bytes
     body: bytes
+    number: bytes = b""
+    values: dict[str, object] = field(default_factory=dict)
+    deadline: float | None = None
     died_at: int = 0
+    handed: int = 0
+    late: bool = False
     since: float = 0.0
+    place: int = 0
+    """Its place in the order in which requests began to wait, or were handed to workers."""
     told: bool = False
     abandoned: bool = False
     parts: list[bytes] = field(default_factory=list)
+
+    @property
+    def wait(self):
+        return self.values.get("wait", True)
+
+    @property
+    def route(self):
+        return self.frames()[:-1]
+
+    def frames(self, *frames):
+        """A message from or to its client; an X1 client's envelope ends in the number."""
+        number = [self.number, b""] if self.client.header == CX1 else []
+        return [self.client.identity, *self.client.envelope, *number, self.client.header, *frames]
+
+    def options(self, now):
+        """The options frame that a worker of X1 gets."""
+        values = dict(self.values)
+        if self.deadline is not None and (self.late or self.handed > 1):
+            values["ttl"] = math.ceil((self.deadline - now) * 1000)
+        if self.handed > 1:
+            values["attempt"] = self.handed
+        return json.dumps(values, separators=(",", ":")).encode() if values else b""
+
+    def passed(self, now):
+        return self.deadline is not None and now >= self.deadline
+
+    def error(self, code, *more):
+        """What is sent because it fails; the text, unless it is a worker's, is not looked at."""
+        return [self.frames(b"\x04", self.service, b"%d" % code, *(more or [b""]))] if self.client.header == CX1 else []
 
 
 @dataclass(eq=False)
@@ -264,16 +381,32 @@ class Hired:
     holds: Asked | None = None
 
 
-CLIENTS = [Peer(b"c1", C02), Peer(b"c2", C02, (b"hop", b"")), Peer(b"c3", C01, (b"",)), Peer(b"c4", C01)]
-WORKERS = [
-    Peer(b"w1", W02),
+CLIENTS = [
+    Peer(b"c1", C02),
+    Peer(b"c2", C02, (b"hop", b"")),
+    Peer(b"c3", C01, (b"",)),
+    Peer(b"c4", C01),
+    Peer(b"c5", CX1),
+    Peer(b"c6", CX1, (b"hop",)),
+]
+NUMBERED = [client for client in CLIENTS if client.header == CX1]
+WORKERS = [  # the first are there most often
+    Peer(b"w1", WX1),
     Peer(b"w2", W02),
-    Peer(b"w3", W02, (b"hop", b"")),
+    Peer(b"w3", WX1, (b"hop", b"")),
     Peer(b"w4", W01, (b"",)),
-    Peer(b"w5", W01),
+    Peer(b"w5", W02, (b"hop", b"")),
+    Peer(b"w6", W01),
+    Peer(b"w7", W02),
 ]
 SERVICES = [b"a", b"b"]
-a_client, a_worker, a_service = st.sampled_from(CLIENTS), st.sampled_from(WORKERS), st.sampled_from(SERVICES)
+a_ttl = st.sampled_from([None, None, 0, 250, 500, 1000, 2500.5, 6000, 60_000])
+"""Milliseconds; STEP is one of them, so that time may pass in the very moment in which something happens."""
+a_client, a_worker, a_service = (
+    st.sampled_from(CLIENTS + 2 * NUMBERED),
+    st.sampled_from(WORKERS),
+    st.sampled_from(SERVICES),
+)
 GARBAGE = [
     [],
     [b""],
@@ -282,7 +415,12 @@ GARBAGE = [
     [W02, b"\x01"],
     [W02, b"\x09"],
     [W02, b"\x04", b"c1", b"x", b"y"],
+    [CX1, b"\x01", b"a", b"", b"x"],  # no number
+    [CX1, b"\x05", b"a"],
+    [WX1, b"\x07", b"c1", b"", b"50", b"text"],
 ]
+OWN = 422
+"""The code of the ERRORs that workers send."""
 
 
 class BrokerMachine(RuleBasedStateMachine):
@@ -292,6 +430,7 @@ class BrokerMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.count = 0
+        self.places = 0
         limits = Limits(heartbeat=HEARTBEAT, liveness=LIVENESS, expiry=EXPIRY, max_attempts=ATTEMPTS, max_queue=QUEUE)
         self.broker = Broker(limits, now=0, logger=QUIET)
         self.hired = {}  # Peer → Hired
@@ -300,6 +439,9 @@ class BrokerMachine(RuleBasedStateMachine):
         # what can be seen from outside, without the model
         self.at_work = {}  # worker → body
         self.open = {}  # body → client
+        self.numbers = {}  # client and number → body, while the request has not ended
+        self.ignored = set()  # X1 clients that did not keep up
+        self.refused = []  # client and number of a message that is to be answered with ERROR 400
         self.told_to_go = set()  # workers that sent DISCONNECT and nothing after it
 
     # ── the model: each returns what must be sent ────────────────────────────────────────────────────────────────────
@@ -309,7 +451,14 @@ class BrokerMachine(RuleBasedStateMachine):
         assert hired.holds is None
         hired.holds, hired.sent = asked, self.now
         hired.reached, hired.overdue = True, self.now - hired.seen > OVERDUE
-        return [worker.frames(worker.command("REQUEST"), asked.client.identity, b"", asked.body)]
+        asked.handed += 1
+        asked.place = self.next_place()
+        options = [asked.options(self.now)] if worker.header == WX1 else []
+        return [worker.frames(worker.command("REQUEST"), asked.client.identity, b"", *options, asked.body)]
+
+    def next_place(self):
+        self.places += 1
+        return self.places
 
     def place(self, asked, *, front=False):
         """C21: to the worker idle longest; else it waits: C17: in front if it came back, C20: last of its client's."""
@@ -325,39 +474,78 @@ class BrokerMachine(RuleBasedStateMachine):
             mine.append(asked)
         else:
             lines.append([asked])
-        asked.since = self.now
+        asked.since, asked.late, asked.place = self.now, True, self.next_place()
         return []
 
     def free(self, worker):
         """C20: the client whose turn it is; if more of it waits, that waits for all others' turns."""
         service = self.hired[worker].service
         lines = self.lines[service]
-        if not lines:
-            self.idle[service].append(worker)
-            return []
-        asked, *more = lines.pop(0)
-        if more:
-            lines.append(more)
-        return self.dispatch(worker, asked)
+        sent = []
+        while lines:
+            asked, *more = lines.pop(0)
+            if more:
+                lines.append(more)
+            if not asked.passed(self.now):
+                return sent + self.dispatch(worker, asked)
+            sent += asked.error(408)
+        self.idle[service].append(worker)
+        return sent
 
     def lose(self, worker, *, silent=False):
         """C17: to another worker, at most so many times, and never once a PARTIAL has reached the client."""
         hired = self.hired.pop(worker)
         if worker in self.idle[hired.service]:
             self.idle[hired.service].remove(worker)
+        sent = []
+        alone = not any(each.service == hired.service for each in self.hired.values())
+        if alone:  # X1: those that are not to wait when nobody is there
+            waiting = [asked for line in self.lines[hired.service] for asked in line if not asked.wait]
+            for asked in sorted(waiting, key=lambda asked: asked.place):
+                self.drop(asked)
+                sent += asked.error(502 if asked.handed else 404)
         asked = hired.holds
-        if asked is None or asked.abandoned or asked.told:
-            return []
+        if asked is None or asked.abandoned:
+            return sent
+        asked.handed -= not hired.reached
         asked.died_at += hired.reached and not (silent and hired.overdue)
-        if asked.died_at >= ATTEMPTS:
-            return []
+        if asked.told or asked.died_at >= ATTEMPTS or (alone and not asked.wait):
+            return sent + asked.error(502)
+        if asked.passed(self.now):
+            return sent + asked.error(408)
         asked.parts = []
-        return self.place(asked, front=True)
+        return sent + self.place(asked, front=True)
 
     def refuse(self, worker):
         """C14: DISCONNECT, and forget it."""
         sent = [worker.frames(worker.command("DISCONNECT"))]
         return sent + self.lose(worker) if worker in self.hired else sent
+
+    def give_up(self, asked, code):
+        """X1: ERROR to the client; and CANCEL to the worker that has it, if it speaks X1."""
+        sent = asked.error(code)
+        for worker, hired in self.hired.items():
+            if hired.holds is asked:
+                return sent + self.abandon(worker)
+        self.drop(asked)
+        return sent
+
+    def abandon(self, worker):
+        hired = self.hired[worker]
+        hired.holds.abandoned = True
+        if worker.header != WX1:
+            return []
+        hired.sent = self.now
+        return [worker.frames(b"\x08", hired.holds.client.identity, b"")]
+
+    def running(self):
+        held = [hired.holds for hired in self.hired.values() if hired.holds and not hired.holds.abandoned]
+        return sorted(held, key=lambda asked: asked.place)
+
+    def outstanding(self):
+        """The numbered requests that have not ended, oldest first."""
+        numbered = [asked for asked in [*self.waiting(), *self.running()] if asked.client.header == CX1]
+        return sorted(numbered, key=lambda asked: int(asked.body))
 
     def waiting(self):
         return [asked for lines in self.lines.values() for line in lines for asked in line]
@@ -378,8 +566,10 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def seen(self, sent):
         """Watch what is sent from outside: rules that need no model."""
+        told = []
         for message in sent:
             identity, command = message[0], wire.decode_broker(message[1:])
+            told.append(message)
             assert identity not in {worker.identity for worker in self.told_to_go}  # C16
             if isinstance(command, wire.Work):
                 assert identity not in self.at_work  # C6: never two requests
@@ -389,9 +579,21 @@ class BrokerMachine(RuleBasedStateMachine):
             elif isinstance(command, wire.Answer):
                 asked = command.body[0].partition(b"/")[0]
                 assert self.open[asked] == identity  # nobody gets what somebody else asked for
+                if command.header == CX1 and asked not in {b"200", b"404"}:
+                    assert self.numbers[identity, command.route] == asked
                 if command.final:
                     del self.open[asked]  # C18: one FINAL
-        return sent
+                    self.numbers.pop((identity, command.route), None)
+            elif isinstance(command, wire.Error) and command.code == 400:
+                self.refused.remove((identity, command.route))
+                told[-1] = [*message[:-1], b""]
+            elif isinstance(command, wire.Error):
+                del self.open[self.numbers.pop((identity, command.route))]  # X1: one FINAL or ERROR
+                if command.code != OWN:
+                    assert len(command.text) > 8
+                    told[-1] = [*message[:-1], b""]
+        assert self.refused == []
+        return told
 
     def moment(self):
         """Every event but time itself begins with this."""
@@ -415,23 +617,34 @@ class BrokerMachine(RuleBasedStateMachine):
         # C13: silent for `liveness` intervals is dead
         dead = [worker for worker in self.hired if worker.identity not in self.broker.registry.workers]
         assert len(dead) <= 1
-        work = []
+        due = []
         for worker in dead:
             assert self.now >= self.hired[worker].seen + PATIENCE
             self.at_work.pop(worker.identity, None)
-            work += self.lose(worker, silent=True)
-        assert sorted(sent) == sorted([*work, *(beats[worker] for worker in beaten)])
+            due += self.lose(worker, silent=True)
+        # C12: what waited too long is dropped; X1: so is what is worth nothing any more
+        kept = {request.body[0] for service in self.broker.registry.services.values() for request in queued(service)}
+        for asked in self.waiting():
+            expires = asked.since + EXPIRY if asked.deadline is None else min(asked.since + EXPIRY, asked.deadline)
+            if asked.body in kept:
+                assert self.now < expires + GRAIN
+            else:
+                assert self.now >= expires
+                due += self.give_up(asked, 408)
+        for asked in self.running():
+            ended = self.broker.registry.workers[self.worker_of(asked).identity].request.abandoned
+            if ended:
+                assert asked.passed(self.now)
+                due += self.give_up(asked, 408)
+            else:
+                assert asked.deadline is None or self.now < asked.deadline + GRAIN
+        assert sorted(sent) == sorted([*due, *(beats[worker] for worker in beaten)])
         for hired in self.hired.values():
             assert self.now < hired.seen + PATIENCE + GRAIN
             assert self.now < hired.sent + HEARTBEAT + GRAIN
-        # C12: what waited too long is dropped
-        kept = {request.body[0] for service in self.broker.registry.services.values() for request in queued(service)}
-        for asked in self.waiting():
-            if asked.body in kept:
-                assert self.now < asked.since + EXPIRY + GRAIN
-            else:
-                assert self.now >= asked.since + EXPIRY
-                self.drop(asked)
+
+    def worker_of(self, asked):
+        return next(worker for worker, hired in self.hired.items() if hired.holds is asked)
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -446,30 +659,94 @@ class BrokerMachine(RuleBasedStateMachine):
         away = [worker for worker in WORKERS if worker not in self.hired]
         self.ready(away[choice % len(away)], service)
 
-    @rule(client=a_client, service=a_service, times=st.sampled_from([1, 1, 2, 3]))
-    def request(self, client, service, times):
+    @rule(client=a_client, service=a_service, times=st.sampled_from([1, 1, 2, 3]), ttl=a_ttl, wait=st.booleans())
+    def request(self, client, service, times, ttl, wait):
         for _ in range(times):
             self.moment()
             self.count += 1
-            asked = Asked(client, service, b"%d" % self.count)
-            self.open[asked.body] = client.identity
-            frames = [service, asked.body] if client.header == C01 else [b"\x01", service, asked.body]
-            sent = self.send(client.frames(*frames))
-            full = not self.idle[service] and sum(map(len, self.lines[service])) >= QUEUE
-            assert sent == ([] if full else self.place(asked))
+            if client.header != CX1:
+                self.ask(Asked(client, service, b"%d" % self.count))
+                continue
+            values = {"ttl": ttl} if ttl is not None else {}
+            if not wait:
+                values["wait"] = False
+            deadline = None if ttl is None else self.now + ttl / 1000
+            self.ask(Asked(client, service, b"%d" % self.count, b"%d" % self.count, values, deadline))
+
+    def ask(self, asked):
+        service = asked.service
+        options = json.dumps(asked.values, separators=(",", ":")).encode() if asked.values else b""
+        frames = {
+            C01: [service, asked.body],
+            C02: [b"\x01", service, asked.body],
+            CX1: [b"\x01", service, options, asked.body],
+        }[asked.client.header]
+        if asked.client in self.ignored:
+            assert self.send(asked.frames(*frames)) == []
+            return
+        self.open[asked.body] = asked.client.identity
+        if asked.client.header == CX1:
+            self.numbers[asked.client.identity, tuple(asked.route[1:])] = asked.body
+        sent = self.send(asked.frames(*frames))
+        if asked.passed(self.now):
+            assert sent == asked.error(408)
+        elif self.idle[service]:
+            assert sent == self.place(asked)
+        elif not asked.wait and not any(hired.service == service for hired in self.hired.values()):
+            assert sent == asked.error(404)
+        elif sum(map(len, self.lines[service])) >= QUEUE:
+            assert sent == asked.error(429)
+        else:
+            assert sent == self.place(asked)
+
+    @precondition(outstanding)
+    @rule(choice=st.integers(0, 20), how=st.sampled_from(["", "", "", "twice", "another service", "its number again"]))
+    def cancel(self, choice, how):
+        self.moment()
+        if not self.outstanding():
+            return  # the one that was has just ended
+        asked = self.outstanding()[choice % len(self.outstanding())]
+        message = asked.frames(b"\x05", asked.service)
+        if how == "another service":
+            self.refuse_number(asked, b"sum", asked.frames(b"\x05", b"sum"))
+        elif how == "its number again":
+            self.refuse_number(asked, asked.service, asked.frames(b"\x01", asked.service, b"", b"again"))
+        else:
+            sent = self.send(message)
+            assert sent == self.give_up(asked, 499)
+            if how == "twice":
+                assert self.send(message) == []
+
+    def refuse_number(self, asked, service, message):
+        self.refused.append((asked.client.identity, tuple(asked.route[1:])))
+        assert self.send(message) == [asked.frames(b"\x04", service, b"400", b"")]
+
+    @rule(client=st.sampled_from(NUMBERED), what=st.sampled_from(["HEARTBEAT", "CANCEL"]))
+    def a_numbered_client_says(self, client, what):
+        self.moment()
+        nobody = Asked(client, b"a", b"", b"0")
+        if client in self.ignored:
+            assert self.send(nobody.frames(b"\x06")) == self.send(nobody.frames(b"\x05", b"a")) == []
+        elif what == "HEARTBEAT":
+            assert self.send(nobody.frames(b"\x06")) == [nobody.frames(b"\x06")]
+        else:
+            self.refuse_number(nobody, b"a", nobody.frames(b"\x05", b"a"))
 
     def busy(self):
         return [worker for worker, hired in self.hired.items() if hired.holds]
 
     @precondition(busy)
-    @rule(choice=st.integers(0, len(WORKERS) - 1), last=st.sampled_from([True, True, False]))
-    def reply(self, choice, last):
+    @rule(choice=st.integers(0, len(WORKERS) - 1), last=st.sampled_from([True, True, False]), fails=st.booleans())
+    def reply(self, choice, last, fails):
         self.moment()
         if not self.busy():
             return  # the one that was has just died
         worker = self.busy()[choice % len(self.busy())]
         last = last or worker.header == W01
         asked = self.hired[worker].holds
+        if last and fails and worker.header == WX1:
+            self.fail(worker, asked)
+            return
         said = asked.body + (b"/last" if last else b"/part")
         code = worker.command("FINAL" if last else "PARTIAL")
         if last:
@@ -480,15 +757,24 @@ class BrokerMachine(RuleBasedStateMachine):
         told = []
         if asked.abandoned:
             pass
-        elif asked.client.header == C02:  # C3
+        elif asked.client.header != C01:  # C3
             asked.told |= not last
-            told = [asked.client.frames(b"\x03" if last else b"\x02", asked.service, said)]
+            told = [asked.frames(b"\x03" if last else b"\x02", asked.service, said)]
         elif last:  # C24
-            told = [asked.client.frames(asked.service, *asked.parts)]
+            told = [asked.frames(asked.service, *asked.parts)]
         if last:
             self.hired[worker].holds = None
             told += self.free(worker)
         assert sent == told
+
+    def fail(self, worker, asked):
+        del self.at_work[worker.identity]
+        why = [b"why", b"detail"][: 1 + self.count % 2]
+        sent = self.send(worker.frames(b"\x07", asked.client.identity, b"", b"%d" % OWN, *why))
+        self.hired[worker].seen = self.now
+        told = [] if asked.abandoned else asked.error(OWN, *why)
+        self.hired[worker].holds = None
+        assert sent == told + self.free(worker)
 
     @rule(asleep=st.sets(a_worker, max_size=2), times=st.integers(1, 4))
     def time_passes(self, asleep, times):
@@ -523,7 +809,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(peer=a_worker | a_client, how=st.sampled_from(["DISCONNECT", "gone", "no REQUEST", "no HEARTBEAT"]))
     def a_peer_goes(self, peer, how):
         if peer in CLIENTS:
-            self.client_is_gone(peer)
+            self.client_is_gone(peer, how)
         elif how == "DISCONNECT":
             self.disconnect(peer)
         else:
@@ -565,7 +851,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def speak_another_dialect(self, worker):
         self.moment()
-        other = Peer(worker.identity, W02 if worker.header == W01 else W01, worker.envelope)
+        other = Peer(worker.identity, {W01: W02, W02: WX1, WX1: W01}[worker.header], worker.envelope)
         sent = self.send(other.frames(other.command("HEARTBEAT")))
         lost = self.lose(worker) if worker in self.hired else []
         assert sent == [other.frames(other.command("DISCONNECT")), *lost]
@@ -584,14 +870,22 @@ class BrokerMachine(RuleBasedStateMachine):
         sent = self.send([b"asker", C02, b"\x01", b"mmi.service", service])
         assert sent == [[b"asker", C02, b"\x03", b"mmi.service", b"200" if there else b"404"]]  # C26
 
-    def client_is_gone(self, client):
+    def client_is_gone(self, client, how):
         self.moment()
-        assert self.seen(self.broker.gone(client.identity, self.now)) == []
+        if how == "gone":
+            told = self.seen(self.broker.gone(client.identity, self.now))
+            self.ignored |= {client} if client.header == CX1 else set()
+        else:
+            told = self.seen(self.broker.unreachable(client.frames(b"undelivered"), self.now))
         for asked in [each for each in self.waiting() if each.client == client]:
             self.drop(asked)
-        for hired in self.hired.values():
-            if hired.holds and hired.holds.client == client:
-                hired.holds.abandoned = True
+        assert told == [
+            message
+            for asked in self.running()
+            if asked.client == client
+            for message in self.abandon(self.worker_of(asked))
+        ]
+        self.numbers = {key: body for key, body in self.numbers.items() if key[0] != client.identity}
         self.open = {asked: identity for asked, identity in self.open.items() if identity != client.identity}
 
     def worker_is_gone(self, worker, undelivered):
@@ -634,9 +928,13 @@ class BrokerMachine(RuleBasedStateMachine):
         }
 
     def teardown(self):
-        told = [worker.frames(worker.command("DISCONNECT")) for worker in self.hired]
-        assert self.broker.close(self.now) == told
+        told = [message for asked in self.outstanding() for message in self.give_up(asked, 503)]
+        told += [worker.frames(worker.command("DISCONNECT")) for worker in self.hired]
+        got = self.seen(self.broker.close(self.now))
+        assert got == told
         assert self.broker.registry.workers == {}
+        assert self.numbers == {}  # X1: each has ended in exactly one FINAL or ERROR
+        check_books(self.broker)
 
 
 BrokerMachine.TestCase.settings = settings(deadline=None, max_examples=50, stateful_step_count=50)

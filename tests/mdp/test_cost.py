@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from zmdp.mdp import wire
 from zmdp.mdp.broker import Broker
 
 
@@ -42,8 +43,16 @@ def request(client, service=b"echo"):
     return [client, b"MDPC02", b"\x01", service, b"x"]
 
 
-def final(worker, client):
-    return [worker, b"MDPW02", b"\x04", client, b"", b"x"]
+def ready_x1(worker):
+    return [worker, b"MDPWX1", b"\x01", b"echo"]
+
+
+def numbered(number, client=b"c", service=b"echo", options=b""):
+    return [client, number, b"", b"MDPCX1", b"\x01", service, options, b"x"]
+
+
+def cancel(number, client=b"c", service=b"echo"):
+    return [client, number, b"", b"MDPCX1", b"\x05", service]
 
 
 def broker_with(messages):
@@ -62,14 +71,24 @@ CROWDS = {
     "requests of one client": lambda many: [request(b"hog") for _ in range(many)] + [ready(b"w")],
     "requests of many clients": lambda many: [request(b"c%d" % n) for n in range(many)] + [ready(b"w")],
     "services asked for": lambda many: [request(b"hog", b"s%d" % n) for n in range(many)] + [ready(b"w")],
+    "numbered requests": lambda many: [numbered(b"%d" % n) for n in range(many)] + [ready_x1(b"w")],
+    "numbered requests that do not wait": lambda many: (
+        [ready_x1(b"w"), *[numbered(b"%d" % n, options=b'{"wait":false}') for n in range(many)]]
+    ),
+    "numbered requests with a ttl": lambda many: (
+        [numbered(b"%d" % n, options=b'{"ttl":60000}') for n in range(many)] + [ready(b"w")]
+    ),
+    "numbered requests of one client that run": lambda many: (
+        [m for n in range(many) for m in (ready_x1(b"w%d" % n), numbered(b"%d" % n))] + [ready(b"w")]
+    ),
 }
 
 
 def a_request_and_its_reply(broker):
     sent = broker.receive(request(b"new"), 0)
     worker = sent[0][0] if sent else b"w"
-    client = broker.registry.workers[worker].request.client
-    return sent + broker.receive(final(worker, client), 0)
+    known = broker.registry.workers[worker]
+    return sent + broker.receive([worker, known.header, b"\x04", known.request.client, b"", b"x"], 0)
 
 
 def a_worker_comes_and_goes(broker):
@@ -78,7 +97,8 @@ def a_worker_comes_and_goes(broker):
 
 
 def a_worker_lives(broker):
-    return broker.receive([next(iter(broker.registry.workers)), b"MDPW02", b"\x05"], 0)
+    worker = next(iter(broker.registry.workers.values()))
+    return broker.receive([worker.identity, worker.header, b"\x05"], 0)
 
 
 def a_client_goes(broker):
@@ -90,17 +110,70 @@ def nothing_is_due(broker):
     return [broker.deadline(), *broker.tick(0.5)]
 
 
+def a_numbered_request_fails(broker):
+    sent = broker.receive(numbered(b"new", b"new", options=b'{"ttl":60000,"key":1}'), 0)
+    if sent and sent[0][1] == b"MDPWX1":
+        sent += broker.receive([sent[0][0], b"MDPWX1", b"\x07", b"new", b"", b"500", b"text"], 0)
+    return sent
+
+
+def a_numbered_request_is_cancelled(broker):
+    sent = broker.receive(numbered(b"new", b"new"), 0)
+    return sent + broker.receive(cancel(b"new", b"new"), 0)
+
+
+def a_cancel_of_nothing(broker):
+    return broker.receive(cancel(b"never"), 0)
+
+
+def a_client_asks_for_a_sign_of_life(broker):
+    return broker.receive([b"c", b"", b"MDPCX1", b"\x06"], 0)
+
+
 def garbage(broker):
     return broker.receive([b"c1", b"?"], 0)
 
 
 @pytest.mark.parametrize(
     "happens",
-    [a_request_and_its_reply, a_worker_comes_and_goes, a_worker_lives, a_client_goes, nothing_is_due, garbage],
-)
+    [
+        a_request_and_its_reply, a_worker_comes_and_goes, a_worker_lives, a_client_goes, nothing_is_due, garbage,
+        a_numbered_request_fails, a_numbered_request_is_cancelled, a_cancel_of_nothing,
+        a_client_asks_for_a_sign_of_life,
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("crowd", CROWDS.values(), ids=CROWDS)
 def test_what_happens_costs_the_same_however_much_there_is(crowd, happens):
     steps_of(happens, broker_with(crowd(10)))  # what is done only once is done
     steps, sent = steps_of(happens, broker_with(crowd(10)))
     assert steps > 0
     assert steps_of(happens, broker_with(crowd(2000))) == (steps, sent)
+
+
+QUEUES = {
+    "of one client": lambda many: [numbered(b"%d" % n) for n in range(many)],
+    "of many clients": lambda many: [numbered(b"%d" % n, b"c%d" % n) for n in range(many)],
+    "of many services": lambda many: [numbered(b"%d" % n, service=b"s%d" % n) for n in range(many)],
+    "with a ttl each": lambda many: (
+        [numbered(b"%d" % n, options=b'{"ttl":%d}' % (60_000 + 20 * n)) for n in range(many)]
+    ),
+    "that do not wait": lambda many: (
+        [ready_x1(b"w"), request(b"d"), *[numbered(b"%d" % n, options=b'{"wait":false}') for n in range(many)]]
+    ),
+    "that run": lambda many: [m for n in range(many) for m in (ready_x1(b"w%d" % n), numbered(b"%d" % n))],
+}
+
+
+@pytest.mark.parametrize("queue", QUEUES.values(), ids=QUEUES)
+def test_a_cancel_in_the_middle_costs_the_same_however_many_there_are(queue):
+    def costs(many):
+        messages = queue(many)
+        broker = broker_with(messages)
+        waiting = [message for message in messages if message[3:4] == [b"MDPCX1"]]
+        client, number, _, _, _, service, *_ = waiting[len(waiting) // 2]
+        wire.valid_service(service)  # it may be remembered or not
+        steps, sent = steps_of(lambda broker: broker.receive(cancel(number, client, service), 0), broker)
+        return steps, [message[-2] for message in sent]
+
+    costs(10)  # what is done only once is done
+    assert costs(10_000) == costs(10)

@@ -23,11 +23,26 @@ def test_one_tree(kind):
         errors.StreamInterrupted("stopped", service="echo"),
         errors.ServiceNotFound("nobody", service="echo"),
         errors.ServiceError(500, "ValueError: x", service="echo"),
+        errors.RequestRejected("no", service="echo", code=413),
+        errors.RetryLater("full", service="echo", code=429),
+        errors.RequestCancelled("gone", service="echo", code=499),
+        errors.WorkerLost("lost", service="echo", code=502),
     ],
 )
 def test_an_error_survives_pickling(error):
     other = pickle.loads(pickle.dumps(error))
-    assert (type(other), str(other), other.service) == (type(error), str(error), "echo")
+    assert (type(other), str(other), other.service, other.code) == (type(error), str(error), "echo", error.code)
+
+
+def test_a_code_is_told_if_there_was_one():
+    assert errors.RequestTimeout("no reply", service="echo").code is None
+    assert errors.RequestTimeout("no reply", service="echo", code=408).code == 408
+
+
+def test_a_service_error_keeps_its_detail():
+    error = errors.ServiceError(422, "not that", b"\0detail", service="echo")
+    other = pickle.loads(pickle.dumps(error))
+    assert (other.code, other.text, other.detail, other.service) == (422, "not that", b"\0detail", "echo")
 
 
 def test_a_service_error_tells_all():

@@ -81,6 +81,7 @@ def test_counts_are_ready_for_json():
         "redispatched": 0,
         "partials": 0,
         "replies": 0,
+        "errors": 0,
         "mmi": 0,
         "heartbeats": 0,
         "failures": 0,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from zmdp.mdp.registry import REQUEST_OVERHEAD, FairQueue, Line, Registry, Request, Service, Worker
-from zmdp.mdp.wire import C02, W02
+from zmdp.mdp.registry import REMEMBERED, REQUEST_OVERHEAD, FairQueue, Line, Registry, Request, Service, Worker
+from zmdp.mdp.wire import C02, CX1, W02, Options
 
 
 def request(client=b"c", body=b"x", service=None):
@@ -238,3 +238,62 @@ def test_what_waits_for_a_client_is_found_in_all_services():
     registry.dequeue(two)
     assert registry.waiting_for(b"c") == []
     assert registry.waiting_for(b"d") == [other]
+
+
+# ── X1 ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_options_count_among_the_bytes_of_a_request():
+    request = Request((b"id", b"1", b""), CX1, Service(b"echo"), [b"x"], options=Options(b'{"wait":false}'))
+    assert request.size == len(b'id1x{"wait":false}') + REQUEST_OVERHEAD
+
+
+def unwilling(service, body=b"x", client=b"c"):
+    """A request that is not to wait when there is no worker."""
+    return Request((client, body, b""), CX1, service, [body], options=Options(wait=False))
+
+
+def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
+    registry = Registry()
+    service = registry.service(b"echo")
+    one, two, three = unwilling(service, b"1"), request(body=b"2", service=service), unwilling(service, b"3")
+    for each in (one, two, three):
+        registry.enqueue(each)
+    assert list(service.unwilling) == [one, three]
+    registry.dequeue(three)
+    assert list(service.unwilling) == [one]
+    assert registry.next_request(service) is one
+    assert service.unwilling == {}
+    registry.enqueue(one, front=True)
+    assert list(service.unwilling) == [one]
+
+
+def test_requests_of_one_client_keep_their_numbers():
+    registry = Registry()
+    service = registry.service(b"echo")
+    routes = [(b"c", b"1", b""), (b"c", b"2", b""), (b"c",), (b"c",)]
+    for route in routes:
+        registry.enqueue(Request(route, C02, service, [b"x"]))
+    assert [each.route for each in registry.waiting_for(b"c")] == routes
+    *_, third, fourth = registry.waiting_for(b"c")
+    assert third.route is fourth.route  # one copy of the address for all that wait
+
+
+def test_a_number_that_ended_is_free_and_remembered():
+    registry = Registry()
+    route = (b"c", b"1", b"")
+    registry.numbered[route] = unwilling(registry.service(b"echo"))
+    assert not registry.ended_lately(route)
+    registry.end_number(route)
+    assert registry.numbered == {}
+    assert registry.ended_lately(route)
+    assert not registry.ended_lately((b"d", b"1", b""))
+
+
+def test_at_least_so_many_numbers_are_remembered_and_at_most_twice_as_many():
+    registry = Registry()
+    for number in range(5 * REMEMBERED):
+        registry.end_number((b"c", b"%d" % number, b""))
+        oldest = max(0, number - REMEMBERED + 1)
+        assert registry.ended_lately((b"c", b"%d" % oldest, b""))
+        assert not registry.ended_lately((b"c", b"%d" % (number - 2 * REMEMBERED), b""))

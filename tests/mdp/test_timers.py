@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp.timers import Timers
+from zmdp.mdp.timers import SLACK, Timers
 
 GRAIN = 0.5
 
@@ -116,6 +116,30 @@ def test_what_is_set_again_in_the_past_comes_up_once_more():
         if len(seen) < 3:
             timers.set(thing, 1)
     assert seen == ["a", "a", "a"]
+
+
+def test_what_was_cleared_leaves_nothing_behind():
+    # times may be years off: what is kept must not grow until then
+    timers, things = timers_with(a=1, b=50_000.25)
+    for number in range(10_000):
+        timers.clear(things["a"])
+        timers.set(things["a"], 2 + number)
+        timers.clear(things["a"])
+        assert len(timers._order) <= 2 * len(timers._buckets) + SLACK + 1
+    assert len(timers._buckets) == 1
+    assert timers.next_due() == 50_000.5
+    assert due_names(timers, 60_000) == ["b"]
+    assert timers.next_due() is None
+
+
+def test_a_thing_set_again_and_again_in_the_same_grain_comes_up_once():
+    timers, things = timers_with(a=1, z=1e6)
+    for _ in range(10):
+        timers.clear(things["a"])
+        timers.set(things["a"], 1)
+    assert due_names(timers, 9) == ["a"]
+    assert due_names(timers, 9) == []
+    assert timers.next_due() == 1e6 + GRAIN
 
 
 @settings(deadline=None)

@@ -1,10 +1,13 @@
 """Frames ↔ commands: every layout of CONFORMANCE.md, every way to get it wrong."""
 
+import json
+import math
+
 import pytest
 
 from zmdp.mdp import wire
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.wire import C01, C02, W01, W02, Invalid, Reason
+from zmdp.mdp.wire import C01, C02, CX1, MAX_NESTING, MAX_OPTIONS, W01, W02, WX1, Invalid, Options, Reason
 
 MAX_MESSAGE = 2000
 MAX_FRAMES = 30
@@ -40,6 +43,42 @@ FROM_PEER = {
     "0.1 HEARTBEAT": ([b"", W01, b"\x04"], wire.Heartbeat((b"id", b""), W01)),
     "0.1 DISCONNECT": ([b"", W01, b"\x05"], wire.Disconnect((b"id", b""), W01)),
     "opaque address": ([W02, b"\x04", b"\0" * 255, b"", b"x"], wire.Reply((b"id",), W02, True, b"\0" * 255, [b"x"])),
+    # X1
+    "X1 REQUEST": (
+        [b"1", b"", CX1, b"\x01", b"echo", b"", b"x", b""],
+        wire.Request((b"id", b"1", b""), CX1, b"echo", [b"x", b""]),
+    ),
+    "X1 REQUEST with options": (
+        [b"1", b"", CX1, b"\x01", b"echo", b'{"ttl":1500,"wait":false}', b"x"],
+        wire.Request(
+            (b"id", b"1", b""),
+            CX1,
+            b"echo",
+            [b"x"],
+            Options(b'{"ttl":1500,"wait":false}', {"ttl": 1500, "wait": False}, 1.5, False),
+        ),
+    ),
+    "X1 REQUEST, a number of several frames": (
+        [b"proxy", b"\0" * 255, b"7", b"", CX1, b"\x01", b"echo", b"", b"x"],
+        wire.Request((b"id", b"proxy", b"\0" * 255, b"7", b""), CX1, b"echo", [b"x"]),
+    ),
+    "X1 CANCEL": ([b"1", b"", CX1, b"\x05", b"echo"], wire.Cancel((b"id", b"1", b""), CX1, b"echo")),
+    "X1 client's HEARTBEAT": ([b"", CX1, b"\x06"], wire.Heartbeat((b"id", b""), CX1)),
+    "X1 client's HEARTBEAT, numbered": ([b"1", b"", CX1, b"\x06"], wire.Heartbeat((b"id", b"1", b""), CX1)),
+    "X1 client's HEARTBEAT, no envelope": ([CX1, b"\x06"], wire.Heartbeat((b"id",), CX1)),
+    "X1 READY": ([WX1, b"\x01", b"echo"], wire.Ready((b"id",), WX1, b"echo")),
+    "X1 worker's PARTIAL": ([WX1, b"\x03", b"c", b"", b"x"], wire.Reply((b"id",), WX1, False, b"c", [b"x"])),
+    "X1 worker's FINAL": ([WX1, b"\x04", b"c", b"", b"x"], wire.Reply((b"id",), WX1, True, b"c", [b"x"])),
+    "X1 worker's HEARTBEAT": ([WX1, b"\x05"], wire.Heartbeat((b"id",), WX1)),
+    "X1 DISCONNECT": ([WX1, b"\x06"], wire.Disconnect((b"id",), WX1)),
+    "X1 worker's ERROR": (
+        [WX1, b"\x07", b"c", b"", b"500", b"it broke"],
+        wire.Failure((b"id",), WX1, b"c", b"500", b"it broke", []),
+    ),
+    "X1 worker's ERROR with detail": (
+        [b"hop", b"", WX1, b"\x07", b"c", b"", b"422", b"", b"\0"],
+        wire.Failure((b"id", b"hop", b""), WX1, b"c", b"422", b"", [b"\0"]),
+    ),
 }
 
 
@@ -96,12 +135,130 @@ NOT_FROM_PEER = {
     "READY with more": ([W02, b"\x01", b"echo", b"x"], Reason.TOO_MANY_FRAMES),
     "HEARTBEAT with more": ([W02, b"\x05", b"x"], Reason.TOO_MANY_FRAMES),
     "DISCONNECT with more": ([b"", W01, b"\x05", b""], Reason.TOO_MANY_FRAMES),
+    # X1 clients without an envelope: there is nobody to tell
+    "X1 client, header only": ([CX1], Reason.TOO_FEW_FRAMES),
+    "X1 client, no number": ([CX1, b"\x01", b"echo", b"", b"x"], Reason.NO_NUMBER),
+    "X1 client, CANCEL without number": ([CX1, b"\x05", b"echo"], Reason.NO_NUMBER),
+    "X1 client, command FINAL": ([CX1, b"\x03", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
+    "X1 client, no service": ([CX1, b"\x01"], Reason.TOO_FEW_FRAMES),
+    "X1 client, bad service": ([CX1, b"\x01", b"\n", b"", b"x"], Reason.BAD_SERVICE),
+    "X1 client, HEARTBEAT with more": ([CX1, b"\x06", b"x"], Reason.TOO_MANY_FRAMES),
+    # X1 workers
+    "X1 worker, header only": ([WX1], Reason.TOO_FEW_FRAMES),
+    "X1 worker, command CANCEL": ([WX1, b"\x08", b"c", b""], Reason.UNKNOWN_COMMAND),
+    "X1 worker, command 9": ([WX1, b"\x09", b"c", b""], Reason.UNKNOWN_COMMAND),
+    "X1 PARTIAL without body": ([WX1, b"\x03", b"c", b""], Reason.NO_BODY),
+    "ERROR without delimiter": ([WX1, b"\x07", b"c"], Reason.TOO_FEW_FRAMES),
+    "ERROR without code": ([WX1, b"\x07", b"c", b""], Reason.NO_BODY),
+    "ERROR without text": ([WX1, b"\x07", b"c", b"", b"500"], Reason.TOO_FEW_FRAMES),
+    "ERROR with two details": ([WX1, b"\x07", b"c", b"", b"500", b"text", b"1", b"2"], Reason.TOO_MANY_FRAMES),
+    "ERROR with two addresses": ([WX1, b"\x07", b"c", b"d", b"", b"500", b"text"], Reason.NO_DELIMITER),
+    "ERROR, empty address": ([WX1, b"\x07", b"", b"", b"500", b"text"], Reason.BAD_ADDRESS),
+    "ERROR, address too long": ([WX1, b"\x07", LONG, b"", b"500", b"text"], Reason.BAD_ADDRESS),
+    "ERROR, code of two digits": ([WX1, b"\x07", b"c", b"", b"50", b"text"], Reason.BAD_CODE),
+    "ERROR, code of four digits": ([WX1, b"\x07", b"c", b"", b"5000", b"text"], Reason.BAD_CODE),
+    "ERROR, code with a sign": ([WX1, b"\x07", b"c", b"", b"+50", b"text"], Reason.BAD_CODE),
+    "ERROR, code of other digits": ([WX1, b"\x07", b"c", b"", "٥0".encode(), b"text"], Reason.BAD_CODE),
+    "0.2 worker's ERROR": ([W02, b"\x07", b"c", b"", b"500", b"text"], Reason.UNKNOWN_COMMAND),
 }
 
 
 @pytest.mark.parametrize(("frames", "reason"), NOT_FROM_PEER.values(), ids=NOT_FROM_PEER)
 def test_what_is_no_command_has_a_reason(frames, reason):  # C15
     assert from_peer(*frames) == Invalid(reason)
+
+
+REQUESTED = [b"1", b"", CX1, b"\x01", b"echo"]
+ANSWERABLE = {  # what follows the envelope; the reason; the service that the ERROR names
+    "header only": ([CX1], Reason.TOO_FEW_FRAMES, b""),
+    "REQUEST without service": ([CX1, b"\x01"], Reason.TOO_FEW_FRAMES, b""),
+    "REQUEST without options": ([CX1, b"\x01", b"echo"], Reason.TOO_FEW_FRAMES, b"echo"),
+    "REQUEST without body": ([CX1, b"\x01", b"echo", b""], Reason.NO_BODY, b"echo"),  # C19
+    "CANCEL without service": ([CX1, b"\x05"], Reason.TOO_FEW_FRAMES, b""),
+    "CANCEL with more": ([CX1, b"\x05", b"echo", b""], Reason.TOO_MANY_FRAMES, b"echo"),
+    "HEARTBEAT with more": ([CX1, b"\x06", b"echo"], Reason.TOO_MANY_FRAMES, b""),
+    "empty command": ([CX1, b""], Reason.UNKNOWN_COMMAND, b""),
+    "command 0": ([CX1, b"\x00", b"echo", b"", b"x"], Reason.UNKNOWN_COMMAND, b""),
+    "command PARTIAL": ([CX1, b"\x02", b"echo", b"x"], Reason.UNKNOWN_COMMAND, b""),
+    "command ERROR": ([CX1, b"\x04", b"echo", b"500", b"x"], Reason.UNKNOWN_COMMAND, b""),
+    "command 7": ([CX1, b"\x07"], Reason.UNKNOWN_COMMAND, b""),
+    "empty service": ([CX1, b"\x01", b"", b"", b"x"], Reason.BAD_SERVICE, b""),
+    "service too long": ([CX1, b"\x05", LONG], Reason.BAD_SERVICE, b""),
+    "unprintable service": ([CX1, b"\x01", b"\xff", b"", b"x"], Reason.BAD_SERVICE, b""),
+    "options that are no JSON": ([CX1, b"\x01", b"echo", b"ttl=1", b"x"], Reason.BAD_OPTIONS, b"echo"),
+}
+
+
+@pytest.mark.parametrize(("frames", "reason", "service"), ANSWERABLE.values(), ids=ANSWERABLE)
+@pytest.mark.parametrize("envelope", [[b"1", b""], [b"proxy", b"1", b""]], ids=["number", "longer number"])
+def test_what_is_wrong_with_a_numbered_message_can_be_answered(envelope, frames, reason, service):  # C15, X1
+    assert from_peer(*envelope, *frames) == Invalid(reason, (b"id", *envelope), service)
+
+
+@pytest.mark.parametrize("command", [[b"\x01", b"echo", b"", b"x"], [b"\x05", b"echo"]], ids=["REQUEST", "CANCEL"])
+def test_an_envelope_of_nothing_but_its_empty_frame_is_no_number(command):  # X1
+    assert from_peer(b"", CX1, *command) == Invalid(Reason.NO_NUMBER, (b"id", b""), b"echo")
+
+
+@pytest.mark.parametrize("number", [1, 15])
+def test_a_number_has_as_many_frames_as_an_envelope(number):  # C22, X1
+    envelope = [b"n"] * number + [b""]
+    command = wire.Cancel((b"id", *envelope), CX1, b"echo")
+    assert from_peer(*envelope, CX1, b"\x05", b"echo") == command
+    assert from_peer(*[b"n"] * 16, b"", CX1, b"\x05", b"echo") == Invalid(Reason.ENVELOPE_TOO_DEEP)
+
+
+def test_a_number_has_frames_of_at_most_255_bytes():  # C23, X1
+    assert from_peer(b"n" * 255, b"", CX1, b"\x05", b"echo") == wire.Cancel((b"id", b"n" * 255, b""), CX1, b"echo")
+    assert from_peer(LONG, b"", CX1, b"\x05", b"echo") == Invalid(Reason.NO_HEADER)
+
+
+# ── over the limits ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+MORE = [b"x"] * MAX_FRAMES
+
+
+def told(reason, route, service):
+    return Invalid(reason, route, service, over_limit=True)
+
+
+OVER_LIMIT = {
+    "REQUEST": ([*REQUESTED, b"", *MORE], told(Reason.TOO_MANY_FRAMES, (b"id", b"1", b""), b"echo")),
+    "REQUEST, too large": ([*REQUESTED, b"", b"x" * 2000], told(Reason.TOO_LARGE, (b"id", b"1", b""), b"echo")),
+    "REQUEST, longer number": (
+        [b"proxy", *REQUESTED, b"", b"x" * 2000],
+        told(Reason.TOO_LARGE, (b"id", b"proxy", b"1", b""), b"echo"),
+    ),
+    "REQUEST, longest number": (
+        [b"n"] * 15 + [b"", CX1, b"\x01", b"echo", b"", b"x" * 2000],
+        told(Reason.TOO_LARGE, (b"id", *[b"n"] * 15, b""), b"echo"),
+    ),
+    "REQUEST, number too long": (
+        [b"n"] * 16 + [b"", CX1, b"\x01", b"echo", b"", b"x" * 2000],
+        Invalid(Reason.TOO_LARGE),
+    ),
+    "bad service": (
+        [b"1", b"", CX1, b"\x01", b"\n", b"", b"x" * 2000],
+        told(Reason.TOO_LARGE, (b"id", b"1", b""), b""),
+    ),
+    "no service": ([b"1", b"", CX1, b"\x01" * 2000], told(Reason.TOO_LARGE, (b"id", b"1", b""), b"")),
+    "a service of all those bytes": (
+        [b"1", b"", CX1, b"\x05", b"e" * 2000],
+        told(Reason.TOO_LARGE, (b"id", b"1", b""), b""),
+    ),
+    "no number": ([CX1, b"\x01", b"echo", b"", *MORE], Invalid(Reason.TOO_MANY_FRAMES)),
+    "no envelope, large": ([CX1, b"\x01", b"echo", b"x" * 2000], Invalid(Reason.TOO_LARGE)),
+    "a frame longer than an address": ([LONG, *REQUESTED, b"", *MORE], Invalid(Reason.TOO_MANY_FRAMES)),
+    "0.2 behind an envelope": ([b"1", b"", C02, b"\x01", b"echo", *MORE], Invalid(Reason.TOO_MANY_FRAMES)),
+    "the empty frame is the last": ([b"1" * 255] * 8 + [b""], Invalid(Reason.TOO_LARGE)),
+    "one frame": ([b"x" * 2001], Invalid(Reason.TOO_LARGE)),
+    "worker": ([WX1, b"\x04", b"c", b"", *MORE], Invalid(Reason.TOO_MANY_FRAMES)),
+}
+
+
+@pytest.mark.parametrize(("frames", "invalid"), OVER_LIMIT.values(), ids=OVER_LIMIT)
+def test_what_is_over_a_limit_can_be_answered_if_it_was_numbered(frames, invalid):  # C15, X1
+    assert from_peer(*frames) == invalid
 
 
 def test_no_frames_at_all():
@@ -173,6 +330,26 @@ FROM_BROKER = {
     "0.1 REQUEST": ([b"", W01, b"\x02", b"c", b"", b"x"], wire.Work((b"",), W01, b"c", [b"x"])),  # C24
     "0.1 HEARTBEAT": ([b"", W01, b"\x04"], wire.Heartbeat((b"",), W01)),
     "0.1 DISCONNECT": ([b"", W01, b"\x05"], wire.Disconnect((b"",), W01)),
+    # X1
+    "X1 PARTIAL": ([b"1", b"", CX1, b"\x02", b"echo", b"x"], wire.Answer((b"1", b""), CX1, False, b"echo", [b"x"])),
+    "X1 FINAL": ([b"1", b"", CX1, b"\x03", b"echo", b""], wire.Answer((b"1", b""), CX1, True, b"echo", [b""])),
+    "X1 ERROR": (
+        [b"1", b"", CX1, b"\x04", b"echo", b"404", b"nobody"],
+        wire.Error((b"1", b""), CX1, b"echo", 404, "nobody", []),
+    ),
+    "X1 ERROR with detail": (
+        [b"1", b"", CX1, b"\x04", b"", b"007", b"a\xffb", b"\xff"],
+        wire.Error((b"1", b""), CX1, b"", 7, "a\N{REPLACEMENT CHARACTER}b", [b"\xff"]),
+    ),
+    "X1 client's HEARTBEAT": ([b"", CX1, b"\x06"], wire.Heartbeat((b"",), CX1)),
+    "X1 REQUEST": ([WX1, b"\x02", b"c", b"", b"", b"x"], wire.Work((), WX1, b"c", [b"x"])),
+    "X1 REQUEST with options": (
+        [WX1, b"\x02", b"c", b"", b'{"attempt":2}', b"x", b"y"],
+        wire.Work((), WX1, b"c", [b"x", b"y"], Options(b'{"attempt":2}', {"attempt": 2})),
+    ),
+    "X1 CANCEL": ([b"hop", b"", WX1, b"\x08", b"c", b""], wire.Withdraw((b"hop", b""), WX1, b"c")),
+    "X1 worker's HEARTBEAT": ([WX1, b"\x05"], wire.Heartbeat((), WX1)),
+    "X1 DISCONNECT": ([WX1, b"\x06"], wire.Disconnect((), WX1)),
 }
 
 
@@ -196,6 +373,28 @@ NOT_FROM_BROKER = {
     "REQUEST without body": ([W02, b"\x02", b"c", b""], Reason.NO_BODY),
     "HEARTBEAT with more": ([W02, b"\x05", b""], Reason.TOO_MANY_FRAMES),
     "unknown header": ([b"MDPX02", b"\x05"], Reason.NO_HEADER),
+    # X1
+    "X1 client, header only": ([CX1], Reason.TOO_FEW_FRAMES),
+    "X1 client, command REQUEST": ([CX1, b"\x01", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
+    "X1 client, command CANCEL": ([CX1, b"\x05", b"echo"], Reason.UNKNOWN_COMMAND),
+    "X1 client, command 7": ([CX1, b"\x07", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
+    "X1 client, HEARTBEAT with more": ([CX1, b"\x06", b""], Reason.TOO_MANY_FRAMES),
+    "X1 FINAL without body": ([CX1, b"\x03", b"echo"], Reason.TOO_FEW_FRAMES),
+    "ERROR without text": ([CX1, b"\x04", b"echo", b"404"], Reason.TOO_FEW_FRAMES),
+    "ERROR with two details": ([CX1, b"\x04", b"echo", b"404", b"text", b"1", b"2"], Reason.TOO_MANY_FRAMES),
+    "ERROR, code in text": ([CX1, b"\x04", b"echo", b"bad", b"text"], Reason.BAD_CODE),
+    "X1 worker, header only": ([WX1], Reason.TOO_FEW_FRAMES),
+    "X1 worker, command READY": ([WX1, b"\x01", b"echo"], Reason.UNKNOWN_COMMAND),
+    "X1 worker, command ERROR": ([WX1, b"\x07", b"c", b"", b"500", b"text"], Reason.UNKNOWN_COMMAND),
+    "X1 REQUEST without options": ([WX1, b"\x02", b"c", b""], Reason.NO_BODY),
+    "X1 REQUEST without body": ([WX1, b"\x02", b"c", b"", b"{}"], Reason.NO_BODY),
+    "X1 REQUEST, bad options": ([WX1, b"\x02", b"c", b"", b"[]", b"x"], Reason.BAD_OPTIONS),
+    "X1 REQUEST with two addresses": ([WX1, b"\x02", b"c", b"d", b"", b"x"], Reason.NO_DELIMITER),
+    "X1 CANCEL without address": ([WX1, b"\x08"], Reason.TOO_FEW_FRAMES),
+    "X1 CANCEL, empty address": ([WX1, b"\x08", b"", b""], Reason.BAD_ADDRESS),
+    "X1 CANCEL with two addresses": ([WX1, b"\x08", b"c", b"d"], Reason.NO_DELIMITER),
+    "X1 CANCEL with more": ([WX1, b"\x08", b"c", b"", b""], Reason.TOO_MANY_FRAMES),
+    "0.2 CANCEL": ([W02, b"\x08", b"c", b""], Reason.UNKNOWN_COMMAND),
 }
 
 
@@ -227,6 +426,47 @@ ENCODED = {
     "0.1 HEARTBEAT": (wire.heartbeat(ROUTE, W01), [*ROUTE, W01, b"\x04"]),
     "0.2 DISCONNECT": (wire.disconnect(ROUTE, W02), [*ROUTE, W02, b"\x06"]),
     "0.1 DISCONNECT": (wire.disconnect(ROUTE, W01), [*ROUTE, W01, b"\x05"]),
+    # X1
+    "X1 REQUEST": (
+        wire.request((b"1", b""), CX1, b"echo", [b"x", b"y"]),
+        [b"1", b"", CX1, b"\x01", b"echo", b"", b"x", b"y"],
+    ),
+    "X1 REQUEST with options": (
+        wire.request((b"1", b""), CX1, b"echo", [b"x"], b'{"ttl":9}'),
+        [b"1", b"", CX1, b"\x01", b"echo", b'{"ttl":9}', b"x"],
+    ),
+    "0.2 REQUEST, no options": (wire.request((), C02, b"echo", [b"x"], b"{}"), [C02, b"\x01", b"echo", b"x"]),
+    "X1 PARTIAL": (wire.answer(ROUTE, CX1, False, b"echo", [b"x"]), [*ROUTE, CX1, b"\x02", b"echo", b"x"]),
+    "X1 FINAL": (wire.answer(ROUTE, CX1, True, b"echo", [b"x"]), [*ROUTE, CX1, b"\x03", b"echo", b"x"]),
+    "X1 ERROR": (
+        wire.error(ROUTE, b"echo", b"404", b"nobody"),
+        [*ROUTE, CX1, b"\x04", b"echo", b"404", b"nobody"],
+    ),
+    "X1 ERROR with detail": (
+        wire.error(ROUTE, b"echo", b"500", b"text", [b"d"]),
+        [*ROUTE, CX1, b"\x04", b"echo", b"500", b"text", b"d"],
+    ),
+    "X1 CANCEL": (wire.cancel((b"1", b""), b"echo"), [b"1", b"", CX1, b"\x05", b"echo"]),
+    "X1 client's HEARTBEAT": (wire.heartbeat((b"",), CX1), [b"", CX1, b"\x06"]),
+    "X1 READY": (wire.ready((), WX1, b"echo"), [WX1, b"\x01", b"echo"]),
+    "X1 work": (wire.work(ROUTE, WX1, b"c", [b"x"], b"{}"), [*ROUTE, WX1, b"\x02", b"c", b"", b"{}", b"x"]),
+    "0.2 work, no options": (wire.work(ROUTE, W02, b"c", [b"x"], b"{}"), [*ROUTE, W02, b"\x02", b"c", b"", b"x"]),
+    "X1 worker's PARTIAL": (
+        wire.reply((), WX1, wire.Kind.PARTIAL, b"c", (b"x",)),
+        [WX1, b"\x03", b"c", b"", b"x"],
+    ),
+    "X1 worker's FINAL": (wire.reply((), WX1, wire.Kind.FINAL, b"c", (b"x",)), [WX1, b"\x04", b"c", b"", b"x"]),
+    "X1 worker's ERROR": (
+        wire.failure((), b"c", 500, "größe"),
+        [WX1, b"\x07", b"c", b"", b"500", "größe".encode()],
+    ),
+    "X1 worker's ERROR with detail": (
+        wire.failure(ROUTE, b"c", 7, "a\ud800b", [b"d"]),
+        [*ROUTE, WX1, b"\x07", b"c", b"", b"007", b"a?b", b"d"],
+    ),
+    "X1 CANCEL to a worker": (wire.withdraw(ROUTE, b"c"), [*ROUTE, WX1, b"\x08", b"c", b""]),
+    "X1 worker's HEARTBEAT": (wire.heartbeat(ROUTE, WX1), [*ROUTE, WX1, b"\x05"]),
+    "X1 DISCONNECT": (wire.disconnect(ROUTE, WX1), [*ROUTE, WX1, b"\x06"]),
 }
 
 
@@ -235,7 +475,7 @@ def test_what_is_sent_is_the_specified_layout(message, frames):
     assert message == frames
 
 
-@pytest.mark.parametrize("header", [W01, W02])
+@pytest.mark.parametrize("header", [W01, W02, WX1])
 @pytest.mark.parametrize("route", [(b"id",), ROUTE])
 def test_work_is_told_from_other_commands_to_a_worker(route, header):
     assert wire.is_work(wire.work(route, header, b"c", [b"x"]), route, header)
@@ -251,12 +491,201 @@ def test_work_is_told_from_other_commands_to_a_worker(route, header):
         wire.answer((b"id", b"other", b""), C02, False, b"echo", [b"x"]),
         wire.work((b"id", b"other", b""), W02, b"c", [b"x"]),
         [b"id"],
+        wire.answer((b"id",), CX1, False, b"echo", [b"x"]),
+        wire.withdraw((b"id",), b"c"),
     ],
-    ids=["PARTIAL", "0.1 reply", "PARTIAL behind another envelope", "work behind another envelope", "identity only"],
-)
+    ids=[
+        "PARTIAL", "0.1 reply", "PARTIAL behind another envelope", "work behind another envelope", "identity only",
+        "X1 PARTIAL", "CANCEL",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("header", [W02, WX1])
 @pytest.mark.parametrize("route", [(b"id",), ROUTE])
-def test_work_is_told_from_what_goes_to_a_client_of_the_same_connection(message, route):
-    assert not wire.is_work(message, route, W02)
+def test_work_is_told_from_what_goes_to_a_client_of_the_same_connection(message, route, header):
+    assert not wire.is_work(message, route, header)
+
+
+KINDS = {
+    "PARTIAL": ([*ROUTE, WX1, b"\x03", b"c", b""], wire.Kind.PARTIAL),
+    "FINAL": ([*ROUTE, WX1, b"\x04", b"c", b""], wire.Kind.FINAL),
+    "ERROR": ([*ROUTE, WX1, b"\x07"], wire.Kind.ERROR),
+    "READY": ([*ROUTE, WX1, b"\x01", b"c", b""], None),
+    "no command": ([*ROUTE, WX1, b"\x99"], None),
+    "nothing": ([*ROUTE, WX1], None),
+    "another header": ([*ROUTE, W02, b"\x04", b"c"], None),
+    "another route": ([b"id", WX1, b"\x04", b"c", b"", b"x", b"y"], None),
+}
+
+
+@pytest.mark.parametrize(("message", "kind"), KINDS.values(), ids=KINDS)
+def test_how_a_reply_begins_tells_what_it_is(message, kind):
+    assert wire.reply_kind(message, ROUTE, WX1) is kind
+
+
+# ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def nested(depth):
+    """Options in which an object, and lists, are `depth` deep."""
+    return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+
+GOOD_OPTIONS = {  # what is sent, and the ttl in seconds, wait, the headers and the attempt in it
+    "nothing": (b"", None, True, {}, 1),
+    "empty": (b"{}", None, True, {}, 1),
+    "white space": (b' { "ttl" : 20 } ', 0.02, True, {}, 1),
+    "no ttl": (b'{"ttl":null}', None, True, {}, 1),
+    "ttl 0": (b'{"ttl":0}', 0, True, {}, 1),
+    "ttl of minus nothing": (b'{"ttl":-0.0}', 0, True, {}, 1),
+    "a float": (b'{"ttl":1500.5}', 1.5005, True, {}, 1),
+    "a very small float": (b'{"ttl":1e-300}', 1e-303, True, {}, 1),
+    "the longest ttl": (b'{"ttl":999999999999999}', 999999999999.999, True, {}, 1),
+    "wait": (b'{"wait":true}', None, True, {}, 1),
+    "do not wait": (b'{"wait":false}', None, False, {}, 1),
+    "headers": ('{"headers":{"a":"1","ä":""}}'.encode(), None, True, {"a": "1", "ä": ""}, 1),
+    "a lone surrogate": (b'{"headers":{"a":"\\ud800"}}', None, True, {"a": "\ud800"}, 1),
+    "attempt": (b'{"attempt":3}', None, True, {}, 3),
+    "attempt in text": (b'{"attempt":"3"}', None, True, {}, 1),
+    "unknown keys": (b'{"key":[1,{"x":null}],"ttl":1}', 0.001, True, {}, 1),
+    "duplicate keys": (b'{"ttl":1,"ttl":2000,"wait":false,"wait":true}', 2, True, {}, 1),
+    "as deep as can be": (nested(MAX_NESTING), None, True, {}, 1),
+    "many beside each other": (b'{"a":[' + b"{}," * 500 + b"[]]}", None, True, {}, 1),
+    "a large integer": (b'{"n":' + b"9" * 4300 + b"}", None, True, {}, 1),
+}
+
+
+@pytest.mark.parametrize(("raw", "ttl", "wait", "headers", "attempt"), GOOD_OPTIONS.values(), ids=GOOD_OPTIONS)
+def test_options_are_empty_or_an_object(raw, ttl, wait, headers, attempt):  # X1
+    options = wire.parse_options(raw)
+    assert options is not None
+    assert (options.raw, options.ttl, options.wait, options.headers, options.attempt) == (
+        raw, None if ttl is None else pytest.approx(ttl), wait, headers, attempt,
+    )  # fmt: skip
+    assert options.values == (json.loads(raw) if raw else {})
+    assert wire.parse_options(raw) == options
+
+
+BAD_OPTIONS = {
+    "no JSON": b"ttl=5",
+    "half of it": b'{"ttl":5',
+    "more than it": b'{"ttl":5}}',
+    "no UTF-8": b'{"a":"\xff"}',
+    "another encoding": '{"ttl":5}'.encode("utf-16"),
+    "a byte order mark": '\ufeff{"ttl":5}'.encode(),
+    "control character": b'{"a":"\n"}',
+    "one quote": b"{'ttl':5}",
+    "a list": b"[]",
+    "a number": b"5",
+    "text": b'"ttl"',
+    "null": b"null",
+    "ttl true": b'{"ttl":true}',
+    "ttl false": b'{"ttl":false}',
+    "ttl in text": b'{"ttl":"5"}',
+    "ttl a list": b'{"ttl":[5]}',
+    "ttl below 0": b'{"ttl":-1}',
+    "ttl a little below 0": b'{"ttl":-1e-9}',
+    "ttl infinite": b'{"ttl":Infinity}',
+    "ttl minus infinite": b'{"ttl":-Infinity}',
+    "ttl too large for a float": b'{"ttl":1e999}',
+    "ttl no number": b'{"ttl":NaN}',
+    "ttl of ages": b'{"ttl":1000000000000000}',
+    "ttl of more than a float takes": b'{"ttl":' + b"9" * 400 + b"}",
+    "any number that is none": b'{"a":NaN}',
+    "any number that is infinite": b'{"a":[1e400]}',
+    "an integer that is too large": b'{"n":' + b"9" * 4301 + b"}",
+    "wait 0": b'{"wait":0}',
+    "wait null": b'{"wait":null}',
+    "wait in text": b'{"wait":"false"}',
+    "headers a list": b'{"headers":["a"]}',
+    "headers null": b'{"headers":null}',
+    "a header that is a number": b'{"headers":{"a":"1","b":2}}',
+    "a header that is null": b'{"headers":{"a":null}}',
+    "too deep": nested(MAX_NESTING + 1),
+    "much too deep": nested(500),
+    "too deep for the parser": nested(30_000),
+}
+
+
+@pytest.mark.parametrize("raw", BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_other_options_are_malformed(raw):  # X1
+    assert wire.parse_options(raw) is None
+    assert from_peer(*REQUESTED, raw[:1500], b"x").reason is Reason.BAD_OPTIONS
+    assert from_broker(WX1, b"\x02", b"c", b"", raw, b"x") == Invalid(Reason.BAD_OPTIONS)
+
+
+def test_the_options_of_a_client_have_a_limit():  # X1
+    def sent(raw):
+        return wire.decode_peer([b"id", *REQUESTED, raw, b"x"], max_message=1 << 20, max_frames=10)
+
+    raw = b'{"a":"' + b"x" * (MAX_OPTIONS - 8) + b'"}'
+    assert len(raw) == MAX_OPTIONS
+    assert sent(raw).options.raw == raw
+    assert sent(raw + b" ") == Invalid(Reason.BAD_OPTIONS, (b"id", b"1", b""), b"echo")
+
+
+LONGER = {"text": '"' + "ü" * 32_000 + '"', "numbers": "[" + ",".join(["1e15"] * 13_000) + "]"}
+
+
+@pytest.mark.parametrize("values", LONGER.values(), ids=LONGER)
+def test_options_that_the_broker_writes_longer_reach_the_worker(values):  # X1
+    given = wire.parse_options(b'{"a":' + values.encode() + b"}")
+    assert len(given.raw) <= MAX_OPTIONS
+    raw = wire.renewed(given, 1.0, 2)
+    assert len(raw) > MAX_OPTIONS
+    work = wire.decode_broker(wire.work((), WX1, b"c", [b"x"], raw))
+    assert work.options.values == {**given.values, "ttl": 1000, "attempt": 2}
+
+
+def test_options_are_written():  # X1
+    assert wire.options({}) == b""
+    assert wire.options({"ttl": 1500, "wait": False, "headers": {"a": "ä"}, "key": [None, 1.5]}) == (
+        b'{"ttl":1500,"wait":false,"headers":{"a":"\\u00e4"},"key":[null,1.5]}'
+    )
+
+
+ENDLESS: list[object] = []
+for _ in range(100_000):
+    ENDLESS = [ENDLESS]
+UNSENDABLE = {  # and the beginning of what is said about it
+    "bytes": ({"a": b"x"}, "options cannot be sent as JSON: Object of type bytes"),
+    "no number": ({"a": math.nan}, "options cannot be sent as JSON: Out of range float"),
+    "ttl infinite": ({"ttl": math.inf}, "options cannot be sent as JSON: Out of range float"),
+    "too deep for JSON": ({"a": ENDLESS}, "options cannot be sent as JSON: maximum recursion depth"),
+    "ttl below 0": ({"ttl": -1}, "options are b'{\"ttl\":-1}': ttl is a number of milliseconds, wait is"),
+    "ttl true": ({"ttl": True}, "options are b'{\"ttl\":true}': ttl is"),
+    "wait 1": ({"wait": 1}, "options are b'{\"wait\":1}': ttl is"),
+    "header 1": ({"headers": {"a": 1}}, 'options are b\'{"headers":{"a":1}}\': ttl is'),
+    "too deep": ({"a": json.loads("[" * 64 + "]" * 64)}, 'options are b\'{"a":[[['),
+    "too long": ({"a": "x" * MAX_OPTIONS}, 'options are b\'{"a":"xxx'),
+}
+
+
+@pytest.mark.parametrize(("values", "text"), UNSENDABLE.values(), ids=UNSENDABLE)
+def test_options_that_cannot_be_sent_are_told_to_whoever_tries(values, text):  # X1
+    with pytest.raises(SettingError) as error:
+        wire.options(values)
+    assert str(error.value).startswith(text)
+    assert len(str(error.value)) < 500
+
+
+RENEWED = {  # options, what is left of the ttl, the attempt; and what the worker gets
+    "nothing to tell": (b"", None, 1, b""),
+    "an attempt": (b"", None, 2, b'{"attempt":2}'),
+    "less ttl": (b'{"ttl":5000,"key":1}', 1.5, 1, b'{"ttl":1500,"key":1}'),
+    "ttl rounded up": (b'{"ttl":5000}', 0.0101, 1, b'{"ttl":11}'),
+    "hardly any ttl": (b'{"ttl":5000}', 1e-9, 1, b'{"ttl":1}'),
+    "ttl and attempt": (b'{"ttl":5000,"wait":false}', 2, 3, b'{"ttl":2000,"wait":false,"attempt":3}'),
+    "a client's attempt": (b'{"attempt":7}', None, 2, b'{"attempt":2}'),
+    "without ttl": (b'{ "headers": {"a": "\\u00e4"} }', None, 2, b'{"headers":{"a":"\\u00e4"},"attempt":2}'),
+}
+
+
+@pytest.mark.parametrize(("raw", "ttl", "attempt", "renewed"), RENEWED.values(), ids=RENEWED)
+def test_options_tell_what_is_left(raw, ttl, attempt, renewed):  # X1
+    given = wire.parse_options(raw)
+    assert wire.renewed(given, ttl, attempt) == renewed
+    assert wire.parse_options(raw) == given  # they may be shared
+    assert wire.parse_options(renewed).attempt == attempt
 
 
 # ── service names ────────────────────────────────────────────────────────────────────────────────────────────────────

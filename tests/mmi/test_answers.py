@@ -10,7 +10,7 @@ from zmdp.mdp.broker import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mmi import answers
 
-READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"]}
+READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"], "X1": [b"MDPWX1", b"\x01"]}
 
 
 def ask(broker, name, *body, now=0):
@@ -70,9 +70,9 @@ def test_any_other_mmi_is_not_implemented(broker, name):  # C26
     assert ask(broker, name, b"echo") == b"501"
 
 
-ECHO = {"name": "echo", "workers": 2, "idle": 1, "queued": 0}
-SUM = {"name": "sum", "workers": 1, "idle": 1, "queued": 0}
-LOST = {"name": "lost", "workers": 0, "idle": 0, "queued": 1}
+ECHO = {"name": "echo", "workers": 2, "idle": 1, "queued": 0, "dispatched": 1}
+SUM = {"name": "sum", "workers": 1, "idle": 1, "queued": 0, "dispatched": 0}
+LOST = {"name": "lost", "workers": 0, "idle": 0, "queued": 1, "dispatched": 0}
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,7 @@ STATS = {
     "redispatched": 0,
     "partials": 0,
     "replies": 0,
+    "errors": 0,
     "mmi": 0,
     "heartbeats": 1,
     "failures": 0,
@@ -163,7 +164,7 @@ def test_the_broker_tells_its_version_and_limits(broker):
         "version": version("zmdp"),
         "up_seconds": 10.5,
         "draining": False,
-        "dialects": {"client": ["MDP/0.1", "MDP/0.2"], "worker": ["MDP/0.1", "MDP/0.2"]},
+        "dialects": {"client": ["MDP/0.1", "MDP/0.2", "X1"], "worker": ["MDP/0.1", "MDP/0.2", "X1"]},
         "limits": asdict(Limits(heartbeat=2)),
     }
 
@@ -171,3 +172,24 @@ def test_the_broker_tells_its_version_and_limits(broker):
 def test_the_broker_tells_that_it_drains(broker):
     broker.drain()
     assert ask(broker, b"mmi.broker", b"")["draining"] is True
+
+
+def test_x1_peers_are_told_like_others(broker):
+    broker.receive([b"\x04", *READY["X1"], b"sum"], now=4)
+    broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], now=5)
+    broker.receive([b"x", b"2", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], now=5)
+    broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x05", b"sum"], now=6)
+    broker.receive([b"\x04", b"MDPWX1", b"\x07", b"x", b"", b"500", b"it broke"], now=7)
+    broker.receive([b"x", b"3", b"", b"MDPCX1", b"\x05", b"sum"], now=8)
+    fourth = {
+        "id": "04", "service": "sum", "protocol": "X1", "busy": False, "up_seconds": 6.5, "silent_seconds": 3.5,
+    }  # fmt: skip
+    assert ask(broker, b"mmi.workers", b"sum", now=10.5)["workers"][1] == fourth
+    counts = ask(broker, b"mmi.stats", b"", now=10.5)
+    assert {name: counts[name] for name in ("requests", "dispatched", "errors", "dropped", "invalid")} == {
+        "requests": 4,
+        "dispatched": 3,
+        "errors": 1,
+        "dropped": {"cancelled": 1},
+        "invalid": {"unknown-number": 1},
+    }

@@ -33,3 +33,17 @@ def large(request):
 
 
 not_callable = 3
+
+
+async def double(number):
+    """A coroutine, for `--codec json`."""
+    return 2 * number
+
+
+def endless(request):
+    """Streams for ever."""
+    number = 0
+    while True:
+        yield b"%d" % number
+        number += 1
+        time.sleep(0.01)

@@ -1,10 +1,12 @@
 """The rules, as somebody sees them who stands at the broker's socket and notes down what goes in and what comes out.
 
 `Referee` stands in for a `Broker`: it hands each call on and judges what came of it; `Broken` says which rule was
-broken.  It knows the rules of CONFORMANCE.md and nothing of how the broker keeps them, except in `_books`, which
-compares what the referee knows with the broker's registry.
+broken.  It knows the rules of CONFORMANCE.md and of X1, and nothing of how the broker keeps them, except in `_books`,
+which compares what the referee knows with the broker's registry.
 """
 
+import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from itertools import count
 
 from zmdp.mdp import wire
 from zmdp.mdp.broker import Broker
+from zmdp.mdp.codes import Code
 from zmdp.mdp.journal import Drop
 from zmdp.mdp.registry import REQUEST_OVERHEAD, Request
 from zmdp.mdp.wire import MMI, FromPeer, Invalid, Message, Route
@@ -22,6 +25,23 @@ Key = tuple[bytes, bytes]
 """A request: the connection it came from, and the first frame of its body, which no other request there has."""
 
 EPSILON = 1e-6
+GRAIN = 0.01
+"""Seconds by which a timer may be late."""
+CODES = {
+    Drop.CANCELLED: Code.CANCELLED,
+    Drop.CLOSING: Code.DRAINING,
+    Drop.DRAINING: Code.DRAINING,
+    Drop.EXPIRED: Code.TIME_PASSED,
+    Drop.LOST_AFTER_PARTIAL: Code.WORKER_LOST,
+    Drop.MEMORY_FULL: Code.QUEUE_FULL,
+    Drop.NO_WORKER: Code.NO_WORKER,
+    Drop.QUEUE_FULL: Code.QUEUE_FULL,
+    Drop.TOO_MANY_SERVICES: Code.QUEUE_FULL,
+    Drop.TTL_PASSED: Code.TIME_PASSED,
+    Drop.WORKERS_LOST: Code.WORKER_LOST,
+}
+"""What an X1 client is told of each reason to drop its request.  One whose client is gone is told to nobody."""
+HEADERS = {wire.CX1, wire.WX1, wire.C02, wire.W02, wire.C01, wire.W01}
 
 
 @dataclass(eq=False)
@@ -34,6 +54,11 @@ class Ticket:
     service: bytes
     size: int
     """Bytes it takes while it waits."""
+    options: wire.Options = wire.NO_OPTIONS
+    deadline: float = math.inf
+    """When its ttl has passed."""
+    waited: bool = False
+    """It has waited, so its ttl is not what it was."""
     deaths: int = 0
     """Workers that were lost while they had it."""
     attempts: int = 0
@@ -57,6 +82,11 @@ class Ticket:
     @property
     def client(self) -> bytes:
         return self.key[0]
+
+    @property
+    def numbered(self) -> bool:
+        """It is X1's: it ends in exactly one FINAL or ERROR, and its route is its number."""
+        return self.header == wire.CX1
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -95,6 +125,16 @@ class Step:
     """The peer that is not connected any more."""
     answer: Message | None = None
     """What a client is to get."""
+    complaint: tuple[Route, int] | None = None
+    """The number and code of the ERROR that a client is to get for what it sent."""
+    cancelled: Ticket | None = None
+    """The request that its client has cancelled."""
+    failed: Ticket | None = None
+    """The request of a 0.2 or 0.1 client that a worker has just ended with ERROR."""
+    told: list[tuple[Route, bytes, int]] = field(default_factory=list)
+    """Number, service and code of each ERROR that the broker has sent of its own accord."""
+    withdrawn: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Worker and client of each CANCEL that it has sent."""
     refusal: Message | None = None
     """The DISCONNECT that the sender is to get."""
     fresh: Ticket | None = None
@@ -112,8 +152,16 @@ class Referee:
         self.limits = broker.limits
         self.tickets: dict[Key, Ticket] = {}
         self.seats: dict[bytes, Seat] = {}
+        self.numbers: dict[Route, Ticket] = {}
+        """The X1 requests among the tickets."""
+        self._over: set[Route] = set()
+        """The numbers of those that have ended."""
+        self.given_up: set[bytes] = set()
+        """Peers that were dropped though they may be there: X1 clients among them are to hear no more."""
         self._turns: dict[tuple[bytes, bytes], int] = {}
         """When a client last had its turn at a service."""
+        self._in_front: set[tuple[bytes, bytes]] = set()
+        """Services and clients whose request had come back and ended there: the place in front is theirs still."""
         self._order = count(1)
         self._dropped: Counter[str] = Counter()
         self._events = events
@@ -124,7 +172,7 @@ class Referee:
         command = wire.decode_peer(message, max_message=self.limits.max_message, max_frames=self.limits.max_frames)
         sends = self.broker.receive(message, now)
         step = Step(now)
-        self._took(command, sends, step)
+        self._took(message, command, sends, step)
         self._judge(sends, step)
         return sends
 
@@ -144,42 +192,122 @@ class Referee:
         return sends
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
+        self.given_up.add(identity)
         sends = self.broker.gone(identity, now)
         self._judge(sends, Step(now, gone=identity, leaver=identity))
+        return sends
+
+    def close(self, now: float) -> list[Message]:
+        sends = self.broker.close(now)
+        told, disconnects = [], []
+        for message in sends:
+            match wire.decode_broker(message[1:]):
+                case wire.Error(route, _, service, code):
+                    told.append(((message[0], *route), service, code))
+                case wire.Disconnect():
+                    disconnects.append(message)
+                case wire.Withdraw():
+                    check(self.seats[message[0]].header == wire.WX1, f"X1: CANCEL to {message[0]!r}")
+                case _:
+                    raise Broken(f"the broker ends and sends {message}")
+        expected = [(ticket.route, ticket.service, Code.DRAINING) for ticket in self.numbers.values()]
+        check(Counter(told) == Counter(expected), f"X1: the broker ends and tells {told}, not {expected}")
+        seats = [wire.disconnect(seat.route, seat.header) for seat in self.seats.values()]
+        check(sorted(disconnects) == sorted(seats), f"C16: the broker ends and sends {disconnects}")
+        self._events["X1: the broker ended first"] += len(told)
         return sends
 
     def _judge(self, sends: list[Message], step: Step) -> None:
         self._forgot(step)
         self._sent(sends, step)
-        self._books(step)
+        if not self._quiet(sends, step):
+            self._books(step)
+
+    def _quiet(self, sends: list[Message], step: Step) -> bool:
+        """Nothing is to have changed: most steps are heartbeats.  If something has, the next step tells."""
+        about = (step.fresh, step.ended, step.cancelled, step.failed, step.complaint, step.leaver, step.gone)
+        return (
+            not any(about)
+            and not step.lost
+            and dict.__eq__(self.broker.stats.dropped, self._dropped)
+            and (not sends or all(isinstance(wire.decode_broker(each[1:]), wire.Heartbeat) for each in sends))
+        )
 
     # ── what came in ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _took(self, command: FromPeer | Invalid, sends: list[Message], step: Step) -> None:
+    def _took(self, message: Message, command: FromPeer | Invalid, sends: list[Message], step: Step) -> None:
         """The broker has dealt with `command`: what must have come of it."""
+        if isinstance(command, Invalid):
+            self._malformed(message, step)  # C15
+        elif isinstance(command, wire.Request | wire.Cancel) or command.header == wire.CX1:
+            if command.header == wire.CX1 and command.route[0] in self.given_up:
+                self._events["X1: slow reader ignored"] += 1
+            else:
+                self._client_sent(command, sends, step)
+        else:
+            self._worker_sent(command, step)
+
+    def _malformed(self, message: Message, step: Step) -> None:
+        route = answerable(message)
+        if route is not None and route[0] not in self.given_up:
+            oversized = len(message) > self.limits.max_frames or sum(map(len, message)) > self.limits.max_message
+            step.complaint = route, Code.TOO_LARGE if oversized else Code.MALFORMED
+            self._events["X1: malformed"] += 1
+
+    def _client_sent(self, command: FromPeer, sends: list[Message], step: Step) -> None:
         match command:
-            case wire.Invalid():  # C15
-                return
+            case wire.Request(route, wire.CX1) if route in self.numbers:
+                step.complaint = route, Code.MALFORMED
+                self._events["X1: number used twice"] += 1
             case wire.Request(route, header, service, body) if service.startswith(MMI):
                 step.answer = wire.answer(route, header, True, service, self._mmi(service, body, sends))
-            case wire.Request(route, header, service, body):
-                size = sum(map(len, (*route, *body))) + REQUEST_OVERHEAD
-                step.fresh = Ticket((route[0], body[0]), route, header, service, size)
-                check(step.fresh.key not in self.tickets, "the simulation sent a request twice on one connection")
-                self.tickets[step.fresh.key] = step.fresh
+                if header == wire.CX1:
+                    self._over.add(route)
+            case wire.Request():
+                self._requested(command, step)
+            case wire.Cancel(route, _, service):
+                ticket = self.numbers.get(route)
+                if ticket is not None and ticket.service == service:
+                    step.cancelled = ticket
+                elif ticket is not None or route not in self._over:
+                    step.complaint = route, Code.MALFORMED
+                    self._events["X1: CANCEL of nothing"] += 1
+                else:
+                    self._events["X1: CANCEL met the end of the request"] += 1
+            case wire.Heartbeat(route):
+                step.answer = wire.heartbeat(route, wire.CX1)
+                self._events["X1: heartbeat answered"] += 1
+
+    def _worker_sent(self, command: FromPeer, step: Step) -> None:
+        match command:
             case wire.Disconnect(route):
                 step.leaver = route[0]
             case wire.Ready(route) if self._seat(command, step.now):
                 step.sender = route[0]
-            case wire.Heartbeat(route) | wire.Reply(route) if self._expected(command):
+            case wire.Heartbeat(route) | wire.Reply(route) | wire.Failure(route) if self._expected(command):
                 step.sender = route[0]
                 self.seats[route[0]].last_seen = step.now
                 if isinstance(command, wire.Reply):
                     self._replied(command, step)
-            case wire.Ready(route, header) | wire.Heartbeat(route, header) | wire.Reply(route, header):
-                step.leaver = route[0]
-                step.refusal = wire.disconnect(route, header)
+                elif isinstance(command, wire.Failure):
+                    self._failed(command, step)
+            case _:
+                step.leaver = command.route[0]
+                step.refusal = wire.disconnect(command.route, command.header)
                 self._events["late or stray FINAL dropped"] += isinstance(command, wire.Reply) and command.final
+                self._events["late or stray ERROR dropped"] += isinstance(command, wire.Failure)
+
+    def _requested(self, command: wire.Request, step: Step) -> None:
+        route, header, service, body, options = command
+        size = sum(map(len, (*route, *body, options.raw))) + REQUEST_OVERHEAD
+        step.fresh = ticket = Ticket((route[0], body[0]), route, header, service, size, options)
+        if options.ttl is not None:
+            ticket.deadline = step.now + options.ttl
+        check(ticket.key not in self.tickets, "the simulation sent a request twice on one connection")
+        self.tickets[ticket.key] = ticket
+        if ticket.numbered:
+            self.numbers[route] = ticket
+            self._events["X1: request"] += 1
 
     def _mmi(self, service: bytes, body: list[bytes], sends: list[Message]) -> list[bytes]:
         """What the broker is to answer itself (C25, C26)."""
@@ -205,7 +333,7 @@ class Referee:
         self.seats[identity] = Seat(command.route, command.header, command.service, next(self._order), now, now)
         return True
 
-    def _expected(self, command: wire.Heartbeat | wire.Reply) -> bool:
+    def _expected(self, command: wire.Heartbeat | wire.Reply | wire.Failure) -> bool:
         """Whether a valid command is expected too (C14, C18)."""
         seat = self.seats.get(command.route[0])
         if seat is None or seat.header != command.header:
@@ -218,9 +346,9 @@ class Referee:
         ticket = seat.held
         assert ticket is not None
         if command.final:
-            seat.held = ticket.holder = None
-            seat.idle_since = next(self._order)
+            self._done(seat, ticket)
         if ticket.abandoned:
+            self._events["FINAL of an abandoned request goes nowhere"] += command.final
             return
         body = command.body
         if ticket.header == wire.C01:
@@ -231,6 +359,28 @@ class Referee:
         ticket.streamed = not command.final
         step.answer = wire.answer(ticket.route, ticket.header, command.final, ticket.service, body)
         step.ended = ticket if command.final else None
+        dialects = f"{wire.DIALECTS[ticket.header]} client by {wire.DIALECTS[seat.header]} worker"
+        self._events[f"served: {dialects}"] += command.final
+
+    def _failed(self, command: wire.Failure, step: Step) -> None:
+        """An ERROR of the request that the worker has: only an X1 client is to get it."""
+        seat = self.seats[command.route[0]]
+        ticket = seat.held
+        assert ticket is not None
+        self._done(seat, ticket)
+        if ticket.abandoned:
+            self._events["ERROR of an abandoned request goes nowhere"] += 1
+        elif ticket.numbered:
+            step.answer = wire.error(ticket.route, ticket.service, command.code, command.text, command.detail)
+            step.ended = ticket
+            self._events["X1: ERROR of a worker"] += 1
+        else:
+            step.failed = ticket
+
+    def _done(self, seat: Seat, ticket: Ticket) -> None:
+        """The worker is free again."""
+        seat.held = ticket.holder = None
+        seat.idle_since = next(self._order)
 
     def _too_large(self, ticket: Ticket) -> bool:
         frames = ticket.collected
@@ -257,12 +407,18 @@ class Referee:
         answers, disconnects = [], []
         for message in sends:
             match wire.decode_broker(message[1:]):
-                case wire.Answer():
+                case wire.Error(route, _, service, code) if message != step.answer:
+                    step.told.append(((message[0], *route), service, code))
+                case wire.Answer() | wire.Error() | wire.Heartbeat(_, wire.CX1):
                     answers.append(message)
                 case wire.Disconnect():
                     disconnects.append(message)
                 case wire.Heartbeat():
                     self._beat(message, step)
+                case wire.Withdraw(_, _, client):
+                    step.withdrawn.append((message[0], client))
+                    if message[0] in self.seats:
+                        self.seats[message[0]].last_sent = step.now
                 case wire.Work() as work:
                     self._dispatched(message[0], work, step)
                 case wire.Invalid():
@@ -290,10 +446,18 @@ class Referee:
         check(ticket.holder is None, f"C17: {ticket.key} is with {ticket.holder!r} and goes to {identity!r} as well")
         check(not ticket.streamed, f"C17: {ticket.key} goes to a second worker after a PARTIAL")
         check(ticket.attempts < self.limits.max_attempts, f"C17: {ticket.key} is tried too often")
+        check(step.now < ticket.deadline, f"X1: {ticket.key} is dispatched after its time has passed")
+        if seat.header == wire.WX1:
+            self._check_options(ticket, work.options, step.now)
         if ticket.queued:
             check(identity == step.sender, f"C21: {ticket.key} waited, but {identity!r} was idle")
-            self._in_turn(ticket)
+            # Those whose turn it was before have had it, though their time had passed.
+            passed = {route[0] for route, service, code in step.told if (service, code) == (ticket.service, 408)}
+            for client in passed:
+                self._turns[ticket.service, client] = next(self._order)
+            self._in_turn(ticket, passed, step.now)
             self._turns[ticket.service, ticket.client] = next(self._order)
+            self._in_front.discard((ticket.service, ticket.client))
         else:
             check(ticket is step.fresh or ticket.orphaned, f"{ticket.key} came from nowhere")
             self._longest_idle(identity, seat)
@@ -304,18 +468,39 @@ class Referee:
         ticket.holder, seat.held, seat.last_sent = identity, ticket, step.now
         seat.reached, seat.alive = True, step.now < seat.last_seen + self.limits.heartbeat - EPSILON
 
+    def _check_options(self, ticket: Ticket, given: wire.Options, now: float) -> None:
+        """The client's own, byte for byte; if some of its time is gone, or it is not the first worker, that is told."""
+        if not ticket.deaths and (not ticket.waited or ticket.options.ttl is None):
+            check(given.raw == ticket.options.raw, f"X1: {ticket.key} had {ticket.options.raw!r} and has {given.raw!r}")
+            return
+        expected, told = dict(ticket.options.values), json.loads(given.raw or b"{}")
+        if ticket.deaths:
+            expected["attempt"] = ticket.deaths + 1
+        if ticket.options.ttl is not None:
+            del expected["ttl"]
+            late = told.pop("ttl", math.inf) / 1000 - (ticket.deadline - now)
+            check(-EPSILON < late <= 0.001 + EPSILON, f"X1: {ticket.key} has {given.raw!r}, but {late} s less are left")
+            self._events["X1: dispatched with what is left of its ttl"] += 1
+        check(told == expected, f"X1: {ticket.key} has {told}, not {expected}")
+        self._events["X1: dispatched with its attempt"] += "attempt" in told
+
+    def _offered(self, service: bytes) -> bool:
+        return any(seat.service == service for seat in self.seats.values())
+
     def _waiting(self, service: bytes) -> Iterator[Ticket]:
         return (ticket for ticket in self.tickets.values() if ticket.queued and ticket.service == service)
 
-    def _in_turn(self, ticket: Ticket) -> None:
-        """No other request of the service may have gone before `ticket`."""
+    def _in_turn(self, ticket: Ticket, passed: set[bytes], now: float) -> None:
+        """No other request of the service may have gone before `ticket`, but for those of clients that were passed."""
         turn = self._turns.get((ticket.service, ticket.client), 0)
         for other in self._waiting(ticket.service):
-            if other is ticket:
+            if other is ticket or now >= other.deadline or (other.client in passed and other.client != ticket.client):
                 continue
             others = self._turns.get((other.service, other.client), 0)
             if other.client == ticket.client:
                 check(ticket.rank <= other.rank, f"C17, C20: {ticket.key} overtook {other.key} of the same client")
+            elif (ticket.service, ticket.client) in self._in_front:
+                continue
             elif other.returned and others < other.since:
                 check(ticket.rank <= other.rank, f"C17: {ticket.key} overtook {other.key}, which had come back")
             elif not ticket.returned:
@@ -337,45 +522,112 @@ class Referee:
             if worker.request is not None and not worker.request.abandoned:
                 running[_key(worker.request)] = worker.identity
         requests = [request for client in registry._waiting for request in registry.waiting_for(client)]
-        queued = {_key(request): request for request in requests}
+        queued = {_key(request) for request in requests}
+        counted = self._counted()
         dropped: Counter[str] = Counter()
+        gone: list[tuple[Ticket, Drop]] = []
         order = next(self._order)  # one for all: which of two workers was lost first in this step cannot be seen
         for key, ticket in list(self.tickets.items()):
             if key in queued:
-                check(ticket.holder is None and key not in running, f"{key} is in two places")
-                check(ticket is not step.ended, f"{key} waits after its FINAL")
-                check(not ticket.streamed, f"C17: {key} waits for a second worker after a PARTIAL")
-                if not ticket.queued:
-                    check(ticket is step.fresh or ticket.orphaned, f"{key} went back to the queue without a loss")
-                    ticket.returned = ticket.orphaned
-                    ticket.queued, ticket.since, ticket.since_time = True, order, step.now
-                    ticket.collected = []
-                    self._events["request of a lost worker back in the queue"] += ticket.orphaned
+                if ticket.holder is not None or key in running:
+                    raise Broken(f"{key} is in two places")
+                if not ticket.queued or ticket.streamed or ticket is step.ended:
+                    self._queued(ticket, step, order)
             elif key in running:
-                check(ticket.holder == running[key], f"{key} is with {running[key]!r}, not with {ticket.holder!r}")
+                if ticket.holder != running[key]:
+                    raise Broken(f"{key} is with {running[key]!r}, not with {ticket.holder!r}")
             else:
-                del self.tickets[key]
+                self._remove(ticket)
                 if ticket is not step.ended:
-                    dropped[self._reason(ticket, step)] += 1
+                    reason = self._reason(ticket, step, counted - dropped)
+                    dropped[reason] += 1
+                    gone.append((ticket, reason))
                     ticket.abandoned = True
             ticket.orphaned = False
-        check(all(key in self.tickets for key in (*queued, *running)), "a request lives on after its end")
-        check(all(ticket.client != step.gone for ticket in self.tickets.values()), "a client is gone, its request not")
-        counted = self.broker.stats.dropped - self._dropped
-        check(counted == dropped, f"requests were dropped for {dict(dropped)}, but {dict(counted)} were counted")
-        self._dropped = self.broker.stats.dropped.copy()
-
+        check(len(queued) + len(running) == len(self.tickets), "a request lives on after its end")
+        if step.gone is not None:
+            check(
+                all(ticket.client != step.gone for ticket in self.tickets.values()), "a client is gone, a request not"
+            )
+        check(step.cancelled is None or step.cancelled.abandoned, "X1: a request goes on after its CANCEL")
+        if counted or dropped:
+            check(counted == dropped, f"requests were dropped for {dict(dropped)}, but {dict(counted)} were counted")
+        self._told(gone, step)
+        self._withdrawn(gone, step)
         self._registry(step, requests)
+
+    def _counted(self) -> Counter[str]:
+        """How many requests the broker has dropped in this step, by reason."""
+        dropped = self.broker.stats.dropped
+        if dict.__eq__(dropped, self._dropped):
+            return Counter()
+        before, self._dropped = self._dropped, dropped.copy()
+        return dropped - before
+
+    def _queued(self, ticket: Ticket, step: Step, order: int) -> None:
+        """The broker lets `ticket` wait."""
+        check(ticket is not step.ended, f"{ticket.key} waits after its FINAL")
+        check(not ticket.streamed, f"C17: {ticket.key} waits for a second worker after a PARTIAL")
+        check(ticket is step.fresh or ticket.orphaned, f"{ticket.key} went back to the queue without a loss")
+        ticket.returned = ticket.orphaned
+        ticket.queued = ticket.waited = True
+        ticket.since, ticket.since_time = order, step.now
+        ticket.collected = []
+        self._events["request of a lost worker back in the queue"] += ticket.orphaned
+
+    def _remove(self, ticket: Ticket) -> None:
+        del self.tickets[ticket.key]
+        if ticket.queued and ticket.returned:
+            self._in_front.add((ticket.service, ticket.client))
+        if ticket.numbered:
+            del self.numbers[ticket.route]
+            self._over.add(ticket.route)
+
+    def _told(self, gone: list[tuple[Ticket, Drop]], step: Step) -> None:
+        """Each X1 client is told of the end of each of its requests, and of what it did wrong, and nobody else."""
+        expected = []
+        for ticket, reason in gone:
+            if ticket.numbered and reason is not Drop.CLIENT_GONE:
+                expected.append((ticket.route, ticket.service, CODES[reason]))
+                where = "with a worker" if ticket.holder else "waiting" if ticket.queued else "at once"
+                self._events[f"X1: {reason}, {where}"] += 1
+        if not step.told and not expected and step.complaint is None:
+            return
+        told = list(step.told)
+        if step.complaint is not None:
+            complaints = [each for each in told if (each[0], each[2]) == step.complaint]
+            check(len(complaints) == 1, f"X1: {step.complaint} was not told, but {told}")
+            told.remove(complaints[0])
+        check(Counter(told) == Counter(expected), f"X1: the ERRORs {told} were sent, not {expected}")
+
+    def _withdrawn(self, gone: list[tuple[Ticket, Drop]], step: Step) -> None:
+        """CANCEL goes to the X1 workers whose request has just been dropped, and to no other."""
+        held = [(ticket.holder, ticket.client) for ticket, _ in gone if ticket.holder is not None]
+        expected = [(worker, client) for worker, client in held if self.seats[worker].header == wire.WX1]
+        if not step.withdrawn and not expected:
+            return
+        withdrawn = [each for each in step.withdrawn if each[0] not in step.lost]
+        check(Counter(withdrawn) == Counter(expected), f"X1: CANCEL went to {withdrawn}, not to {expected}")
+        for identity in {identity for identity, _ in step.withdrawn} & set(step.lost):
+            seat = step.lost[identity]  # it had its own request
+            check(seat.header == wire.WX1 and seat.held is not None, f"X1: CANCEL went to {identity!r}, which is gone")
+        self._events["X1: CANCEL forwarded"] += step.cancelled is not None and len(withdrawn)
 
     def _registry(self, step: Step, requests: list[Request]) -> None:
         """The registry's own books are in order; `requests` are those that wait."""
         registry = self.broker.registry
         for service in registry.services.values():
-            check(not (service.idle and service.queue.size), f"{service.name!r} has idle workers and queued requests")
-            check(bool(service.workers or service.queue.size), f"nothing is left of {service.name!r}, but its name")
+            if service.idle and service.queue.size:
+                raise Broken(f"{service.name!r} has idle workers and queued requests")
+            if not (service.workers or service.queue.size):
+                raise Broken(f"nothing is left of {service.name!r}, but its name")
         if step.fresh is not None and step.fresh.queued:
             waiting = sum(1 for _ in self._waiting(step.fresh.service))
             check(waiting <= self.limits.max_queue, f"{step.fresh.service!r} has more than max_queue requests")
+        check(registry.numbered.keys() == self.numbers.keys(), "X1: the numbers are not those of the requests")
+        for ticket in self.numbers.values():
+            if ticket.queued and not ticket.options.wait and not self._offered(ticket.service):
+                raise Broken(f"X1: {ticket.key} waits, but not for any worker")
         check(len(registry.services) <= self.limits.max_services, "more than max_services services")
         check(len(registry.workers) <= self.limits.max_workers, "more than max_workers workers")
         check(list(registry.workers) == list(self.seats), "the registered workers are not those that sent READY")
@@ -387,26 +639,43 @@ class Referee:
         check(registry.queued == sum(s.queue.size for s in registry.services.values()), "a queue's size is wrong")
         check(registry.queued_bytes == sum(sizes), "the bytes of queued requests are wrong")
 
-    def _reason(self, ticket: Ticket, step: Step) -> Drop:
-        """Why it was right to drop `ticket`."""
+    def _reason(self, ticket: Ticket, step: Step, counted: Counter[str]) -> Drop:
+        """Why it was right to drop `ticket`; where there are two reasons, the one that was `counted`."""
         if ticket is step.fresh:
-            return self._refusal(ticket)
+            return self._refusal(ticket, step.now)
+        if ticket is step.cancelled:
+            self._events["X1: CANCEL of a waiting request"] += ticket.queued
+            return Drop.CANCELLED
+        if ticket is step.failed:
+            return Drop.HANDLER_FAILED
         if ticket.client == step.gone:
             return Drop.CLIENT_GONE
         if ticket.orphaned and ticket.streamed:
             return Drop.LOST_AFTER_PARTIAL
-        if ticket.orphaned and ticket.deaths >= self.limits.max_attempts:
-            return Drop.WORKERS_LOST
+        passed = step.now >= ticket.deadline - EPSILON
+        alone = not ticket.options.wait and not self._offered(ticket.service)
+        if ticket.orphaned and (ticket.deaths >= self.limits.max_attempts or alone):
+            certain = ticket.attempts >= self.limits.max_attempts or alone
+            if certain or not passed or counted[Drop.WORKERS_LOST]:
+                return Drop.WORKERS_LOST
+        if ticket.queued and alone:
+            return Drop.WORKERS_LOST if ticket.deaths else Drop.NO_WORKER  # 404 says that nobody has begun with it
+        if passed:
+            return Drop.TTL_PASSED
         if ticket.queued and step.now >= ticket.since_time + self.limits.expiry - EPSILON:
             return Drop.EXPIRED
         if ticket.header == wire.C01 and self._too_large(ticket):
             return Drop.REPLY_TOO_LARGE
         raise Broken(f"{ticket.key} was lost")
 
-    def _refusal(self, ticket: Ticket) -> Drop:
+    def _refusal(self, ticket: Ticket, now: float) -> Drop:
         registry = self.broker.registry
         if self.broker.draining:
             return Drop.DRAINING
+        if now >= ticket.deadline:
+            return Drop.TTL_PASSED
+        if not ticket.options.wait and not self._offered(ticket.service):
+            return Drop.NO_WORKER
         if ticket.service not in registry.services and len(registry.services) >= self.limits.max_services:
             return Drop.TOO_MANY_SERVICES
         if sum(1 for _ in self._waiting(ticket.service)) >= self.limits.max_queue:
@@ -419,10 +688,27 @@ class Referee:
         """After a tick nothing is overdue; the broker's timers may be late by a fraction of an interval."""
         heartbeat, expiry = 1.1 * self.limits.heartbeat, 1.01 * self.limits.expiry + 0.01
         for identity, seat in self.seats.items():
-            check(now < seat.last_sent + heartbeat, f"C13: {identity!r} was sent nothing for an interval")
-            check(now < seat.last_seen + self.limits.patience + heartbeat, f"C13: {identity!r} is dead, but kept")
+            if now >= seat.last_sent + heartbeat:
+                raise Broken(f"C13: {identity!r} was sent nothing for an interval")
+            if now >= seat.last_seen + self.limits.patience + heartbeat:
+                raise Broken(f"C13: {identity!r} is dead, but kept")
         for ticket in self.tickets.values():
-            check(not ticket.queued or now < ticket.since_time + expiry, f"C12: {ticket.key} has not expired")
+            if ticket.queued and now >= ticket.since_time + expiry:
+                raise Broken(f"C12: {ticket.key} has not expired")
+            if now >= ticket.deadline + GRAIN + EPSILON:
+                raise Broken(f"X1: {ticket.key} lives on after its time has passed")
+
+
+def answerable(message: Message) -> Route | None:
+    """Where an X1 client that sent something malformed is told so: its envelope, if it can be read."""
+    if message[1:2] and message[1] in HEADERS:
+        return None
+    for at, frame in enumerate(message[1 : 1 + wire.MAX_ENVELOPE], 1):
+        if len(frame) > wire.MAX_NAME:
+            break
+        if not frame:
+            return tuple(message[: at + 1]) if message[at + 1 : at + 2] == [wire.CX1] else None
+    return None
 
 
 def _key(request: Request) -> Key:

@@ -7,20 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from zmdp.mdp.fake_network import START
 from zmdp.mdp.limits import Limits
 
-from .actors import (
-    MOST_PARTS_01,
-    BrokerProcess,
-    BurstProcess,
-    Call,
-    ClientProcess,
-    Habits,
-    Process,
-    Rogue,
-    WorkerProcess,
-)
-from .network import START, World
+from .actors import MOST_PARTS_01, BrokerProcess, Habits, Process, Stage, WorkerProcess
+from .callers import CallerProcess, Wish
+from .pirates import BurstProcess, Call, PirateProcess
+from .rogues import Rogue
 from .rules import check
 
 SERVICES = [b"echo", b"resize", b"count"]
@@ -28,7 +21,7 @@ UNSERVED = b"nobody-does-this"
 RECOVERY = 600.0
 """Seconds in which all must have recovered when the faults have ended."""
 STEADY = 30.0
-"""Seconds without a new connection after which connections are taken to be settled."""
+"""Seconds without a new connection after which connections are taken to be settled; no stall lasts longer."""
 
 
 class Failed(AssertionError):
@@ -40,14 +33,21 @@ class Simulation:
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.seed = seed
-        self.world = World(seed, trace)
+        self.world = Stage(seed, trace)
         rng = self.world.rng
-        self.duration = rng.uniform(15.0, 40.0)
+        self.duration = rng.uniform(12.0, 35.0)
         self.pause = rng.choice([0.3, 1.0, 3.0])
         """Seconds between two faults, on average, and between two calls of a client."""
         self.services = SERVICES[: rng.randint(1, 3)]
         self.limits = self._limits()
-        self.habits = Habits(rng.choice([0.02, 0.2, 1.0]), rng.choice([0, 3, 20]), rng.choice([0, 0.05]), 0.01)
+        self.habits = Habits(
+            service_time=rng.choice([0.02, 0.2, 1.0]),
+            parts=rng.choice([0, 3, 20]),
+            crash=rng.choice([0, 0.05]),
+            stuck=0.01,
+            fails=rng.choice([0, 0.02, 0.1]),
+            looks=self.world.chance(0.5),
+        )
         self.world.network.slowness = rng.choice([0.01, 0.1, 1.0])
         self.broker: BrokerProcess | None = None
         self.processes: dict[str, Process] = {}
@@ -94,8 +94,8 @@ class Simulation:
         return [process for process in self.processes.values() if isinstance(process, WorkerProcess) and process.alive]
 
     @property
-    def clients(self) -> list[ClientProcess | BurstProcess]:
-        kinds = (ClientProcess, BurstProcess)
+    def clients(self) -> list[PirateProcess | BurstProcess | CallerProcess]:
+        kinds = (PirateProcess, BurstProcess, CallerProcess)
         return [process for process in self.processes.values() if isinstance(process, kinds) and process.alive]
 
     def _begin(self) -> None:
@@ -109,21 +109,36 @@ class Simulation:
                 world,
                 f"w{number}",
                 service,
-                protocol=rng.choice(["0.1", "0.2"]),
+                protocol=rng.choice(["0.1", "0.2", "X1", "X1"]),
                 heartbeat=rng.choice([0.3, self.limits.heartbeat, 3.0]),
                 liveness=rng.choice([2, 3, 5]),
                 habits=self.habits,
             )
         for number in range(rng.randint(1, 6)):
-            kind = ClientProcess if world.chance(0.7) else BurstProcess
-            protocol = rng.choice(["0.1", "0.2"])
-            self._makers[f"c{number}"] = partial(kind, world, f"c{number}", protocol, self._choose, self.pause)
+            self._makers[f"c{number}"] = self._client_maker(f"c{number}")
         for name in self._makers:
             self._supervise(name)
         for number in range(rng.choice([0, 1, 3])):
             names = f"r{number}", self.services, self._client_identities
             Rogue(world, *names, registers=world.chance(0.5), pause=self.pause)
         self._next_fault()
+
+    def _client_maker(self, name: str) -> Callable[[], Process]:
+        rng = self.world.rng
+        protocol = rng.choice(["0.1", "0.2", "X1", "X1"])
+        if protocol != "X1":
+            kind = PirateProcess if self.world.chance(0.7) else BurstProcess
+            return partial(kind, self.world, name, protocol, self._choose, self.pause)
+        return partial(
+            CallerProcess,
+            self.world,
+            name,
+            self._wish,
+            self.pause,
+            heartbeat=rng.choice([0.3, 1.0, 3.0]),
+            liveness=rng.choice([2, 3, 5]),
+            cancels=rng.choice([0, 0.3]),
+        )
 
     def _start_broker(self) -> None:
         self.world.note("broker starts")
@@ -145,13 +160,33 @@ class Simulation:
             self.world.note(f"{name} starts")
             self.processes[name] = self._makers[name]()
 
-    def _choose(self) -> Call:
-        """How a client asks next."""
+    def _choose_service(self) -> bytes:
         rng = self.world.rng
         mmi = rng.choice([b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.what"])
-        service = rng.choices([rng.choice(self.services), UNSERVED, mmi], [20, 1, 2])[0]
+        return rng.choices([rng.choice(self.services), UNSERVED, mmi], [20, 1, 2])[0]
+
+    def _choose(self) -> Call:
+        """How a 0.2 or 0.1 client asks next."""
+        rng = self.world.rng
         timeout = rng.choice([0.5, 2.0, 10.0])
-        return Call(service, timeout, rng.randint(0, 3), self.world.chance(0.5), about=rng.choice(self.services))
+        about = rng.choice(self.services)
+        return Call(self._choose_service(), timeout, rng.randint(0, 3), self.world.chance(0.5), about=about)
+
+    def _wish(self) -> Wish:
+        """How an X1 client asks next."""
+        rng = self.world.rng
+        service = self._choose_service()
+        wait = self.world.chance(0.75)
+        timeout = rng.choice([0.3, 2.0, 10.0])
+        return Wish(
+            service,
+            timeout=rng.choice([timeout, None]) if service != UNSERVED or not wait else timeout,
+            silence=rng.choice([0.5, 5.0, None, None]),
+            stream=self.world.chance(0.5),
+            wait=wait,
+            options=rng.choice([{}, {"priority": 3}]),
+            about=rng.choice(self.services),
+        )
 
     def _client_identities(self) -> list[bytes]:
         return [identity for identity in self.world.network.links if identity.startswith(b"c")]
@@ -166,11 +201,13 @@ class Simulation:
             return
         faults: dict[Callable[[], None], float] = {
             self._break_link: 3,
+            self._break_link_silently: 1,
             self._stall_link: 3,
             self._kill_worker: 2,
             self._hang_worker: 2,
             self._stop_worker: 1,
             self._kill_client: 1,
+            self._stop_client: 0.5,
             self._hang_client: 1,
             self._hang_broker: 0.3,
             self._end_broker: 0.3,
@@ -180,12 +217,15 @@ class Simulation:
         fault()
         self._next_fault()
 
-    def _break_link(self) -> None:
+    def _break_link(self, *, silently: bool = False) -> None:
         links = list(self.world.network.links.values())
         if links:
             link = self.world.rng.choice(links)
-            self.world.note(f"{link.identity.decode()}: the connection breaks")
-            link.fail()
+            self.world.note(f"{link.identity.decode()}: the connection breaks{' silently' if silently else ''}")
+            link.fail(silently=silently)
+
+    def _break_link_silently(self) -> None:
+        self._break_link(silently=True)
 
     def _stall_link(self) -> None:
         links = list(self.world.network.links.values())
@@ -213,6 +253,12 @@ class Simulation:
     def _kill_client(self) -> None:
         if self.clients:
             self.world.rng.choice(self.clients).die()
+
+    def _stop_client(self) -> None:
+        callers = [client for client in self.clients if isinstance(client, CallerProcess)]
+        running = [client for client in callers if self.world.now >= client.hangs_until]
+        if running:
+            self.world.rng.choice(running).leave()
 
     def _hang_client(self) -> None:
         if self.clients:
@@ -269,7 +315,7 @@ class Simulation:
         if self.broker is None or self.broker.machine.draining:
             return ["broker"]
         registered = self.broker.machine.registry.workers
-        unwell = [client.name for client in self.clients if isinstance(client, ClientProcess) and not client.idle]
+        unwell = [client.name for client in self.clients if not isinstance(client, BurstProcess) and not client.idle]
         for worker in self.workers:
             seat = registered.get(worker.identity or b"")
             if seat is None or seat.request is not None or worker.session.lost is not None or worker.handling:
@@ -282,19 +328,39 @@ class Simulation:
         identities = [worker.identity for worker in self.workers]
         lost = self.broker.machine.stats.lost.copy()
         self.world.note("all is well")
-        served = {worker.session.service for worker in self.workers}
         for client in self.clients:
-            if isinstance(client, ClientProcess):
-                service = self.world.rng.choice([service for service in self.services if service in served])
-                before = client.replies
-                client.do(partial(client.begin, Call(service, timeout=120.0, retries=0, stream=self.world.chance(0.5))))
-                for _ in range(200):
-                    if not client.idle:
-                        self.world.clock.run(1.0)
-                check(client.replies == before + 1, f"{client.name} was not served though all is well")
+            if isinstance(client, CallerProcess):
+                client.check_answered(self.broker.referee.given_up)
+        served = sorted({worker.session.service for worker in self.workers} & set(self.services))
+        for client in self.clients:
+            if not isinstance(client, BurstProcess):
+                self._serve([(client, self.world.rng.choice(served))])
+        for protocol in ("0.1", "0.2"):
+            new = [PirateProcess(self.world, f"d{at}", protocol, self._choose, 1.0) for at in range(len(served))]
+            self._serve(list(zip(new, served, strict=True)))
+        caller = CallerProcess(self.world, "d", self._wish, 1.0)
+        self._serve([(caller, service) for service in served])
+        caller.check_answered(set())
         check(identities == [worker.identity for worker in self.workers], "C13: a worker reconnected without need")
         rogues = self.broker.machine.stats.lost - lost
         check(not rogues, f"C13: workers were lost without need: {dict(rogues)}")
+
+    def _serve(self, calls: list[tuple[PirateProcess | CallerProcess, bytes]]) -> None:
+        """Each client calls its service, all at once, and gets its reply."""
+        replies = sum(client.replies for client in {client for client, _ in calls})
+        for client, service in calls:
+            stream = self.world.chance(0.5)
+            if isinstance(client, PirateProcess):
+                # One whose connection has failed silently, and who does not know it yet, needs to send twice.
+                call = Call(service, timeout=90.0, retries=0 if client.connected else 1, stream=stream)
+                client.do(partial(client.begin, call))
+            else:
+                client.do(partial(client.begin, Wish(service, stream=stream)))
+        for _ in range(200):
+            if not all(client.idle for client, _ in calls):
+                self.world.clock.run(1.0)
+        got = sum(client.replies for client in {client for client, _ in calls}) - replies
+        check(got == len(calls), f"{calls[0][0].name} and others were not served though all is well")
 
     def _end(self) -> None:
         """Nothing stays for ever: without workers and clients, all is empty again when the last request has expired."""
@@ -310,6 +376,7 @@ class Simulation:
         registry = machine.registry
         check(registry.services == {} and registry.workers == {}, "a service or worker stays for ever")
         check((registry.queued, registry.queued_bytes, registry.running) == (0, 0, 0), "a count is not 0 in the end")
+        check(registry.numbered == {}, "X1: a number stays for ever")
         check(registry._waiting == {} and registry._worked_on == {}, "a client stays for ever")
         check(machine.deadline() is None, "a timer stays for ever")
         check(machine._beats._buckets == {} and machine._expiries._buckets == {}, "a timer's bucket stays for ever")

@@ -23,6 +23,8 @@ PATIENCE = 10.0
 """Seconds that what must come may take."""
 
 Message = list[bytes]
+Number = bytes | tuple[bytes, ...]
+"""The frames of an X1 request's envelope but for the empty one."""
 
 _fences = count(1)
 
@@ -61,6 +63,11 @@ class Peer:
         if not self.socket.poll(max(0, int(timeout * 1000))):
             raise Silence(f"nothing came within {timeout} s")
         return self.socket.recv_multipart()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages `sync` has kept for `recv`."""
+        return len(self._came)
 
     def sync(self) -> Self:
         """Have the broker handle all that was sent here; what comes meanwhile is kept for `recv`."""
@@ -180,6 +187,71 @@ class OldWorker(Worker):
         raise NotImplementedError("MDP/0.1 has no PARTIAL")
 
 
+class X1Client(Client):
+    """An X1 client.  It counts its requests; what is expected is expected for the latest, unless a number is given."""
+
+    number: Number = b"0"
+
+    def request(self, service: bytes, *body: bytes, number: Number | None = None, options: bytes = b"") -> None:
+        if number is None:
+            number = b"%d" % (int(self.number) + 1) if isinstance(self.number, bytes) else b"1"
+        self.number = number
+        self.send(*self.envelope(), b"MDPCX1", b"\x01", service, options, *body)
+
+    def envelope(self, number: Number | None = None) -> list[bytes]:
+        """The frames before the header."""
+        number = self.number if number is None else number
+        return [*([number] if isinstance(number, bytes) else number), b""]
+
+    def cancel(self, service: bytes, number: Number | None = None) -> None:
+        self.send(*self.envelope(number), b"MDPCX1", b"\x05", service)
+
+    def partial(self, service: bytes, *body: bytes, number: Number | None = None) -> None:
+        assert self.recv() == [*self.envelope(number), b"MDPCX1", b"\x02", service, *body]
+
+    def final(self, service: bytes, *body: bytes, number: Number | None = None) -> None:
+        assert self.recv() == [*self.envelope(number), b"MDPCX1", b"\x03", service, *body]
+
+    def error(self, service: bytes, code: bytes, *told: bytes, number: Number | None = None) -> str:
+        """Expect an ERROR; with `told`, the text and the detail are exactly that.  Returns the text."""
+        message = self.recv()
+        head = [*self.envelope(number), b"MDPCX1", b"\x04", service, code]
+        assert message[: len(head)] == head
+        if told:
+            assert message[len(head) :] == [*told]
+        else:
+            assert len(message) == len(head) + 1
+        return message[len(head)].decode(errors="replace")
+
+
+class X1Worker(Worker):
+    """An X1 worker."""
+
+    head = (b"MDPWX1",)
+    ERROR, CANCEL = b"\x07", b"\x08"
+
+    def error(self, client: bytes, code: bytes, text: bytes, *detail: bytes) -> None:
+        self.send(*self.head, self.ERROR, client, b"", code, text, *detail)
+
+    def work(self, *body: bytes, options: bytes = b"") -> bytes:
+        """Expect a REQUEST with those options and that body and return the client's address."""
+        address, told = self.request(*body)
+        assert told == options
+        return address
+
+    def request(self, *body: bytes) -> tuple[bytes, bytes]:
+        """Expect a REQUEST with that body and return the client's address and the options."""
+        message = self.command()
+        assert message[:2] == [*self.head, self.REQUEST]
+        assert message[3] == b""
+        assert message[5:] == [*body]
+        return message[2], message[4]
+
+    def cancelled(self, client: bytes) -> None:
+        """Expect a CANCEL."""
+        assert self.command() == [*self.head, self.CANCEL, client, b""]
+
+
 class Bench:
     """A running broker and the peers of a test, which are closed with it."""
 
@@ -220,6 +292,14 @@ class Bench:
 
     def old_worker(self, service: bytes | None = None, **settings: Any) -> OldWorker:
         made: OldWorker = self._registered(self.connect(OldWorker, **settings), service)
+        return made
+
+    def x1_client(self, **settings: Any) -> X1Client:
+        made: X1Client = self.connect(X1Client, **settings)
+        return made
+
+    def x1_worker(self, service: bytes | None = None, **settings: Any) -> X1Worker:
+        made: X1Worker = self._registered(self.connect(X1Worker, **settings), service)
         return made
 
     @staticmethod

@@ -1,17 +1,34 @@
 """The synchronous worker, against a real broker and real clients in this process."""
 
+import functools
 import json
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow as pa
 import pytest
 import zmq
+from support.processes import eventually
+from support.router import Router
 
-from zmdp.clients import Client, ServiceError, StreamInterrupted
+from zmdp.clients import Client, RequestRejected, ServiceError, StreamInterrupted
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
-from zmdp.workers import ClosedError, Request, SettingError, Worker, echo
+from zmdp.workers import (
+    ClosedError,
+    Final,
+    Request,
+    RequestCancelled,
+    SettingError,
+    Worker,
+    current_request,
+    echo,
+    sleep,
+)
+
+ALL = ["X1", "0.2", "0.1"]
 
 
 @pytest.fixture
@@ -31,15 +48,21 @@ def client(endpoint):
         yield client
 
 
+@pytest.fixture(params=ALL)
+def protocol(request):
+    """What the worker speaks."""
+    return request.param
+
+
 @pytest.fixture
 def pool():
     with ThreadPoolExecutor(4) as pool:
         yield pool
 
 
-def test_a_handler_gets_a_request_that_is_its_frames(client, endpoint):
+def test_a_handler_gets_a_request_that_is_its_frames(client, endpoint, protocol):
     seen = []
-    with Worker("look", seen.append, broker=endpoint):
+    with Worker("look", seen.append, broker=endpoint, protocol=protocol):
         client.request("look", b"a", b"b")
     (request,) = seen
     assert (request, type(request), request.service) == ([b"a", b"b"], Request, "look")
@@ -57,9 +80,52 @@ def test_the_worker_as_a_decorator(client, endpoint):
         assert client.request("upper", b"abc") == [b"ABC"]
 
 
-def test_the_echo_that_is_built_in(client, endpoint):
-    with Worker("echo", echo.echo, broker=endpoint):
+def test_the_echo_that_is_built_in(client, endpoint, protocol):
+    with Worker("echo", echo.echo, broker=endpoint, protocol=protocol):
         assert client.request("echo", b"a", b"") == [b"a", b""]
+
+
+def test_the_sleep_that_is_built_in(client, endpoint):
+    with Worker("sleep", sleep.sleep, broker=endpoint):
+        assert client.request("sleep", b"1", b"x") == [b"1", b"x"]
+        for body in (b"", b"soon", b"-1", b"nan", b"1e99"):
+            with pytest.raises(RequestRejected, match="it takes a number of milliseconds"):
+                client.request("sleep", body)
+        long = client.submit("sleep", b"3600000")
+        eventually(lambda: json.loads(client.request("mmi.stats")[0])["running"] == 1)
+        long.cancel()
+        assert client.request("sleep", b"0") == [b"0"]
+
+
+def test_a_stream(client, endpoint, protocol):
+    def count(request):
+        for number in range(int(request[0])):
+            yield [b"%d" % number, b"."]
+        return b"end"
+
+    with Worker("count", count, broker=endpoint, protocol=protocol):
+        parts = list(client.stream("count", b"3"))
+        assert [frame for part in parts for frame in part] == [b"0", b".", b"1", b".", b"2", b".", b"end"]
+        assert [part.final for part in parts] in ([False, False, False, True], [True])  # 0.1 has no parts
+        assert client.request("count", b"0") == [b"end"]
+
+
+def test_final_may_be_yielded(client, endpoint, protocol):
+    closed = threading.Event()
+
+    def stream(request):
+        try:
+            yield b"part"
+            yield Final([b"the", b"end"])
+            yield b"never"
+        finally:
+            closed.set()
+
+    with Worker("stream", stream, broker=endpoint, protocol=protocol):
+        assert client.request("stream") == [b"part", b"the", b"end"]
+        assert closed.wait(10)
+    with Worker("plain", lambda request: Final(b"x"), broker=endpoint, protocol=protocol):
+        assert client.request("plain") == [b"x"]
 
 
 @pytest.mark.parametrize(
@@ -72,13 +138,16 @@ def test_the_echo_that_is_built_in(client, endpoint):
         (lambda request: exec("raise ValueError('x' * 10000)"), "ValueError: xxx"),
     ],
 )
-def test_a_handler_that_fails_is_told_and_logged_and_the_worker_goes_on(client, endpoint, handler, told, logged):
-    with Worker("fail", handler, broker=endpoint):
+def test_a_handler_that_fails_is_told_and_logged_and_the_worker_goes_on(  # noqa: PLR0917 - all are fixtures
+    client, endpoint, handler, told, logged, protocol
+):
+    with Worker("fail", handler, broker=endpoint, protocol=protocol):
         for _ in range(3):
             with pytest.raises(ServiceError) as caught:
                 client.request("fail", b"x")
             assert told in caught.value.text
-            assert len(caught.value.text) <= 1000
+            assert (len(caught.value.text) <= 1000, caught.value.code) == (True, 500)
+            assert "Traceback" not in caught.value.text
         assert logged("fail: the handler failed")
 
 
@@ -118,11 +187,8 @@ def test_a_handler_that_yields_is_not_stuck(client, endpoint, logged):
 def test_so_many_at_a_time(client, endpoint, pool):
     together = threading.Barrier(3, timeout=10)
     with Worker("meet", lambda request: b"%d" % together.wait(), broker=endpoint, concurrency=3):
-        clients = [Client(endpoint, timeout=20) for _ in range(3)]
-        replies = [pool.submit(each.request, "meet", b"x") for each in clients]
-        assert sorted(reply.result()[0] for reply in replies) == [b"0", b"1", b"2"]
-        for each in clients:
-            each.close()
+        replies = [client.submit("meet", b"x") for _ in range(6)]
+        assert sorted(reply.result()[0] for reply in replies) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
 def test_stop_finishes_what_is_worked_on(client, endpoint, pool):
@@ -168,10 +234,10 @@ def test_a_stream_whose_request_was_lost_is_broken_off(client, endpoint, server,
             next(parts)
 
 
-def test_the_guides_loop(client, endpoint, pool):
+def test_the_guides_loop(client, endpoint, pool, protocol):
     def serve():
         reply = None
-        with Worker("echo", broker=endpoint, heartbeat=0.05) as worker:
+        with Worker("echo", broker=endpoint, heartbeat=0.05, protocol=protocol) as worker:
             for _ in range(3):
                 request = worker.recv(reply)
                 reply = [b"seen", *request]
@@ -208,7 +274,7 @@ def test_the_guides_loop_streams_and_beats_between_two_calls(client, endpoint, p
         ({"heartbeat": 0}, "heartbeat is 0"),
         ({"liveness": 0}, "liveness is 0"),
         ({"handler_timeout": 0}, "handler_timeout is 0"),
-        ({"protocol": "1"}, "protocol is '1': it is one of 0.2, 0.1"),
+        ({"protocol": "1"}, "protocol is '1': it is one of X1, 0.2, 0.1"),
     ],
 )
 def test_wrong_settings_are_told(settings, message):
@@ -254,8 +320,9 @@ def test_a_reply_that_this_broker_does_not_take_costs_the_worker_nothing():
     with running_broker(limits=Limits(max_message=100_000, heartbeat=0.05, liveness=10)) as server:
         at = server.endpoints[0]
         with Worker("big", lambda request: b"x" * int(request[0]), broker=at), Client(at, timeout=10) as client:
-            with pytest.raises(TimeoutError):
-                client.request("big", b"150000", timeout=0.3, retries=0)
+            with pytest.raises(RequestRejected) as caught:
+                client.request("big", b"150000")
+            assert caught.value.code == 413
             assert client.request("big", b"5") == [b"xxxxx"]
             assert server.broker.stats.dropped == {"reply-too-large": 1}
 
@@ -296,3 +363,306 @@ def test_a_worker_that_cannot_open_a_socket_tries_again(endpoint, client, monkey
         worker._connections[0]._session.lose("a test", 0.0, wait=False)
         assert logged("Too many open files")
         assert client.request("echo", b"x", timeout=10) == [b"x"]
+
+
+# ── what a handler knows of its request ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_headers_options_deadline_and_attempt(client, endpoint):
+    seen = []
+    with Worker("look", seen.append, broker=endpoint):
+        client.request("look", headers={"a": "b"}, options={"key": [1, None]}, timeout=100)
+        next(client.stream("look"))
+    first, second = seen
+    assert (dict(first.headers), first.options["key"], first.attempt, first.cancelled) == (
+        {"a": "b"},
+        [1, None],
+        1,
+        False,
+    )
+    assert time.monotonic() < first.deadline <= time.monotonic() + 100
+    assert (dict(second.headers), dict(second.options), second.attempt, second.deadline) == ({}, {}, 1, None)
+    assert isinstance(first.client, bytes)
+    with pytest.raises(TypeError):
+        first.headers["a"] = "c"
+
+
+def test_a_request_that_another_worker_was_lost_with(client, endpoint):
+    with Worker("look", broker=endpoint, heartbeat=0.05) as lost:
+        future = client.submit("look", b"x", options={"key": 1})
+        assert lost.recv().attempt == 1
+        lost.close()
+    seen = []
+    with Worker("look", seen.append, broker=endpoint):
+        future.result(20)
+    assert (seen[0].attempt, seen[0].options["key"], seen[0]) == (2, 1, [b"x"])
+
+
+def test_the_current_request(client, endpoint, protocol):
+    """In functions, in generators, and in each thread its own."""
+    together = threading.Barrier(2, timeout=10)
+
+    def function(value):
+        together.wait()
+        request = current_request()
+        together.wait()
+        return [value, request.service, json.loads(request[0])]
+
+    def generator(value):
+        yield current_request().service
+        yield json.loads(current_request()[0])
+        return json.loads(current_request()[0])
+
+    with (
+        Worker("function", function, broker=endpoint, concurrency=2, codec="json", protocol=protocol),
+        Worker("generator", generator, broker=endpoint, codec="json", protocol=protocol),
+    ):
+        both = [client.submit("function", b"%d" % number) for number in range(2)]
+        assert sorted(json.loads(f.result(20)[0]) for f in both) == [[0, "function", 0], [1, "function", 1]]
+        assert client.request("generator", b"7") == [b'"generator"', b"7", b"7"]
+    with pytest.raises(LookupError):
+        current_request()
+
+
+# ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_function_that_looks_whether_it_is_cancelled(client, endpoint, logged):
+    taken = threading.Event()
+
+    def work(request):
+        taken.set()
+        while not request.cancelled:
+            time.sleep(0.001)
+        raise RequestCancelled("so there")
+
+    with Worker("work", work, broker=endpoint, heartbeat=0.05):
+        future = client.submit("work")
+        assert taken.wait(10)
+        future.cancel()
+        assert logged("work: a request was cancelled")
+        with Client(endpoint, timeout=0.2, retries=0) as other, pytest.raises(TimeoutError):
+            other.request("work")
+
+
+def test_what_a_cancelled_handler_returns_is_dropped(client, endpoint, server):
+    taken, go_on = threading.Event(), threading.Event()
+
+    def work(request):
+        taken.set()
+        assert go_on.wait(10)
+        return b"of %s" % request[0]
+
+    with Worker("work", work, broker=endpoint):
+        first = client.submit("work", b"the first")
+        assert taken.wait(10)
+        first.cancel()
+        second = client.submit("work", b"the second")
+        go_on.set()
+        assert second.result(20) == [b"of the second"]
+
+
+@pytest.mark.parametrize("pause", [0, 0.01])
+def test_a_generator_is_closed_when_its_request_is_cancelled(client, endpoint, pause, logged):
+    """Also one that leaves no time between two parts."""
+    closed = threading.Event()
+
+    def endless(request):
+        try:
+            while True:
+                yield b"more"
+                if pause:
+                    time.sleep(pause)
+        finally:
+            closed.set()
+
+    with Worker("endless", endless, broker=endpoint, heartbeat=0.05, liveness=200):
+        parts = client.stream("endless")
+        next(parts)
+        parts.close()
+        assert closed.wait(10)
+        assert logged("endless: a request was cancelled")
+
+
+def test_a_client_that_is_gone_cancels(endpoint):
+    taken, cancelled = threading.Event(), threading.Event()
+
+    def work(request):
+        taken.set()
+        while not request.cancelled:
+            time.sleep(0.001)
+        cancelled.set()
+
+    with Worker("work", work, broker=endpoint, heartbeat=0.05), Client(endpoint, timeout=20) as client:
+        future = client.submit("work")
+        assert taken.wait(10)
+        client.close()
+        assert cancelled.wait(10)
+        assert future.done()
+
+
+# ── failures and codecs ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_handler_chooses_code_text_and_detail(client, endpoint, protocol, logged):
+    def refuse(request):
+        raise ServiceError(422, "two numbers, please", b'{"given":1}')
+
+    with Worker("refuse", refuse, broker=endpoint, protocol=protocol), pytest.raises(ServiceError) as caught:
+        client.request("refuse")
+    detail = b'{"given":1}' if protocol == "X1" else None  # there is no word for it elsewhere
+    assert (caught.value.code, caught.value.text, caught.value.detail) == (422, "two numbers, please", detail)
+    assert logged("refuse: the handler failed with 422: two numbers, please")
+
+
+def test_a_failure_that_cannot_be_told_as_it_is(client, endpoint, protocol):
+    def refuse(request):
+        code, text, detail = [(1000, "x", None), (500, 7, None), (500, "x", "text"), (500, "x", b"x" * (65 << 20))][
+            int(request[0])
+        ]
+        raise ServiceError(code, text, detail)
+
+    with Worker("refuse", refuse, broker=endpoint, protocol=protocol):
+        for number in range(4):
+            with pytest.raises(ServiceError, match=r"failed with 500: .*ServiceError"):
+                client.request("refuse", b"%d" % number)
+
+
+@pytest.mark.parametrize(("codec", "value"), [("json", {"a": [1, None, "ä"]}), ("msgpack", {"a": [1, b"\xff"]})])
+def test_values(client, endpoint, protocol, codec, value):
+    with Worker("echo", lambda value: value, broker=endpoint, codec=codec, protocol=protocol):
+        assert client.call("echo", value, codec=codec) == value
+        assert client.call("echo", codec=codec) is None
+
+
+def test_tables(client, endpoint, protocol):
+    def head(table):
+        yield table.slice(0, 1)
+        yield table.slice(1, 1)
+
+    table = pa.table({"n": [1, 2], "text": ["a", None]})
+    with Worker("head", head, broker=endpoint, codec="arrow", protocol=protocol):
+        if protocol != "0.1":
+            assert list(client.call_stream("head", table, codec="arrow")) == [table.slice(0, 1), table.slice(1, 1)]
+    with Worker("echo", lambda value: value, broker=endpoint, codec="arrow", protocol=protocol):
+        assert client.call("echo", {"n": [1]}, codec="arrow") == pa.table({"n": [1]})
+
+
+class Reversing:
+    """A codec of one's own, for texts."""
+
+    def encode(self, value):
+        return [value[::-1].encode(), b"reversed"]
+
+    def decode(self, frames):
+        text, _ = frames
+        return text.decode()[::-1]
+
+
+def test_a_codec_of_ones_own(client, endpoint):
+    with Worker("upper", str.upper, broker=endpoint, codec=Reversing()):
+        assert client.call("upper", "abc", codec=Reversing()) == "ABC"
+        assert client.request("upper", b"cba", b"") == [b"CBA", b"reversed"]
+
+
+def test_what_cannot_be_read_is_the_clients_fault_and_what_cannot_be_sent_the_handlers(client, endpoint, logged):
+    called = []
+
+    def handler(value):
+        called.append(value)
+        return {1, 2}
+
+    with Worker("set", handler, broker=endpoint, codec="json"):
+        for body in ([b"{"], [b"1", b"2"], [b"\xff"], [b""]):
+            with pytest.raises(RequestRejected, match="the body cannot be read as json") as caught:
+                client.request("set", *body)
+            assert caught.value.code == 400
+        assert called == []
+        with pytest.raises(ServiceError, match=r"500: .*CodecError: {1, 2} cannot be sent as json: TypeError"):
+            client.request("set", b"1")
+        assert logged("set: the handler failed")
+
+
+@pytest.mark.parametrize("encoded", [b"bytes", ["text"], None, []])
+def test_a_codec_that_makes_no_frames(client, endpoint, encoded):
+    class Wrong:
+        def encode(self, value):
+            return encoded
+
+        def decode(self, frames):
+            return frames
+
+    with Worker("wrong", lambda value: value, broker=endpoint, codec=Wrong()):
+        for _ in range(2):
+            if encoded == []:  # one empty frame is the least a reply has
+                assert client.request("wrong") == [b""]
+            else:
+                with pytest.raises(ServiceError, match="it takes a list of bytes"):
+                    client.request("wrong")
+
+
+# ── brokers that come and go ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_broker_is_restarted_during_a_handler(protocol, logged):
+    taken, go_on, seen = threading.Event(), threading.Event(), []
+
+    def work(request):
+        seen.append(request)
+        taken.set()
+        assert go_on.wait(10)
+        return b"done"
+
+    with running_broker(drain_timeout=0.05, limits=Limits(heartbeat=0.05, liveness=40)) as first:
+        at = first.endpoints[0]
+        worker = Worker("work", work, broker=at, heartbeat=0.05, liveness=40, protocol=protocol)
+        worker.start()
+        with Client(at, timeout=20) as client:
+            client.send("work")
+            assert taken.wait(10)
+    assert logged("work: the broker sent DISCONNECT")
+    assert seen[0].cancelled
+    with running_broker(at, limits=Limits(heartbeat=0.05, liveness=40)), Client(at, timeout=20) as client:
+        go_on.set()
+        assert logged("work: a reply came too late")
+        assert client.request("work") == [b"done"]
+        worker.stop()
+        assert worker.wait(10)
+
+
+def test_a_broker_that_takes_nothing(endpoint, logged):
+    """It listens, and reads nothing: the worker gives it up, and does not wait for ever."""
+    taken, ended = threading.Event(), threading.Event()
+
+    def endless(request):
+        taken.set()
+        try:
+            while True:
+                yield b"x" * 100_000
+        finally:
+            ended.set()
+
+    with Router() as blocked, Worker("endless", endless, broker=blocked.endpoint, heartbeat=0.05, liveness=10):
+        identity = blocked.recv()[0]
+        blocked.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"x")
+        assert taken.wait(10)
+        assert logged("connecting to")
+        assert ended.wait(10)
+
+
+def test_handlers_for_asyncio_are_refused():
+    async def coroutine(request):
+        return request
+
+    async def generator(request):
+        yield request
+
+    class Called:
+        async def __call__(self, request):
+            return request
+
+    for handler in (coroutine, generator, functools.partial(coroutine), Called(), functools.partial(Called())):
+        with pytest.raises(SettingError, match="the handler of 'x' is for asyncio: it takes an AsyncWorker"):
+            Worker("x", handler)
+        with pytest.raises(SettingError, match="AsyncWorker"):
+            Worker("x")(handler)

@@ -1,10 +1,27 @@
 """A fake clock and a fake network: what the machines can tell of ZeroMQ's DEALER and ROUTER, and of TCP's failures.
 
-All is decided by one `random.Random`, and all that happens is an event in one heap, so a run can be repeated.
+Whole systems run on it without a socket and without waiting: brokers, clients and workers (the machines, or your own),
+while connections break, stall and fail silently.  All is decided by one `random.Random`, and all that happens is an
+event in one heap, so a run can be repeated by its seed, message by message.
 
-A DEALER connects by itself, again and again; each connection (`Link`) has an identity of its own at the ROUTER.  Within
-each direction of a link (`Pipe`) messages keep their order; each takes a random time, so peers overtake one another.
+    world = World(seed=1)
+    broker = Broker(now=world.now)
+
+    def listen(message):                              # as `Server` does, for a broker
+        for each in broker.receive(message, world.now):
+            world.network.send(each)                  # "sent", "gone" or "full"
+
+    world.network.listener = listen
+    dealer = Dealer(world.network, "c1", lambda dealer, message: print(message))
+    dealer.send([b"MDPC02", b"\\x01", b"mmi.service", b"echo"])
+    world.clock.run(1.0)
+
+A DEALER connects by itself, again and again, or once; each connection (`Link`) has an identity of its own at the
+ROUTER.  Within each direction of a link (`Pipe`) messages keep their order; each takes a random time, so peers overtake
+one another.
 """
+
+from __future__ import annotations
 
 import heapq
 import random
@@ -12,21 +29,28 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from typing import Final, Literal
 
-from zmdp.mdp import wire
-from zmdp.mdp.journal import show
-from zmdp.mdp.wire import Message
+from . import wire
+from .journal import show
+from .wire import Message
 
-from .rules import check
-
-HIGH_WATER = 20
-"""Messages on the way to one peer past which the broker drops it as a slow reader."""
-MOST_AT_ONCE = 10_000
+HIGH_WATER: Final = 20
+"""Messages on the way to one peer past which the ROUTER finds it does not keep up."""
+MOST_AT_ONCE: Final = 10_000
 """Events at the same moment past which something goes round in a circle."""
-RECONNECT = 0.1
+RECONNECT: Final = 0.1
 """Seconds until a DEALER tries again to connect."""
-START = 1000.0
+LONGEST_NOTICE: Final = 20.0
+"""Seconds until an end has noticed that its connection is gone."""
+LONGEST_SILENCE: Final = 60.0
+"""Seconds until an end has noticed that its connection is gone, if that happened silently."""
+START: Final = 1000.0
 """The clock's first reading.  Not 0: a machine that takes 0 for "now" is to be found out."""
+
+
+class TimeStandsStill(Exception):
+    """So much happens at one moment that it will not end: something is due again as soon as it was done."""
 
 
 class Clock:
@@ -34,22 +58,30 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = START
+        """The time in seconds."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
+        """Have `call` called at the time `when`, or now if that has passed."""
         heapq.heappush(self._events, (max(when, self.now), next(self._order), call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Have `call` called in so many seconds."""
         self.at(self.now + seconds, call)
 
     def run(self, seconds: float) -> None:
+        """Let so many seconds pass.
+
+        Raises `TimeStandsStill`, and whatever the calls raise.
+        """
         end = self.now + seconds
         at_once = 0
         while self._events and self._events[0][0] <= end:
             when, _, call = heapq.heappop(self._events)
             at_once = at_once + 1 if when == self.now else 0
-            check(at_once < MOST_AT_ONCE, "a deadline does not go away: time stands still")
+            if at_once >= MOST_AT_ONCE:
+                raise TimeStandsStill(f"a deadline does not go away: time stands still at {self.now - START:.3f} s")
             self.now = when
             call()
         self.now = end
@@ -65,6 +97,7 @@ class Alarm:
         self._event: float | None = None
 
     def set(self, due: float | None) -> None:
+        """Ring at the time `due`, not at the one set before; None for never."""
         self._due = due
         if due is not None and (self._event is None or due < self._event):
             self._event = due
@@ -82,21 +115,23 @@ class Alarm:
 
 
 class World:
-    """What all that takes part in one simulation shares."""
+    """What all that takes part in one run shares: the clock, the dice, the network, and a trace if one is wanted.
+
+    `trace` is called with each line of what happens.
+    """
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.clock = Clock()
-        self.rng = random.Random(seed)
+        self.rng = random.Random(seed)  # noqa: S311 - a game to be repeated, not cryptography
         self.network = Network(self)
         self.events: Counter[str] = Counter()
         """How often what is worth counting has happened."""
-        self.calm = False
-        """No more faults: what runs is to recover."""
         self._numbers = count(1)
         self._trace = trace
 
     @property
     def now(self) -> float:
+        """The time in seconds."""
         return self.clock.now
 
     def number(self) -> int:
@@ -104,10 +139,11 @@ class World:
         return next(self._numbers)
 
     def chance(self, probability: float) -> bool:
+        """Throw the dice: True with that probability."""
         return self.rng.random() < probability
 
     def note(self, text: str, message: Message | None = None) -> None:
-        """A line of the trace."""
+        """A line of the trace: `text`, and `message` if there is one."""
         if self._trace is not None:
             told = text if message is None else f"{text}  {describe(message)}"
             self._trace(f"{self.now - START:9.3f}  {told}")
@@ -116,16 +152,20 @@ class World:
 class Pipe:
     """One direction of a link: in order, each message late by a random time, lost from some point on if cut."""
 
-    def __init__(self, network: "Network", arrow: str, deliver: Callable[[Message], None]) -> None:
+    def __init__(self, network: Network, arrow: str, deliver: Callable[[Message], None]) -> None:
+        self.flying: deque[Message] = deque()
+        """The messages on the way."""
+        self.last_arrival = 0.0
+        """When the last of them arrives."""
+        self.stalled_until = 0.0
+        """Nothing arrives before this time."""
         self._network = network
         self._arrow = arrow
         self._deliver = deliver
         self._open = True
-        self.flying: deque[Message] = deque()
-        self.last_arrival = 0.0
-        self.stalled_until = 0.0
 
     def send(self, message: Message) -> None:
+        """Put `message` on the way; it is lost if the pipe was cut."""
         if not self._open:
             return  # the other end is gone, which this end has not noticed yet
         clock = self._network.world.clock
@@ -154,26 +194,36 @@ class Pipe:
 class Link:
     """One connection between a DEALER and the broker's ROUTER."""
 
-    def __init__(self, network: "Network", dealer: "Dealer", identity: bytes) -> None:
+    def __init__(self, network: Network, dealer: Dealer, identity: bytes) -> None:
         self.identity = identity
+        """The identity frame by which the ROUTER knows the peer."""
         self._network = network
         self._dealer = dealer
         name = identity.decode()
         self.to_broker = Pipe(network, f"{name} → broker", self._arrived_at_broker)
         self.to_peer = Pipe(network, f"broker → {name}", dealer.deliver)
 
+    @property
+    def whole(self) -> bool:
+        """Whether nothing has happened to this connection."""
+        return self._network.links.get(self.identity) is self
+
     def _arrived_at_broker(self, message: Message) -> None:
         if self._network.listener is not None:
             self._network.listener([self.identity, *message])
 
-    def fail(self) -> None:
-        """The connection breaks: some of what is on the way is lost, and each end notices in its own time."""
+    def fail(self, *, silently: bool = False) -> None:
+        """The connection breaks: some of what is on the way is lost, and each end notices in its own time.
+
+        `silently`: as when a host vanishes without a word; it takes far longer until anybody notices.
+        """
         rng, clock = self._network.world.rng, self._network.world.clock
         for pipe in (self.to_broker, self.to_peer):
             pipe.cut(rng.randint(0, len(pipe.flying)))
         self._network.links.pop(self.identity, None)
-        clock.after(self._network.notice(), partial(self._dealer.disconnected, self))
-        clock.after(self._network.notice(), self._unroute)
+        notice = self._network.late_notice if silently else self._network.notice
+        clock.after(notice(), partial(self._dealer.disconnected, self))
+        clock.after(notice(), self._unroute)
 
     def close(self, *, flush: bool, silent: bool) -> None:
         """The DEALER is closed.  `flush`: what it sent arrives all the same.  `silent`: its whole machine is gone."""
@@ -188,19 +238,34 @@ class Link:
         self._network.routes.pop(self.identity, None)
 
     def broker_died(self) -> None:
+        """The broker's process is gone, and its end of the connection with it."""
         self.to_broker.cut()
         self.to_peer.cut(self._network.world.rng.randint(0, len(self.to_peer.flying)))
         self._network.world.clock.after(self._network.notice(), partial(self._dealer.disconnected, self))
 
 
 class Dealer:
-    """A peer's socket.  What is sent before there is a connection waits for it."""
+    """A peer's socket.  What is sent before there is a connection waits for it.
 
-    def __init__(self, network: "Network", owner: str, receive: Callable[["Dealer", Message], None]) -> None:
+    `owner` is the beginning of its identities, and `receive` is called with this and each message.  It connects again
+    and again, as ZeroMQ does; unless there is `lost`: then it connects once, and `lost` is called with this and the
+    reason when that fails, or when the connection is found to be gone.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        owner: str,
+        receive: Callable[[Dealer, Message], None],
+        *,
+        lost: Callable[[Dealer, str], None] | None = None,
+    ) -> None:
         self.link: Link | None = None
+        """The connection, or None while there is none."""
         self.owner = owner
         self._network = network
         self._receive = receive
+        self._lost = lost
         self._closed = False
         self._unsent: deque[Message] = deque()
         network.world.clock.after(network.latency(), self._connect)
@@ -210,28 +275,38 @@ class Dealer:
             return
         self.link = self._network.connect(self)
         if self.link is None:
-            self._network.world.clock.after(RECONNECT, self._connect)
+            self._failed("nobody listens there")
             return
         while self._unsent:
             self.link.to_broker.send(self._unsent.popleft())
 
-    def disconnected(self, link: Link) -> None:
-        if self.link is link and not self._closed:
-            self._network.world.events["connection lost and made again"] += 1
-            self.link = None
+    def _failed(self, reason: str) -> None:
+        if self._lost is not None:
+            self._lost(self, reason)
+        else:
             self._network.world.clock.after(RECONNECT, self._connect)
 
+    def disconnected(self, link: Link) -> None:
+        """This end has noticed that `link` is gone."""
+        if self.link is link and not self._closed:
+            self._network.world.events["connection lost"] += 1
+            self.link = None
+            self._failed("the connection broke")
+
     def send(self, message: Message) -> None:
+        """Send `message`, now or when there is a connection."""
         if self.link is None:
             self._unsent.append(message)
         else:
             self.link.to_broker.send(message)
 
     def deliver(self, message: Message) -> None:
+        """Hand out what the broker sent, unless this was closed meanwhile."""
         if not self._closed:
             self._receive(self, message)
 
     def close(self, *, flush: bool = False, silent: bool = False) -> None:
+        """Close it.  `flush`: what was sent arrives all the same.  `silent`: the broker notices later, if at all."""
         self._closed = True
         if self.link is not None:
             self.link.close(flush=flush, silent=silent)
@@ -243,8 +318,9 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.listener: Callable[[Message], None] | None = None
-        """Takes what arrives at the broker; None while no broker runs."""
+        """Takes what arrives at the broker, the identity first; None while no broker runs."""
         self.links: dict[bytes, Link] = {}
+        """The connections that nothing has happened to."""
         self.routes: dict[bytes, Link] = {}
         """The peers to which the ROUTER believes to be connected."""
         self.slowness = 0.0
@@ -252,21 +328,27 @@ class Network:
         self._count = count(1)
 
     def latency(self) -> float:
+        """Seconds that the next message takes."""
         return self.slowness * self.world.rng.random() ** 4 + 0.0001
 
     def notice(self) -> float:
         """Seconds until an end notices that its connection is gone: most often soon."""
-        return float(20.0 * self.world.rng.random() ** 6)
+        return float(LONGEST_NOTICE * self.world.rng.random() ** 6)
+
+    def late_notice(self) -> float:
+        """Seconds until an end notices that its connection is gone, if that happened silently."""
+        return self.world.rng.uniform(LONGEST_NOTICE, LONGEST_SILENCE)
 
     def connect(self, dealer: Dealer) -> Link | None:
+        """A new connection for `dealer`, or None if nobody listens."""
         if self.listener is None:
             return None
         identity = f"{dealer.owner}#{next(self._count)}".encode()
         link = self.links[identity] = self.routes[identity] = Link(self, dealer, identity)
         return link
 
-    def send(self, message: Message) -> str:
-        """What the ROUTER says when `message` is sent: "sent", "gone" (EHOSTUNREACH), or "full"."""
+    def send(self, message: Message) -> Literal["sent", "gone", "full"]:
+        """What the ROUTER says when `message` is sent: "sent", "gone" (EHOSTUNREACH), or "full" (EAGAIN)."""
         link = self.routes.get(message[0])
         if link is None:
             self.world.note(f"broker → {message[0].decode(errors='replace')} UNREACHABLE", message[1:])
@@ -278,6 +360,7 @@ class Network:
         return "sent"
 
     def broker_died(self) -> None:
+        """The broker's process is gone.  Until another sets `listener`, nobody can connect."""
         self.listener = None
         self.routes.clear()
         links, self.links = self.links, {}

@@ -1,0 +1,387 @@
+"""The asyncio client: any number of requests at once over one connection."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Final, Self
+
+import zmq
+
+from ..mdp import tracing, wire
+from ..mdp.codecs import Codec, Coder
+from ..mdp.errors import ClosedError, SettingError, ZmdpError
+from ..mdp.server import DEFAULT_ENDPOINT
+from .arguments import checked_body, checked_endpoints, checked_protocol, checked_timeout
+from .connection import LINGER, Connection
+from .inbox import Inbox
+from .mdclient import MAX_OUTSTANDING
+from .pirates import Pirates
+from .session import Call, ClientSession, Outcome, Reply
+
+DEFAULT_TIMEOUT: Final = 15.0
+_DEFAULT: Final[Any] = object()
+
+
+class AsyncClient:
+    """Calls services through a broker, from asyncio.
+
+    `broker` is an endpoint or several; each time the connection is lost the next is tried.  `timeout` (seconds, or None
+    for no end) is the default of `request` and `call`: the time in which it must be finished; it travels with the
+    request.  `codec` is what `call` uses.  `heartbeat` (seconds) and `liveness` (intervals) say how soon a silent
+    broker is left, while a request is outstanding; what is outstanding is then sent again, so a service may see a
+    request more than once.  At most `max_outstanding` requests are; more wait for a place.  `context` is the ZeroMQ
+    context, needed only for `inproc://` endpoints.
+
+        async with AsyncClient("tcp://127.0.0.1:5555") as client:
+            await client.request("echo", b"hello")                  # [b'hello']
+            await asyncio.gather(*(client.call("sum", [n, 1]) for n in range(500)))
+
+    It belongs to the event loop in which it is first used.  To cancel a task that awaits a reply is to cancel the
+    request, at the broker and at the worker.  Everything raised is in `zmdp.mdp.errors`.
+
+    `protocol` is `"X1"` (docs/x1.md), or for brokers that do not speak that, `"0.2"` or `"0.1"`: then each outstanding
+    request has a connection of its own, a request is sent once, there are no headers and no options, and a failure may
+    only be told by silence.
+    """
+
+    def __init__(
+        self,
+        broker: str | Sequence[str] = DEFAULT_ENDPOINT,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        protocol: str = "X1",
+        codec: str | Codec = "json",
+        heartbeat: float = 1.0,
+        liveness: int = 5,
+        max_outstanding: int = MAX_OUTSTANDING,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        endpoints = checked_endpoints(broker)
+        checked_protocol(protocol)
+        self._timeout = None if timeout is None else checked_timeout(timeout)
+        self._coder = Coder(codec)
+        self._max_outstanding = max_outstanding
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._own_context = context is None
+        self._context = zmq.Context() if context is None else context
+        self._watched: tuple[zmq.Socket[bytes], tuple[int, ...]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0
+        self._step_is_due = False
+        self._places: deque[asyncio.Future[None]] = deque()
+        """Those who wait because `max_outstanding` requests are outstanding."""
+        self._pirates: Pirates | None = None
+        try:
+            self._session = ClientSession(heartbeat=heartbeat, liveness=liveness)
+            if protocol == "X1":
+                self._connection = Connection(self._session, endpoints, self._context)
+            else:
+                self._pirates = Pirates(endpoints, self._context, protocol, max_outstanding)
+        except BaseException:
+            if self._own_context:
+                self._context.term()
+            raise
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def request(
+        self,
+        service: str | bytes,
+        *frames: bytes,
+        timeout: float | None = _DEFAULT,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Reply:
+        """Call `service` with `frames` (none: one empty frame) and return the frames of its reply.
+
+        If the service streams, they are the frames of all PARTIALs, then those of the FINAL.  `timeout` (seconds, None
+        for no end) is the request's deadline, which travels with it as its ttl.  Without `wait` it fails at once if
+        nobody offers the service.  `headers` reach the handler; `options` are the service's own (docs/x1.md).
+
+        Raises `RequestTimeout` (a `TimeoutError`), `BrokerUnreachable`, `ServiceNotFound`, `ServiceError` if the
+        handler failed, `RetryLater`, `WorkerLost`, `RequestRejected`, `SettingError` for arguments that cannot be sent.
+        """
+        name, body = wire.service_name(service), checked_body(frames)
+        limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
+        if self._pirates is not None:
+            self._check_open()
+            _check_plain(wait, headers, options)
+            return await self._pirates.request(name, body, limit)
+        headers, finish = tracing.calling(name.decode(), headers)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        error: BaseException | None = None
+        call: Call | None = None
+        try:
+            call = await self._begin(
+                lambda outcome: _settle(future, outcome),
+                name,
+                body,
+                {"timeout": limit, "wait": wait, "headers": headers, "options": options},
+            )
+            return await future
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            if call is not None and not call.ended:
+                self._cancel(call)
+            finish(error)
+
+    async def stream(
+        self,
+        service: str | bytes,
+        *frames: bytes,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Reply, None]:
+        """Call `service` and yield the frames of each PARTIAL as it comes, then those of the FINAL.
+
+        The request is sent when the first part is asked for; closing the generator early cancels it.  `timeout`
+        (seconds) is how long nothing may come; `deadline` (seconds) is the time for the whole of it, as its ttl.  By
+        default there is neither: a stream lasts as long as it lasts.  It is only sent again while no part has come.
+
+        Raises `StreamInterrupted` for what goes wrong after a part, else as `request`.
+        """
+        name, body = wire.service_name(service), checked_body(frames)
+        for seconds in (timeout, deadline):
+            if seconds is not None:
+                checked_timeout(seconds)
+        if self._pirates is not None:
+            self._check_open()
+            _check_plain(wait, headers, options, deadline)
+            async with aclosing(self._pirates.stream(name, body, timeout)) as parts:
+                async for part in parts:
+                    yield part
+            return
+        headers, finish = tracing.calling(name.decode(), headers)
+        inbox = _Inbox()
+        error: BaseException | None = None
+        call: Call | None = None
+        try:
+            call = await self._begin(
+                inbox.put,
+                name,
+                body,
+                {
+                    "timeout": deadline, "silence": timeout, "wait": wait, "headers": headers, "options": options,
+                    "stream": True,
+                },
+            )  # fmt: skip
+            while True:
+                part = await inbox.get()
+                yield part
+                if part.final:
+                    return
+        except ZmdpError as failure:
+            error = failure
+            raise
+        finally:
+            if call is not None and not call.ended:
+                self._cancel(call)
+            finish(error)
+
+    async def call(
+        self, service: str | bytes, value: Any = None, *, codec: str | Codec | None = None, **settings: Any
+    ) -> Any:
+        """Call `service` with a value and return the value it replies with.
+
+        Both are encoded by `codec` (default: the client's, which is `json`), which the worker must use as well.  What
+        the service streams before its FINAL is left out: see `call_stream`.  `settings` are those of `request`.
+
+        Raises `CodecError` for what cannot be encoded or decoded, else as `request`.
+        """
+        coder = self._coder if codec is None else Coder(codec)
+        reply = await self.request(service, *coder.encode(value), **settings)
+        return coder.decode(reply[reply.collected :])
+
+    async def call_stream(
+        self, service: str | bytes, value: Any = None, *, codec: str | Codec | None = None, **settings: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Call `service` with a value and yield each value as it comes; that of the FINAL unless it is None.
+
+        `settings` are those of `stream`.  Raises as `call` and `stream`.
+        """
+        coder = self._coder if codec is None else Coder(codec)
+        parts = self.stream(service, *coder.encode(value), **settings)
+        try:
+            async for part in parts:
+                decoded = coder.decode(part)
+                if decoded is not None or not part.final:
+                    yield decoded
+        finally:
+            await parts.aclose()
+
+    async def available(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> bool:
+        """Whether at least one worker offers `service` now (`mmi.service`).  Raises as `request`."""
+        return await self.request("mmi.service", wire.service_name(service), timeout=timeout) == [b"200"]
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _begin(
+        self, deliver: Callable[[Outcome], object], service: bytes, body: Sequence[bytes], settings: Mapping[str, Any]
+    ) -> Call:
+        self._check_open()
+        while self._session.outstanding >= self._max_outstanding:
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._places.append(place)
+            await place
+            self._check_open()
+        now = time.monotonic()
+        call = self._session.request(service, body, now, **settings)
+        call.deliver = deliver
+        self._push(now)
+        return call
+
+    def _cancel(self, call: Call) -> None:
+        self._session.cancel(call)
+        if not self._closed:
+            self._push(time.monotonic())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this client was closed")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise SettingError("this client belongs to another event loop: make one in each asyncio.run()")
+
+    def _push(self, now: float) -> None:
+        """Send what is to be sent."""
+        self._connection.flush(now)
+        # What arrived while this was sent is not told of by the descriptor any more.  One step serves all that was sent
+        # in this turn of the loop.
+        if not self._step_is_due:
+            self._step_is_due = True
+            assert self._loop is not None  # noqa: S101 - `_check_open` saw to it
+            self._loop.call_soon(self._step)
+        if self._watched is None or self._watched[0] is not self._connection.socket:
+            self._watch()
+
+    def _step(self) -> None:
+        self._step_is_due = False
+        if self._closed or self._loop is None:
+            return
+        more = self._connection.step(time.monotonic())
+        if more:
+            self._step_is_due = True
+            self._loop.call_soon(self._step)
+        if self._watched is None or self._watched[0] is not self._connection.socket:
+            self._watch()
+        for _ in range(min(len(self._places), self._max_outstanding - self._session.outstanding)):
+            _wake(self._places.popleft())
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Step again when something is due.  A timer that rings too early does no harm, so it is seldom set."""
+        due = self._session.deadline()
+        if due is None or self._loop is None or (self._timer is not None and self._rings_at <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at = due
+        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._step()
+
+    def _watch(self) -> None:
+        """Listen to the connection's present sockets."""
+        self._unwatch()
+        socket, monitor, loop = self._connection.socket, self._connection.monitor, self._loop
+        if loop is None:
+            return
+        if socket is not None and monitor is not None:
+            descriptors = (int(socket.get(zmq.FD)), int(monitor.get(zmq.FD)))
+            self._watched = socket, descriptors
+            for descriptor in descriptors:
+                loop.add_reader(descriptor, self._step)
+            if not self._step_is_due:  # the descriptors tell of changes only
+                self._step_is_due = True
+                loop.call_soon(self._step)
+        self._set_timer()
+
+    def _unwatch(self) -> None:
+        watched, self._watched = self._watched, None
+        if watched is not None and self._loop is not None and not self._loop.is_closed():
+            for descriptor in watched[1]:
+                self._loop.remove_reader(descriptor)
+
+    async def close(self) -> None:
+        """Cancel what is outstanding and close the connection.  Harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pirates is not None:
+            self._pirates.close()
+        else:
+            self._session.close(_closed)
+            self._unwatch()
+            self._connection.flush(time.monotonic())
+            self._connection.drop(LINGER)
+            if self._timer is not None:
+                self._timer.cancel()
+            for place in self._places:
+                _wake(place)
+        if self._own_context:
+            self._context.term()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Inbox(Inbox):
+    """An inbox that can be awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, outcome: Outcome) -> bool:
+        added = super().put(outcome)
+        if self._waiter is not None:
+            _wake(self._waiter)
+        return added
+
+    async def get(self) -> Reply:
+        while not self:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self.take()
+
+
+def _closed() -> ZmdpError:
+    return ClosedError("this client was closed")
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _settle(future: asyncio.Future[Reply], outcome: Outcome) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, ZmdpError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _check_plain(wait: bool, headers: object, options: object, deadline: float | None = None) -> None:
+    if headers or options or deadline is not None or not wait:
+        raise SettingError("headers, options, deadline and wait=False take protocol X1: MDP/0.2 cannot carry them")

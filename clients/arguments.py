@@ -1,0 +1,53 @@
+"""What callers pass: checked, and as the sessions want it."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from ..mdp.errors import SettingError
+from .pirate import HEADERS
+
+DEFAULT_TIMEOUT: Final = 5.0
+DEFAULT_RETRIES: Final = 2
+
+
+def checked_body(frames: Sequence[object]) -> list[bytes]:
+    """`frames` as bytes; the protocol asks for at least one (C2)."""
+    body = []
+    for at, frame in enumerate(frames):
+        if not isinstance(frame, bytes | bytearray | memoryview):
+            kind = type(frame).__name__
+            raise SettingError(
+                f"frame {at} is of type {kind}: a frame is bytes (for text: {'text'!r}.encode(); for values: call())"
+            )
+        body.append(bytes(frame))
+    return body or [b""]
+
+
+def checked_timeout(timeout: float) -> float:
+    """`timeout`, if it is a number of seconds above 0."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise SettingError(f"timeout is {timeout!r}: it takes a number of seconds above 0")
+    return timeout
+
+
+def checked_retries(retries: int) -> int:
+    """`retries`, if it is a whole number from 0 on."""
+    if not isinstance(retries, int) or retries < 0:
+        raise SettingError(f"retries is {retries!r}: it takes a whole number, 0 or more")
+    return retries
+
+
+def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
+    """The endpoints in `broker`, at least one."""
+    endpoints = [broker] if isinstance(broker, str) else list(broker)
+    if not endpoints:
+        raise SettingError("broker is empty: it takes an endpoint such as tcp://127.0.0.1:5555, or several")
+    return endpoints
+
+
+def checked_protocol(protocol: str) -> str:
+    """`protocol`, if clients speak it."""
+    if protocol != "X1" and protocol not in HEADERS:
+        raise SettingError(f"protocol is {protocol!r}: it is one of X1, {', '.join(HEADERS)}")
+    return protocol

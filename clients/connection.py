@@ -1,0 +1,125 @@
+"""An X1 client's connection: the session on a DEALER, which is replaced whenever it is lost."""
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ..mdp.errors import SettingError
+from ..mdp.multipart import receive, send
+from .session import ClientSession
+
+BATCH: Final = 1000
+"""Messages taken in before what they bring is handed out."""
+LINGER: Final = 100
+"""Milliseconds that the last messages (CANCEL) have to get out."""
+NEVER: Final = 3_600_000
+"""Milliseconds until ZeroMQ would connect again by itself: long after the socket has been replaced."""
+
+
+class Connection:
+    """A connection to one of several brokers; each time it is lost, to the next of them.
+
+    ZeroMQ would connect again by itself and without a word, to a broker that knows nothing of what is outstanding.  So
+    a socket is used for one connection only: a monitor tells when that ends, and then another socket is opened.
+
+    Raises `SettingError` for an endpoint that is none.
+    """
+
+    def __init__(
+        self, session: ClientSession, endpoints: Sequence[str], context: zmq.Context[zmq.Socket[bytes]]
+    ) -> None:
+        self.session = session
+        self.socket: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+        """Readable when the connection has ended, or could not be made."""
+        self._endpoints = endpoints
+        self._context = context
+        self._turn = 0
+        for endpoint in reversed(endpoints):  # the first is the one that stays
+            self.drop()
+            try:
+                self._open(endpoint, time.monotonic())
+            except zmq.ZMQError as error:
+                raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
+
+    def step(self, now: float) -> bool:
+        """Take in what has arrived, do what is due, send, and hand out.  Whether more may have arrived."""
+        session, socket = self.session, self.socket
+        more = False
+        if socket is not None:
+            for _ in range(BATCH):
+                message = receive(socket)
+                if message is None:
+                    break
+                session.receive(message, now)
+            else:
+                more = True
+            # What came before the end has been taken in by now.
+            if not more and (reason := self._ended()) is not None:
+                session.lose(reason, now)
+        session.tick(now)
+        self.flush(now)
+        return more
+
+    def flush(self, now: float) -> None:
+        """Send what is to be sent, connect again if that is due, and hand out."""
+        session = self.session
+        if session.lost is not None:
+            self.drop()
+            if session.outstanding and now >= session.retry_at:
+                self._turn += 1
+                try:
+                    self._open(self._endpoints[self._turn % len(self._endpoints)], now)
+                except zmq.ZMQError as error:  # no file descriptor left, for example
+                    session.lose(str(error), now)
+        if session.messages and self.socket is not None:
+            messages, session.messages = session.messages, []
+            for message in messages:
+                if send(self.socket, message):  # there is no bound: it is not connected any more
+                    session.lose("the connection was closed", now)
+                    self.drop()
+                    break
+        while session.events:
+            events, session.events = session.events, []
+            for call, outcome in events:
+                call.deliver(outcome)
+
+    def _ended(self) -> str | None:
+        """Why the connection has ended; None if it has not."""
+        if self.monitor is None or not self.monitor.poll(0):
+            return None
+        if self.session.heard:
+            return "the broker closed the connection"
+        if recv_monitor_message(self.monitor)["event"] == zmq.Event.DISCONNECTED:
+            return "what listens there closed the connection: is it a broker?"
+        endpoint = self.session.where
+        return f"nobody listens there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
+
+    def _open(self, endpoint: str, now: float) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            # Not -1: libzmq 4.3.5 then loses a session whose handshake fails, and the context never ends.
+            socket.set(zmq.RECONNECT_IVL, NEVER)
+            socket.set(zmq.RCVHWM, 0)  # what can come is bounded by what was asked for
+            socket.set(zmq.SNDHWM, 0)
+            self.monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED)
+            socket.connect(endpoint)
+        except zmq.ZMQError:
+            self.socket = socket
+            self.drop()
+            raise
+        self.socket = socket
+        self.session.connected(endpoint, now)
+
+    def drop(self, linger: int = 0) -> None:
+        """Close the socket, if there is one."""
+        socket, self.socket = self.socket, None
+        monitor, self.monitor = self.monitor, None
+        if socket is not None:
+            if monitor is not None:
+                socket.disable_monitor()
+                monitor.close(0)
+            socket.close(linger)

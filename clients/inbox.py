@@ -1,0 +1,46 @@
+"""What has come of a request and has not been taken by the caller."""
+
+from collections import deque
+from typing import Final
+
+from ..mdp.errors import StreamInterrupted, ZmdpError
+from .session import Outcome, Reply
+
+MAX_UNREAD: Final = 64 << 20
+"""Bytes of a stream that may have come and not been taken."""
+
+
+class Inbox:
+    """The outcomes of one request, in order.  A stream that is read too slowly ends with an error, within bounds."""
+
+    def __init__(self) -> None:
+        self._outcomes: deque[Outcome] = deque()
+        self._bytes = 0
+        self.full = False
+        """More has come than may wait: what else comes is left out."""
+
+    def put(self, outcome: Outcome) -> bool:
+        """Add what has come.  False if it is left out."""
+        if self.full:
+            return False
+        if isinstance(outcome, Reply):
+            self._bytes += sum(map(len, outcome))
+            if self._bytes > MAX_UNREAD and not outcome.final:
+                self.full = True
+                text = (
+                    f"the stream of service {outcome.service!r} comes faster than it is read: {self._bytes} bytes wait"
+                )
+                outcome = StreamInterrupted(text, service=outcome.service)
+        self._outcomes.append(outcome)
+        return True
+
+    def __bool__(self) -> bool:
+        return bool(self._outcomes)
+
+    def take(self) -> Reply:
+        """The next part or reply.  Raises what the request failed with; `IndexError` if there is nothing."""
+        outcome = self._outcomes.popleft()
+        if isinstance(outcome, ZmdpError):
+            raise outcome
+        self._bytes -= sum(map(len, outcome))
+        return outcome

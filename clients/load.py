@@ -1,0 +1,157 @@
+"""Loads for a service, and how it bears them: what `mdclient bench` does."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..mdp.errors import RequestError
+from .aio import AsyncClient
+from .histogram import Histogram
+from .mdclient import Client
+
+SEED: Final = 1
+STEP: Final = 0.1
+"""Seconds between two looks at how far it has come."""
+
+Progress = Callable[[float], None]
+"""Called with the part of the time that has passed, from 0 to 1."""
+
+
+@dataclass
+class Result:
+    """What came of a load: latencies in seconds by kind of request, and errors by type."""
+
+    seconds: float = 0.0
+    latencies: dict[str, Histogram] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def record(self, kind: str, seconds: float) -> None:
+        """A request of that kind took so long."""
+        histogram = self.latencies.get(kind)
+        if histogram is None:
+            histogram = self.latencies[kind] = Histogram()
+        histogram.record(seconds)
+
+    @property
+    def replies(self) -> int:
+        """Requests that brought a reply."""
+        return sum(histogram.count for histogram in self.latencies.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures by name, ready for JSON; latencies in milliseconds."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "replies": self.replies,
+            "replies_per_second": round(self.replies / self.seconds, 1) if self.seconds else 0.0,
+            "errors": dict(self.errors),
+            "latency_ms": {
+                kind: {"count": histogram.count, **histogram.summary()} for kind, histogram in self.latencies.items()
+            },
+        }
+
+
+def one_by_one(
+    client: Client, service: str, frames: Sequence[bytes], *, wait: bool = False, seconds: float, progress: Progress
+) -> Result:
+    """A caller that waits for each reply before it asks again.  MDP/0.2 cannot say that it does not `wait`."""
+    result = Result()
+    began = now = time.perf_counter()
+    shown = began
+    while now < began + seconds:
+        try:
+            client.request(service, *frames, wait=wait)
+        except RequestError as error:
+            result.errors[type(error).__name__] += 1
+            then, now = now, time.perf_counter()
+        else:
+            then, now = now, time.perf_counter()
+            result.record("all", now - then)
+        if now - shown >= STEP:
+            shown = now
+            progress((now - began) / seconds)
+    result.seconds = now - began
+    return result
+
+
+async def pipelined(
+    client: AsyncClient,
+    service: str,
+    frames: Sequence[bytes],
+    *,
+    outstanding: int,
+    seconds: float,
+    progress: Progress,
+) -> Result:
+    """Callers, `outstanding` of them, over one connection, each of which waits for its reply before it asks again."""
+    result = Result()
+    began = time.perf_counter()
+
+    async def ask() -> None:
+        now = time.perf_counter()
+        while now < began + seconds:
+            try:
+                await client.request(service, *frames, wait=False)
+            except RequestError as error:
+                result.errors[type(error).__name__] += 1
+                now = time.perf_counter()
+                await asyncio.sleep(0)
+            else:
+                then, now = now, time.perf_counter()
+                result.record("all", now - then)
+
+    watcher = asyncio.create_task(_watch(began, seconds, progress))
+    await asyncio.gather(*(ask() for _ in range(outstanding)))
+    result.seconds = time.perf_counter() - began
+    await watcher
+    return result
+
+
+async def mixed(
+    client: AsyncClient,
+    service: str,
+    frames: Sequence[bytes],
+    slow_frames: Sequence[bytes],
+    *,
+    share: float,
+    rate: float,
+    seconds: float,
+    progress: Progress,
+) -> Result:
+    """Requests at random moments, `rate` a second on average; a `share` of them are the slow ones.
+
+    Each is sent when its moment has come, whether those before are done or not, and its latency counts from that
+    moment: a service that falls behind is not spared.
+    """
+    result = Result()
+    rng = random.Random(SEED)  # noqa: S311 - the same load each time
+    began = time.perf_counter()
+
+    async def ask(kind: str, body: Sequence[bytes], moment: float) -> None:
+        try:
+            await client.request(service, *body, wait=False)
+        except RequestError as error:
+            result.errors[type(error).__name__] += 1
+        else:
+            result.record(kind, time.perf_counter() - moment)
+
+    watcher = asyncio.create_task(_watch(began, seconds, progress))
+    moment = began
+    async with asyncio.TaskGroup() as group:
+        while (moment := moment + rng.expovariate(rate)) < began + seconds:
+            slow = rng.random() < share
+            await asyncio.sleep(moment - time.perf_counter())
+            group.create_task(ask("slow", slow_frames, moment) if slow else ask("short", frames, moment))
+    result.seconds = time.perf_counter() - began
+    await watcher
+    return result
+
+
+async def _watch(began: float, seconds: float, progress: Progress) -> None:
+    while (passed := time.perf_counter() - began) < seconds:
+        progress(passed / seconds)
+        await asyncio.sleep(STEP)
+    progress(1.0)

@@ -1,0 +1,107 @@
+"""The live view of a broker: what `mdclient top` shows."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a broker told at one moment."""
+
+    services: list[dict[str, Any]]
+    workers: list[dict[str, Any]]
+    stats: dict[str, Any]
+    moment: float
+
+    @classmethod
+    def made_of(cls, services: Mapping[str, Any], workers: Mapping[str, Any], stats: Mapping[str, Any]) -> "View":
+        """Of the answers to `mmi.services`, `mmi.workers` and `mmi.stats`."""
+        return cls(services["services"], workers["workers"], dict(stats), time.monotonic())
+
+
+def with_rates(view: View, before: View | None) -> dict[str, Any]:
+    """The view with what has changed since `before`, a second; ready for JSON."""
+    seconds = view.moment - before.moment if before is not None else view.stats["up_seconds"]
+    counted = {row["name"]: row["dispatched"] for row in before.services} if before is not None else {}
+
+    def rate(now: int, then: int) -> float:
+        return round(max(0, now - then) / seconds, 1) if seconds > 0 else 0.0
+
+    services = [
+        {**row, "per_second": rate(row["dispatched"], counted.get(row["name"], 0) if before is not None else 0)}
+        for row in sorted(view.services, key=lambda row: (-row["queued"], row["name"]))
+    ]
+    old = before.stats if before is not None else {}
+    return {
+        "services": services,
+        "workers": view.workers,
+        "totals": {
+            **{name: view.stats[name] for name in ("up_seconds", "workers", "queued", "queued_bytes", "running")},
+            "requests_per_second": rate(view.stats["requests"], old.get("requests", 0)),
+            "replies_per_second": rate(view.stats["replies"], old.get("replies", 0)),
+            "errors_per_second": rate(view.stats["errors"], old.get("errors", 0)),
+            "dropped": sum(view.stats["dropped"].values()),
+            "lost_workers": sum(view.stats["lost"].values()),
+        },
+    }
+
+
+def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
+    """The view as lines of text, at most `height` of them."""
+    totals = shown["totals"]
+    yield f"{broker}   up {_duration(totals['up_seconds'])}"
+    yield (
+        f"{totals['requests_per_second']:,.1f} requests/s   {totals['replies_per_second']:,.1f} replies/s   "
+        f"{totals['errors_per_second']:,.1f} errors/s   {totals['running']:,} running   {totals['queued']:,} queued   "
+        f"{totals['dropped']:,} dropped   {totals['lost_workers']:,} workers lost"
+    )
+    yield ""
+    rows = max(1, (height - 7) // 2)
+    yield from _table(
+        shown["services"],
+        rows,
+        {"SERVICE": "name", "WORKERS": "workers", "IDLE": "idle", "QUEUED": "queued", "REQUESTS/S": "per_second"},
+    )
+    yield ""
+    workers = [
+        {
+            **row,
+            "state": "busy" if row["busy"] else "idle",
+            "up": _duration(row["up_seconds"]),
+            "silent": f"{row['silent_seconds']:.1f} s",
+        }
+        for row in sorted(shown["workers"], key=lambda row: (row["service"], row["id"]))
+    ]
+    columns = {
+        "WORKER": "id",
+        "SERVICE": "service",
+        "STATE": "state",
+        "PROTOCOL": "protocol",
+        "UP": "up",
+        "SILENT": "silent",
+    }
+    yield from _table(workers, rows, columns)
+
+
+def _table(rows: list[dict[str, Any]], most: int, columns: Mapping[str, str]) -> Iterator[str]:
+    shown = [[str(row[key]) for key in columns.values()] for row in rows[:most]]
+    widths = [max(map(len, column)) for column in zip(columns, *shown, strict=True)]
+    numeric = [bool(rows) and isinstance(rows[0][key], int | float) for key in columns.values()]
+    for cells in [list(columns), *shown]:
+        aligned = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        )
+        yield "  ".join(aligned).rstrip()
+    if not rows:
+        yield "none"
+    elif len(rows) > most:
+        yield f"… and {len(rows) - most} more"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,134 @@
+"""Bodies that are values: optional, and only where both sides name the same codec.
+
+On the wire a body stays a list of frames.  A codec makes one of a value and a value of one: `json` (built in),
+`msgpack` and `arrow` (if installed), or an object of your own with these two methods.  There is no pickle: who may
+call a service must not be able to run code in it.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from .errors import CodecError, SettingError
+
+
+class Codec(Protocol):
+    """Makes frames of values and values of frames."""
+
+    def encode(self, value: Any) -> list[bytes]:
+        """The frames of `value`; raises whatever it likes for a value that cannot be encoded."""
+
+    def decode(self, frames: Sequence[bytes]) -> Any:
+        """The value in `frames`; raises whatever it likes for frames that it cannot decode."""
+
+
+class _Json:
+    """One frame of JSON in UTF-8."""
+
+    def encode(self, value: Any) -> list[bytes]:
+        return [json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()]
+
+    def decode(self, frames: Sequence[bytes]) -> Any:
+        return json.loads(_only(frames).decode())
+
+
+class _Msgpack:
+    """One frame of MessagePack."""
+
+    def __init__(self) -> None:
+        import msgpack  # noqa: PLC0415 - only who asks for it needs it
+
+        self._pack, self._unpack = msgpack.packb, msgpack.unpackb
+
+    def encode(self, value: Any) -> list[bytes]:
+        return [self._pack(value)]
+
+    def decode(self, frames: Sequence[bytes]) -> Any:
+        return self._unpack(_only(frames))
+
+
+class _Arrow:
+    """One frame of Arrow's IPC stream format; values are tables, and what `pyarrow.table` makes one of.
+
+    None, with which a stream may end, is an empty frame.
+    """
+
+    def __init__(self) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - only who asks for it needs it
+        import pyarrow.ipc  # noqa: PLC0415
+
+        self._pa = pa
+
+    def encode(self, value: Any) -> list[bytes]:
+        pa = self._pa
+        if value is None:
+            return [b""]
+        if isinstance(value, pa.RecordBatch):
+            value = pa.Table.from_batches([value])
+        table = value if isinstance(value, pa.Table) else pa.table(value)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return [sink.getvalue().to_pybytes()]
+
+    def decode(self, frames: Sequence[bytes]) -> Any:
+        if not _only(frames):
+            return None
+        with self._pa.ipc.open_stream(_only(frames)) as reader:
+            return reader.read_all()
+
+
+def _only(frames: Sequence[bytes]) -> bytes:
+    if len(frames) != 1:
+        raise ValueError(f"it has {len(frames)} frames, not 1")
+    return frames[0]
+
+
+_FRAME: Final = (bytes, bytearray, memoryview)
+_KINDS: Final[dict[str, type[Codec]]] = {"json": _Json, "msgpack": _Msgpack, "arrow": _Arrow}
+_made: dict[str, Codec] = {}
+
+
+class Coder:
+    """A codec, with errors that say what is wrong."""
+
+    def __init__(self, codec: "str | Codec") -> None:
+        self.name = codec if isinstance(codec, str) else type(codec).__name__
+        self._codec = _named(codec) if isinstance(codec, str) else codec
+        if not (hasattr(self._codec, "encode") and hasattr(self._codec, "decode")):
+            raise SettingError(f"codec is {codec!r}: it is one of {', '.join(_KINDS)}, or has encode() and decode()")
+
+    def encode(self, value: Any) -> list[bytes]:
+        """The frames of `value`.  Raises `CodecError`."""
+        try:
+            frames = self._codec.encode(value)
+        except Exception as error:
+            raise CodecError(f"{value!r:.100} cannot be sent as {self.name}: {_text(error)}") from error
+        if not isinstance(frames, list | tuple) or not all(isinstance(frame, _FRAME) for frame in frames):
+            raise CodecError(
+                f"{value!r:.100} cannot be sent as {self.name}: it takes a list of bytes, not {frames!r:.100}"
+            )
+        return [bytes(frame) for frame in frames] or [b""]  # the protocol asks for at least one
+
+    def decode(self, frames: Sequence[bytes]) -> Any:
+        """The value in `frames`.  Raises `CodecError`."""
+        try:
+            return self._codec.decode(frames)
+        except Exception as error:
+            raise CodecError(f"the body cannot be read as {self.name}: {_text(error)}") from error
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _named(name: str) -> Codec:
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise SettingError(f"codec is {name!r}: it is one of {', '.join(_KINDS)}, or has encode() and decode()")
+    if name not in _made:
+        try:
+            _made[name] = kind()
+        except ImportError as error:
+            raise SettingError(f"codec {name!r} needs a package: pip install 'zmdp[{name}]' ({error})") from None
+    return _made[name]

@@ -1,0 +1,777 @@
+"""The asyncio client, against a real broker and real workers in this process."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from contextlib import ExitStack, aclosing
+
+import pytest
+import zmq
+from support.router import Router
+
+from zmdp.clients import (
+    AsyncClient,
+    BrokerUnreachable,
+    ClosedError,
+    CodecError,
+    RequestRejected,
+    RequestTimeout,
+    RetryLater,
+    ServiceError,
+    ServiceNotFound,
+    SettingError,
+    StreamInterrupted,
+)
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import Worker
+
+ALL = ["X1", "0.2", "0.1"]
+NOBODY = "tcp://127.0.0.1:1"
+
+
+def count(request):
+    for number in range(3):
+        yield b"%d" % number
+    return b"end"
+
+
+def fail(request):
+    raise ValueError("no good")
+
+
+def fail_late(request):
+    yield b"first"
+    raise KeyError("gone")
+
+
+def flood(request):
+    """As many parts of 100 bytes as the request says."""
+    for _ in range(int(request[0] or b"0")):
+        yield b"x" * 100
+    return b"end"
+
+
+def look(request):
+    left = None if request.deadline is None else request.deadline - time.monotonic()
+    return json.dumps({"headers": dict(request.headers), "key": request.options.get("key"), "left": left}).encode()
+
+
+class Holding:
+    """A handler that holds each request until it is let go or cancelled."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._open = False
+        self.taken = []
+        self.cancelled = []
+
+    def __call__(self, request):
+        with self._changed:
+            self.taken.append(request)
+            self._changed.notify_all()
+            while not (self._open or request.cancelled):
+                self._changed.wait(0.01)
+            if request.cancelled:
+                self.cancelled.append(request)
+                self._changed.notify_all()
+        return request
+
+    def let_go(self):
+        with self._changed:
+            self._open = True
+            self._changed.notify_all()
+
+    async def wait_taken(self, number=1):
+        await self._wait(lambda: len(self.taken) >= number)
+
+    async def wait_cancelled(self, number=1):
+        await self._wait(lambda: len(self.cancelled) >= number)
+
+    async def _wait(self, condition):
+        def wait():
+            with self._changed:
+                assert self._changed.wait_for(condition, 10)
+
+        await asyncio.to_thread(wait)
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with running_broker(drain_timeout=0.1) as server, ExitStack() as running:
+        at = server.endpoints[0]
+        for worker in [
+            Worker("echo", list, broker=at, concurrency=2),
+            Worker("count", count, broker=at),
+            Worker("flood", flood, broker=at),
+            Worker("look", look, broker=at),
+            Worker("fail", fail, broker=at),
+            Worker("fail.0.2", fail, broker=at, protocol="0.2"),
+            Worker("fail.0.1", fail, broker=at, protocol="0.1"),
+            Worker("fail.late", fail_late, broker=at, protocol="0.2"),
+            Worker("sum", sum, broker=at, codec="json"),
+            Worker("numbers", lambda many: (yield from range(many)), broker=at, codec="json"),
+        ]:
+            running.enter_context(worker)
+        yield at
+
+
+@pytest.fixture
+def holding(endpoint):
+    """A handler of the service `hold`, which takes eight requests at a time."""
+    handler = Holding()
+    with Worker("hold", handler, broker=endpoint, concurrency=8):
+        try:
+            yield handler
+        finally:
+            handler.let_go()
+
+
+@pytest.fixture(params=ALL)
+def protocol(request):
+    return request.param
+
+
+def with_client(endpoint, scenario, **settings):
+    """Run `scenario(client)`; nothing may be left for the event loop to complain of."""
+    complaints = []
+
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        async with AsyncClient(endpoint, **settings) as client:
+            return await scenario(client)
+
+    result = asyncio.run(run())
+    assert complaints == []
+    return result
+
+
+async def collect(parts):
+    return [part async for part in parts]
+
+
+# ── whatever the protocol ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_reply_is_a_list_of_frames(endpoint, protocol):
+    async def scenario(client):
+        reply = await client.request("echo", b"a", bytearray(b"b"), memoryview(b"c"))
+        assert (reply, reply.service, reply.final) == ([b"a", b"b", b"c"], "echo", True)
+        assert await client.request("echo") == [b""]
+        frames = [b"", bytes(range(256)), b"x" * 5_000_000]
+        assert await client.request("echo", *frames) == frames
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_streams(endpoint, protocol):
+    async def scenario(client):
+        parts = await collect(client.stream("count"))
+        assert [frame for part in parts for frame in part] == [b"0", b"1", b"2", b"end"]
+        assert [part.final for part in parts] in ([False, False, False, True], [True])  # 0.1 has no parts
+        assert await client.request("count") == [b"0", b"1", b"2", b"end"]
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_values(endpoint, protocol):
+    async def scenario(client):
+        assert await client.call("sum", [1, 2, 3]) == 6
+        with pytest.raises(CodecError, match="cannot be sent as json"):
+            await client.call("sum", {1, 2})
+        with pytest.raises(CodecError, match="cannot be read as msgpack"):
+            await client.call("echo", codec="json") or await client.call("count", codec="msgpack")
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_many_at_once_do_not_get_each_others_replies(endpoint, protocol):
+    async def scenario(client):
+        asked = [b"%d" % number for number in range(500)]
+        for _ in range(2):
+            replies = await asyncio.gather(*(client.request("echo", body) for body in asked))
+            assert replies == [[body] for body in asked]
+
+    with_client(endpoint, scenario, protocol=protocol, timeout=60)
+
+
+def test_a_handler_that_raises(endpoint, protocol):
+    async def scenario(client):
+        for service in ("fail.0.2", "fail.0.1"):
+            with pytest.raises(ServiceError) as caught:
+                await client.request(service, b"x")
+            assert (caught.value.code, caught.value.text) == (500, "ValueError: no good")
+            with pytest.raises(ServiceError, match="no good"):
+                await collect(client.stream(service))
+        assert await client.request("echo", b"x") == [b"x"]
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+@pytest.mark.parametrize("protocol", ["X1", "0.2"])
+def test_a_handler_that_raises_within_a_stream(endpoint, protocol):
+    async def scenario(client):
+        parts = client.stream("fail.late")
+        assert await anext(parts) == [b"first"]
+        with pytest.raises(ServiceError, match="KeyError"):
+            await anext(parts)
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_whether_a_service_is_available(endpoint, protocol):
+    async def scenario(client):
+        assert await client.available("echo")
+        assert not await client.available("nobody", timeout=5)
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_after_a_timeout_the_client_can_be_used(endpoint, protocol):
+    async def scenario(client):
+        with pytest.raises(RequestTimeout, match="nobody"):
+            await client.request("nobody", timeout=0.05)
+        with pytest.raises(RequestTimeout, match="nobody"):
+            await collect(client.stream("nobody", timeout=0.05))
+        assert await client.request("echo", b"x", timeout=None) == [b"x"]
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+@pytest.mark.parametrize("protocol", ["X1", "0.2"])
+def test_a_stream_that_stops(endpoint, protocol):
+    go_on = threading.Event()
+
+    def stop(request):
+        yield b"first"
+        go_on.wait(10)
+
+    async def scenario(client):
+        parts = client.stream("stop", timeout=0.1)
+        assert await anext(parts) == [b"first"]
+        with pytest.raises(StreamInterrupted, match=r"nothing came for 0\.1 s after a part"):
+            await anext(parts)
+        go_on.set()
+        assert await client.request("echo", b"x") == [b"x"]
+
+    with Worker("stop", stop, broker=endpoint):
+        with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_a_task_that_is_cancelled(endpoint, holding, protocol):
+    """Replies that come later are not taken for those of others."""
+
+    async def scenario(client):
+        tasks = [asyncio.create_task(client.request("hold", b"%d" % number)) for number in range(4)]
+        streams = [asyncio.create_task(collect(client.stream("hold", b"%d" % number))) for number in range(4)]
+        await holding.wait_taken(8)
+        for task in tasks + streams:
+            task.cancel()
+        results = await asyncio.gather(*tasks, *streams, return_exceptions=True)
+        assert [type(result) for result in results] == [asyncio.CancelledError] * 8
+        if protocol == "X1":
+            await holding.wait_cancelled(8)
+        holding.let_go()
+        asked = [b"%d" % number for number in range(100, 150)]
+        assert await asyncio.gather(*(client.request("hold", body) for body in asked)) == [[body] for body in asked]
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_a_task_that_is_cancelled_at_once(endpoint, protocol):
+    async def scenario(client):
+        never = asyncio.create_task(client.request("echo", b"never"))
+        never.cancel()  # before its first step
+        soon = [asyncio.create_task(client.request("echo", b"%d" % number)) for number in range(100)]
+        await asyncio.sleep(0)
+        for task in soon[::2]:
+            task.cancel()
+        results = await asyncio.gather(never, *soon, return_exceptions=True)
+        assert [type(result) for result in results[:1] + results[1::2]] == [asyncio.CancelledError] * 51
+        assert results[2::2] == [[b"%d" % number] for number in range(1, 100, 2)]
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_cancelled_at_any_moment(endpoint, protocol):
+    async def scenario(client):
+        for turns in range(40):
+            task = asyncio.create_task(client.request("echo", b"%d" % turns))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            other = await client.request("echo", b"other")
+            assert other == [b"other"]
+            (result,) = await asyncio.gather(task, return_exceptions=True)
+            assert isinstance(result, asyncio.CancelledError) or result == [b"%d" % turns]
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_within_asyncio_timeout(endpoint, holding, protocol):
+    async def scenario(client):
+        with pytest.raises(TimeoutError) as caught:
+            async with asyncio.timeout(0.1):
+                await client.request("hold")
+        assert type(caught.value) is TimeoutError
+        assert await client.request("echo", b"x") == [b"x"]
+        if protocol == "X1":
+            await holding.wait_cancelled()
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_a_stream_that_is_left_early(endpoint, protocol):
+    async def scenario(client):
+        async with aclosing(client.stream("count")) as parts:
+            async for part in parts:
+                assert part[0] == b"0"
+                break
+        async for _ in client.stream("count"):
+            break  # closed by whoever collects it
+        values = client.call_stream("count", codec=Raw())
+        assert await anext(values) is not None
+        await values.aclose()
+        asked = [b"%d" % number for number in range(20)]
+        assert await asyncio.gather(*(client.request("echo", body) for body in asked)) == [[body] for body in asked]
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+class Raw:
+    """A codec for any frames."""
+
+    def encode(self, value):
+        return [b""]
+
+    def decode(self, frames):
+        return list(frames)
+
+
+def test_close_while_requests_are_outstanding(endpoint, holding, protocol):
+    async def scenario():
+        client = AsyncClient(endpoint, protocol=protocol)
+        tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
+        tasks += [asyncio.create_task(collect(client.stream("hold")))]
+        parts = client.stream("flood", b"1000000")
+        if protocol != "0.1":
+            await anext(parts)
+        await holding.wait_taken(4)
+        await client.close()
+        await client.close()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [ClosedError] * 4
+        with pytest.raises(ClosedError):
+            await collect(parts)
+        for use in (
+            lambda: client.request("echo"),
+            lambda: client.available("echo"),
+            lambda: client.call("echo"),
+            lambda: anext(client.stream("echo")),
+        ):
+            with pytest.raises(ClosedError, match="was closed"):
+                await use()
+        if protocol == "X1":
+            await holding.wait_cancelled(4)
+
+    asyncio.run(scenario())
+
+
+def test_it_belongs_to_one_event_loop(endpoint, protocol):
+    client = AsyncClient(endpoint, protocol=protocol)
+
+    async def ask():
+        return await client.request("echo", b"x")
+
+    async def stream():
+        return await collect(client.stream("echo", b"x"))
+
+    assert asyncio.run(ask()) == [b"x"]
+    for use in (ask, stream):
+        with pytest.raises(SettingError, match="belongs to another event loop"):
+            asyncio.run(use())
+    asyncio.run(client.close())
+
+
+def test_a_client_that_was_never_used(endpoint, protocol):
+    asyncio.run(AsyncClient(endpoint, protocol=protocol).close())
+
+
+def test_nobody_listening_is_told(protocol):
+    async def scenario(client):
+        for ask in (
+            lambda: client.request("echo", timeout=0.1),
+            lambda: collect(client.stream("echo", timeout=0.1)),
+        ):
+            with pytest.raises(BrokerUnreachable, match=r"within 0\.1 s: nobody listens there") as caught:
+                await ask()
+            assert isinstance(caught.value, TimeoutError)
+
+    with_client(NOBODY, scenario, protocol=protocol)
+
+
+def test_the_first_of_two_brokers_is_dead(endpoint, protocol):
+    async def scenario(client):
+        if protocol != "X1":  # where nothing is sent again, those that time out tell the rest
+            results = await asyncio.gather(*(client.request("echo") for _ in range(4)), return_exceptions=True)
+            assert [type(result) for result in results] == [BrokerUnreachable] * 4
+        asked = [b"%d" % number for number in range(20)]
+        replies = await asyncio.gather(*(client.request("echo", body, timeout=20) for body in asked))
+        assert replies == [[body] for body in asked]
+
+    with_client([NOBODY, endpoint], scenario, protocol=protocol, timeout=0.1)
+
+
+def test_through_inproc_and_ipc_with_one_context(tmp_path, protocol):
+    context = zmq.Context()
+    binds = ("inproc://broker", f"ipc://{tmp_path}/broker")
+
+    async def scenario(client):
+        asked = [b"%d" % number for number in range(50)]
+        assert await asyncio.gather(*(client.request("echo", body) for body in asked)) == [[body] for body in asked]
+
+    with running_broker(*binds, context=context), Worker("echo", list, broker=binds[0], context=context):
+        for at in binds:
+            with_client(at, scenario, protocol=protocol, context=context)
+    context.term()
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda c: c.request("echo", "text"), "frame 0 is of type str: a frame is bytes"),
+        (lambda c: c.request(""), "'' is no service name"),
+        (lambda c: c.request("echo", timeout=0), "timeout is 0: it takes a number of seconds above 0"),
+        (lambda c: anext(c.stream("echo", timeout=-1)), "timeout is -1"),
+        (lambda c: anext(c.stream("echo", deadline=0)), "timeout is 0"),
+        (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it is one of json, msgpack, arrow"),
+    ],
+)
+def test_wrong_arguments_are_told(endpoint, ask, message, protocol):
+    async def scenario(client):
+        with pytest.raises(SettingError, match=message):
+            await ask(client)
+        assert await client.request("echo", b"x") == [b"x"]
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"broker": []}, "broker is empty"),
+        ({"broker": "nonsense"}, "'nonsense' is no endpoint"),
+        ({"broker": "nonsense", "protocol": "0.2"}, "'nonsense' is no endpoint"),
+        ({"protocol": "3"}, "protocol is '3': it is one of X1, 0.2, 0.1"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"codec": "pickle"}, "codec is 'pickle'"),
+        ({"heartbeat": 0}, "heartbeat is 0"),
+        ({"liveness": 1}, "liveness is 1"),
+    ],
+)
+def test_wrong_settings_are_told(settings, message):
+    with pytest.raises(SettingError, match=message):
+        AsyncClient(**settings)
+
+
+# ── 0.2 and 0.1: each request has a connection of its own ────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("protocol", ["0.2", "0.1"])
+def test_what_only_x1_can_carry(endpoint, protocol):
+    async def scenario(client):
+        for settings in ({"wait": False}, {"headers": {"a": "b"}}, {"options": {"key": 1}}):
+            with pytest.raises(SettingError, match="take protocol X1"):
+                await client.request("echo", **settings)
+            with pytest.raises(SettingError, match="take protocol X1"):
+                await anext(client.stream("echo", **settings))
+        with pytest.raises(SettingError, match="take protocol X1"):
+            await anext(client.stream("echo", deadline=1))
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_connections_are_used_again_but_not_those_whose_reply_may_still_come():
+    async def scenario(client):
+        async def ask(body):
+            return await client.request("echo", body)
+
+        async def taken():
+            return await asyncio.to_thread(router.recv)
+
+        first, second = asyncio.create_task(ask(b"1")), asyncio.create_task(ask(b"2"))
+        one, two = await taken(), await taken()
+        assert one[0] != two[0]
+        for message in (two, one):
+            router.send(message[0], b"MDPC02", b"\x03", b"echo", message[-1])
+        assert await asyncio.gather(first, second) == [[b"1"], [b"2"]]
+
+        third = asyncio.create_task(ask(b"3"))
+        three = await taken()
+        assert three[0] in {one[0], two[0]}
+        third.cancel()
+        await asyncio.gather(third, return_exceptions=True)
+        router.send(three[0], b"MDPC02", b"\x03", b"echo", b"too late")
+
+        fourth, fifth = asyncio.create_task(ask(b"4")), asyncio.create_task(ask(b"5"))
+        four, five = await taken(), await taken()
+        assert three[0] not in {four[0], five[0]}
+        for message in (four, five):
+            router.send(message[0], b"MDPC02", b"\x03", b"other", b"of a service that was not asked")
+            router.send(message[0], b"nonsense")
+            router.send(message[0], b"MDPC02", b"\x03", b"echo", message[-1])
+        assert await asyncio.gather(fourth, fifth) == [[b"4"], [b"5"]]
+
+    with Router() as router:
+        with_client(router.endpoint, scenario, protocol="0.2")
+
+
+def test_after_a_failover_the_connections_to_the_dead_broker_are_not_used_again(endpoint):
+    async def scenario(client):
+        tasks = [asyncio.create_task(client.request("echo", b"%d" % number)) for number in range(3)]
+        for _ in tasks:
+            message = await asyncio.to_thread(router.recv)
+            router.send(message[0], b"MDPC02", b"\x03", b"echo", message[-1])
+        assert await asyncio.gather(*tasks) == [[b"0"], [b"1"], [b"2"]]
+        with pytest.raises(RequestTimeout, match=f"through {router.endpoint} within"):
+            await client.request("echo", b"x", timeout=0.1)
+        for _ in range(3):
+            assert await client.request("echo", b"x") == [b"x"]
+
+    with Router() as router:
+        with_client([router.endpoint, endpoint], scenario, protocol="0.2")
+
+
+def test_more_than_may_be_outstanding_wait_for_a_connection(endpoint):
+    async def scenario(client):
+        asked = [b"%d" % number for number in range(100)]
+        tasks = [asyncio.create_task(client.request("echo", body)) for body in asked]
+        await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [r for n, r in enumerate(results) if n % 3] == [[b] for n, b in enumerate(asked) if n % 3]
+        assert len(client._pirates._idle) <= 3
+
+    with_client(endpoint, scenario, protocol="0.2", max_outstanding=3)
+
+
+# ── X1 ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_travels_with_a_request(endpoint):
+    async def scenario(client):
+        (found,) = await client.request("look", headers={"tenant": "größer"}, options={"key": [1]}, timeout=100)
+        told = json.loads(found)
+        assert (told["headers"], told["key"]) == ({"tenant": "größer"}, [1])
+        assert 0 < told["left"] <= 100
+        ((found,),) = await collect(client.stream("look", headers={"a": "b"}, deadline=1000))
+        told = json.loads(found)
+        assert (told["headers"], told["key"]) == ({"a": "b"}, None)
+        assert 100 < told["left"] <= 1000
+        for ask in (client.request("look", timeout=None), anext(client.stream("look", timeout=100))):
+            assert json.loads((await ask)[0])["left"] is None
+
+    with_client(endpoint, scenario)
+
+
+def test_without_wait(endpoint):
+    async def scenario(client):
+        for ask in (
+            client.request("nobody", wait=False),
+            client.call("nobody", wait=False),
+            anext(client.stream("nobody", wait=False)),
+        ):
+            with pytest.raises(ServiceNotFound) as caught:
+                await ask
+            assert (caught.value.code, caught.value.service) == (404, "nobody")
+
+    with_client(endpoint, scenario)
+
+
+def test_values_in_a_stream(endpoint):
+    async def scenario(client):
+        assert await collect(client.call_stream("numbers", 3)) == [0, 1, 2]
+        values = client.call_stream("numbers", 1000)
+        assert await anext(values) == 0
+        await values.aclose()
+        with pytest.raises(RequestRejected, match="cannot be read as json"):
+            await client.request("sum", b"{")
+
+    with_client(endpoint, scenario)
+
+
+def test_a_ttl_that_passes(endpoint, holding, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.session.GRACE", 100)  # so that the broker is the first to tell
+
+    async def scenario(client):
+        with pytest.raises(RequestTimeout) as caught:
+            await client.request("hold", timeout=0.1)
+        assert caught.value.code == 408
+        await holding.wait_cancelled()
+
+    with_client(endpoint, scenario)
+
+
+def test_requests_within_a_stream_and_streams_side_by_side(endpoint):
+    async def scenario(client):
+        seen = []
+        async for part in client.stream("count"):
+            seen += part + await client.request("echo", b"within")
+        assert seen == [b"0", b"within", b"1", b"within", b"2", b"within", b"end", b"within"]
+        both = await asyncio.gather(*(collect(client.stream("count")) for _ in range(50)))
+        assert both == [[[b"0"], [b"1"], [b"2"], [b"end"]]] * 50
+
+    with_client(endpoint, scenario)
+
+
+def test_a_stream_that_is_left_early_is_cancelled(endpoint):
+    closed = threading.Event()
+
+    def endless(request):
+        try:
+            while True:
+                yield b"more"
+        finally:
+            closed.set()
+
+    async def scenario(client):
+        async with aclosing(client.stream("endless")) as parts:
+            await anext(parts)
+        assert await asyncio.to_thread(closed.wait, 10)
+        assert await client.request("echo", b"x") == [b"x"]
+
+    with Worker("endless", endless, broker=endpoint):
+        with_client(endpoint, scenario)
+
+
+def test_a_stream_that_is_read_too_slowly_ends_within_bounds(endpoint, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD", 1000)
+
+    async def scenario(client):
+        parts = client.stream("flood", b"200")
+        await anext(parts)
+        await client.request("flood", b"0")  # the same worker: all parts of the first have come
+        assert [await anext(parts) for _ in range(9)] == [[b"x" * 100]] * 9
+        with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
+            await collect(parts)
+        assert len(await collect(client.stream("flood", b"2"))) == 3
+
+    with_client(endpoint, scenario)
+
+
+def test_so_many_are_outstanding_and_not_more(endpoint):
+    guard, active, most = threading.Lock(), [0], [0]
+
+    def work(request):
+        with guard:
+            active[0] += 1
+            most[0] = max(most[0], active[0])
+        threading.Event().wait(0.005)
+        with guard:
+            active[0] -= 1
+        return request
+
+    async def scenario(client):
+        tasks = [asyncio.create_task(client.request("work", b"%d" % number)) for number in range(40)]
+        await asyncio.sleep(0)
+        for task in tasks[::4]:  # of those that are outstanding, and of those that wait for a place
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [r for n, r in enumerate(results) if n % 4] == [[b"%d" % n] for n in range(40) if n % 4]
+        assert len(await asyncio.gather(*(collect(client.stream("work")) for _ in range(10)))) == 10
+
+    with Worker("work", work, broker=endpoint, concurrency=6):
+        with_client(endpoint, scenario, max_outstanding=2)
+    # Those that were cancelled may still be worked on when the next have come.
+    assert most[0] <= 4
+
+
+def test_those_who_wait_for_a_place_when_the_client_is_closed(endpoint, holding):
+    async def scenario():
+        client = AsyncClient(endpoint, max_outstanding=1)
+        tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
+        await holding.wait_taken()
+        await client.close()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [ClosedError] * 3
+
+    asyncio.run(scenario())
+
+
+def test_the_broker_is_stopped_and_started_again():
+    async def scenario():
+        with ExitStack() as ends:
+            with running_broker(drain_timeout=0.05) as first:
+                at = first.endpoints[0]
+                client = AsyncClient(at, timeout=20)
+                ends.enter_context(Worker("echo", list, broker=at))
+                assert await client.request("echo", b"before") == [b"before"]
+                outstanding = asyncio.create_task(client.request("nobody"))
+                await asyncio.sleep(0)
+                await client.available("nobody")  # by now the broker has both
+            with pytest.raises(RetryLater, match="503"):  # it ended in order, and so told everybody
+                await outstanding
+            meanwhile = [asyncio.create_task(client.request("echo", b"%d" % number)) for number in range(100)]
+            await asyncio.sleep(0)
+            with running_broker(at):
+                assert await asyncio.gather(*meanwhile) == [[b"%d" % number] for number in range(100)]
+                assert await client.request("echo", b"after") == [b"after"]
+                await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_outstanding_when_a_broker_dies_is_sent_to_the_next(endpoint):
+    async def scenario():
+        with Router() as dying:
+            client = AsyncClient([dying.endpoint, endpoint], timeout=20)
+            tasks = [asyncio.create_task(client.request("echo", b"%d" % number)) for number in range(50)]
+            begun = client.stream("count")
+            first = asyncio.create_task(anext(begun))
+            messages = [await asyncio.to_thread(dying.recv) for _ in range(51)]
+            (taken,) = (message for message in messages if b"count" in message)
+            dying.send(*taken[:3], b"MDPCX1", b"\x02", b"count", b"a part")
+            assert await first == [b"a part"]
+        assert await asyncio.gather(*tasks) == [[b"%d" % number] for number in range(50)]
+        with pytest.raises(StreamInterrupted, match="was lost"):
+            await anext(begun)
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_falls_silent_is_left(endpoint):
+    async def scenario(client):
+        assert await client.request("echo", b"x") == [b"x"]
+
+    with Router() as silent:
+        with_client([silent.endpoint, endpoint], scenario, heartbeat=0.05, liveness=3)
+
+
+def test_what_listens_does_not_speak_x1():
+    async def scenario(client):
+        with pytest.raises(BrokerUnreachable, match=r"if it is not zmdp's broker, try protocol 0\.2"):
+            await client.request("echo", timeout=0.5)
+
+    with Router() as other:
+        with_client(other.endpoint, scenario, heartbeat=0.05, liveness=2)
+
+
+def test_asyncio_has_nothing_to_complain_of(endpoint, holding, caplog):
+    """In its debug mode, with a client that was never closed and tasks that were never awaited."""
+
+    async def scenario():
+        client = AsyncClient(endpoint)
+        tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
+        await holding.wait_taken(3)
+        await client.request("echo")
+        del tasks
+        return client
+
+    with caplog.at_level(logging.ERROR, "asyncio"):
+        client = asyncio.run(scenario(), debug=True)
+        asyncio.run(client.close())
+    assert caplog.text == ""
+    holding.let_go()

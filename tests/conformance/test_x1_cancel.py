@@ -1,0 +1,245 @@
+"""X1: CANCEL and what it meets on its way; clients that are gone (docs/x1.md, Cancelling)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+from support.peers import Bench, Client, OldWorker, Worker, X1Client
+
+Start = Callable[..., Bench]
+
+
+def test_a_request_that_waits(bench: Bench) -> None:
+    client, other = bench.x1_client(), bench.x1_client()
+    for number in (b"1", b"2", b"3"):
+        client.request(b"late", number)
+    client.sync()
+    other.request(b"late", b"other's")
+    other.sync()
+    client.cancel(b"late", number=b"2")
+    client.error(b"late", b"499", b"cancelled", number=b"2")
+    client.nothing()
+    assert bench.stats()["queued"] == 3
+    assert bench.stats()["dropped"] == {"cancelled": 1}
+    worker = bench.x1_worker(b"late")
+    for body in (b"1", b"other's", b"3"):
+        worker.final(worker.work(body), b"done")
+    client.final(b"late", b"done", number=b"1")
+    client.final(b"late", b"done", number=b"3")
+    other.final(b"late", b"done")
+
+
+def test_nothing_is_left_of_the_only_one_that_waits(bench: Bench) -> None:
+    client = bench.x1_client()
+    client.request(b"late", b"hello")
+    client.cancel(b"late")
+    client.error(b"late", b"499")
+    stats = bench.stats()
+    assert stats["queued"] == stats["queued_bytes"] == stats["services"] == 0
+    bench.x1_worker(b"late").nothing()
+
+
+@pytest.mark.parametrize("end", ["final", "error", "partials"])
+def test_a_request_that_a_worker_has(bench: Bench, end: str) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
+    client.request(b"slow", b"hello")
+    address = worker.work(b"hello")
+    worker.partial(address, b"begun")
+    client.partial(b"slow", b"begun")
+    client.cancel(b"slow")
+    client.error(b"slow", b"499", b"cancelled")
+    worker.cancelled(address)
+    client.request(b"slow", b"next")
+    client.sync()
+    assert bench.stats()["running"] == bench.stats()["queued"] == 1  # it is not free before it ends the request
+    if end == "partials":
+        for _ in range(10):
+            worker.partial(address, b"more")
+    worker.nothing()
+    if end == "error":
+        worker.error(address, b"499", b"stopped")
+    else:
+        worker.final(address, b"done all the same")
+    worker.final(worker.work(b"next"), b"here")
+    client.final(b"slow", b"here")
+    client.nothing()
+    assert bench.stats()["dropped"] == {"cancelled": 1}
+
+
+@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
+def test_a_worker_that_cannot_be_told_goes_on(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), bench.connect(worker_kind)
+    worker.ready(b"slow")
+    worker.sync()
+    client.request(b"slow", b"hello")
+    address = worker.work(b"hello")
+    client.cancel(b"slow")
+    client.error(b"slow", b"499")
+    worker.nothing()
+    client.request(b"slow", b"next")
+    worker.final(address, b"done all the same")
+    worker.final(worker.work(b"next"), b"here")
+    client.final(b"slow", b"here")
+
+
+def test_a_cancelled_request_goes_to_no_other_worker(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
+    client.request(b"slow", b"hello")
+    address = worker.work(b"hello")
+    client.cancel(b"slow")
+    client.error(b"slow", b"499")
+    worker.cancelled(address)
+    worker.disconnect()
+    worker.sync()
+    bench.x1_worker(b"slow").nothing()
+    client.nothing()
+    assert bench.stats()["running"] == bench.stats()["queued"] == 0
+
+
+@pytest.mark.parametrize("end", ["final", "error", "cancelled", "refused", "mmi", "too late"])
+def test_cancel_that_meets_the_end_has_no_answer(bench: Bench, end: str) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    service = b"echo"
+    if end == "refused":
+        service = b"nobody"
+        client.request(service, b"hello", options=b'{"wait":false}')
+    elif end == "mmi":
+        service = b"mmi.service"
+        client.request(service, b"echo")
+    elif end == "too late":
+        client.request(service, b"hello", options=b'{"ttl":0}')
+    else:
+        client.request(service, b"hello")
+        address = worker.work(b"hello")
+    if end == "final":
+        worker.final(address, b"world")
+        worker.sync()
+    elif end == "error":
+        worker.error(address, b"500", b"no good")
+        worker.sync()
+    elif end == "cancelled":
+        client.cancel(service)
+    client.cancel(service)
+    client.cancel(service)
+    message = client.recv()
+    assert message[:4] == [*client.envelope(), b"MDPCX1", b"\x03" if end in {"final", "mmi"} else b"\x04"]
+    client.nothing()
+    if end == "cancelled":
+        worker.cancelled(address)
+    worker.nothing()
+    assert bench.stats()["invalid"] == {}
+
+
+def test_thousands_of_ends_are_remembered_and_not_all(bench: Bench) -> None:
+    client = bench.x1_client()
+    for _ in range(5000):
+        client.request(b"mmi.service", b"echo")
+    for number in range(1, 5001):
+        client.final(b"mmi.service", b"404", number=b"%d" % number)
+    client.cancel(b"mmi.service", number=b"1")
+    client.nothing()
+    for _ in range(10_000):
+        client.request(b"mmi.service", b"echo")
+        client.recv()
+    client.cancel(b"mmi.service", number=b"1")
+    client.error(b"mmi.service", b"400", number=b"1")
+
+
+def test_cancel_for_something_unknown(bench: Bench) -> None:
+    client, other = bench.x1_client(), bench.x1_client()
+    client.request(b"late", b"hello")
+    client.sync()
+    for service, number in ((b"late", b"7"), (b"other", b"1"), (b"late", (b"1", b"1")), (b"mmi.service", b"1")):
+        client.cancel(service, number=number)
+        assert client.error(service, b"400", number=number) == "malformed: unknown-number"
+    other.cancel(b"late", number=b"1")  # it is not this connection's
+    other.error(b"late", b"400", number=b"1")
+    assert bench.stats()["invalid"] == {"unknown-number": 5}
+    assert bench.stats()["queued"] == 1
+    worker = bench.x1_worker(b"late")
+    worker.final(worker.work(b"hello"), b"world")
+    client.final(b"late", b"world", number=b"1")
+
+
+def test_the_number_of_a_cancelled_request_is_free(bench: Bench) -> None:
+    # although a client does better not to use it again
+    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
+    for body in (b"1", b"2"):
+        client.request(b"slow", body, number=b"same")
+        address = worker.work(body)
+        client.cancel(b"slow")
+        client.error(b"slow", b"499")
+        worker.cancelled(address)
+        client.request(b"slow", b"again", number=b"same")
+        client.sync()
+        worker.final(address, b"dropped")
+        worker.final(worker.work(b"again"), b"done")
+        client.final(b"slow", b"done")
+    client.nothing()
+
+
+def test_cancel_and_another_connections_request_of_the_same_number(bench: Bench) -> None:
+    amy, bob = bench.x1_client(options={zmq.IDENTITY: b"amy"}), bench.x1_client(options={zmq.IDENTITY: b"bob"})
+    first, second = bench.x1_worker(b"slow"), bench.x1_worker(b"slow")
+    amy.request(b"slow", b"amy's")
+    assert first.work(b"amy's") == b"amy"
+    bob.request(b"slow", b"bob's")
+    assert second.work(b"bob's") == b"bob"
+    bob.cancel(b"slow")
+    second.cancelled(b"bob")
+    bob.error(b"slow", b"499")
+    first.nothing()
+    first.final(b"amy", b"done")
+    amy.final(b"slow", b"done")
+
+
+@pytest.mark.parametrize("client_kind", [Client, X1Client])
+def test_a_worker_is_told_that_its_client_is_gone(bench: Bench, client_kind: Callable[..., Any]) -> None:
+    client, streaming, working = bench.connect(client_kind), bench.x1_worker(b"stream"), bench.x1_worker(b"slow")
+    client.request(b"slow", b"hello")
+    address = working.work(b"hello")
+    client.request(b"stream", b"hello")
+    assert streaming.work(b"hello") == address
+    client.request(b"slow", b"waits")
+    client.sync()
+    client.close()
+
+    def gone() -> bool:
+        streaming.partial(address, b"anybody?")
+        return bool(bench.stats()["dropped"] == {"client-gone": 3})
+
+    bench.until(gone)
+    for worker in (working, streaming):
+        worker.cancelled(address)
+        worker.final(address, b"for nobody")
+        worker.nothing()
+    assert bench.stats()["running"] == bench.stats()["queued"] == 0
+
+
+def test_a_client_that_has_missed_something_hears_nothing_more(start: Start) -> None:
+    # else it would wait for ever for what was thrown away; so it finds the broker silent, and starts anew
+    bench = start("inproc://broker", max_outbox=50)
+    slow, worker = bench.x1_client(options={zmq.RCVHWM: 1}), bench.x1_worker(b"stream")
+    slow.request(b"stream", b"hello")
+    address = worker.work(b"hello")
+    slow.request(b"stream", b"waits")
+    for number in range(3000):
+        worker.partial(address, b"%d" % number)
+    worker.cancelled(address)
+    assert bench.stats()["dropped"] == {"client-gone": 2}
+    slow.send(b"", b"MDPCX1", b"\x06")
+    slow.request(b"mmi.service", b"stream")
+    slow.request(b"stream", b"lost")
+    slow.cancel(b"stream", number=b"7")
+    slow.request(b"stream", b"", options=b"no JSON")
+    slow.sync()
+    for number in range(slow.waiting):
+        slow.partial(b"stream", b"%d" % number, number=b"1")  # a beginning of the stream, without a gap
+    slow.nothing()
+    worker.final(address, b"end")
+    worker.nothing()
+    again = bench.x1_client()
+    again.request(b"stream", b"hello", number=b"1")
+    worker.final(worker.work(b"hello"), b"world")
+    again.final(b"stream", b"world")

@@ -1,0 +1,495 @@
+"""X1: every way in which a request can fail, and the ERROR that tells so (docs/x1.md, Codes)."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+
+Start = Callable[..., Bench]
+
+each_old_client = pytest.mark.parametrize("old_kind", [OldClient, Client])
+each_worker = pytest.mark.parametrize("worker_kind", [OldWorker, Worker, X1Worker])
+
+NO_WAIT = b'{"wait":false}'
+
+
+def registered(bench: Bench, kind: Callable[..., Any], service: bytes) -> Any:
+    worker = bench.connect(kind)
+    worker.ready(service)
+    worker.sync()
+    return worker
+
+
+def settled(bench: Bench, client: X1Client, dropped: dict[str, int]) -> None:
+    """The request has ended, once and for all, and nothing is left of it."""
+    client.nothing()
+    stats = bench.stats()
+    assert stats["dropped"] == dropped
+    assert stats["running"] == stats["queued"] == stats["queued_bytes"] == 0
+
+
+# ── 404: no worker ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_404_nobody_offers_the_service_and_it_is_not_to_wait(bench: Bench) -> None:
+    client = bench.x1_client()
+    client.request(b"nobody", b"hello", options=NO_WAIT)
+    assert client.error(b"nobody", b"404") == "no worker offers the service"
+    settled(bench, client, {"no-worker": 1})
+    assert bench.stats()["services"] == 0
+
+
+def test_404_others_wait_but_nobody_offers_it(bench: Bench) -> None:
+    patient, client = bench.x1_client(), bench.x1_client()
+    patient.request(b"late", b"hello")
+    patient.sync()
+    client.request(b"late", b"hello", options=NO_WAIT)
+    client.error(b"late", b"404")
+    worker = bench.x1_worker(b"late")
+    worker.final(worker.work(b"hello"), b"world")
+    patient.final(b"late", b"world")
+
+
+def test_404_the_last_worker_goes_while_it_waits(bench: Bench) -> None:
+    client = bench.x1_client()
+    first, last = bench.x1_worker(b"echo"), bench.worker(b"echo")
+    client.request(b"echo", b"1")
+    client.request(b"echo", b"2")
+    first.work(b"1")
+    last.work(b"2")
+    client.request(b"echo", b"3", options=NO_WAIT)
+    client.request(b"echo", b"4")
+    first.disconnect()
+    first.sync()
+    client.nothing()
+    last.disconnect()
+    client.error(b"echo", b"404", number=b"3")
+    client.nothing()  # the others may wait
+    assert bench.stats()["queued"] == 3
+
+
+# ── 408: its time has passed ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("ttl", [b"0", b"1", b"20.5"])
+def test_408_queued(bench: Bench, ttl: bytes) -> None:
+    client = bench.x1_client()
+    client.request(b"late", b"hello", options=b'{"ttl":%s}' % ttl)
+    text = client.error(b"late", b"408")
+    assert text == "its time passed before a worker was free for it: none offers it"
+    settled(bench, client, {"ttl-passed": 1})
+    worker = bench.x1_worker(b"late")
+    worker.nothing()
+
+
+def test_408_queued_behind_another(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
+    client.request(b"slow", b"1")
+    address = worker.work(b"1")
+    client.request(b"slow", b"2", options=b'{"ttl":20}')
+    assert "1 offer it, all busy" in client.error(b"slow", b"408")
+    worker.final(address, b"done")
+    client.final(b"slow", b"done", number=b"1")
+    worker.nothing()
+
+
+def test_408_a_ttl_of_0_is_over_even_if_a_worker_is_idle(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello", options=b'{"ttl":0}')
+    client.error(b"echo", b"408")
+    worker.nothing()
+
+
+def test_408_running(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
+    client.request(b"slow", b"hello", options=b'{"ttl":50}')
+    address = worker.work(b"hello", options=b'{"ttl":50}')
+    assert "its time passed while a worker was at it" in client.error(b"slow", b"408")
+    worker.cancelled(address)
+    worker.partial(address, b"too")
+    worker.final(address, b"late")
+    worker.nothing()
+    settled(bench, client, {"ttl-passed": 1})
+    client.request(b"slow", b"next")  # the worker is free again
+    worker.final(worker.work(b"next"), b"done")
+    client.final(b"slow", b"done")
+
+
+def test_408_running_and_streaming(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
+    client.request(b"slow", b"hello", options=b'{"ttl":50}')
+    address = worker.work(b"hello", options=b'{"ttl":50}')
+    worker.partial(address, b"begun")
+    while (message := client.recv())[3] == b"\x02":
+        assert message[4:] == [b"slow", b"begun"]
+    assert message[3:6] == [b"\x04", b"slow", b"408"]
+    worker.cancelled(address)
+
+
+@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
+def test_408_running_at_a_worker_that_cannot_be_told(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, b"slow")
+    client.request(b"slow", b"hello", options=b'{"ttl":50}')
+    address = worker.work(b"hello")
+    client.error(b"slow", b"408")
+    worker.nothing()
+    client.request(b"slow", b"next")
+    worker.final(address, b"late")
+    worker.final(worker.work(b"next"), b"done")
+    client.final(b"slow", b"done")
+
+
+def test_408_no_second_worker_when_the_time_has_passed(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
+    client.request(b"slow", b"hello", options=b'{"ttl":50}')
+    address = worker.work(b"hello", options=b'{"ttl":50}')
+    client.error(b"slow", b"408")
+    worker.cancelled(address)
+    worker.disconnect()
+    worker.sync()
+    bench.x1_worker(b"slow").nothing()
+    settled(bench, client, {"ttl-passed": 1})
+
+
+@pytest.mark.parametrize("options", [b"", b'{"ttl":60000}'])
+def test_408_the_brokers_own_bound(start: Start, options: bytes) -> None:
+    bench = start(expiry=0.05)
+    client = bench.x1_client()
+    client.request(b"late", b"hello", options=options)
+    assert "expiry" in client.error(b"late", b"408")
+    settled(bench, client, {"expired": 1})
+
+
+# ── 413: too large ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("limits", "body", "reason"),
+    [
+        ({"max_message": 100_000}, [b"x" * 100_000], "too-large"),
+        ({"max_message": 100_000}, [b"x" * 60_000, b"x" * 60_000], "too-large"),
+        ({"max_frames": 20}, [b"x"] * 20, "too-many-frames"),
+    ],
+)
+def test_413_the_request(start: Start, limits: dict[str, int], body: list[bytes], reason: str) -> None:
+    bench = start(**limits)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", *body)
+    assert str(next(iter(limits.values()))) in client.error(b"echo", b"413")
+    settled(bench, client, {})
+    assert bench.stats()["invalid"] == {reason: 1}
+    client.request(b"echo", b"less")
+    worker.final(worker.work(b"less"), b"done")
+    client.final(b"echo", b"done")
+
+
+@pytest.mark.parametrize("end", ["final", "error"])
+def test_413_a_final_or_an_error(start: Start, end: str) -> None:
+    # the worker has ended its request, and is free
+    bench = start(max_message=100_000)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello")
+    address = worker.work(b"hello")
+    if end == "final":
+        worker.final(address, b"x" * 100_000)
+    else:
+        worker.error(address, b"500", b"text", b"x" * 100_000)
+    assert "100000 bytes" in client.error(b"echo", b"413")
+    settled(bench, client, {"reply-too-large": 1})
+    client.request(b"echo", b"next")
+    worker.final(worker.work(b"next"), b"done")
+    client.final(b"echo", b"done")
+    worker.nothing()
+
+
+def test_413_a_cancelled_requests_final(start: Start) -> None:
+    bench = start(max_frames=20)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello")
+    address = worker.work(b"hello")
+    client.cancel(b"echo")
+    client.error(b"echo", b"499")
+    worker.cancelled(address)
+    worker.final(address, *[b"x"] * 20)
+    worker.nothing()
+    settled(bench, client, {"cancelled": 1})
+
+
+@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
+def test_413_a_final_of_a_worker_that_may_yet_send_another(start: Start, worker_kind: Callable[..., Any]) -> None:
+    # the client is told at once; the worker is free when it has sent one that fits (C15)
+    bench = start(max_message=100_000)
+    client, worker = bench.x1_client(), registered(bench, worker_kind, b"echo")
+    client.request(b"echo", b"hello")
+    address = worker.work(b"hello")
+    worker.final(address, b"x" * 100_000)
+    assert "100000 bytes" in client.error(b"echo", b"413")
+    client.request(b"echo", b"next")
+    worker.nothing()
+    worker.final(address, b"one that fits")
+    worker.final(worker.work(b"next"), b"done")
+    client.final(b"echo", b"done")
+    settled(bench, client, {"reply-too-large": 1})
+
+
+def test_413_a_partial(start: Start) -> None:
+    # there would be a gap in the stream
+    bench = start(max_frames=20)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello")
+    address = worker.work(b"hello")
+    worker.partial(address, b"1")
+    worker.partial(address, *[b"2"] * 20)
+    worker.partial(address, b"3")
+    client.partial(b"echo", b"1")
+    assert "20 frames" in client.error(b"echo", b"413")
+    worker.cancelled(address)
+    worker.final(address, b"4")
+    worker.nothing()
+    settled(bench, client, {"reply-too-large": 1})
+
+
+# ── 429: the broker has too much ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_429_requests_that_wait_for_the_service(start: Start) -> None:
+    bench = start(max_queue=2)
+    client = bench.x1_client()
+    for _ in range(3):
+        client.request(b"late", b"hello")
+    assert "2 requests wait" in client.error(b"late", b"429", number=b"3")
+    client.request(b"other", b"hello")  # another service has its own queue
+    client.nothing()
+    worker = bench.x1_worker(b"late")
+    for number in (b"1", b"2"):
+        worker.final(worker.work(b"hello"), b"world")
+        client.final(b"late", b"world", number=number)
+    worker.nothing()
+    assert bench.stats()["dropped"] == {"queue-full": 1}
+
+
+def test_429_bytes_that_wait(start: Start) -> None:
+    bench = start(max_queued_bytes=100_000)
+    client, worker = bench.x1_client(), bench.x1_worker(b"served")
+    client.request(b"late", b"x" * 90_000)
+    client.request(b"late", b"x" * 10_000)
+    assert "100000 bytes" in client.error(b"late", b"429")
+    client.request(b"late", b"", options=b'{"k":"' + b"x" * 10_000 + b'"}')  # options count as well
+    client.error(b"late", b"429")
+    client.request(b"served", b"x" * 10_000)  # it need not wait
+    worker.final(worker.work(b"x" * 10_000), b"done")
+    client.final(b"served", b"done")
+    assert bench.stats()["dropped"] == {"memory-full": 2}
+
+
+def test_429_services(start: Start) -> None:
+    bench = start(max_services=2)
+    client, worker = bench.x1_client(), bench.x1_worker(b"served")
+    client.request(b"one", b"hello")
+    client.request(b"two", b"hello")
+    assert "2 services" in client.error(b"two", b"429")
+    client.request(b"served", b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    client.final(b"served", b"world")
+    assert bench.stats()["dropped"] == {"too-many-services": 1}
+
+
+# ── 500 and whatever else a worker says ──────────────────────────────────────────────────────────────────────────────
+
+FAILURES = [
+    [b"500", b"ValueError: no good"],
+    [b"500", b""],
+    [b"500", b"with a detail", b""],
+    [b"422", "größer ✓".encode(), b"\x00\xff" * 1000],
+    [b"000", b"\xff is no text"],
+    [b"999", b"MDPCX1", b"MDPWX1"],
+    [b"404", b"a worker's own 404"],
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_500_and_other_codes_pass_unchanged(bench: Bench, failure: list[bytes]) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"fails")
+    for part in (False, True):
+        client.request(b"fails", b"hello")
+        address = worker.work(b"hello")
+        if part:
+            worker.partial(address, b"begun")
+            client.partial(b"fails", b"begun")
+        worker.error(address, failure[0], failure[1], *failure[2:])
+        client.error(b"fails", *failure)
+        worker.nothing()
+        client.nothing()
+    settled(bench, client, {})
+    assert bench.stats()["errors"] == 2
+
+
+@each_old_client
+@pytest.mark.parametrize("part", [False, True])
+def test_500_is_dropped_and_counted_for_other_clients(bench: Bench, old_kind: Callable[..., Any], part: bool) -> None:
+    client, worker = bench.connect(old_kind), bench.x1_worker(b"fails")
+    client.request(b"fails", b"hello")
+    address = worker.work(b"hello")
+    if part:
+        worker.partial(address, b"begun")
+        if old_kind is Client:
+            client.partial(b"fails", b"begun")
+    worker.error(address, b"500", b"no good", b"detail")
+    client.nothing()
+    worker.nothing()
+    assert bench.stats()["dropped"] == {"handler-failed": 1}
+    client.request(b"fails", b"again")
+    worker.final(worker.work(b"again"), b"fine now")
+    client.final(b"fails", b"fine now")
+
+
+@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
+def test_500_of_a_worker_without_a_word_for_it_is_a_final(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, b"fails")
+    client.request(b"fails", b"hello")
+    worker.final(worker.work(b"hello"), b"zmdp.error", b"500", b"ValueError: no good")
+    client.final(b"fails", b"zmdp.error", b"500", b"ValueError: no good")
+
+
+# ── 502: the worker is lost ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def disconnects(bench: Bench, worker: Worker) -> None:
+    worker.disconnect()
+    worker.sync()
+
+
+def is_silent(bench: Bench, worker: Worker) -> None:
+    bench.until(lambda: bench.stats()["workers"] == 0)
+
+
+def says_the_unexpected(bench: Bench, worker: Worker) -> None:
+    worker.ready(b"echo")
+    worker.disconnected()
+
+
+each_death = pytest.mark.parametrize(
+    ("worker_kind", "death"),
+    [(X1Worker, is_silent)]
+    + [(kind, death) for kind in (OldWorker, Worker, X1Worker) for death in (disconnects, says_the_unexpected)],
+)
+Death = Callable[[Bench, Worker], None]
+
+
+def settings(death: Death) -> dict[str, float]:
+    """Where a worker dies of silence there is no way but to wait; all others have nothing to do with the time."""
+    return {"heartbeat": 0.05, "liveness": 10} if death is is_silent else {}
+
+
+@each_death
+def test_502_too_many_workers_were_lost(start: Start, worker_kind: Callable[..., Any], death: Death) -> None:
+    bench = start(max_attempts=2, **settings(death))
+    client = bench.x1_client()
+    client.request(b"echo", b"poison")
+    client.sync()
+    for attempt in (1, 2):
+        worker = registered(bench, worker_kind, b"echo")
+        if worker_kind is X1Worker:
+            worker.work(b"poison", options=b"" if attempt == 1 else b'{"attempt":2}')
+        else:
+            worker.work(b"poison")
+        death(bench, worker)
+    assert "its worker was lost" in client.error(b"echo", b"502")
+    settled(bench, client, {"workers-lost": 1})
+
+
+@pytest.mark.parametrize("worker_kind", [Worker, X1Worker])
+@pytest.mark.parametrize("death", [disconnects, says_the_unexpected])
+def test_502_after_a_partial(start: Start, worker_kind: Callable[..., Any], death: Death) -> None:
+    bench = start()
+    client, worker = bench.x1_client(), registered(bench, worker_kind, b"echo")
+    client.request(b"echo", b"hello")
+    worker.partial(worker.work(b"hello"), b"begun")
+    client.partial(b"echo", b"begun")
+    death(bench, worker)
+    assert "after a PARTIAL" in client.error(b"echo", b"502")
+    bench.x1_worker(b"echo").nothing()
+    settled(bench, client, {"worker-lost-after-partial": 1})
+
+
+def test_502_its_only_worker_was_lost_and_it_is_not_to_wait(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello", options=NO_WAIT)
+    worker.work(b"hello", options=NO_WAIT)
+    worker.disconnect()
+    client.error(b"echo", b"502")
+    bench.x1_worker(b"echo").nothing()
+    settled(bench, client, {"workers-lost": 1})
+
+
+def test_502_not_404_if_a_worker_had_it(bench: Bench) -> None:
+    # 404 says that nobody has begun with it
+    client = bench.x1_client()
+    first, last = bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
+    client.request(b"echo", b"1", options=NO_WAIT)
+    client.request(b"echo", b"2")
+    first.work(b"1", options=NO_WAIT)
+    last.work(b"2")
+    first.disconnect()  # so it waits for the other, which is busy, …
+    first.sync()
+    client.nothing()
+    last.disconnect()  # … and then there is none
+    client.error(b"echo", b"502", number=b"1")
+    client.nothing()
+
+
+def test_502_not_while_there_is_another(bench: Bench) -> None:
+    client = bench.x1_client()
+    worker, other = bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello", options=NO_WAIT)
+    worker.work(b"hello", options=NO_WAIT)
+    worker.disconnect()
+    address, options = other.request(b"hello")
+    assert json.loads(options) == {"wait": False, "attempt": 2}
+    other.final(address, b"world")
+    client.final(b"echo", b"world")
+
+
+# ── 503: the broker ends ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_503_draining(start: Start) -> None:
+    bench = start(drain_timeout=60.0)
+    client, old, worker = bench.x1_client(), bench.client(), bench.x1_worker(b"slow")
+    idle = bench.x1_worker(b"idle")
+    client.request(b"slow", b"running")
+    address = worker.work(b"running")
+    client.request(b"slow", b"waiting")
+    client.sync()
+    bench.server.stop()
+    bench.until(lambda: json.loads(bench.mmi(b"mmi.broker", b""))["draining"])
+    client.request(b"idle", b"too late")
+    assert "draining" in client.error(b"idle", b"503")
+    old.request(b"idle", b"too late")
+    old.nothing()
+    idle.nothing()
+    assert bench.stats()["dropped"] == {"draining": 2}
+    worker.final(address, b"done")  # what was there before is finished, …
+    client.final(b"slow", b"done", number=b"1")
+    worker.final(worker.work(b"waiting"), b"done too")
+    client.final(b"slow", b"done too", number=b"2")
+    worker.disconnected()  # … and only then it ends
+    idle.disconnected()
+
+
+def test_503_closing(start: Start) -> None:
+    bench = start(drain_timeout=0.0)
+    client, x1, old = bench.x1_client(), bench.x1_worker(b"x1"), bench.worker(b"old")
+    for service in (b"x1", b"old", b"x1", b"nobody"):
+        client.request(service, b"hello")
+    address = x1.work(b"hello")
+    old.work(b"hello")
+    client.sync()
+    bench.server.stop()
+    for number, service in enumerate((b"x1", b"old", b"x1", b"nobody"), 1):
+        assert "the broker ended" in client.error(service, b"503", number=b"%d" % number)
+    x1.cancelled(address)
+    x1.disconnected()
+    old.disconnected()

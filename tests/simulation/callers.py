@@ -1,0 +1,357 @@
+"""X1's client, run as its shell runs it: many requests at once, over one connection after the other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from zmdp.clients.session import GRACE, Call, ClientSession, Outcome, Reply
+from zmdp.mdp import wire
+from zmdp.mdp.codes import Code
+from zmdp.mdp.errors import (
+    ClosedError,
+    RequestTimeout,
+    RetryLater,
+    ServiceError,
+    ServiceNotFound,
+    StreamInterrupted,
+    WorkerLost,
+)
+from zmdp.mdp.fake_network import Dealer
+from zmdp.mdp.wire import Message, Route
+
+from .actors import MILLISECOND, Process, Stage, Stream, tells_failure
+from .referee import EPSILON, GRAIN
+from .rules import Broken, check
+
+MOST_CALLS = 12
+"""Calls that a client has outstanding at most: all are sent again with each new connection."""
+NEVER = float("inf")
+EXCEPTIONS = {
+    Code.NO_WORKER: ServiceNotFound,
+    Code.TIME_PASSED: RequestTimeout,
+    Code.QUEUE_FULL: RetryLater,
+    Code.DRAINING: RetryLater,
+    Code.WORKER_LOST: WorkerLost,
+    500: ServiceError,
+    418: ServiceError,
+}
+"""What a client is to raise for each code that it can get; it sends nothing malformed, nor too large."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How an X1 client asks."""
+
+    service: bytes
+    timeout: float | None = None
+    silence: float | None = None
+    stream: bool = False
+    wait: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+    about: bytes = b""
+    """What an `mmi.*` service is asked about."""
+
+    @property
+    def is_mmi(self) -> bool:
+        return self.service.startswith(b"mmi.")
+
+
+@dataclass(eq=False)
+class Asked:
+    """A call, and what has come of it."""
+
+    call: Call
+    wish: Wish
+    body: list[bytes]
+    began: float
+    heard: float
+    """When it began, or something of its reply came."""
+    came: Stream
+    """What came of it on this connection."""
+    handed_out: Stream
+    """What the caller has got."""
+    sent: bool = False
+    """It was sent on this connection."""
+    ended: bool = False
+    """Its FINAL or ERROR came on this connection."""
+    over: bool = False
+    """The caller has got its last outcome, or has cancelled it."""
+
+    @property
+    def deadline(self) -> float:
+        return NEVER if self.wish.timeout is None else self.began + self.wish.timeout
+
+    @property
+    def due(self) -> float:
+        """When it must be over, whatever happens."""
+        due = self.deadline if self.wish.timeout is None else self.deadline + self.wish.timeout * GRACE
+        return due if self.wish.silence is None else min(due, self.heard + self.wish.silence)
+
+
+class CallerProcess(Process):
+    """`ClientSession`, run as its shell runs it, with many calls at once."""
+
+    def __init__(
+        self,
+        world: Stage,
+        name: str,
+        choose: Callable[[], Wish],
+        pause: float,
+        *,
+        heartbeat: float = 1.0,
+        liveness: int = 5,
+        cancels: float = 0.0,
+    ) -> None:
+        super().__init__(world, name)
+        self.session = ClientSession(heartbeat=heartbeat, liveness=liveness, rng=world.rng)
+        self.replies = 0
+        self._choose = choose
+        self._pause = pause
+        self._cancels = cancels
+        """Chance that a call is cancelled, if it is not over by then."""
+        self._dealer: Dealer | None = None
+        self._asked: dict[Route, Asked] = {}
+        self._open: dict[Route, Asked] = {}
+        """Those that are not over."""
+        self.later(world.rng.expovariate(1 / pause), self._next)
+
+    @property
+    def idle(self) -> bool:
+        """No call is outstanding."""
+        return not self._open
+
+    def _next(self) -> None:
+        if self.world.calm:
+            return
+        for _ in range(min(self.world.rng.choice([1, 1, 2, 6]), MOST_CALLS - len(self._open))):
+            self.begin(self._choose())
+        self.later(self.world.rng.expovariate(1 / (2 * self._pause)), self._next)
+
+    def begin(self, wish: Wish) -> None:
+        now = self.world.now
+        number = f"{self.name}.{self.world.number()}".encode()
+        body = [wish.about] if wish.is_mmi else [number, b"please"]
+        headers = {"number": number.decode()}
+        if wish.timeout is not None:
+            headers["until"] = str(now + wish.timeout)
+        call = self.session.request(
+            wish.service, body, now, timeout=wish.timeout, silence=wish.silence, stream=wish.stream, wait=wish.wait,
+            headers=headers, options=wish.options,
+        )  # fmt: skip
+        check(call.route not in self._asked, f"X1: {self.name} uses the number {call.route} twice")
+        asked = Asked(call, wish, body, now, now, Stream(number), Stream(number))
+        self._asked[call.route] = self._open[call.route] = asked
+        self.world.events["X1 call"] += 1
+        self._settle()
+        check(asked.sent == (self._dealer is not None), f"X1: {self.name} did not send {call.route}")
+        if not self.world.calm and self.world.chance(self._cancels):
+            self.later(self.world.rng.expovariate(1 / self._pause), partial(self._cancel, asked))
+
+    def _cancel(self, asked: Asked) -> None:
+        if asked.over or self.world.calm:
+            return
+        self.world.note(f"{self.name} cancels {asked.call.route[0].decode()}")
+        self.world.events["X1 call cancelled"] += 1
+        self.session.cancel(asked.call)
+        self._over(asked)
+        told = [
+            message for message in self.session.messages if message == wire.cancel(asked.call.route, asked.call.service)
+        ]
+        check(bool(told) == asked.sent, f"X1: {self.name} did not send CANCEL of {asked.call.route}")
+        self._settle()
+
+    def _over(self, asked: Asked) -> None:
+        asked.over = True
+        del self._open[asked.call.route]
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _connect(self) -> None:
+        self._dealer = Dealer(self.world.network, self.name, self._arrived, lost=self._lost)
+        self.world.events["X1 client connected"] += 1
+        self.session.connected("the broker", self.world.now)
+        self._settle()
+        forgotten = [route for route, asked in self._open.items() if not asked.sent]
+        check(not forgotten, f"X1: {self.name} has connected and does not send {forgotten} again")
+
+    def _lost(self, dealer: Dealer, reason: str) -> None:
+        self.do(partial(self._connection_lost, dealer, reason))
+
+    def _connection_lost(self, dealer: Dealer, reason: str) -> None:
+        if dealer is self._dealer:
+            self.session.lose(reason, self.world.now)
+            self._settle()
+
+    def _arrived(self, dealer: Dealer, message: Message) -> None:
+        self.do(partial(self._receive, dealer, message))
+
+    def _receive(self, dealer: Dealer, message: Message) -> None:
+        if dealer is not self._dealer:
+            return  # it was closed while this process hung
+        command = wire.decode_broker(message)
+        if isinstance(command, wire.Heartbeat) and command.header == wire.CX1:
+            self.session.receive(message, self.world.now)
+            self._settle()
+            return
+        check(isinstance(command, wire.Answer | wire.Error), f"{self.name} got {message}, which is no reply")
+        assert isinstance(command, wire.Answer | wire.Error)
+        asked = self._asked.get(command.route)
+        check(asked is not None and asked.sent, f"X1: {self.name} got {message}, which it did not ask for here")
+        assert asked is not None
+        check(not asked.ended, f"X1: {self.name} got {message} after the end of that request")
+        check(command.service == asked.wish.service, f"X1: {self.name} asked {asked.wish.service!r} and got {message}")
+        asked.heard = self.world.now
+        self.session.receive(message, self.world.now)
+        handed_out = len(self.session.events)
+        if isinstance(command, wire.Error):
+            asked.ended = True
+            check(handed_out == (not asked.over), f"X1: {self.name} handed out {handed_out} outcomes for {message}")
+            self._check_error(asked, command)
+        else:
+            asked.ended = command.final
+            if not asked.wish.is_mmi:
+                asked.came.add(command.body)
+                check(asked.came.ended == command.final, f"C3: {message} is not what the worker sent")
+            expected = not asked.over and (command.final or asked.wish.stream)
+            check(handed_out == expected, f"X1: {self.name} handed out {handed_out} outcomes for {message}")
+            if handed_out:
+                told = isinstance(self.session.events[0][1], ServiceError)
+                check(told == tells_failure(command.body), f"{self.name} does not see that {message} is a failure")
+        self._settle()
+
+    def _check_error(self, asked: Asked, error: wire.Error) -> None:
+        """What the broker or a worker says about a request fits what was asked."""
+        if error.code in {500, 418}:
+            asked.came.add([error.text.encode()])
+            check(asked.came.ended, f"X1: {error} is not what the worker sent")
+        elif asked.over:
+            return
+        elif error.code == Code.NO_WORKER:
+            check(not asked.wish.wait, f"X1: {self.name} was told 404, but wants to wait")
+        elif error.code == Code.CANCELLED:
+            raise Broken(f"X1: {self.name} was told 499, but has not cancelled {asked.call.route}")
+        outcome = self.session.events[-1][1] if self.session.events else None
+        if outcome is not None:
+            streamed = error.code == Code.WORKER_LOST and asked.handed_out.parts > 0
+            kind = StreamInterrupted if streamed else EXCEPTIONS.get(error.code)
+            check(type(outcome) is kind, f"X1: {self.name} raises {outcome!r} for {error}")
+
+    def _settle(self) -> None:
+        """Send what is to be sent, hand out what is to be handed out, close the connection if it is lost."""
+        for message in self.session.messages:
+            self._check_sent(message)
+            assert self._dealer is not None
+            self._dealer.send(message)
+        self.session.messages.clear()
+        for call, outcome in self.session.events:
+            self._hand_out(self._asked[call.route], outcome)
+        self.session.events.clear()
+        if self.session.lost is not None and self._dealer is not None:
+            self.world.note(f"{self.name}: {self.session.lost}")
+            self._dealer.close()
+            self._dealer = None
+            for asked in self._asked.values():
+                asked.sent = asked.ended = False
+                asked.came = Stream(asked.came.number)
+        self._check_punctual()
+
+    def _check_sent(self, message: Message) -> None:
+        """A request goes out under its number, once on each connection, and never again once a part was handed out."""
+        check(self._dealer is not None, f"X1: {self.name} sends {message}, but is not connected")
+        command = wire.decode_peer([b"?", *message], max_message=1 << 30, max_frames=1 << 30)
+        if isinstance(command, wire.Heartbeat):
+            return
+        check(isinstance(command, wire.Request | wire.Cancel), f"X1: {self.name} sends {message}")
+        assert isinstance(command, wire.Request | wire.Cancel)
+        asked = self._asked.get(command.route[1:])
+        check(asked is not None, f"X1: {self.name} sends {message} under a number of no call")
+        assert asked is not None
+        check(command.service == asked.wish.service, f"X1: {self.name} sends {message} to another service")
+        if isinstance(command, wire.Cancel):
+            check(asked.sent, f"X1: {self.name} cancels {message}, which it has not sent here")
+            return
+        check(not asked.over, f"X1: {self.name} sends {message}, which is over")
+        check(not asked.sent, f"X1: {self.name} sends {message} a second time on a connection")
+        check(not asked.handed_out.parts, f"C17: {self.name} sends {message} after a part of its reply")
+        check(command.body == asked.body, f"X1: {self.name} sends {message}, which is not {asked.body}")
+        wish, options = asked.wish, command.options
+        check(options.wait == wish.wait, f"X1: {self.name} sends {message} with another wait")
+        check((options.ttl is None) == (wish.timeout is None), f"X1: {self.name} sends {message} with another ttl")
+        if options.ttl is not None:
+            left = max(asked.deadline - self.world.now, MILLISECOND)
+            check(abs(options.ttl - left) <= MILLISECOND, f"X1: {self.name} sends {message}, {left} s are left")
+        asked.sent = True
+        self.world.events["X1 request sent again"] += asked.began < self.world.now
+
+    # ── the caller ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hand_out(self, asked: Asked, outcome: Outcome) -> None:
+        """The caller gets a part, or how its call has ended."""
+        events, now, wish = self.world.events, self.world.now, asked.wish
+        check(not asked.over, f"X1: {self.name} hands out {outcome!r} after the end of {asked.call.route}")
+        if isinstance(outcome, Reply):
+            if not wish.is_mmi:
+                asked.handed_out.add(outcome)
+                check(asked.handed_out.ended == outcome.final, f"X1: {self.name} handed out {outcome}")
+            if outcome.final:
+                self.replies += 1
+                events["X1 client got its reply"] += 1
+                self._over(asked)
+            else:
+                check(wish.stream, f"X1: {self.name} hands out a part of what is no stream")
+            return
+        self._check_punctual()
+        events[f"X1 client: {type(outcome).__name__} {getattr(outcome, 'code', None) or ''}".strip()] += 1
+        code = getattr(outcome, "code", None)
+        if isinstance(outcome, StreamInterrupted):
+            check(asked.handed_out.parts > 0, f"X1: {outcome!r} though no part was handed out")
+            if self.session.lost is not None:
+                self._over(asked)
+                return
+        if isinstance(outcome, RequestTimeout | StreamInterrupted) and code is None:
+            passed = now >= asked.due - EPSILON
+            check(passed, f"X1: {self.name} gave up {asked.call.route} at {now}, before {asked.due}")
+        self._over(asked)
+
+    def _check_punctual(self) -> None:
+        """A call is over when its time has passed, or as soon as this process runs again."""
+        late = self.world.now - GRAIN - EPSILON
+        if late > self.hangs_until:
+            for asked in self._open.values():
+                if late > asked.due:
+                    raise Broken(f"X1: the call {asked.call.route} of {self.name} is not over, but was due {asked.due}")
+
+    def check_answered(self, given_up: set[bytes]) -> None:
+        """When nothing is under way, what was sent on this connection has been answered, if the connection lives.
+
+        `given_up` are those on which the broker has given up, because this process did not read: nothing comes there.
+        """
+        link = self._dealer.link if self._dealer is not None else None
+        if link is not None and link.whole and link.identity not in given_up:
+            silent = [route for route, asked in self._asked.items() if asked.sent and not asked.ended]
+            check(not silent, f"X1: {self.name} got neither FINAL nor ERROR for {silent}")
+
+    def tick(self) -> None:
+        self.session.tick(self.world.now)
+        self._settle()
+        if self.session.lost is not None and self.session.outstanding and self.world.now >= self.session.retry_at:
+            self._connect()
+
+    def deadline(self) -> float | None:
+        return self.session.deadline()
+
+    def leave(self) -> None:
+        """End in an orderly way: what is outstanding is cancelled."""
+        self.session.close(partial(ClosedError, "this client was closed"))
+        self._settle()
+        check(self.idle, f"X1: calls of {self.name} outlive it: {list(self._open)}")
+        self.world.events["X1 client closed"] += 1
+        if self._dealer is not None:
+            self._dealer.close(flush=True)
+        super().die()
+
+    def die(self) -> None:
+        super().die()
+        if self._dealer is not None:
+            self._dealer.close(silent=self.world.chance(0.3))

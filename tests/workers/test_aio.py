@@ -1,0 +1,718 @@
+"""The asyncio worker, against a real broker and real clients in this process."""
+
+import asyncio
+import functools
+import json
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+import zmq
+from support.processes import eventually
+from support.router import Router
+
+from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceError
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import AsyncWorker, ClosedError, Final, SettingError, Worker, current_request
+
+ALL = ["X1", "0.2", "0.1"]
+QUICK = {"heartbeat": 0.05, "liveness": 20}
+
+
+@pytest.fixture
+def server():
+    with running_broker(limits=Limits(**QUICK), drain_timeout=0.1) as server:
+        yield server
+
+
+@pytest.fixture
+def endpoint(server):
+    return server.endpoints[0]
+
+
+@pytest.fixture(params=ALL)
+def protocol(request):
+    """What the worker speaks."""
+    return request.param
+
+
+def serving(endpoint, scenario, *workers):
+    """Run `scenario(client)` while the workers serve; nothing may be left for the event loop to complain of."""
+    complaints = []
+
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        async with AsyncClient(endpoint, timeout=20) as client:
+            for worker in workers:
+                worker.broker = endpoint
+                worker.start()
+            try:
+                await scenario(client)
+            finally:
+                for worker in workers:
+                    worker.stop()
+                for worker in workers:
+                    await worker.wait()
+
+    asyncio.run(run())
+    assert complaints == []
+
+
+async def collect(parts):
+    return [part async for part in parts]
+
+
+async def echo(request):
+    return request
+
+
+async def until(condition):
+    await asyncio.to_thread(eventually, condition)
+
+
+# ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_coroutine(endpoint, protocol):
+    async def upper(request):
+        await asyncio.sleep(0)
+        return request[0].upper()
+
+    async def scenario(client):
+        assert await client.request("upper", b"abc") == [b"ABC"]
+        assert await client.request("echo", b"a", b"") == [b"a", b""]
+        asked = [b"%d" % number for number in range(100)]
+        assert await asyncio.gather(*(client.request("echo", body) for body in asked)) == [[body] for body in asked]
+
+    serving(
+        endpoint,
+        scenario,
+        AsyncWorker("upper", upper, protocol=protocol, **QUICK),
+        AsyncWorker("echo", echo, protocol=protocol, concurrency=5, **QUICK),
+    )
+
+
+def test_an_async_generator(endpoint, protocol):
+    async def count(request):
+        for number in range(int(request[0])):
+            await asyncio.sleep(0)
+            yield [b"%d" % number, b"."]
+
+    async def ending(request):
+        try:
+            yield b"part"
+            yield Final([b"the", b"end"])
+            yield b"never"
+        finally:
+            closed.set()
+
+    closed = threading.Event()
+
+    async def scenario(client):
+        parts = await collect(client.stream("count", b"3"))
+        assert [frame for part in parts for frame in part] == [b"0", b".", b"1", b".", b"2", b".", b""]
+        assert [part.final for part in parts] in ([False, False, False, True], [True])  # 0.1 has no parts
+        assert await client.request("count", b"0") == [b""]
+        assert await client.request("ending") == [b"part", b"the", b"end"]
+        assert closed.is_set()
+
+    serving(
+        endpoint,
+        scenario,
+        AsyncWorker("count", count, protocol=protocol, **QUICK),
+        AsyncWorker("ending", ending, protocol=protocol, **QUICK),
+    )
+
+
+def test_as_a_decorator_with_a_bound_method_and_with_partial(endpoint):
+    class Adder:
+        async def __call__(self, request):
+            return request[0] + b"!"
+
+        async def twice(self, request):
+            return request[0] * 2
+
+    worker = AsyncWorker("decorated")
+
+    @worker
+    async def decorated(request):
+        return b"decorated"
+
+    async def also(prefix, request):
+        return prefix + request[0]
+
+    async def scenario(client):
+        assert await decorated([b"plain call"]) == b"decorated"
+        assert await client.request("decorated") == [b"decorated"]
+        assert await client.request("called", b"a") == [b"a!"]
+        assert await client.request("method", b"a") == [b"aa"]
+        assert await client.request("partial", b"a") == [b"pre-a"]
+
+    serving(
+        endpoint,
+        scenario,
+        worker,
+        AsyncWorker("called", Adder()),
+        AsyncWorker("method", Adder().twice),
+        AsyncWorker("partial", functools.partial(also, b"pre-")),
+    )
+
+
+def test_so_many_at_a_time(endpoint):
+    active, most = 0, 0
+
+    async def meet(request):
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        while int(request[0]) < 20 and active < 20:  # the first twenty are all there at the same time
+            await asyncio.sleep(0)
+        most = max(most, active)
+        await asyncio.sleep(0)
+        active -= request[0] >= b"20"
+        return b""
+
+    async def scenario(client):
+        await asyncio.gather(*(client.request("meet", b"%d" % number) for number in range(20)))
+        assert most == 20
+
+    serving(endpoint, scenario, AsyncWorker("meet", meet, concurrency=20, **QUICK))
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda: b"text".decode("no-codec"), "LookupError: unknown encoding: no-codec"),
+        (lambda: "text", "HandlerError: a handler gave 'text': it takes bytes, a list of bytes, or None"),
+        (lambda: exec("raise ValueError('x' * 10000)"), "ValueError: xxx"),
+    ],
+)
+def test_a_handler_that_fails(endpoint, failure, told, protocol, logged):
+    async def fail(request):
+        return failure()
+
+    async def late(request):
+        yield b"part"
+        yield failure()
+
+    async def scenario(client):
+        for _ in range(2):
+            with pytest.raises(ServiceError) as caught:
+                await client.request("fail")
+            assert told in caught.value.text
+            assert (caught.value.code, len(caught.value.text) <= 1000) == (500, True)
+            with pytest.raises(ServiceError) as caught:
+                await client.request("late")
+            assert told in caught.value.text
+        assert logged("fail: the handler failed")
+
+    serving(
+        endpoint,
+        scenario,
+        AsyncWorker("fail", fail, protocol=protocol, **QUICK),
+        AsyncWorker("late", late, protocol=protocol, **QUICK),
+    )
+
+
+def test_a_handler_chooses_code_text_and_detail(endpoint, protocol):
+    async def refuse(request):
+        raise ServiceError(422, "two numbers, please", b'{"given":1}')
+
+    async def scenario(client):
+        with pytest.raises(ServiceError) as caught:
+            await client.request("refuse")
+        detail = b'{"given":1}' if protocol == "X1" else None
+        assert (caught.value.code, caught.value.text, caught.value.detail) == (422, "two numbers, please", detail)
+
+    serving(endpoint, scenario, AsyncWorker("refuse", refuse, protocol=protocol))
+
+
+def test_values(endpoint):
+    async def double(number):
+        return 2 * number
+
+    async def many(number):
+        for each in range(number):
+            yield each
+        yield Final({"sum": sum(range(number))})
+
+    async def head(table):
+        yield table.slice(0, 1)
+
+    async def wrong(value):
+        return {1, 2}
+
+    async def scenario(client):
+        assert await client.call("double", 21) == 42
+        assert await collect(client.call_stream("many", 3)) == [0, 1, 2, {"sum": 3}]
+        assert await client.call("many", 3) == {"sum": 3}
+        table = pa.table({"n": [1, 2]})
+        assert await collect(client.call_stream("head", table, codec="arrow")) == [table.slice(0, 1)]
+        with pytest.raises(RequestRejected, match="the body cannot be read as json") as caught:
+            await client.request("double", b"{")
+        assert caught.value.code == 400
+        with pytest.raises(ServiceError, match=r"CodecError: {1, 2} cannot be sent as json"):
+            await client.call("wrong")
+
+    serving(
+        endpoint,
+        scenario,
+        AsyncWorker("double", double, codec="json"),
+        AsyncWorker("many", many, codec="json"),
+        AsyncWorker("head", head, codec="arrow"),
+        AsyncWorker("wrong", wrong, codec="json"),
+    )
+
+
+def test_what_a_handler_knows_of_its_request(endpoint, protocol):
+    seen = []
+
+    async def function(value):
+        before = current_request()
+        await asyncio.sleep(0)
+        seen.append(await asyncio.to_thread(current_request))
+        return [value, current_request() is before, seen[-1] is before]
+
+    async def generator(value):
+        for _ in range(2):
+            await asyncio.sleep(0)
+            yield json.loads(current_request()[0])
+
+    async def scenario(client):
+        both = await asyncio.gather(
+            client.request("function", b"1", headers={"a": "1"}, options={"key": 1}, timeout=100),
+            client.request("function", b"2", headers={"a": "2"}, timeout=None),
+        )
+        assert [json.loads(frame) for (frame,) in both] == [[1, True, True], [2, True, True]]
+        assert await client.request("generator", b"3") == [b"3", b"3", b"null"]
+        with pytest.raises(LookupError):
+            current_request()
+        if protocol == "X1":
+            first, second = sorted(seen)
+            assert (dict(first.headers), first.options["key"], first.attempt) == ({"a": "1"}, 1, 1)
+            assert (dict(second.headers), second.deadline) == ({"a": "2"}, None)
+            assert time.monotonic() < first.deadline <= time.monotonic() + 100
+
+    serving(
+        endpoint,
+        scenario,
+        AsyncWorker("function", function, codec="json", concurrency=2, protocol=protocol),
+        AsyncWorker("generator", generator, codec="json", protocol=protocol),
+    )
+
+
+def test_the_second_attempt(endpoint):
+    with Client(endpoint, timeout=20) as client:
+        with Worker("look", broker=endpoint, **QUICK) as lost:
+            future = client.submit("look")
+            assert lost.recv().attempt == 1
+            lost.close()
+
+        async def look(request):
+            return b"%d" % request.attempt
+
+        async def scenario(_):
+            assert await asyncio.wrap_future(future) == [b"2"]
+
+        serving(endpoint, scenario, AsyncWorker("look", look, **QUICK))
+
+
+# ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_coroutine_is_cancelled(endpoint, logged):
+    taken, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def work(request):
+        try:
+            taken.set()
+            await asyncio.Event().wait()
+        finally:
+            # Longer than a few heartbeats, each of which the broker sends after it has sent CANCEL.
+            await asyncio.sleep(0.2)
+            assert request.cancelled
+            cleaned.set()
+
+    async def scenario(client):
+        task = asyncio.create_task(client.request("work"))
+        await taken.wait()
+        task.cancel()
+        await cleaned.wait()
+        taken.clear()
+        again = asyncio.create_task(client.request("work"))
+        await taken.wait()
+        again.cancel()
+        assert await asyncio.to_thread(logged, "work: a request was cancelled")
+
+    serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
+
+
+def test_a_coroutine_that_will_not_be_cancelled(endpoint):
+    taken = asyncio.Event()
+
+    async def work(request):
+        taken.set()
+        try:
+            await asyncio.sleep(0 if request[0] else 3600)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        return b"done"
+
+    async def scenario(client):
+        task = asyncio.create_task(client.request("work"))
+        await taken.wait()
+        task.cancel()
+        assert await client.request("work", b"x") == [b"done"]
+
+    serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
+
+
+@pytest.mark.parametrize("pause", [0, 0.01])
+def test_a_stream_is_cancelled(endpoint, pause):
+    closed = asyncio.Event()
+
+    async def endless(request):
+        try:
+            while True:
+                yield b"more"
+                if pause:
+                    await asyncio.sleep(pause)
+        finally:
+            closed.set()
+
+    async def scenario(client):
+        parts = client.stream("endless")
+        await anext(parts)
+        await parts.aclose()
+        await asyncio.wait_for(closed.wait(), 10)
+        closed.clear()
+        assert len(await anext(client.stream("endless"))) == 1  # it is of use again
+        await asyncio.wait_for(closed.wait(), 10)
+
+    serving(endpoint, scenario, AsyncWorker("endless", endless, **QUICK))
+
+
+def test_request_and_cancel_that_arrive_together():
+    """The task is cancelled before its first step, and the broker gets its ERROR all the same."""
+    called = []
+
+    async def work(request):
+        called.append(request)
+        return request
+
+    async def scenario():
+        with Router() as router:
+            async with AsyncWorker("work", work, broker=router.endpoint, heartbeat=10) as worker:
+                identity = (await asyncio.to_thread(router.recv))[0]
+                router.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"1")
+                router.send(identity, b"MDPWX1", b"\x08", b"client", b"")
+                (slot,) = worker._slots
+                while slot._session.request is None or not slot._session.request.cancelled:
+                    slot._arrived()  # both in one turn of the event loop
+                reply = await asyncio.to_thread(router.recv)
+                assert reply[1:] == [b"MDPWX1", b"\x07", b"client", b"", b"499", b"cancelled"]
+                router.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"2")
+                reply = await asyncio.to_thread(router.recv)
+                assert reply[1:] == [b"MDPWX1", b"\x04", b"client", b"", b"2"]
+                # For another client, and with no request: ignored.
+                router.send(identity, b"MDPWX1", b"\x08", b"another", b"")
+                router.send(identity, b"MDPWX1", b"\x08", b"client", b"")
+                router.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"3")
+                reply = await asyncio.to_thread(router.recv)
+                assert reply[1:] == [b"MDPWX1", b"\x04", b"client", b"", b"3"]
+
+    asyncio.run(scenario())
+    assert called == [[b"2"], [b"3"]]
+
+
+def test_a_ttl_that_passes_cancels(endpoint):
+    cancelled = asyncio.Event()
+
+    async def work(request):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def scenario(client):
+        with pytest.raises(TimeoutError):
+            await client.request("work", timeout=0.1)
+        await asyncio.wait_for(cancelled.wait(), 10)
+
+    serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
+
+
+def test_a_handler_that_cancels_itself(endpoint, protocol):
+    async def work(request):
+        raise asyncio.CancelledError
+
+    async def scenario(client):
+        for _ in range(2):
+            with pytest.raises(Exception, match="cancelled"):
+                await client.request("work")
+
+    serving(endpoint, scenario, AsyncWorker("work", work, protocol=protocol))
+
+
+def test_a_stuck_handler_is_cancelled_and_its_request_goes_to_another(endpoint, logged):
+    cancelled = asyncio.Event()
+
+    async def hang(request):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def good(request):
+        return b"from the other"
+
+    async def scenario(client):
+        task = asyncio.create_task(client.request("job"))
+        await until(lambda: logged("has not come back", timeout=0) or False)
+        await cancelled.wait()
+        other = AsyncWorker("job", good, broker=endpoint, **QUICK)
+        async with other:
+            assert await task == [b"from the other"]
+
+    serving(endpoint, scenario, AsyncWorker("job", hang, handler_timeout=0.1, **QUICK))
+
+
+def test_a_handler_that_yields_is_not_stuck(endpoint, logged):
+    async def slow(request):
+        for _ in range(6):
+            await asyncio.sleep(0.1)
+            yield b"x"
+
+    async def scenario(client):
+        assert len(await collect(client.stream("slow"))) == 7
+        assert not logged("has not come back", timeout=0)
+
+    serving(endpoint, scenario, AsyncWorker("slow", slow, handler_timeout=0.5, **QUICK))
+
+
+# ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("ended_by", ["stop", "another thread", "cancelling run"])
+def test_what_is_worked_on_is_finished(endpoint, ended_by):
+    async def scenario():
+        taken, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(request):
+            taken.set()
+            await go_on.wait()
+            return b"done"
+
+        worker = AsyncWorker("slow", slow, broker=endpoint, concurrency=2, **QUICK)
+        running = asyncio.create_task(worker.run())
+        async with AsyncClient(endpoint, timeout=20) as client:
+            reply = asyncio.create_task(client.request("slow"))
+            await taken.wait()
+            if ended_by == "stop":
+                worker.stop()
+            elif ended_by == "another thread":
+                await asyncio.to_thread(worker.stop)
+            else:
+                running.cancel()
+            await asyncio.sleep(0)
+            assert not running.done()
+            go_on.set()
+            assert await reply == [b"done"]
+            (result,) = await asyncio.gather(running, return_exceptions=True)
+            assert isinstance(result, asyncio.CancelledError) == (ended_by == "cancelling run")
+            await until_gone(client)
+
+    async def until_gone(client):
+        while await client.available("slow"):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_stopped_before_it_is_started(endpoint):
+    async def scenario():
+        worker = AsyncWorker("echo", echo, broker=endpoint)
+        worker.stop()
+        await asyncio.wait_for(worker.run(), 10)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_whose_broker_was_never_there():
+    async def scenario():
+        async with AsyncWorker("echo", echo, broker="tcp://127.0.0.1:1", **QUICK) as worker:
+            assert worker.started
+
+    asyncio.run(scenario())
+
+
+def test_the_broker_is_restarted_during_a_handler(protocol, logged):
+    cancelled = []
+
+    async def scenario():
+        taken = asyncio.Event()
+
+        async def work(request):
+            taken.set()
+            try:
+                if not request[0]:
+                    await asyncio.Event().wait()
+            finally:
+                cancelled.append(request.cancelled)
+            return b"done"
+
+        limits = Limits(heartbeat=0.05, liveness=40)
+        with running_broker(drain_timeout=0.05, limits=limits) as first:
+            at = first.endpoints[0]
+            worker = AsyncWorker("work", work, broker=at, heartbeat=0.05, liveness=40, protocol=protocol)
+            worker.start()
+            client = AsyncClient(at, timeout=20)
+            held = asyncio.create_task(client.request("work"))
+            await taken.wait()
+            await asyncio.to_thread(first.stop)
+            with pytest.raises(Exception, match="503"):
+                await held
+        with running_broker(at, limits=limits):
+            assert await client.request("work", b"x") == [b"done"]
+            await client.close()
+            worker.stop()
+            await worker.wait()
+
+    asyncio.run(scenario())
+    assert logged("work: the broker sent DISCONNECT", timeout=0)
+    assert cancelled == [True, False]
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_broker_that_takes_nothing(logged, patient):
+    """A stream waits for it, and is given up if it does not come back to life."""
+
+    async def scenario():
+        sent, ended = 0, asyncio.Event()
+
+        async def many(request):
+            nonlocal sent
+            try:
+                for number in range(5000):
+                    yield b"%d" % number + b"x" * 10_000
+                    sent = number
+            finally:
+                ended.set()
+
+        with Router() as blocked:
+            worker = AsyncWorker("many", many, broker=blocked.endpoint, heartbeat=0.05, liveness=200 if patient else 6)
+            async with worker:
+                identity = (await asyncio.to_thread(blocked.recv))[0]
+                blocked.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"x")
+                if not patient:
+                    await ended.wait()
+                    assert sent < 4999
+                    assert logged("connecting to", timeout=0)
+                    return
+                while worker._slots[0]._unsent == []:
+                    await asyncio.sleep(0)
+                worker.stop()  # all of it gets out all the same, the FINAL too
+                await asyncio.sleep(0)
+
+                def read():
+                    numbers = []
+                    while True:
+                        message = blocked.recv()
+                        if message[2] == b"\x03":
+                            numbers.append(int(message[5].rstrip(b"x")))
+                        elif message[2] == b"\x04":
+                            return numbers
+                        else:
+                            assert message[2] == b"\x05"
+
+                assert await asyncio.to_thread(read) == list(range(5000))
+
+    asyncio.run(scenario())
+
+
+def test_a_final_that_the_broker_does_not_take_yet_is_not_lost_when_the_worker_ends(monkeypatch):
+    async def scenario():
+        with Router() as router:
+            worker = AsyncWorker("echo", echo, broker=router.endpoint, heartbeat=10)
+            async with worker:
+                identity = (await asyncio.to_thread(router.recv))[0]
+                full = True
+                sending = sys.modules["zmdp.workers.aio"].send
+                monkeypatch.setattr("zmdp.workers.aio.send", lambda *a: zmq.EAGAIN if full else sending(*a))
+                router.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"x")
+                while not worker._slots[0]._unsent:
+                    await asyncio.sleep(0)
+                worker.stop()
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                full = False
+                assert (await asyncio.to_thread(router.recv))[1:] == [b"MDPWX1", b"\x04", b"client", b"", b"x"]
+                assert (await asyncio.to_thread(router.recv))[1:] == [b"MDPWX1", b"\x06"]
+
+    asyncio.run(scenario())
+
+
+# ── wrong use ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_plain_functions_are_refused():
+    def function(request):
+        return request
+
+    def generator(request):
+        yield request
+
+    for handler in (function, generator, list, functools.partial(function), functools.partial(function)):
+        with pytest.raises(SettingError, match="no coroutine function or async generator function: a plain function"):
+            AsyncWorker("x", handler)
+        with pytest.raises(SettingError, match="takes a Worker"):
+            AsyncWorker("x")(handler)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"service": ""}, "no service name"),
+        ({"service": "mmi.mine"}, "'mmi.mine' is reserved"),
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"heartbeat": 0}, "heartbeat is 0"),
+        ({"liveness": 0}, "liveness is 0"),
+        ({"handler_timeout": 0}, "handler_timeout is 0"),
+        ({"protocol": "1"}, "protocol is '1': it is one of X1, 0.2, 0.1"),
+        ({"codec": "pickle"}, "codec is 'pickle'"),
+    ],
+)
+def test_wrong_settings_are_told(settings, message):
+    with pytest.raises(SettingError, match=message):
+        AsyncWorker(**{"service": "echo", "handler": echo, **settings})
+
+
+def test_wrong_use_is_told(endpoint):
+    async def scenario():
+        with pytest.raises(SettingError, match="'nonsense' is no endpoint"):
+            AsyncWorker("echo", echo, broker="nonsense").start()
+        with pytest.raises(SettingError, match="has no handler"):
+            AsyncWorker("echo", broker=endpoint).start()
+        async with AsyncWorker("echo", echo, broker=endpoint) as worker:
+            with pytest.raises(ClosedError, match="is running"):
+                worker.start()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_cannot_open_all_its_sockets_holds_nothing_open(endpoint):
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 3)
+
+    async def scenario():
+        with pytest.raises(zmq.ZMQError, match="Too many open files"):
+            AsyncWorker("echo", echo, broker=endpoint, concurrency=10, context=context).start()
+
+    asyncio.run(scenario())
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(context.term).result(10)

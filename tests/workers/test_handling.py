@@ -1,0 +1,171 @@
+"""What both kinds of workers share, as functions."""
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from zmdp.mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
+from zmdp.workers import Final, Request, current_request
+from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed, Handling, Unreadable, failed, handling, is_async
+
+
+def request(*frames, cancelled=False):
+    made = Request(frames or [b""], service="echo", client=b"client")
+    made.cancelled = cancelled
+    return made
+
+
+@pytest.mark.parametrize(
+    ("result", "frames"),
+    [
+        (None, [b""]),
+        (b"x", [b"x"]),
+        (bytearray(b"x"), [b"x"]),
+        (memoryview(b"x"), [b"x"]),
+        ([b"x", bytearray(b"y"), memoryview(b"z")], [b"x", b"y", b"z"]),
+        ((b"x",), [b"x"]),
+        ([], [b""]),
+        ((), [b""]),
+        (Final(), [b""]),
+        (Final([b"x", b"y"]), [b"x", b"y"]),
+        (request(b"a", b"b"), [b"a", b"b"]),
+        (b"x" * MAX_BODY, [b"x" * MAX_BODY]),
+        ([b""] * MAX_BODY_FRAMES, [b""] * MAX_BODY_FRAMES),
+    ],
+    ids=str,
+)
+def test_what_a_handler_may_give(result, frames):
+    made = Handling(None).frames(result)
+    assert made == frames
+    assert {type(frame) for frame in made} == {bytes}
+
+
+@pytest.mark.parametrize("result", ["x", 1, [b"x", "y"], [None], {b"x"}, iter([b"x"]), Final("x"), object()], ids=str)
+def test_what_a_handler_may_not_give(result):
+    with pytest.raises(HandlerError, match="it takes bytes, a list of bytes, or None"):
+        Handling(None).frames(result)
+
+
+@pytest.mark.parametrize("result", [b"x" * (MAX_BODY + 1), [b""] * (MAX_BODY_FRAMES + 1)], ids=["bytes", "frames"])
+def test_what_no_broker_takes(result):
+    with pytest.raises(HandlerError, match=f"a reply may have {MAX_BODY} in {MAX_BODY_FRAMES}"):
+        Handling(None).frames(result)
+
+
+def test_with_a_codec():
+    coded = Handling("json")
+    assert coded.argument(request(b"[1,2]")) == [1, 2]
+    assert (coded.frames({"a": None}), coded.frames(Final("x")), coded.frames(None)) == (
+        [b'{"a":null}'],
+        [b'"x"'],
+        [b"null"],
+    )
+    with pytest.raises(Unreadable, match="the body cannot be read as json"):
+        coded.argument(request(b"1", b"2"))
+    with pytest.raises(CodecError, match="cannot be sent as json"):
+        coded.frames(object())
+    with pytest.raises(HandlerError, match="a reply may have"):
+        coded.frames("x" * MAX_BODY)
+    asked = request(b"x")
+    assert Handling(None).argument(asked) is asked
+
+
+def test_the_current_request_is_that_of_this_thread_and_block():
+    with pytest.raises(LookupError):
+        current_request()
+    outer, inner = request(b"outer"), request(b"inner")
+    together = threading.Barrier(2, timeout=10)
+
+    def in_a_thread(mine):
+        with handling(mine):
+            together.wait()
+            return current_request() is mine
+
+    with handling(outer):
+        with handling(inner):
+            assert current_request() is inner
+        assert current_request() is outer
+        with pytest.raises(ZeroDivisionError), handling(inner):
+            raise ZeroDivisionError
+        assert current_request() is outer
+    with pytest.raises(LookupError):
+        current_request()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(in_a_thread, [outer, inner])) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("error", "cancelled", "told"),
+    [
+        (ValueError("no good"), False, Failed(500, "ValueError: no good")),
+        (ValueError("no good"), True, Failed(500, "ValueError: no good")),
+        (ValueError(), False, Failed(500, "ValueError")),
+        (SystemExit(3), False, Failed(500, "SystemExit: 3")),
+        (SystemExit(3), True, Failed(499, "cancelled")),
+        (KeyError("x"), False, Failed(500, "KeyError: 'x'")),
+        (ValueError("x" * 5000), False, Failed(500, "ValueError: " + "x" * 988)),
+        (ValueError("two\nlines"), False, Failed(500, "ValueError: two\nlines")),
+        (RequestCancelled("so there"), False, Failed(499, "cancelled")),
+        (Unreadable("cannot be read"), False, Failed(400, "cannot be read")),
+        (ServiceError(422, "two numbers"), False, Failed(422, "two numbers")),
+        (ServiceError(0, "", b""), False, Failed(0, "", (b"",))),
+        (ServiceError(999, "x", b"detail"), True, Failed(999, "x", (b"detail",))),
+    ],
+)
+def test_what_the_client_is_told(error, cancelled, told):
+    assert failed(error, request(cancelled=cancelled)) == told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServiceError(1000, "x"),
+        ServiceError(-1, "x"),
+        ServiceError("500", "x"),
+        ServiceError(500, None),
+        ServiceError(500, "x", "text"),
+        ServiceError(500, "x" * MAX_BODY),
+        ServiceError(500, "x", b"x" * (MAX_BODY + 1)),
+    ],
+    ids=range(7),
+)
+def test_a_failure_that_cannot_be_told_as_it_is(error):
+    code, text, detail = failed(error, request())
+    assert (code, detail) == (500, ())
+    assert text.startswith("zmdp.mdp.errors.ServiceError")
+    assert len(text) <= 1000
+
+
+def test_the_traceback_goes_to_the_log_and_nowhere_else(caplog):
+    try:
+        raise ValueError("no good")
+    except ValueError as error:
+        told = failed(error, request())
+    assert "Traceback" not in told.text
+    assert "Traceback" in caplog.text
+    assert __file__ in caplog.text
+
+
+def test_which_handlers_are_for_asyncio():
+    def function(request):
+        return request
+
+    async def coroutine(request):
+        return request
+
+    async def generator(request):
+        yield request
+
+    class Both:
+        def plain(self, request):
+            return request
+
+        async def __call__(self, request):
+            return request
+
+    for handler in (coroutine, generator, Both(), Both().__call__, functools.partial(functools.partial(coroutine))):
+        assert is_async(handler), handler
+    for handler in (function, list, sum, Both, Both().plain, functools.partial(function), b"".join):
+        assert not is_async(handler), handler
