@@ -1,10 +1,11 @@
 """The asyncio client: any number of requests at once over one connection."""
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -12,9 +13,16 @@ import zmq
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.errors import ClosedError, SettingError, ZmdpError
+from ..mdp.errors import ClosedError, RequestTimeout, SettingError, ZmdpError
 from ..mdp.server import DEFAULT_ENDPOINT
-from .arguments import checked_body, checked_endpoints, checked_protocol, checked_timeout
+from .arguments import (
+    check_plain,
+    checked_body,
+    checked_endpoints,
+    checked_most,
+    checked_protocol,
+    checked_timeout,
+)
 from .connection import LINGER, Connection
 from .inbox import Inbox
 from .mdclient import MAX_OUTSTANDING
@@ -63,7 +71,8 @@ class AsyncClient:
         checked_protocol(protocol)
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._coder = Coder(codec)
-        self._max_outstanding = max_outstanding
+        self._max_outstanding = checked_most(max_outstanding)
+        self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._own_context = context is None
@@ -79,6 +88,7 @@ class AsyncClient:
             self._session = ClientSession(heartbeat=heartbeat, liveness=liveness)
             if protocol == "X1":
                 self._connection = Connection(self._session, endpoints, self._context)
+                self._connection.before_drop = self._unwatch
             else:
                 self._pirates = Pirates(endpoints, self._context, protocol, max_outstanding)
         except BaseException:
@@ -110,11 +120,10 @@ class AsyncClient:
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
         if self._pirates is not None:
             self._check_open()
-            _check_plain(wait, headers, options)
+            check_plain(wait, headers, options)
             return await self._pirates.request(name, body, limit)
         headers, finish = tracing.calling(name.decode(), headers)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        error: BaseException | None = None
         call: Call | None = None
         try:
             call = await self._begin(
@@ -123,14 +132,14 @@ class AsyncClient:
                 body,
                 {"timeout": limit, "wait": wait, "headers": headers, "options": options},
             )
-            return await future
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            if call is not None and not call.ended:
+            reply = await future
+        except BaseException as error:
+            if call is not None:
                 self._cancel(call)
             finish(error)
+            raise
+        finish(None)
+        return reply
 
     async def stream(
         self,
@@ -156,14 +165,13 @@ class AsyncClient:
                 checked_timeout(seconds)
         if self._pirates is not None:
             self._check_open()
-            _check_plain(wait, headers, options, deadline)
+            check_plain(wait, headers, options, deadline)
             async with aclosing(self._pirates.stream(name, body, timeout)) as parts:
                 async for part in parts:
                     yield part
             return
         headers, finish = tracing.calling(name.decode(), headers)
         inbox = _Inbox()
-        error: BaseException | None = None
         call: Call | None = None
         try:
             call = await self._begin(
@@ -179,14 +187,13 @@ class AsyncClient:
                 part = await inbox.get()
                 yield part
                 if part.final:
-                    return
-        except ZmdpError as failure:
-            error = failure
-            raise
-        finally:
-            if call is not None and not call.ended:
+                    break
+        except BaseException as error:
+            if call is not None:
                 self._cancel(call)
-            finish(error)
+            finish(error if isinstance(error, ZmdpError) else None)
+            raise
+        finish(None)
 
     async def call(
         self, service: str | bytes, value: Any = None, *, codec: str | Codec | None = None, **settings: Any
@@ -229,25 +236,63 @@ class AsyncClient:
         self, deliver: Callable[[Outcome], object], service: bytes, body: Sequence[bytes], settings: Mapping[str, Any]
     ) -> Call:
         self._check_open()
-        while self._session.outstanding >= self._max_outstanding:
-            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._places.append(place)
-            await place
-            self._check_open()
         now = time.monotonic()
+        if self._session.outstanding >= self._max_outstanding:
+            now, settings = await self._await_place(now, service, dict(settings))
         call = self._session.request(service, body, now, **settings)
         call.deliver = deliver
         self._push(now)
         return call
 
+    async def _await_place(self, now: float, service: bytes, settings: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        """Wait until one more request may be outstanding, for no longer than it may take in all."""
+        limit = settings.get("timeout") or settings.get("silence")
+        until = None if limit is None else now + limit
+        try:
+            async with asyncio.timeout(limit):
+                while self._session.outstanding >= self._max_outstanding:
+                    await self._next_place()
+                    self._check_open()
+        except TimeoutError:
+            text = f"{self._max_outstanding} requests were outstanding for {limit:g} s: see max_outstanding"
+            raise RequestTimeout(text, service=service.decode()) from None
+        now = time.monotonic()
+        if until is not None and settings.get("timeout"):
+            settings["timeout"] = max(until - now, 0.001)
+        return now, settings
+
+    async def _next_place(self) -> None:
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._places.append(place)
+        try:
+            await place
+        except BaseException:
+            if place.cancelled() or not place.done():
+                with suppress(ValueError):
+                    self._places.remove(place)
+            else:  # it was given to this one, which does not want it any more
+                self._give_places()
+            raise
+
+    def _give_places(self) -> None:
+        free = self._max_outstanding - self._session.outstanding
+        while self._places and free > 0:
+            place = self._places.popleft()
+            if not place.done():
+                place.set_result(None)
+                free -= 1
+
     def _cancel(self, call: Call) -> None:
-        self._session.cancel(call)
-        if not self._closed:
-            self._push(time.monotonic())
+        if not call.ended:
+            self._session.cancel(call)
+            if not self._closed:
+                self._push(time.monotonic())
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this client was closed")
+        if os.getpid() != self._process:
+            raise ClosedError("this client belongs to the process that made it: make one after fork()")
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -276,8 +321,7 @@ class AsyncClient:
             self._loop.call_soon(self._step)
         if self._watched is None or self._watched[0] is not self._connection.socket:
             self._watch()
-        for _ in range(min(len(self._places), self._max_outstanding - self._session.outstanding)):
-            _wake(self._places.popleft())
+        self._give_places()
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -318,22 +362,24 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Cancel what is outstanding and close the connection.  Harmless when repeated."""
-        if self._closed:
+        if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         if self._pirates is not None:
             self._pirates.close()
         else:
             self._session.close(_closed)
-            self._unwatch()
+            if self._loop is not None and self._loop.is_closed():
+                self._session.events.clear()  # nobody waits any more
             self._connection.flush(time.monotonic())
             self._connection.drop(LINGER)
             if self._timer is not None:
                 self._timer.cancel()
             for place in self._places:
-                _wake(place)
+                if not place.done() and not place.get_loop().is_closed():
+                    place.set_result(None)
         if self._own_context:
-            self._context.term()
+            await asyncio.to_thread(self._context.term)  # it waits until the last messages are out
 
     async def __aenter__(self) -> Self:
         return self
@@ -380,8 +426,3 @@ def _settle(future: asyncio.Future[Reply], outcome: Outcome) -> None:
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
-
-
-def _check_plain(wait: bool, headers: object, options: object, deadline: float | None = None) -> None:
-    if headers or options or deadline is not None or not wait:
-        raise SettingError("headers, options, deadline and wait=False take protocol X1: MDP/0.2 cannot carry them")

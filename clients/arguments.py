@@ -46,6 +46,19 @@ def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
     return endpoints
 
 
+def checked_most(most: int) -> int:
+    """`most`, if so many requests may be outstanding."""
+    if not isinstance(most, int) or most < 1:
+        raise SettingError(f"max_outstanding is {most!r}: it takes a number of requests, 1 or more")
+    return most
+
+
+def check_plain(wait: bool, *extensions: object) -> None:
+    """Refuse what MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, not to wait."""
+    if not wait or any(extensions):
+        raise SettingError("headers, options, deadline and wait=False take protocol X1: MDP/0.2 cannot carry them")
+
+
 def checked_protocol(protocol: str) -> str:
     """`protocol`, if clients speak it."""
     if protocol != "X1" and protocol not in HEADERS:

@@ -1,7 +1,7 @@
 """An X1 client's connection: the session on a DEALER, which is replaced whenever it is lost."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import zmq
@@ -15,6 +15,8 @@ BATCH: Final = 1000
 """Messages taken in before what they bring is handed out."""
 LINGER: Final = 100
 """Milliseconds that the last messages (CANCEL) have to get out."""
+TICK: Final = 1.0
+"""Seconds that what is due may wait while more and more arrives."""
 NEVER: Final = 3_600_000
 """Milliseconds until ZeroMQ would connect again by itself: long after the socket has been replaced."""
 
@@ -38,6 +40,9 @@ class Connection:
         self._endpoints = endpoints
         self._context = context
         self._turn = 0
+        self._ticked_at = 0.0
+        self.before_drop: Callable[[], None] = _nothing
+        """For the shell: called before the socket is closed."""
         for endpoint in reversed(endpoints):  # the first is the one that stays
             self.drop()
             try:
@@ -60,7 +65,9 @@ class Connection:
             # What came before the end has been taken in by now.
             if not more and (reason := self._ended()) is not None:
                 session.lose(reason, now)
-        session.tick(now)
+        if not more or now - self._ticked_at > TICK:  # nothing is late whose reply is there already
+            self._ticked_at = now
+            session.tick(now)
         self.flush(now)
         return more
 
@@ -82,6 +89,11 @@ class Connection:
                     session.lose("the connection was closed", now)
                     self.drop()
                     break
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """Deliver what has come of the requests."""
+        session = self.session
         while session.events:
             events, session.events = session.events, []
             for call, outcome in events:
@@ -103,8 +115,7 @@ class Connection:
         try:
             # Not -1: libzmq 4.3.5 then loses a session whose handshake fails, and the context never ends.
             socket.set(zmq.RECONNECT_IVL, NEVER)
-            socket.set(zmq.RCVHWM, 0)  # what can come is bounded by what was asked for
-            socket.set(zmq.SNDHWM, 0)
+            socket.set(zmq.SNDHWM, 0)  # what is sent is bounded by what may be outstanding
             self.monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED)
             socket.connect(endpoint)
         except zmq.ZMQError:
@@ -116,6 +127,8 @@ class Connection:
 
     def drop(self, linger: int = 0) -> None:
         """Close the socket, if there is one."""
+        if self.socket is not None:
+            self.before_drop()
         socket, self.socket = self.socket, None
         monitor, self.monitor = self.monitor, None
         if socket is not None:
@@ -123,3 +136,7 @@ class Connection:
                 socket.disable_monitor()
                 monitor.close(0)
             socket.close(linger)
+
+
+def _nothing() -> None:
+    pass

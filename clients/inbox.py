@@ -4,7 +4,7 @@ from collections import deque
 from typing import Final
 
 from ..mdp.errors import StreamInterrupted, ZmdpError
-from .session import Outcome, Reply
+from .session import FRAME_OVERHEAD, Outcome, Reply
 
 MAX_UNREAD: Final = 64 << 20
 """Bytes of a stream that may have come and not been taken."""
@@ -24,7 +24,7 @@ class Inbox:
         if self.full:
             return False
         if isinstance(outcome, Reply):
-            self._bytes += sum(map(len, outcome))
+            self._bytes += _size(outcome)
             if self._bytes > MAX_UNREAD and not outcome.final:
                 self.full = True
                 text = (
@@ -42,5 +42,9 @@ class Inbox:
         outcome = self._outcomes.popleft()
         if isinstance(outcome, ZmdpError):
             raise outcome
-        self._bytes -= sum(map(len, outcome))
+        self._bytes -= _size(outcome)
         return outcome
+
+
+def _size(reply: Reply) -> int:
+    return sum(map(len, reply)) + FRAME_OVERHEAD * (len(reply) + 1)

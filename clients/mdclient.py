@@ -1,5 +1,6 @@
 """The synchronous client."""
 
+import os
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -14,8 +15,10 @@ from ..mdp.server import DEFAULT_ENDPOINT
 from .arguments import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT,
+    check_plain,
     checked_body,
     checked_endpoints,
+    checked_most,
     checked_protocol,
     checked_retries,
     checked_timeout,
@@ -67,6 +70,7 @@ class Client:
         self._retries = checked_retries(retries)
         self._coder = Coder(codec)
         self._closed = False
+        self._process = os.getpid()
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         self._dialog: Numbered | LazyPirate
@@ -77,7 +81,7 @@ class Client:
                     self._context,
                     heartbeat=heartbeat,
                     liveness=liveness,
-                    max_outstanding=max_outstanding,
+                    max_outstanding=checked_most(max_outstanding),
                 )
             else:
                 self._dialog = LazyPirate(endpoints, self._context, protocol=protocol, linger=timeout)
@@ -188,7 +192,8 @@ class Client:
     ) -> "Future[Reply]":
         """As `request`, but return a `concurrent.futures.Future` at once; any number may be outstanding.
 
-        `future.cancel()` cancels the request.  A thread that the client starts for it settles the futures.
+        `future.cancel()` cancels the request.  A thread that the client starts for it settles the futures: what they
+        call back may use the client, but must not wait for another future of it.
         """
         name, body = wire.service_name(service), checked_body(frames)
         if isinstance(self._dialog, LazyPirate):
@@ -239,8 +244,7 @@ class Client:
     def _tries(
         self, timeout: float | None, retries: int | None, wait: bool, headers: object, options: object
     ) -> dict[str, Any]:
-        if headers or options or not wait:
-            raise SettingError("headers, options, deadline and wait=False take protocol X1: MDP/0.2 cannot carry them")
+        check_plain(wait, headers, options)
         return {
             "timeout": self._timeout if timeout is None else checked_timeout(timeout),
             "retries": self._retries if retries is None else checked_retries(retries),
@@ -248,7 +252,7 @@ class Client:
 
     def close(self) -> None:
         """Cancel what is outstanding and close the connection.  Harmless when repeated."""
-        if self._closed:
+        if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         self._dialog.close()

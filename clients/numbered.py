@@ -5,6 +5,8 @@ over.  There is no thread of its own unless somebody asks for futures.  That one
 be called back, while it does not drive: what is called back may use the client, or close it.
 """
 
+import logging
+import os
 import socket as sockets
 import threading
 import time
@@ -24,6 +26,8 @@ from .inbox import Inbox
 from .session import Call, ClientSession, Outcome, Reply
 
 FOREVER: Final = 3600.0
+
+log = logging.getLogger("zmdp.client")
 
 
 class Numbered:
@@ -49,6 +53,9 @@ class Numbered:
         self._poller = zmq.Poller()
         self._polled: zmq.Socket[bytes] | None = None
         self._closed = False
+        self._process = os.getpid()
+        self._unwanted: deque[Call] = deque()
+        """Calls to cancel by whoever has the lock: who does not want them any more may not be able to wait for it."""
         self._settled: deque[Callable[[], None]] = deque()
         """Futures to settle, which is done without the lock and not by whoever drives: they call back."""
         self._thread: threading.Thread | None = None
@@ -97,7 +104,7 @@ class Numbered:
 
     def send(self, service: bytes, body: Sequence[bytes], timeout: float) -> None:
         """Send a request whose reply `recv` will take."""
-        del timeout  # it is sent at once, or when there is a connection
+        del timeout  # it is sent at once; if there is no connection, when `recv` makes one
         inbox, received = Inbox(), self._received
 
         def deliver(outcome: Outcome) -> None:
@@ -134,7 +141,9 @@ class Numbered:
         self._received = deque()
 
     def close(self) -> None:
-        """Cancel all that is outstanding, and close."""
+        """Cancel all that is outstanding, and close.  In a forked process, nothing: it is its parent's."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -158,29 +167,60 @@ class Numbered:
     def _begin(
         self, deliver: Callable[[Outcome], object], service: bytes, body: Sequence[bytes], settings: Mapping[str, Any]
     ) -> Call:
+        self._check_process()
         with self._lock:
-            return self._begin_locked(deliver, service, body, settings)
+            call = self._begin_locked(deliver, service, body, settings)
+        self._cancel_unwanted()
+        return call
 
     def _begin_locked(
         self, deliver: Callable[[Outcome], object], service: bytes, body: Sequence[bytes], settings: Mapping[str, Any]
     ) -> Call:
         self._check_open()
-        while self._session.outstanding >= self._max_outstanding:
-            self._await(lambda: self._session.outstanding < self._max_outstanding)
-            self._check_open()
         now = time.monotonic()
+        if self._session.outstanding >= self._max_outstanding:
+            now, settings = self._await_place(now, service, dict(settings))
         call = self._session.request(service, body, now, **settings)
         call.deliver = deliver
         self._push(now)
         return call
 
+    def _await_place(self, now: float, service: bytes, settings: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        """Wait until one more request may be outstanding, for no longer than it may take in all."""
+        limit = settings.get("timeout") or settings.get("silence")
+        until = None if limit is None else now + limit
+        while self._session.outstanding >= self._max_outstanding:
+            self._await(lambda: self._session.outstanding < self._max_outstanding, until)
+            self._check_open()
+            now = time.monotonic()
+            if until is not None and now >= until:
+                text = f"{self._max_outstanding} requests were outstanding for {limit:g} s: see max_outstanding"
+                raise RequestTimeout(text, service=service.decode())
+        if until is not None and settings.get("timeout"):
+            settings["timeout"] = until - now
+        return now, settings
+
     def _cancel(self, call: Call) -> None:
-        if call.ended:
-            return
-        with self._lock:
-            self._session.cancel(call)
-            if not self._closed:
-                self._push(time.monotonic())
+        if not call.ended:
+            self._unwanted.append(call)
+            self._cancel_unwanted()
+
+    def _cancel_unwanted(self) -> None:
+        # Not to wait for the lock: the garbage collector closes streams in whatever thread, perhaps in one that has it.
+        while self._unwanted:
+            if not self._lock.acquire(blocking=False):
+                self._wake()
+                return
+            try:
+                if self._closed:
+                    self._unwanted.clear()
+                elif self._driver is None:
+                    self._push(time.monotonic())
+                else:
+                    self._wake()
+                    return
+            finally:
+                self._lock.release()
 
     def _cancel_future(self, call: Call, future: "Future[Reply]") -> None:
         """`future` was cancelled: those that wait for it learn of it, if it is not about to be settled anyway."""
@@ -197,7 +237,13 @@ class Numbered:
         if self._driver is not None:
             self._wake()  # the socket is that thread's
         else:
+            self._drop_unwanted()
             self._connection.flush(now)
+
+    def _drop_unwanted(self) -> None:
+        """Cancel what nobody wants any more.  Under the lock, by whoever may use the connection."""
+        while self._unwanted:
+            self._session.cancel(self._unwanted.popleft())
 
     def _next(self, inbox: Inbox) -> Reply:
         """The next part or reply in `inbox`."""
@@ -206,6 +252,8 @@ class Numbered:
                 self._await(lambda: bool(inbox))
                 if not inbox:
                     self._check_open()
+            if self._unwanted:
+                self._cancel_unwanted()
         return inbox.take()
 
     def _await(self, done: Callable[[], bool], until: float | None = None) -> None:
@@ -224,11 +272,12 @@ class Numbered:
         try:
             while True:
                 now = time.monotonic()
+                self._drop_unwanted()
                 more = self._connection.step(now)
                 self._changed.notify_all()
                 if done() or self._closed or (until is not None and now >= until):
                     return
-                if more and not self._settled:
+                if more or self._unwanted:
                     continue
                 if self._polled is not self._connection.socket or self._polled is None:
                     self._watch()
@@ -240,10 +289,22 @@ class Numbered:
                     with suppress(BlockingIOError):
                         self._wake_out.recv(4096)
                 finally:
-                    self._lock.acquire()
+                    self._lock_again()
         finally:
             self._driver = None
             self._changed.notify_all()
+
+    def _lock_again(self) -> None:
+        """Take the lock; an interrupt meanwhile is raised when that is done."""
+        interrupt = None
+        while True:
+            try:
+                self._lock.acquire()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _watch(self) -> None:
         """Poll the connection's present sockets."""
@@ -255,8 +316,14 @@ class Numbered:
 
     def _settle(self) -> None:
         while self._settled:
-            with suppress(IndexError):  # another thread was quicker
-                self._settled.popleft()()
+            try:
+                settle = self._settled.popleft()
+            except IndexError:
+                return  # another thread was quicker
+            try:
+                settle()
+            except BaseException:  # a callback's, such as SystemExit: the other futures are to be settled all the same
+                log.exception("a future's callback failed")
 
     def _wake(self) -> None:
         with suppress(OSError):  # a wake-up is under way already
@@ -265,6 +332,10 @@ class Numbered:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this client was closed")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError("this client belongs to the process that made it: make one after fork()")
 
     def _start_thread(self) -> None:
         """Futures need somebody who drives when nobody waits."""
@@ -275,9 +346,20 @@ class Numbered:
 
     def _serve(self) -> None:
         while not self._closed:
-            with self._lock:
-                self._await(lambda: self._closed or bool(self._settled))
+            try:
+                with self._lock:
+                    self._await(lambda: self._closed or bool(self._settled))
+            except Exception as error:  # its context was terminated, for example
+                log.exception("the client's connection failed")
+                self._fail_all(f"the client's connection failed: {error}")
+                return
             self._settle()
+
+    def _fail_all(self, reason: str) -> None:
+        with self._lock:
+            self._session.close(lambda: ClosedError(reason))
+            self._connection.hand_out()
+        self._settle()
 
 
 def _settle(future: "Future[Reply]", outcome: Outcome | None) -> None:

@@ -33,10 +33,16 @@ from ..mdp.wire import Message, Route
 
 BACKOFF: Final = (0.05, 1.0)
 """Seconds before the first and before the latest attempt to connect to brokers that do not answer."""
-GRACE: Final = 0.05
-"""Part of its timeout that a request is given beyond it: the broker's ERROR says more than our own."""
+GRACE: Final = (0.05, 0.5)
+"""Part of its timeout that a request is given beyond it, and the most in seconds: the broker's ERROR says more."""
 LARGEST_REPLY: Final = Limits().max_message
 """Bytes that the collected PARTIALs of one reply may have; a stream may have any number."""
+FRAME_OVERHEAD: Final = 100
+"""Bytes charged for a frame that is kept, beside its own."""
+LARGE_REQUEST: Final = 1 << 20
+"""Bytes of a request from which it may be what a broker breaks connections for."""
+MOST_LOSSES: Final = 3
+"""Connections that may be lost while such a request is outstanding."""
 HEARTBEAT_ROUTE: Final[Route] = (b"",)
 
 
@@ -66,7 +72,7 @@ class Call:
     """One request, from when it is made to its FINAL or ERROR."""
 
     __slots__ = (
-        "body", "bucket", "collected", "collected_bytes", "deadline", "deliver", "ended", "options", "route",
+        "body", "bucket", "collected", "collected_bytes", "deadline", "deliver", "ended", "losses", "options", "route",
         "service", "silence", "stream", "streamed", "timeout",
     )  # fmt: skip
 
@@ -88,6 +94,8 @@ class Call:
         self.silence: float | None = None
         self.deadline: float | None = None
         """When its ttl has passed."""
+        self.losses = 0
+        """Connections that were lost while it was outstanding."""
         self.ended = False
         self.deliver: Callable[[Outcome], object] = _ignore
         """For the shell: what takes the outcomes."""
@@ -185,7 +193,7 @@ class ClientSession:
     def _set_due(self, call: Call, now: float) -> None:
         due = math.inf
         if call.deadline is not None and call.timeout is not None:
-            due = call.deadline + call.timeout * GRACE
+            due = call.deadline + min(call.timeout * GRACE[0], GRACE[1])
         if call.silence is not None:
             due = min(due, now + call.silence)
         if due < math.inf:
@@ -240,10 +248,22 @@ class ClientSession:
             self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
             self._backoff = min(2 * self._backoff, BACKOFF[1])
         self.messages.clear()
-        for call in [call for call in self._calls.values() if call.streamed]:
+        for call in list(self._calls.values()):
+            call.losses += self.heard
             service = call.service.decode()
-            text = f"the stream of service {service!r} broke off: the connection to {self.where} was lost ({reason})"
-            self._fail(call, StreamInterrupted(text, service=service))
+            if call.streamed:
+                text = (
+                    f"the stream of service {service!r} broke off: the connection to {self.where} was lost ({reason})"
+                )
+                self._fail(call, StreamInterrupted(text, service=service))
+            elif call.losses >= MOST_LOSSES and (size := sum(map(len, call.body))) > LARGE_REQUEST:
+                # A broker's libzmq cuts off who sends a frame far over its limit: all others would be done over and
+                # over.
+                text = (
+                    f"the connection to {self.where} was lost {call.losses} times with a request of {size} bytes for "
+                    f"service {service!r} outstanding: is that more than the broker's max_message?"
+                )
+                self._fail(call, RequestRejected(text, service=service))
 
     def close(self, error: Callable[[], ZmdpError]) -> None:
         """Cancel all that is outstanding; each ends with an `error`."""
@@ -278,7 +298,7 @@ class ClientSession:
             self.events.append((call, Reply(answer.body, service=service, final=False)))
         elif not answer.final:
             call.collected += answer.body
-            call.collected_bytes += sum(map(len, answer.body))
+            call.collected_bytes += sum(map(len, answer.body)) + FRAME_OVERHEAD * len(answer.body)
             if call.collected_bytes > LARGEST_REPLY:
                 text = (
                     f"the parts of the reply of service {service!r} have more than {LARGEST_REPLY} bytes: use stream()"
@@ -350,13 +370,11 @@ class ClientSession:
 def _error(command: wire.Error, *, streamed: bool) -> RequestError:
     """The exception for an ERROR."""
     service, code = command.service.decode(errors="replace"), command.code
-    text = f"service {service!r}: {command.text} ({code})"
-    if streamed and code == Code.WORKER_LOST:
-        return StreamInterrupted(text, service=service, code=code)
-    kind = _ERRORS.get(code)
-    if kind is not None:
-        return kind(text, service=service, code=code)
     detail = command.detail[0] if command.detail else None
+    kind = StreamInterrupted if streamed and code == Code.WORKER_LOST else _ERRORS.get(code)
+    if kind is not None:
+        message = f"service {service!r}: {command.text} ({code})"
+        return kind(message, service=service, code=code, text=command.text, detail=detail)
     return ServiceError(code, command.text, detail, service=service)
 
 

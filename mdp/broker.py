@@ -21,6 +21,8 @@ from .wire import Message
 
 OVERSIZED: Final = {wire.Reason.TOO_LARGE, wire.Reason.TOO_MANY_FRAMES}
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
+GIVEN_UP: Final = 60.0
+"""Seconds for which an X1 client that has missed messages hears nothing, so that it connects anew."""
 GRAIN: Final = 0.01
 """Seconds by which a request may be late to expire."""
 CODES: Final[Mapping[Drop, Code]] = {
@@ -56,8 +58,8 @@ class Broker:
         self._overdue = max(self.limits.patience - 1.5 * self.limits.heartbeat, self.limits.heartbeat)
         self._beats: Timers[Worker] = Timers(self.limits.heartbeat / 20)
         self._expiries: Timers[Request] = Timers(min(max(self.limits.expiry / 1000, 0.001), GRAIN))
-        self._given_up: dict[bytes, None] = {}
-        """The peers that did not keep up, and so have missed messages; the last ones."""
+        self._given_up: dict[bytes, float] = {}
+        """The last of the peers that did not keep up, and so have missed messages, and until when they hear nothing."""
         self._out: list[Message] = []
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
             wire.Request: self._request,
@@ -75,7 +77,8 @@ class Broker:
     def receive(self, message: Message, now: float) -> list[Message]:
         """What to send because `message` came; its first frame is the identity of the peer."""
         command = wire.decode_peer(message, max_message=self.limits.max_message, max_frames=self.limits.max_frames)
-        if isinstance(command, FROM_CLIENT) and command.header == wire.CX1 and message[0] in self._given_up:
+        from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
+        if from_x1_client and self._given_up and self._is_given_up(message[0], now):
             return []
         self._on[type(command)](command, now)
         if type(command) is wire.Invalid and command.reason in OVERSIZED:
@@ -120,6 +123,7 @@ class Broker:
         worker = self.registry.workers.get(message[0])
         if worker is not None and wire.is_work(message, worker.route, worker.header):
             worker.reached = False
+        self._given_up.pop(message[0], None)
         return self._gone(message[0], now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
@@ -128,10 +132,17 @@ class Broker:
         What was for it is lost.  An X1 client must not go on waiting for that, so from now on it hears nothing on this
         connection: it finds the broker silent, connects anew, and sends again what is outstanding.
         """
-        self._given_up[identity] = None
+        self._given_up[identity] = now + GIVEN_UP
         if len(self._given_up) > REMEMBERED:
             del self._given_up[next(iter(self._given_up))]
         return self._gone(identity, now)
+
+    def _is_given_up(self, identity: bytes, now: float) -> bool:
+        until = self._given_up.get(identity)
+        if until is not None and now >= until:  # it may be a proxy, behind which there are others
+            del self._given_up[identity]
+            return False
+        return until is not None
 
     def _gone(self, identity: bytes, now: float) -> list[Message]:
         for request in self.registry.running_for(identity):
@@ -423,7 +434,7 @@ class Broker:
         # C15: dropped and counted by reason; whatever else the peer sends is judged on its own.  An X1 client is told.
         self.stats.invalid[command.reason] += 1
         self._journal.note(now, logging.WARNING, command.reason, "ignored an invalid message: %s", command.reason)
-        if command.route and command.route[0] not in self._given_up:
+        if command.route and not self._is_given_up(command.route[0], now):
             code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
             told = f"malformed: {command.reason}"
             if code is Code.TOO_LARGE:

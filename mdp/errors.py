@@ -55,12 +55,18 @@ class RequestError(ZmdpError):
 
     code: int | None = None
     """The code of the ERROR that told so (docs/x1.md); None if nobody told."""
+    text = ""
+    """The text of that ERROR."""
+    detail: bytes | None = None
+    """The detail of that ERROR, a frame of the service's own making; None if there was none."""
 
-    def __init__(self, message: str, *, service: str = "", code: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, service: str = "", code: int | None = None, text: str = "", detail: bytes | None = None
+    ) -> None:
         super().__init__(message)
         self.service = service
         if code is not None:
-            self.code = code
+            self.code, self.text, self.detail = code, text, detail
 
 
 class RequestTimeout(RequestError, TimeoutError):

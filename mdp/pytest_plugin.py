@@ -12,8 +12,8 @@ returns it once the broker knows it.  Override `mdp_limits` for other settings o
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ..workers import AsyncWorker, Worker
     from .limits import Limits
     from .server import Server
+
+PATIENCE = 10.0
+"""Seconds that a worker may take to register."""
 
 # What is imported here is imported in every run of pytest on this machine: the rest waits until a test asks for it.
 
@@ -57,12 +60,13 @@ def mdp_client(mdp_broker: Server) -> Iterator[Client]:
 def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Worker | AsyncWorker]]:
     """`worker(service, handler, **settings)` offers a service at `mdp_broker` until the test ends."""
     from ..workers import AsyncWorker, Worker
+    from ..workers.handling import is_async
 
     with ExitStack() as stack:
 
         def offer(service: str, handler: Callable[[Any], Any], **settings: Any) -> Worker | AsyncWorker:
             made: Worker | AsyncWorker
-            if inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler):
+            if is_async(handler):
                 made = AsyncWorker(service, handler, broker=mdp_broker.endpoints[0], **settings)
                 thread = threading.Thread(target=asyncio.run, args=(made.run(),), name=f"{service}-loop", daemon=True)
                 thread.start()
@@ -70,8 +74,11 @@ def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Wor
                 stack.callback(made.stop)
             else:
                 made = stack.enter_context(Worker(service, handler, broker=mdp_broker.endpoints[0], **settings))
+            until = time.monotonic() + PATIENCE
             while not mdp_client.available(service):
-                pass
+                if time.monotonic() > until:
+                    pytest.fail(f"the worker for {service!r} has not registered within {PATIENCE:g} s: see the log")
+                time.sleep(0.005)
             return made
 
         yield offer

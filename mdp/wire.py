@@ -146,25 +146,17 @@ class Invalid(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The options of an X1 request.  `values` is shared: it is not to be changed."""
+    """The options of an X1 request: the frame as it came, and what the broker looks at."""
 
     raw: bytes = EMPTY
-    values: Mapping[str, Any] = {}
     ttl: float | None = None
     """Seconds."""
     wait: bool = True
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers, names and values being text."""
-        headers: Mapping[str, str] = self.values.get("headers", {})
-        return headers
-
-    @property
-    def attempt(self) -> int:
-        """1, and one more for each worker that had the request before and was lost."""
-        attempt = self.values.get("attempt", 1)
-        return attempt if isinstance(attempt, int) else 1
+    def values(self) -> dict[str, Any]:
+        """All of them, parsed anew: a broker that kept what it parsed would keep many times what came."""
+        values: dict[str, Any] = json.loads(self.raw) if self.raw else {}
+        return values
 
 
 NO_OPTIONS: Final = Options()
@@ -342,7 +334,7 @@ def _parse_options(raw: bytes) -> Options | None:
         return None
     if not all(isinstance(value, str) for value in headers.values()):
         return None
-    return Options(raw, values, None if ttl is None else ttl / 1000, wait)
+    return Options(raw, None if ttl is None else ttl / 1000, wait)
 
 
 def _shallow(values: dict[str, Any]) -> bool:
@@ -383,7 +375,7 @@ def renewed(given: Options, ttl: float | None, attempt: int) -> bytes:
 
     `attempt` is told from the second on.
     """
-    values = dict(given.values)
+    values = given.values()
     if ttl is not None:
         values["ttl"] = math.ceil(ttl * 1000)
     if attempt > 1:

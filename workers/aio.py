@@ -12,6 +12,7 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
+from ..mdp.codes import Code
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.multipart import receive, send
 from ..mdp.server import DEFAULT_ENDPOINT
@@ -66,10 +67,7 @@ class AsyncWorker:
         protocol: str = "X1",
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        if concurrency < 1:
-            raise SettingError(f"concurrency is {concurrency!r}: it takes a number of connections, 1 or more")
-        if handler_timeout is not None and not handler_timeout > 0:
-            raise SettingError(f"handler_timeout is {handler_timeout!r}: it takes a number of seconds above 0, or None")
+        h.check_settings(concurrency, handler_timeout)
         self.service = wire.service_name(service)
         self.broker = broker
         self.concurrency = concurrency
@@ -133,7 +131,8 @@ class AsyncWorker:
         except BaseException:
             self._stopping = True
             self._stop_slots()
-            self._close_context()
+            if self._own_context is not None:
+                self._own_context.term()
             raise
         if self._stopping:
             self._stop_slots()
@@ -157,12 +156,9 @@ class AsyncWorker:
         """Wait until all has ended after `stop`."""
         for slot in self._slots:
             await slot.ended.wait()
-        self._close_context()
-
-    def _close_context(self) -> None:
         context, self._own_context = self._own_context, None
         if context is not None:
-            context.term()
+            await asyncio.to_thread(context.term)  # it waits until the last messages are out
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -197,7 +193,7 @@ class _Slot:
         self._socket: zmq.Socket[bytes] | None = None
         self._fd = -1
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[list[bytes]] | None = None
+        self._task: asyncio.Task[list[bytes] | h.Failed] | None = None
         self._cancelled = False
         """The task has been cancelled: once is enough, it may have something to clean up."""
         self._stuck: asyncio.TimerHandle | None = None
@@ -244,7 +240,7 @@ class _Slot:
         """The descriptor tells of changes only: take in all that is there."""
         now = time.monotonic()
         session = self._session
-        while self._socket is not None and (message := receive(self._socket)) is not None:
+        while self._socket is not None and (message := self._receive(self._socket)) is not None:
             request = session.receive(message, now)
             if session.lost is not None:
                 break
@@ -253,6 +249,17 @@ class _Slot:
             elif session.request is not None and session.request.cancelled:
                 self._cancel()
         self._check_lost(now)
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> Message | None:
+        try:
+            return receive(socket)
+        except zmq.ContextTerminated:
+            log.warning("%s: the ZeroMQ context was terminated", self._session.service.decode())
+            self._session.lose("the ZeroMQ context was terminated", time.monotonic())
+            self._drop(0)
+            self._cancel()
+            self.stop()
+            return None
 
     def _tick(self) -> None:
         self._timer = None
@@ -348,29 +355,40 @@ class _Slot:
             self._cancelled = True
             self._task.cancel()
 
-    async def _run(self, request: Request) -> list[bytes]:
-        """The frames of the FINAL."""
-        with h.handling(request):
-            result = self._handler(self._handling.argument(request))
-            last = await (self._stream(result, request) if isinstance(result, AsyncGenerator) else result)
-            return self._handling.frames(last)
+    async def _run(self, request: Request) -> list[bytes] | h.Failed:
+        """The frames of the FINAL, or how the handler failed."""
+        try:
+            with h.handling(request):
+                result = self._handler(self._handling.argument(request))
+                last = await (self._stream(result, request) if isinstance(result, AsyncGenerator) else result)
+                return self._handling.frames(last)
+        except asyncio.CancelledError as error:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
+                raise
+            return h.failed(error, request)  # something that the handler waited for was cancelled, not the handler
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, SystemExit too, the worker goes on
+            return h.failed(error, request)
 
-    def _handled(self, request: Request, task: asyncio.Task[list[bytes]]) -> None:
+    def _handled(self, request: Request, task: asyncio.Task[list[bytes] | h.Failed]) -> None:
         """The handler has ended, by itself or because it was cancelled."""
         self._task = None
         if self._stuck is not None:
             self._stuck.cancel()
         now = time.monotonic()
-        try:
-            messages = self._session.final(request, task.result(), now)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, SystemExit too, the worker goes on
-            if isinstance(error, asyncio.CancelledError):
-                request.cancelled = True  # if it was not the broker who said so, it was whoever ends this program
-            code, text, detail = h.failed(error, request)
-            messages = self._session.error(request, code, text, now, detail)
-        if messages:
-            self._send(messages)
-        elif self._session.lost is not None:
+        if not task.cancelled():
+            outcome = task.result()
+            if isinstance(outcome, h.Failed):
+                messages = self._session.error(request, outcome.code, outcome.text, now, outcome.detail)
+            else:
+                messages = self._session.final(request, outcome, now)
+        elif request.cancelled:
+            messages = self._session.error(request, Code.CANCELLED, "cancelled", now)
+        else:  # whoever cancelled the task is ending this program: the request goes to another worker
+            messages = self._session.disconnect("the handler's task was cancelled", now)
+        self._send(messages)
+        if self._session.lost is not None:
+            self._drop(LINGER)
+        if not messages:
             log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
         if self._finished:
             self._end()

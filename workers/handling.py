@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..mdp import tracing
 from ..mdp.codecs import Codec, Coder
 from ..mdp.codes import Code
-from ..mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
+from ..mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError, SettingError
 from ..mdp.limits import Limits
 from .session import Request
 
@@ -45,8 +45,9 @@ def is_async(handler: object) -> bool:
     """Whether `handler` is a coroutine function, an async generator function, or something that is called as one."""
     if isinstance(handler, partial):
         return is_async(handler.func)
-    function = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    if not (inspect.isroutine(handler) or inspect.isclass(handler)):
+        handler = getattr(handler, "__call__", handler)  # noqa: B004 - what it is, not whether there is one
+    return inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler)
 
 
 class Final:
@@ -62,6 +63,14 @@ class Failed(NamedTuple):
     code: int
     text: str
     detail: tuple[bytes, ...] = ()
+
+
+def check_settings(concurrency: int, handler_timeout: float | None) -> None:
+    """Raise `SettingError` for what is out of range."""
+    if concurrency < 1:
+        raise SettingError(f"concurrency is {concurrency!r}: it takes a number of connections, 1 or more")
+    if handler_timeout is not None and not handler_timeout > 0:
+        raise SettingError(f"handler_timeout is {handler_timeout!r}: it takes a number of seconds above 0, or None")
 
 
 class Unreadable(CodecError):

@@ -15,7 +15,7 @@ from ..mdp.codecs import Codec
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.server import DEFAULT_ENDPOINT
 from .connection import Connection
-from .handling import Final, Frames, Handling, failed, handling, is_async
+from .handling import Final, Frames, Handling, check_settings, failed, handling, is_async
 from .session import Request, WorkerSession
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
@@ -74,10 +74,7 @@ class Worker:
         protocol: str = "X1",
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        if concurrency < 1:
-            raise SettingError(f"concurrency is {concurrency!r}: it takes a number of connections, 1 or more")
-        if handler_timeout is not None and not handler_timeout > 0:
-            raise SettingError(f"handler_timeout is {handler_timeout!r}: it takes a number of seconds above 0, or None")
+        check_settings(concurrency, handler_timeout)
         self.service = wire.service_name(service)
         self.broker = broker
         self.concurrency = concurrency
@@ -191,7 +188,7 @@ class Worker:
         try:
             with handling(request):
                 result = handler(self._handling.argument(request))
-                if isinstance(result, Generator):
+                if isinstance(result, Iterator):
                     result = self._stream(connection, result, request)
                 body = self._handling.frames(result)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, SystemExit too, the worker goes on
@@ -201,18 +198,19 @@ class Worker:
         if not sent:
             log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
 
-    def _stream(self, connection: Connection, parts: Generator[Any, None, Any], request: Request) -> Any:
+    def _stream(self, connection: Connection, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs; returns what it returns, or yields as `Final`."""
+        close = parts.close if isinstance(parts, Generator) else lambda: None
         while True:
             try:
                 part = next(parts)
             except StopIteration as end:
                 return end.value
             if isinstance(part, Final):
-                parts.close()
+                close()
                 return part
             if request.cancelled or not connection.partial(request, self._handling.frames(part)):
-                parts.close()
+                close()
                 raise RequestCancelled("nobody waits for the rest of the stream")
 
     # ── the Guide's loop ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -42,7 +42,7 @@ class Request(list[bytes]):
     it now and then, and ends early, is soon free for others.
     """
 
-    __slots__ = ("_options", "cancelled", "client", "deadline", "service")
+    __slots__ = ("_options", "_values", "cancelled", "client", "deadline", "service")
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class Request(list[bytes]):
         self.deadline = deadline
         self.cancelled = False
         self._options = options
+        self._values: dict[str, Any] | None = None
 
     @property
     def body(self) -> list[bytes]:
@@ -68,17 +69,20 @@ class Request(list[bytes]):
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers that the client sent, read-only."""
-        return MappingProxyType(dict(self._options.headers))
+        return MappingProxyType(self.options.get("headers", {}))
 
     @property
     def options(self) -> Mapping[str, Any]:
         """All options of the request, those of the service itself included, read-only."""
-        return MappingProxyType(dict(self._options.values))
+        if self._values is None:
+            self._values = self._options.values()
+        return MappingProxyType(self._values)
 
     @property
     def attempt(self) -> int:
         """1, and one more for each worker that had the request before and was lost."""
-        return self._options.attempt
+        attempt = self.options.get("attempt", 1) if self._options.raw else 1
+        return attempt if type(attempt) is int else 1
 
 
 class WorkerSession:

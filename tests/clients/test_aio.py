@@ -288,7 +288,9 @@ def test_a_task_that_is_cancelled_at_once(endpoint, protocol):
         for task in soon[::2]:
             task.cancel()
         results = await asyncio.gather(never, *soon, return_exceptions=True)
-        assert [type(result) for result in results[:1] + results[1::2]] == [asyncio.CancelledError] * 51
+        assert isinstance(results[0], asyncio.CancelledError)
+        for number in range(0, 100, 2):  # or it was so quick that it has its reply
+            assert isinstance(results[1 + number], asyncio.CancelledError) or results[1 + number] == [b"%d" % number]
         assert results[2::2] == [[b"%d" % number] for number in range(1, 100, 2)]
 
     with_client(endpoint, scenario, protocol=protocol)
@@ -603,7 +605,7 @@ def test_values_in_a_stream(endpoint):
 
 
 def test_a_ttl_that_passes(endpoint, holding, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.session.GRACE", 100)  # so that the broker is the first to tell
+    monkeypatch.setattr("zmdp.clients.session.GRACE", (100, 100))  # so that the broker is the first to tell
 
     async def scenario(client):
         with pytest.raises(RequestTimeout) as caught:
@@ -647,13 +649,13 @@ def test_a_stream_that_is_left_early_is_cancelled(endpoint):
 
 
 def test_a_stream_that_is_read_too_slowly_ends_within_bounds(endpoint, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD", 1000)
+    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD", 10_000)
 
     async def scenario(client):
         parts = client.stream("flood", b"200")
         await anext(parts)
         await client.request("flood", b"0")  # the same worker: all parts of the first have come
-        assert [await anext(parts) for _ in range(9)] == [[b"x" * 100]] * 9
+        assert [await anext(parts) for _ in range(20)] == [[b"x" * 100]] * 20
         with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
             await collect(parts)
         assert len(await collect(client.stream("flood", b"2"))) == 3

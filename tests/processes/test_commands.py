@@ -68,7 +68,10 @@ def test_stream_prints_part_by_part(endpoint, mdclient):
 def test_services_and_info_and_ping(mdclient):
     shown = mdclient("services").stdout.decode().splitlines()
     assert [line.split() for line in shown] == [["SERVICE", "WORKERS", "IDLE", "QUEUED"], ["echo", "1", "1", "0"]]
-    assert json.loads(mdclient("services", "--json").stdout) == [{"name": "echo", "workers": 1, "idle": 1, "queued": 0}]
+    (row,) = json.loads(mdclient("services", "--json").stdout)
+    assert {key: row[key] for key in ("name", "workers", "idle", "queued")} == {
+        "name": "echo", "workers": 1, "idle": 1, "queued": 0
+    }  # fmt: skip
     assert b"max_queue=1000000" in mdclient("info").stdout
     assert json.loads(mdclient("info", "--json").stdout)["broker"]["name"] == "zmdp"
     assert len(mdclient("ping", "--count", "2", "--interval", "0.01").stdout.splitlines()) == 2
@@ -78,7 +81,20 @@ def test_services_and_info_and_ping(mdclient):
     ("arguments", "code", "told"),
     [
         (["call", "nobody"], 4, "no worker offers 'nobody' at tcp://"),
-        (["call", "nobody", "--wait", "--timeout", "0.05", "--retries", "1"], 3, "no reply from service 'nobody'"),
+        (["stream", "nobody"], 4, "no worker offers 'nobody' at tcp://"),
+        (["call", "nobody", "--protocol", "0.2"], 4, "no worker offers 'nobody' at tcp://"),
+        (["call", "echo", "--protocol", "3"], 2, "'3' is not one of 'X1', '0.2', '0.1'"),
+        (["call", "echo", "--header", "nameonly"], 2, "'nameonly': it takes NAME=VALUE"),
+        (["call", "echo", "--header", "a=b", "--protocol", "0.2"], 2, "--header takes protocol X1"),
+        (["bench", "nobody"], 4, "no worker offers 'nobody' at tcp://"),
+        (["bench", "echo", "--load", "mixed"], 2, "--slow BODY goes with --load mixed"),
+        (["bench", "echo", "--slow", "x"], 2, "--slow BODY goes with --load mixed"),
+        (["bench", "echo", "--protocol", "0.2"], 2, "--load pipelined and mixed take protocol X1"),
+        (["bench", "echo", "--outstanding", "0"], 2, "'0': it takes a whole number of requests, above 0"),
+        (["bench", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there"),
+        (["top", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there"),
+        (["top", "--count", "0"], 2, "it takes a whole number of looks, above 0"),
+        (["call", "nobody", "--wait", "--timeout", "0.05", "--retries", "1"], 3, "service 'nobody'"),
         (
             ["call", "echo", "--broker", "tcp://127.0.0.1:1"],
             5,
@@ -109,6 +125,89 @@ def test_a_handler_that_fails_has_a_code_of_its_own(endpoint, mdclient):
         result = mdclient("call", "--wait", "wrong")
         assert result.returncode == 6
         assert "TypeError" in one_line(result)
+
+
+def test_headers(endpoint, mdclient, tmp_path):
+    text = "import json\ndef look(request):\n    return json.dumps(dict(request.headers)).encode()\n"
+    (tmp_path / "looking.py").write_text(text)
+    with process("mdworker", "looking:look", "--service", "look", "--broker", endpoint, cwd=tmp_path) as worker:
+        worker.line("serving look")
+        for command in ("call", "stream"):
+            result = mdclient(command, "--wait", "look", "--header", "a=b", "--header", "größe=x=y", "--header", "c=")
+            assert json.loads(result.stdout) == {"a": "b", "größe": "x=y", "c": ""}
+
+
+def test_another_protocol(endpoint, mdclient):
+    speak = ("--protocol", "0.2")
+    assert mdclient("call", "echo", "hello", *speak).stdout == b"hello"
+    assert mdclient("stream", "echo", "hello", *speak).stdout == b"hello\n"
+    assert mdclient("call", "echo", "hello", MDP_PROTOCOL="0.1").stdout == b"hello"
+    assert mdclient("ping", "--count", "1", *speak).returncode == 0
+    assert b"echo" in mdclient("services", *speak).stdout
+    bench = mdclient("bench", "echo", "--load", "sync", "--seconds", "0.2", "--json", *speak)
+    assert json.loads(bench.stdout)["replies"] > 0
+    assert json.loads(bench.stdout)["errors"] == {}
+    with process("mdworker", "os:getpid", "--service", "pid", "--broker", endpoint, *speak) as worker:
+        worker.line("serving pid")
+        result = mdclient("call", "--wait", "pid", *speak)
+        assert (result.returncode, "HandlerError" in one_line(result) or "TypeError" in one_line(result)) == (6, True)
+
+
+@pytest.mark.parametrize(
+    ("load", "kinds"),
+    [
+        (["--load", "sync"], ["all"]),
+        (["--outstanding", "8"], ["all"]),
+        (["--load", "mixed", "--slow", "slow", "--share", "0.5", "--rate", "100"], ["short", "slow"]),
+    ],
+)
+def test_bench(mdclient, load, kinds):
+    result = mdclient("bench", "echo", "x", "--seconds", "0.2", "--json", *load)
+    assert result.returncode == 0
+    figures = json.loads(result.stdout)
+    assert (figures["replies"] > 0, figures["errors"], sorted(figures["latency_ms"])) == (True, {}, kinds)
+    assert set(figures["latency_ms"][kinds[0]]) == {"count", "mean", "p50", "p90", "p99", "p99.9", "max"}
+
+
+def test_bench_for_people(mdclient):
+    load = ("--load", "mixed", "--slow", "slow", "--share", "0.5")
+    shown = mdclient("bench", "echo", "x", "--seconds", "0.3", *load).stdout.decode().splitlines()
+    assert " replies in " in shown[0]
+    assert shown[1] == "errors: none"
+    assert sorted(line.split(" in ms")[0] for line in shown[2:]) == ["latency of the short", "latency of the slow"]
+
+
+def test_top(mdclient):
+    looks = mdclient("top", "--count", "2", "--interval", "0.01", "--json").stdout.splitlines()
+    for look in map(json.loads, looks):
+        assert [row["name"] for row in look["services"]] == ["echo"]
+        assert [row["service"] for row in look["workers"]] == ["echo"]
+        assert look["totals"]["requests_per_second"] >= 0
+    assert len(looks) == 2
+    shown = mdclient("top", "--count", "1").stdout.decode()
+    assert "\x1b" not in shown
+    assert "SERVICE  WORKERS" in shown
+
+
+def test_top_until_ctrl_c(endpoint):
+    with process("mdclient", "top", "--interval", "0.01", "--broker", endpoint) as top:
+        top.line("SERVICE", "stdout", count=3)
+        assert top.end(signal.SIGINT) == 0
+        assert top.stderr == ""
+
+
+def test_a_full_queue_has_a_code_of_its_own():
+    with broker("--max-queue", "1") as (_, at), process("mdclient", "call", "nobody", "--wait", "--broker", at):
+        eventually(lambda: b'"queued": 1' in run("mdclient", "services", "--json", "--broker", at).stdout)
+        result = run("mdclient", "call", "nobody", "--wait", "--broker", at)
+        assert (result.returncode, "(429)" in one_line(result)) == (7, True)
+
+
+def test_ctrl_c_while_waiting(endpoint):
+    with process("mdclient", "call", "nobody", "--wait", "--timeout", "60", "--broker", endpoint) as asking:
+        eventually(lambda: b'"nobody"' in run("mdclient", "services", "--json", "--broker", endpoint).stdout)
+        assert asking.end(signal.SIGINT) == 130
+    eventually(lambda: b'"nobody"' not in run("mdclient", "services", "--json", "--broker", endpoint).stdout)
 
 
 def test_output_that_nobody_reads(endpoint):
@@ -233,10 +332,15 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
         (["no.such.module:worker"], "cannot use no.such.module:worker: ModuleNotFoundError: No module named 'no'"),
         (["os:nothing"], "AttributeError: module 'os' has no attribute 'nothing'"),
         (["os"], "'os': it takes MODULE:WORKER, for example zmdp.workers.echo:worker"),
-        (["os:name"], "os:name is of type str: it takes a zmdp.workers.Worker, or a function with --service"),
+        (["os:name"], "os:name is of type str: it takes a zmdp.workers.Worker or AsyncWorker, or a function"),
         (["os:getcwd"], "os:getcwd is a function: name the service it offers with --service NAME"),
         (["zmdp.workers.echo:worker", "--concurrency", "0"], "'0': it takes a whole number of connections, above 0"),
         (["zmdp.workers.echo:worker", "--service", "a\tb"], "is no service name"),
+        (["zmdp.workers.echo:worker", "--codec", "json"], "is a worker, which says itself what its codec is"),
+        (["os:getcwd", "--service", "x", "--codec", "pickle"], "'pickle' is not one of 'json', 'msgpack', 'arrow'"),
+        (["zmdp.workers.echo:worker", "--protocol", "3"], "'3' is not one of 'X1', '0.2', '0.1'"),
+        (["asyncio:sleep"], "asyncio:sleep is a function: name the service it offers with --service NAME"),
+        (["eager:worker"], "handler of 'x' is for asyncio: it takes an AsyncWorker"),
         (["zmdp.workers.echo:worker", "--heartbeat", "0.001"], "heartbeat is 0.001: it takes 0.01 seconds or more"),
         (["broken:worker"], "SyntaxError"),
         (["raising:worker"], "raising.py:2)"),
@@ -245,6 +349,8 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
 def test_what_cannot_be_served_is_told_in_one_line(tmp_path, arguments, told):
     (tmp_path / "broken.py").write_text("def\n")
     (tmp_path / "raising.py").write_text("\n1/0\n")
+    text = "import asyncio\nfrom zmdp.workers import Worker\nworker = Worker('x', asyncio.sleep)\n"
+    (tmp_path / "eager.py").write_text(text)
     with process("mdworker", *arguments, cwd=tmp_path) as running:
         assert running.wait() == 2
         (line,) = running.stderr.splitlines()
@@ -265,3 +371,78 @@ def test_a_worker_waits_for_its_broker(tmp_path):
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker"])
 def test_version(command):
     assert run(command, "--version").stdout.startswith(command.encode() + b" 0.")
+
+
+ASYNC = """
+import asyncio
+from pathlib import Path
+from zmdp.workers import AsyncWorker, Final
+
+worker = AsyncWorker("hold", concurrency=2)
+
+@worker
+async def hold(request):
+    path = Path(request[0].decode())
+    path.write_text("held")
+    while path.exists():
+        await asyncio.sleep(0.01)
+    return b"let go"
+
+async def count(number):
+    for each in range(number):
+        yield each
+    yield Final({"counted": number})
+"""
+
+
+@pytest.fixture
+def module(tmp_path):
+    (tmp_path / "services_of_mine.py").write_text(ASYNC)
+    return tmp_path
+
+
+def test_a_coroutine_function_with_a_codec(endpoint, mdclient, module):
+    with process(
+        "mdworker", "services:double", "--service", "double", "--codec", "json", "--broker", endpoint, cwd=HERE
+    ):
+        assert mdclient("call", "--wait", "double", "21").stdout == b"42"
+        result = mdclient("call", "double", "{")
+        assert (result.returncode, "cannot be read as json" in one_line(result)) == (1, True)
+        result = mdclient("call", "double", "null")
+        assert (result.returncode, "TypeError" in one_line(result)) == (6, True)
+    command = ("mdworker", "services_of_mine:count", "--service", "count", "--codec", "json", "--broker", endpoint)
+    with process(*command, cwd=module):
+        assert mdclient("stream", "--wait", "count", "2").stdout == b'0\n1\n{"counted":2}\n'
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_async_worker_finishes_what_is_worked_on(endpoint, mdclient, module, number):
+    held = module / "held"
+    with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
+        worker.line("serving hold at")
+        with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint) as asking:
+            eventually(held.exists)
+            worker.send_signal(number)
+            worker.line("what is being worked on is finished first")
+            held.unlink()
+            assert asking.wait() == 0
+            assert worker.wait() == 0
+    assert "Traceback" not in worker.stderr
+
+
+def test_a_second_signal_ends_an_async_worker_at_once(endpoint, module):
+    held = module / "held"
+    with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
+        with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint):
+            eventually(held.exists)
+            worker.send_signal(signal.SIGINT)
+            worker.line("once more ends at once")
+            assert worker.end(signal.SIGINT) == 1
+
+
+def test_an_idle_async_worker_ends_at_once(endpoint, mdclient, module):
+    command = ("mdworker", "services_of_mine:worker", "--service", "other", "--concurrency", "3", "--protocol", "0.2")
+    with process(*command, "--broker", endpoint, cwd=module) as worker:
+        worker.line("serving other at")
+        eventually(lambda: b'"other", "workers": 3' in mdclient("services", "--json").stdout)
+        assert worker.end() == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.processes import broker, eventually, process
 
-from zmdp.clients import Client
+from zmdp.clients import Client, RetryLater
 from zmdp.workers import Worker
 
 HERE = Path(__file__).parent
@@ -53,15 +53,27 @@ def test_a_request_outlives_its_worker(tmp_path, pool):
         assert json.loads(asker.request("mmi.stats")[0])["redispatched"] == 1
 
 
-def test_a_client_and_a_worker_outlive_the_broker(pool):
-    with broker(*QUICK) as (first, endpoint), worker("zmdp.workers.echo:worker", endpoint):
-        with Client(endpoint, timeout=0.3, retries=100) as client:
+@pytest.mark.parametrize("protocol", ["X1", "0.2", "0.1"])
+def test_a_client_and_a_worker_outlive_the_broker(pool, protocol):
+    with broker(*QUICK) as (first, endpoint), worker("zmdp.workers.echo:worker", endpoint, "--protocol", protocol):
+        with Client(endpoint, timeout=0.3, retries=100, protocol=protocol) as client:
             assert client.request("echo", b"before") == [b"before"]
             first.kill()
             reply = pool.submit(client.request, "echo", b"meanwhile")
             with broker(*QUICK, bind=endpoint) as (second, _):
                 assert reply.result() == [b"meanwhile"]
                 second.line("worker")
+
+
+def test_an_async_worker_outlives_the_broker(pool):
+    options = ("--service", "double", "--codec", "json", "--concurrency", "3")
+    with broker(*QUICK) as (first, endpoint), worker("services:double", endpoint, *options):
+        with Client(endpoint, timeout=30) as client:
+            assert client.call("double", 1) == 2
+            first.kill()
+            replies = [pool.submit(client.call, "double", number) for number in range(4)]
+            with broker(*QUICK, bind=endpoint):
+                assert [reply.result() for reply in replies] == [0, 2, 4, 6]
 
 
 def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
@@ -96,8 +108,11 @@ def test_the_broker_drains(tmp_path, pool):
             eventually(held.exists)
             server.send_signal(signal.SIGTERM)
             server.line("draining: no new requests; 1 running")
-            with pytest.raises(TimeoutError):
+            with pytest.raises(RetryLater, match="draining") as told:
                 late.request("slow", b"too late")
+            assert told.value.code == 503
+            with Client(endpoint, timeout=0.3, retries=0, protocol="0.2") as old, pytest.raises(TimeoutError):
+                old.request("slow", b"too late")  # it cannot be told
             held.unlink()
             assert reply.result() == [b"%d" % at_work.pid]
             assert server.wait() == 0

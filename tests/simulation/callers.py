@@ -85,7 +85,9 @@ class Asked:
     @property
     def due(self) -> float:
         """When it must be over, whatever happens."""
-        due = self.deadline if self.wish.timeout is None else self.deadline + self.wish.timeout * GRACE
+        due = self.deadline
+        if self.wish.timeout is not None:
+            due += min(self.wish.timeout * GRACE[0], GRACE[1])
         return due if self.wish.silence is None else min(due, self.heard + self.wish.silence)
 
 

@@ -110,7 +110,7 @@ class Simulation:
                 f"w{number}",
                 service,
                 protocol=rng.choice(["0.1", "0.2", "X1", "X1"]),
-                heartbeat=rng.choice([0.3, self.limits.heartbeat, 3.0]),
+                heartbeat=rng.choice([0.4, self.limits.heartbeat, 3.0]),
                 liveness=rng.choice([2, 3, 5]),
                 habits=self.habits,
             )

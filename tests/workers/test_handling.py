@@ -31,8 +31,6 @@ def request(*frames, cancelled=False):
         (Final(), [b""]),
         (Final([b"x", b"y"]), [b"x", b"y"]),
         (request(b"a", b"b"), [b"a", b"b"]),
-        (b"x" * MAX_BODY, [b"x" * MAX_BODY]),
-        ([b""] * MAX_BODY_FRAMES, [b""] * MAX_BODY_FRAMES),
     ],
     ids=str,
 )
@@ -50,6 +48,7 @@ def test_what_a_handler_may_not_give(result):
 
 @pytest.mark.parametrize("result", [b"x" * (MAX_BODY + 1), [b""] * (MAX_BODY_FRAMES + 1)], ids=["bytes", "frames"])
 def test_what_no_broker_takes(result):
+    assert Handling(None).frames(result[1:]) in ([result[1:]], result[1:])
     with pytest.raises(HandlerError, match=f"a reply may have {MAX_BODY} in {MAX_BODY_FRAMES}"):
         Handling(None).frames(result)
 

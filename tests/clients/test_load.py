@@ -1,0 +1,121 @@
+"""Loads for a service, against a real broker."""
+
+import asyncio
+import json
+import threading
+from collections import Counter
+
+import pytest
+
+from zmdp.clients import AsyncClient, Client
+from zmdp.clients.load import Result, mixed, one_by_one, pipelined
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import Worker, sleep
+
+SECONDS = 0.3
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    def fail(request):
+        raise ValueError("no good")
+
+    with running_broker(drain_timeout=0.1) as server:
+        at = server.endpoints[0]
+        with (
+            Worker("echo", list, broker=at),
+            Worker("fail", fail, broker=at),
+            Worker("sleep", sleep.sleep, broker=at, concurrency=4),
+            Client(at) as client,
+        ):
+            while not all(map(client.available, ("echo", "fail", "sleep"))):
+                pass
+            yield at
+
+
+def with_client(endpoint, load, *arguments, **settings):
+    async def run():
+        async with AsyncClient(endpoint) as client:
+            return await load(client, *arguments, **settings)
+
+    return asyncio.run(run())
+
+
+def test_one_after_the_other(endpoint):
+    told = []
+    with Client(endpoint) as client:
+        result = one_by_one(client, "echo", [b"x"], seconds=SECONDS, progress=told.append)
+    assert list(result.latencies) == ["all"]
+    assert result.replies == result.latencies["all"].count > 0
+    assert (result.errors, result.seconds >= SECONDS) == (Counter(), True)
+    assert told
+    assert all(0 <= part <= 1.5 for part in told)
+
+
+@pytest.mark.parametrize("protocol", ["0.2", "0.1"])
+def test_one_after_the_other_before_x1(endpoint, protocol):
+    with Client(endpoint, protocol=protocol) as client:
+        result = one_by_one(client, "echo", [b"x"], wait=True, seconds=SECONDS, progress=lambda part: None)
+    assert (result.replies > 0, result.errors) == (True, Counter())
+
+
+def test_so_many_at_a_time(endpoint):
+    together, active, most = threading.Lock(), [0], [0]
+
+    def work(request):
+        with together:
+            active[0] += 1
+            most[0] = max(most[0], active[0])
+        threading.Event().wait(0.001)
+        with together:
+            active[0] -= 1
+        return request
+
+    told = []
+    with Worker("work", work, broker=endpoint, concurrency=8), Client(endpoint) as client:
+        client.request("work")  # it is there
+        result = with_client(endpoint, pipelined, "work", [b"x"], outstanding=3, seconds=SECONDS, progress=told.append)
+    assert most[0] == 3
+    assert (result.replies > 3, result.errors) == (True, Counter())
+    assert told[-1] == 1.0
+
+
+def test_at_random_moments(endpoint):
+    told = []
+    settings = {"share": 0.3, "rate": 300, "seconds": SECONDS, "progress": told.append}
+    results = [with_client(endpoint, mixed, "sleep", [b"0"], [b"20"], **settings) for _ in range(2)]
+    for result in results:
+        assert set(result.latencies) == {"short", "slow"}
+        assert result.latencies["slow"].percentile(50) >= 0.019
+        assert result.errors == Counter()
+    assert results[0].replies == results[1].replies  # the same load each time
+    assert told[-1] == 1.0
+
+
+@pytest.mark.parametrize(("service", "name"), [("fail", "ServiceError"), ("nobody", "ServiceNotFound")])
+def test_errors_are_counted_by_type(endpoint, service, name):
+    with Client(endpoint) as client:
+        results = [one_by_one(client, service, [b"x"], seconds=SECONDS, progress=lambda part: None)]
+    ignore = {"seconds": SECONDS, "progress": lambda part: None}
+    results.append(with_client(endpoint, pipelined, service, [b"x"], outstanding=4, **ignore))
+    results.append(with_client(endpoint, mixed, service, [b"x"], [b"y"], share=0.5, rate=200, **ignore))
+    for result in results:
+        assert list(result.errors) == [name]
+        assert result.errors[name] > 0
+        assert result.replies == 0
+
+
+def test_the_figures():
+    result = Result(seconds=2.0)
+    for milliseconds in (1, 1, 2, 4):
+        result.record("short", milliseconds / 1000)
+    result.record("slow", 0.1)
+    result.errors["RequestTimeout"] += 1
+    figures = result.as_dict()
+    assert json.loads(json.dumps(figures)) == figures
+    assert (figures["replies"], figures["replies_per_second"], figures["seconds"]) == (5, 2.5, 2.0)
+    assert figures["errors"] == {"RequestTimeout": 1}
+    assert figures["latency_ms"]["short"]["count"] == 4
+    assert figures["latency_ms"]["short"]["mean"] == 2.0
+    assert figures["latency_ms"]["slow"]["max"] == 100.0
+    assert Result().as_dict()["replies_per_second"] == 0.0

@@ -1,0 +1,299 @@
+"""Trace context from the request that is handled to those made meanwhile, with and without OpenTelemetry."""
+
+import asyncio
+import json
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from zmdp.clients import AsyncClient, Client, RequestTimeout, ServiceError, StreamInterrupted, ZmdpError
+from zmdp.mdp import tracing
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import AsyncWorker, Worker
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+OTHER = "00-11111111111111111111111111111111-2222222222222222-01"
+TRACE_ID = 0x0AF7651916CD43DD8448EB211C80319C
+
+
+@pytest.fixture
+def without_otel(monkeypatch):
+    """As if the package were not installed."""
+    monkeypatch.setattr(tracing, "trace", None)
+    monkeypatch.setattr(tracing, "propagate", None)
+
+
+@pytest.fixture
+def spans(monkeypatch):
+    """What is exported: spans that have ended.  The provider is this test's own."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(tracing, "tracer", provider.get_tracer("zmdp"))
+
+    def ended():
+        provider.force_flush()
+        return exporter.get_finished_spans()
+
+    return ended
+
+
+def headers_of(request):
+    return json.dumps(dict(request.headers)).encode()
+
+
+@pytest.fixture
+def endpoint():
+    with running_broker(drain_timeout=0.1) as server:
+        at = server.endpoints[0]
+        with Worker("inner", headers_of, broker=at, concurrency=2):
+            yield at
+
+
+def told(reply):
+    return json.loads(reply[0])
+
+
+# ── the headers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("handled", "own", "sent"),
+    [
+        (None, None, None),
+        (None, {"a": "b"}, {"a": "b"}),
+        ({}, None, None),
+        ({"a": "b"}, None, None),
+        ({"traceparent": PARENT}, None, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "x=1", "a": "b"}, None, {"traceparent": PARENT, "tracestate": "x=1"}),
+        ({"traceparent": PARENT}, {"a": "b"}, {"traceparent": PARENT, "a": "b"}),
+        ({"traceparent": PARENT, "tracestate": "x=1"}, {"traceparent": OTHER}, {"traceparent": OTHER}),
+        (
+            {"traceparent": PARENT, "tracestate": "x=1"},
+            {"tracestate": "y=2"},
+            {"traceparent": PARENT, "tracestate": "y=2"},
+        ),
+    ],
+)
+@pytest.mark.usefixtures("without_otel")
+def test_what_a_request_is_sent_with(handled, own, sent):
+    if handled is None:
+        headers, finish = tracing.calling("service", own)
+    else:
+        with tracing.handling("outer", handled):
+            headers, finish = tracing.calling("service", own)
+    assert headers == sent
+    finish(None)
+    finish(ValueError())
+
+
+@pytest.mark.usefixtures("without_otel")
+def test_handled_requests_within_handled_requests():
+    with tracing.handling("outer", {"traceparent": PARENT}):
+        with tracing.handling("inner", {"traceparent": OTHER}):
+            assert tracing.calling("s", None)[0] == {"traceparent": OTHER}
+        with pytest.raises(ZeroDivisionError), tracing.handling("inner", {"traceparent": OTHER}):
+            raise ZeroDivisionError
+        with tracing.handling("inner", {}):
+            assert tracing.calling("s", None)[0] is None
+        assert tracing.calling("s", None)[0] == {"traceparent": PARENT}
+    assert tracing.calling("s", None)[0] is None
+
+
+WITH_AND_WITHOUT = pytest.mark.parametrize("package", ["with", "without"])
+
+
+@pytest.fixture
+def _package(request, package):
+    request.getfixturevalue("spans" if package == "with" else "without_otel")
+
+
+@WITH_AND_WITHOUT
+@pytest.mark.usefixtures("_package")
+def test_from_a_handler_in_a_thread(endpoint, package):
+    """A function, a generator, and each way to ask."""
+    with Client(endpoint, timeout=20) as inside:
+
+        def function(request):
+            return [
+                *inside.request("inner"),
+                *next(inside.stream("inner")),
+                *inside.submit("inner").result(20),
+                *inside.request("inner", headers={"own": "x"}),
+                *inside.request("inner", headers={"traceparent": OTHER}),
+            ]
+
+        def generator(request):
+            yield inside.request("inner")
+            yield next(inside.stream("inner"))
+            return inside.request("inner")
+
+        with (
+            Worker("function", function, broker=endpoint),
+            Worker("generator", generator, broker=endpoint),
+            Client(endpoint, timeout=20) as client,
+        ):
+            headers = {"traceparent": PARENT, "tracestate": "x=1", "not": "passed on"}
+            seen = [json.loads(frame) for frame in client.request("function", headers=headers)]
+            seen += [json.loads(frame) for frame in client.request("generator", headers=headers)]
+            unrelated = told(client.request("inner"))
+    other = seen.pop(4)
+    assert (other["traceparent"], "tracestate" in other) == (OTHER, False)
+    assert seen[3].pop("own") == "x"
+    assert len(seen) == 7
+    for each in seen:
+        assert set(each) == {"traceparent", "tracestate"}
+        assert each["tracestate"] == "x=1"
+        assert each["traceparent"][:36] == PARENT[:36]
+        assert (each["traceparent"] == PARENT) == (package == "without")
+    assert set(unrelated) == ({"traceparent"} if package == "with" else set())
+
+
+@WITH_AND_WITHOUT
+@pytest.mark.usefixtures("_package")
+def test_from_a_handler_in_asyncio(endpoint, package):
+    async def scenario():
+        async with AsyncClient(endpoint, timeout=20) as inside, AsyncClient(endpoint, timeout=20) as client:
+
+            async def function(request):
+                both = await asyncio.gather(inside.request("inner"), inside.request("inner"))
+                return [*both[0], *both[1], *(await anext(inside.stream("inner")))]
+
+            async def generator(request):
+                yield await inside.request("inner")
+                yield await inside.request("inner")
+
+            async with (
+                AsyncWorker("function", function, broker=endpoint, concurrency=2),
+                AsyncWorker("generator", generator, broker=endpoint),
+            ):
+                headers = {"traceparent": PARENT, "tracestate": "x=1"}
+                first, second, third = await asyncio.gather(
+                    client.request("function", headers=headers),
+                    client.request("function", headers={"traceparent": OTHER}),
+                    client.request("generator", headers=headers),
+                )
+        for frame in [*first, *third[:2]]:
+            assert json.loads(frame)["traceparent"][:36] == PARENT[:36]
+            assert json.loads(frame)["tracestate"] == "x=1"
+        for frame in second:
+            assert json.loads(frame)["traceparent"][:36] == OTHER[:36]
+            assert "tracestate" not in json.loads(frame)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("without_otel")
+def test_without_a_handled_request_nothing_is_added(endpoint):
+    with Client(endpoint, timeout=20) as client:
+        assert told(client.request("inner")) == {}
+        assert told(client.request("inner", headers={"a": "b"})) == {"a": "b"}
+        assert told(next(client.stream("inner"))) == {}
+        assert told(client.submit("inner").result(20)) == {}
+
+
+# ── spans ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_kind(spans):
+    return {(span.kind, span.name): span for span in spans}
+
+
+def test_client_and_server_are_linked_in_one_trace(endpoint, spans):
+    with Client(endpoint, timeout=20) as inside:
+        with (
+            Worker("outer", lambda request: inside.request("inner"), broker=endpoint),
+            Client(endpoint, timeout=20) as client,
+        ):
+            client.request("outer", headers={"a": "b"})
+    found = by_kind(spans())
+    assert len(found) == 4
+    asked = found[SpanKind.CLIENT, "outer"]
+    handled = found[SpanKind.SERVER, "outer"]
+    asked_within = found[SpanKind.CLIENT, "inner"]
+    handled_within = found[SpanKind.SERVER, "inner"]
+    assert asked.parent is None
+    assert handled.parent.span_id == asked.context.span_id
+    assert asked_within.parent.span_id == handled.context.span_id
+    assert handled_within.parent.span_id == asked_within.context.span_id
+    assert len({span.context.trace_id for span in found.values()}) == 1
+    assert dict(asked.attributes) == {"rpc.system": "mdp", "rpc.service": "outer"}
+
+
+def test_a_trace_that_began_elsewhere_goes_on(endpoint, spans):
+    with Client(endpoint, timeout=20) as client:
+        client.request("inner", headers={"traceparent": PARENT})
+    server = by_kind(spans())[SpanKind.SERVER, "inner"]
+    assert server.context.trace_id == TRACE_ID
+
+
+def test_errors_are_recorded(endpoint, spans):
+    def fail(request):
+        raise ValueError("no good")
+
+    with Worker("fail", fail, broker=endpoint), Client(endpoint, timeout=20) as client:
+        for ask in (
+            lambda: client.request("fail"),
+            lambda: list(client.stream("fail")),
+            lambda: client.submit("fail").result(20),
+        ):
+            with pytest.raises(ServiceError):
+                ask()
+    found = spans()
+    assert sorted(span.kind.name for span in found) == ["CLIENT"] * 3 + ["SERVER"] * 3
+    for span in found:
+        assert span.status.status_code is StatusCode.ERROR
+        (event,) = span.events
+        kind = "ValueError" if span.kind is SpanKind.SERVER else "zmdp.mdp.errors.ServiceError"
+        assert event.attributes["exception.type"] == kind
+        assert "no good" in event.attributes["exception.message"]
+
+
+def test_each_span_ends_whatever_becomes_of_its_request(endpoint, spans):
+    def stop(request):
+        yield b"first"
+        raise ServiceError(502, "lost")
+
+    async def scenario():
+        async with AsyncClient(endpoint, timeout=20) as client:
+            with pytest.raises(RequestTimeout):
+                await client.request("nobody", timeout=0.05)
+            task = asyncio.create_task(client.request("nobody"))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            async for _ in client.stream("inner"):
+                pass
+            parts = client.stream("stop")
+            await anext(parts)
+            with pytest.raises(ZmdpError):
+                await anext(parts)
+
+    with Worker("stop", stop, broker=endpoint):
+        asyncio.run(scenario())
+        client = Client(endpoint, timeout=20)
+        client.submit("nobody").cancel()
+        with pytest.raises(StreamInterrupted):
+            list(client.stream("stop"))
+        parts = client.stream("inner")
+        next(parts)
+        parts.close()
+        client.close()
+        for ask in (lambda: client.request("inner"), lambda: client.submit("inner")):
+            with pytest.raises(ZmdpError):
+                ask()
+    ended = [span.name for span in spans() if span.kind is SpanKind.CLIENT]
+    assert sorted(ended) == ["inner", "inner", "inner", "inner", "nobody", "nobody", "nobody", "stop", "stop"]
+
+
+def test_the_package_without_the_sdk(endpoint):
+    """Nothing is recorded, and the trace context goes on all the same."""
+    with Client(endpoint, timeout=20) as inside:
+        with (
+            Worker("outer", lambda request: inside.request("inner"), broker=endpoint),
+            Client(endpoint, timeout=20) as client,
+        ):
+            assert told(client.request("outer", headers={"traceparent": PARENT}))["traceparent"] == PARENT
+            assert told(client.request("outer")) == {}
