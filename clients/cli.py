@@ -35,6 +35,8 @@ from .mdclient import MAX_OUTSTANDING, Client
 from .session import Reply
 from .top import View, lines, with_rates
 
+NOBODY: Final = "no worker offers the service"
+"""The broker's text."""
 CODES: Final[dict[type[ZmdpError], int]] = {
     BrokerUnreachable: 5,
     RequestTimeout: 3,
@@ -457,7 +459,9 @@ def _hint(broker: Sequence[str], service: str) -> Iterator[None]:
     """Say what to do about a service that nobody offers."""
     try:
         yield
-    except ServiceNotFound:
+    except ServiceNotFound as error:
+        if error.text != NOBODY and error.code is not None:
+            raise  # the service itself has not found something
         raise ServiceNotFound(
             f"no worker offers {service!r} at {', '.join(broker)}: `mdclient services` lists what is there, "
             "--wait waits for it",
@@ -523,7 +527,7 @@ def main() -> NoReturn:
     run(
         "mdclient",
         cli,
-        lambda error: next((code for kind, code in CODES.items() if isinstance(error, kind)), EXIT_FAILED),
+        _code,
     )
 
 

@@ -63,8 +63,9 @@ class Connection:
             else:
                 more = True
             # What came before the end has been taken in by now.
-            if not more and (reason := self._ended()) is not None:
-                session.lose(reason, now)
+            if not more and (ended := self._ended()) is not None:
+                reason, cut = ended
+                session.lose(reason, now, cut=cut)
         if not more or now - self._ticked_at > TICK:  # nothing is late whose reply is there already
             self._ticked_at = now
             session.tick(now)
@@ -99,16 +100,16 @@ class Connection:
             for call, outcome in events:
                 call.deliver(outcome)
 
-    def _ended(self) -> str | None:
-        """Why the connection has ended; None if it has not."""
+    def _ended(self) -> tuple[str, bool] | None:
+        """Why the connection has ended, and whether there was one that was closed; None if it has not."""
         if self.monitor is None or not self.monitor.poll(0):
             return None
         if self.session.heard:
-            return "the broker closed the connection"
+            return "the broker closed the connection", True
         if recv_monitor_message(self.monitor)["event"] == zmq.Event.DISCONNECTED:
-            return "what listens there closed the connection: is it a broker?"
+            return "what listens there closed the connection: is it a broker?", True
         endpoint = self.session.where
-        return f"nobody listens there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
+        return f"nobody listens there. Is the broker running? `mdp-broker --bind {endpoint}` starts one", False
 
     def _open(self, endpoint: str, now: float) -> None:
         socket = self._context.socket(zmq.DEALER)

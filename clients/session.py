@@ -95,7 +95,7 @@ class Call:
         self.deadline: float | None = None
         """When its ttl has passed."""
         self.losses = 0
-        """Connections that were lost while it was outstanding."""
+        """Connections that the other end closed while it was outstanding."""
         self.ended = False
         self.deliver: Callable[[Outcome], object] = _ignore
         """For the shell: what takes the outcomes."""
@@ -240,8 +240,11 @@ class ClientSession:
             call.collected, call.collected_bytes = [], 0
             self.messages.append(self._encode(call, now))
 
-    def lose(self, reason: str, now: float) -> None:
-        """The connection is of no use any more.  What has streamed a PARTIAL fails, the rest waits for the next."""
+    def lose(self, reason: str, now: float, *, cut: bool = False) -> None:
+        """The connection is of no use any more.  What has streamed a PARTIAL fails, the rest waits for the next.
+
+        `cut` says that there was one, and that the other end closed it.
+        """
         self.lost = self._trouble = reason
         self.retry_at = now
         if not self.heard:  # else the broker has perhaps been restarted: no reason to wait
@@ -249,7 +252,7 @@ class ClientSession:
             self._backoff = min(2 * self._backoff, BACKOFF[1])
         self.messages.clear()
         for call in list(self._calls.values()):
-            call.losses += self.heard
+            call.losses += cut
             service = call.service.decode()
             if call.streamed:
                 text = (

@@ -12,8 +12,7 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
-from ..mdp.codes import Code
-from ..mdp.errors import ClosedError, SettingError
+from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.multipart import receive, send
 from ..mdp.server import DEFAULT_ENDPOINT
 from ..mdp.wire import Message
@@ -83,7 +82,6 @@ class AsyncWorker:
         self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots: list[_Slot] = []
-        self._ended: asyncio.Event | None = None
         self._stopping = False
         self._session()  # checks the settings
 
@@ -121,7 +119,6 @@ class AsyncWorker:
                 f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
             )
         self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
         context = self._context
         if context is None:
             context = self._own_context = zmq.Context()
@@ -382,7 +379,8 @@ class _Slot:
             else:
                 messages = self._session.final(request, outcome, now)
         elif request.cancelled:
-            messages = self._session.error(request, Code.CANCELLED, "cancelled", now)
+            code, text, detail = h.failed(RequestCancelled("cancelled"), request)
+            messages = self._session.error(request, code, text, now, detail)
         else:  # whoever cancelled the task is ending this program: the request goes to another worker
             messages = self._session.disconnect("the handler's task was cancelled", now)
         self._send(messages)

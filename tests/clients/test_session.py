@@ -259,12 +259,12 @@ def test_partials_are_handed_out_as_they_come() -> None:
 
 
 def test_what_is_collected_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_REPLY", 10)
+    monkeypatch.setattr(module, "LARGEST_REPLY", 210)  # frames have an overhead of 100 each
     session, (call,) = asking(timeout=5.0)
     session.receive(partial(1, b"x" * 6, b"x" * 4), 101.0)
     assert events(session) == []
     session.receive(partial(1, b"x"), 101.0)
-    text = "the parts of the reply of service 'echo' have more than 10 bytes: use stream()"
+    text = "the parts of the reply of service 'echo' have more than 210 bytes: use stream()"
     assert events(session) == [(1, RequestRejected, text, "echo", 413)]
     assert sent(session) == [cancel(1)]
     assert call.ended
@@ -686,7 +686,7 @@ def test_what_was_asked_without_a_connection_goes_out_in_order() -> None:
 
 
 def test_parts_that_were_collected_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_REPLY", 3)
+    monkeypatch.setattr(module, "LARGEST_REPLY", 303)
     session, _ = asking()
     session.receive(partial(1, b"1", b"2"), 101.0)
     session.lose("test", 101.0)
@@ -810,3 +810,18 @@ def test_each_request_ends_once_whatever_happens(
         assert ends == outcomes[-1:] or call in cancelled
         assert stream or outcomes == ends
     assert is_empty(session)
+
+
+def test_a_large_request_that_is_cut_off_again_and_again_is_given_up() -> None:
+    session, _ = asking()
+    large = session.request(b"echo", [b"x" * (module.LARGE_REQUEST + 1)], 100.0)
+    for losses in range(1, module.MOST_LOSSES + 1):
+        assert not large.ended
+        session.lose("there was never a connection", 101.0)
+        session.lose("closed", 101.0, cut=True)
+        session.connected("tcp://there", 101.0)
+        assert large.losses == losses
+    ((number, kind, text, *_),) = events(session)
+    assert (number, kind) == (2, RequestRejected)
+    assert "lost 3 times with a request of 1048577 bytes for service 'echo' outstanding" in text
+    assert session.outstanding == 1  # the other one

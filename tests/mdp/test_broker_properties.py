@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker import Broker
+from zmdp.mdp.broker import GIVEN_UP, Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1
 
@@ -132,10 +132,11 @@ def test_any_bytes_are_decoded(frames):  # C15
 @given(st.binary(max_size=40) | st.text(alphabet='{}[]":,0123456789.-+eE tru\\', max_size=40).map(str.encode))
 def test_any_bytes_are_options_or_not(raw):  # X1
     options = wire.parse_options(raw)
-    assert options is None or (options.raw == raw and isinstance(options.values, dict))
+    assert options is None or (options.raw == raw and isinstance(options.values(), dict))
     if options is not None:
         again = wire.parse_options(wire.renewed(options, 1.5, 2))
-        assert again == (again.raw, {**options.values, "ttl": 1500, "attempt": 2}, 1.5, options.wait)
+        assert again == (again.raw, 1.5, options.wait)
+        assert again.values() == {**options.values(), "ttl": 1500, "attempt": 2}
 
 
 @settings(deadline=None, max_examples=200)
@@ -222,7 +223,7 @@ def test_what_x1_clients_say_reads_as_it_was_meant(*, identity, number, service,
     route = (identity, *number)
     parsed = wire.parse_options(options)
     assert parsed.raw == options
-    assert parsed.values == (json.loads(options) if options else {})
+    assert parsed.values() == (json.loads(options) if options else {})
     said = wire.Request(route, CX1, service, body, parsed)
     assert to_broker(wire.request(route, CX1, service, body, options)) == said
     assert to_broker(wire.cancel(route, service)) == wire.Cancel(route, CX1, service)
@@ -440,7 +441,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.at_work = {}  # worker → body
         self.open = {}  # body → client
         self.numbers = {}  # client and number → body, while the request has not ended
-        self.ignored = set()  # X1 clients that did not keep up
+        self.ignored = {}  # X1 clients that did not keep up, and until when
         self.refused = []  # client and number of a message that is to be answered with ERROR 400
         self.told_to_go = set()  # workers that sent DISCONNECT and nothing after it
 
@@ -681,7 +682,7 @@ class BrokerMachine(RuleBasedStateMachine):
             C02: [b"\x01", service, asked.body],
             CX1: [b"\x01", service, options, asked.body],
         }[asked.client.header]
-        if asked.client in self.ignored:
+        if self.is_ignored(asked.client):
             assert self.send(asked.frames(*frames)) == []
             return
         self.open[asked.body] = asked.client.identity
@@ -725,7 +726,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def a_numbered_client_says(self, client, what):
         self.moment()
         nobody = Asked(client, b"a", b"", b"0")
-        if client in self.ignored:
+        if self.is_ignored(client):
             assert self.send(nobody.frames(b"\x06")) == self.send(nobody.frames(b"\x05", b"a")) == []
         elif what == "HEARTBEAT":
             assert self.send(nobody.frames(b"\x06")) == [nobody.frames(b"\x06")]
@@ -870,13 +871,18 @@ class BrokerMachine(RuleBasedStateMachine):
         sent = self.send([b"asker", C02, b"\x01", b"mmi.service", service])
         assert sent == [[b"asker", C02, b"\x03", b"mmi.service", b"200" if there else b"404"]]  # C26
 
+    def is_ignored(self, client):
+        return self.now < self.ignored.get(client, 0.0)
+
     def client_is_gone(self, client, how):
         self.moment()
         if how == "gone":
             told = self.seen(self.broker.gone(client.identity, self.now))
-            self.ignored |= {client} if client.header == CX1 else set()
+            if client.header == CX1:
+                self.ignored[client] = self.now + GIVEN_UP
         else:
             told = self.seen(self.broker.unreachable(client.frames(b"undelivered"), self.now))
+            self.ignored.pop(client, None)
         for asked in [each for each in self.waiting() if each.client == client]:
             self.drop(asked)
         assert told == [

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from zmdp.mdp.broker import CODES, Broker
+from zmdp.mdp.broker import CODES, GIVEN_UP, Broker
 from zmdp.mdp.journal import Drop, Loss, Refusal
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.registry import REMEMBERED, REQUEST_OVERHEAD
@@ -1079,3 +1079,21 @@ def test_a_broker_forgets_all_that_ended():
     assert broker.registry.services == {}
     assert broker._beats.next_due() is None
     assert broker.deadline() is None
+
+
+def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed():
+    broker = broker_with()
+    broker.receive(request(), 0.0)
+    broker.gone(b"c", 1.0)
+    heartbeat = [b"c", b"", b"MDPCX1", b"\x06"]
+    assert broker.receive(heartbeat, 1.0 + GIVEN_UP - 0.001) == []
+    assert broker.receive(heartbeat, 1.0 + GIVEN_UP) == [heartbeat]  # it may be a proxy, with others behind it
+    assert broker._given_up == {}
+
+
+def test_an_identity_that_is_gone_may_be_used_again():
+    broker = broker_with()
+    heartbeat = [b"c", b"", b"MDPCX1", b"\x06"]
+    broker.gone(b"c", 1.0)
+    broker.unreachable(heartbeat, 1.0)
+    assert broker.receive(heartbeat, 1.0) == [heartbeat]

@@ -1,6 +1,6 @@
 """X1's client, run as its shell runs it: many requests at once, over one connection after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -324,7 +324,7 @@ class CallerProcess(Process):
                 if late > asked.due:
                     raise Broken(f"X1: the call {asked.call.route} of {self.name} is not over, but was due {asked.due}")
 
-    def check_answered(self, given_up: set[bytes]) -> None:
+    def check_answered(self, given_up: Collection[bytes]) -> None:
         """When nothing is under way, what was sent on this connection has been answered, if the connection lives.
 
         `given_up` are those on which the broker has given up, because this process did not read: nothing comes there.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker import Broker
+from zmdp.mdp.broker import GIVEN_UP, Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.journal import Drop
 from zmdp.mdp.registry import REQUEST_OVERHEAD, Request
@@ -156,7 +156,7 @@ class Referee:
         """The X1 requests among the tickets."""
         self._over: set[Route] = set()
         """The numbers of those that have ended."""
-        self.given_up: set[bytes] = set()
+        self.given_up: dict[bytes, float] = {}
         """Peers that were dropped though they may be there: X1 clients among them are to hear no more."""
         self._turns: dict[tuple[bytes, bytes], int] = {}
         """When a client last had its turn at a service."""
@@ -187,12 +187,13 @@ class Referee:
         if seat is not None and seat.held is not None and isinstance(wire.decode_broker(message[1:]), wire.Work):
             seat.reached = False
             self._events["REQUEST to a worker that is gone"] += 1
+        self.given_up.pop(message[0], None)
         sends = self.broker.unreachable(message, now)
         self._judge(sends, Step(now, gone=message[0], leaver=message[0]))
         return sends
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
-        self.given_up.add(identity)
+        self.given_up[identity] = now + GIVEN_UP
         sends = self.broker.gone(identity, now)
         self._judge(sends, Step(now, gone=identity, leaver=identity))
         return sends
@@ -233,7 +234,7 @@ class Referee:
         if isinstance(command, Invalid):
             self._malformed(message, step)  # C15
         elif isinstance(command, wire.Request | wire.Cancel) or command.header == wire.CX1:
-            if command.header == wire.CX1 and command.route[0] in self.given_up:
+            if command.header == wire.CX1 and step.now < self.given_up.get(command.route[0], 0.0):
                 self._events["X1: slow reader ignored"] += 1
             else:
                 self._client_sent(command, sends, step)
@@ -242,7 +243,7 @@ class Referee:
 
     def _malformed(self, message: Message, step: Step) -> None:
         route = answerable(message)
-        if route is not None and route[0] not in self.given_up:
+        if route is not None and step.now >= self.given_up.get(route[0], 0.0):
             oversized = len(message) > self.limits.max_frames or sum(map(len, message)) > self.limits.max_message
             step.complaint = route, Code.TOO_LARGE if oversized else Code.MALFORMED
             self._events["X1: malformed"] += 1

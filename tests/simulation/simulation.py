@@ -35,7 +35,7 @@ class Simulation:
         self.seed = seed
         self.world = Stage(seed, trace)
         rng = self.world.rng
-        self.duration = rng.uniform(12.0, 35.0)
+        self.duration = rng.uniform(10.0, 30.0)
         self.pause = rng.choice([0.3, 1.0, 3.0])
         """Seconds between two faults, on average, and between two calls of a client."""
         self.services = SERVICES[: rng.randint(1, 3)]

@@ -254,14 +254,10 @@ def cancel_to_all(broker: Broker, request: Any, *args: Any, abandon: Any = Broke
         broker._out.append(wire.withdraw(request.worker.route, request.client))
 
 
-def dispatch_late(broker: Broker, worker: Any, now: float) -> None:
-    """A request is dispatched though its time has passed."""
-    request = broker.registry.next_request(worker.service)
-    if request is None:
-        worker.service.idle[worker] = None
-    else:
-        broker._expiries.clear(request)
-        broker._dispatch(worker, request, now)
+def dispatch_late(broker: Broker, request: Any, now: float, *, front: bool = False, place: Any = Broker._place) -> None:
+    """A request that waits is dispatched though its time has passed."""
+    request.deadline = None
+    place(broker, request, now, front=front)
 
 
 def no_ttl(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
@@ -396,7 +392,7 @@ def run_all(seeds: int) -> None:
         (Broker, "_place", unnumbered, "X1"),
         (Broker, "_abandon", without_cancel, "X1: CANCEL went to"),
         (Broker, "_abandon", cancel_to_all, "X1: CANCEL went to"),
-        (Broker, "_next", dispatch_late, "is dispatched after its time has passed"),
+        (Broker, "_place", dispatch_late, "after its time has passed"),
         (Broker, "_dispatch", no_ttl, "lives on after its time has passed"),
         (Broker, "_drop", twice, "X1: the ERRORs"),
         (Broker, "_drop", never, "X1: the ERRORs"),
@@ -405,7 +401,7 @@ def run_all(seeds: int) -> None:
         (Broker, "_refusal", patient, "X1: "),
         (Registry, "enqueue", all_willing, "waits, but not for any worker"),
         (Registry, "ended_lately", forget_ended, "X1: the ERRORs"),
-        (wire, "renewed", same_options, "'attempt'"),
+        (wire, "renewed", same_options, "X1: "),
         (Broker, "gone", answer_slow_readers, "C3, C18, C22, C24"),
         (ClientSession, "_tell_cancel", late_cancel, "did not send CANCEL"),
         (ClientSession, "lose", restream_x1, "after a part of its reply"),

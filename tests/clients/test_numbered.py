@@ -1,0 +1,107 @@
+"""What is particular to the synchronous client over X1: its lock, its processes, its bounds."""
+
+import gc
+import multiprocessing
+import os
+
+import pytest
+
+from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import Worker
+
+
+def count(request):
+    for number in range(1000):
+        yield b"%d" % number
+
+
+@pytest.fixture
+def endpoint():
+    with running_broker() as server:
+        at = server.endpoints[0]
+        with Worker("count", count, broker=at, concurrency=2), Worker("echo", list, broker=at):
+            yield at
+
+
+def test_a_stream_may_be_closed_by_the_garbage_collector_wherever_that_runs(endpoint):
+    before = gc.get_threshold()
+    gc.set_threshold(20)  # so that it runs within the client, time and again
+    try:
+        with Client(endpoint) as client:
+            for _ in range(100):
+                cycle = {"stream": client.stream("count")}
+                cycle["itself"] = cycle
+                next(cycle["stream"])
+                del cycle
+                assert client.request("echo", b"x") == [b"x"]
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_a_place_is_waited_for_within_the_time_of_the_request(endpoint):
+    with Client(endpoint, max_outstanding=1, timeout=60) as client:
+        held = client.submit("nobody")
+        with pytest.raises(RequestTimeout, match="1 requests were outstanding"):
+            client.request("echo", timeout=0.05, retries=0)
+        held.cancel()
+        assert client.request("echo", b"x") == [b"x"]
+
+
+@pytest.mark.parametrize("most", [0, -1, "many"])
+def test_how_many_may_be_outstanding_is_checked(endpoint, most):
+    with pytest.raises(SettingError, match="max_outstanding"):
+        Client(endpoint, max_outstanding=most)
+
+
+def forked(client, results):
+    try:
+        client.request("echo", timeout=1)
+    except ClosedError as error:
+        results.put(str(error))
+    client.close()
+    os._exit(0)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # newer Pythons warn of fork() with threads: that is the point
+def test_a_forked_process_is_told_to_make_a_client_of_its_own(endpoint):
+    context = multiprocessing.get_context("fork")
+    with Client(endpoint) as client:
+        client.submit("echo").result(10)
+        results = context.SimpleQueue()
+        child = context.Process(target=forked, args=(client, results))
+        child.start()
+        assert "make one after fork()" in results.get()
+        child.join(10)
+        assert client.request("echo", b"parent") == [b"parent"]
+
+
+def test_a_request_that_breaks_the_connection_again_and_again_is_given_up():
+    with (
+        running_broker(limits=Limits(max_message=100_000)) as server,
+        Client(server.endpoints[0], timeout=60) as client,
+    ):
+        executed = []
+
+        def slow(request):
+            executed.append(request[0])
+            return list(request)
+
+        with Worker("echo", slow, broker=server.endpoints[0]):
+            assert client.request("echo", b"first") == [b"first"]
+            with pytest.raises(RequestRejected, match="with a request of 3000000 bytes"):
+                client.request("echo", b"x" * 3_000_000)
+            assert client.request("echo", b"last") == [b"last"]
+
+
+def test_a_callback_that_raises_does_not_keep_others_from_their_futures(endpoint, logged):
+    def leave(_):
+        raise SystemExit(3)
+
+    with Client(endpoint) as client:
+        client.submit("echo").add_done_callback(leave)
+        assert client.submit("echo", b"x").result(10) == [b"x"]
+        assert logged("a future's callback failed")
