@@ -13,6 +13,7 @@ import zmq
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
+from ..mdp.contexts import end, own_context
 from ..mdp.errors import ClosedError, RequestTimeout, SettingError, ZmdpError
 from ..mdp.server import DEFAULT_ENDPOINT
 from .arguments import (
@@ -76,7 +77,7 @@ class AsyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._own_context = context is None
-        self._context = zmq.Context() if context is None else context
+        self._context = own_context() if context is None else context
         self._watched: tuple[zmq.Socket[bytes], tuple[int, ...]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
@@ -93,7 +94,7 @@ class AsyncClient:
                 self._pirates = Pirates(endpoints, self._context, protocol, max_outstanding)
         except BaseException:
             if self._own_context:
-                self._context.term()
+                end(self._context)
             raise
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -379,7 +380,7 @@ class AsyncClient:
                 if not place.done() and not place.get_loop().is_closed():
                     place.set_result(None)
         if self._own_context:
-            await asyncio.to_thread(self._context.term)  # it waits until the last messages are out
+            await asyncio.to_thread(end, self._context)  # it waits until the last messages are out
 
     async def __aenter__(self) -> Self:
         return self

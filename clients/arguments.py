@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from ..mdp.contexts import checked_endpoint
 from ..mdp.errors import SettingError
 from .pirate import HEADERS
 
@@ -40,10 +41,10 @@ def checked_retries(retries: int) -> int:
 
 def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
     """The endpoints in `broker`, at least one."""
-    endpoints = [broker] if isinstance(broker, str) else list(broker)
+    endpoints = list(broker) if isinstance(broker, list | tuple) else [broker]
     if not endpoints:
         raise SettingError("broker is empty: it takes an endpoint such as tcp://127.0.0.1:5555, or several")
-    return endpoints
+    return [checked_endpoint(endpoint) for endpoint in endpoints]
 
 
 def checked_most(most: int) -> int:

@@ -10,6 +10,7 @@ import zmq
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
+from ..mdp.contexts import end, own_context
 from ..mdp.errors import SettingError, ZmdpError
 from ..mdp.server import DEFAULT_ENDPOINT
 from .arguments import (
@@ -72,7 +73,7 @@ class Client:
         self._closed = False
         self._process = os.getpid()
         self._own_context = context is None
-        self._context = zmq.Context() if context is None else context
+        self._context = own_context() if context is None else context
         self._dialog: Numbered | LazyPirate
         try:
             if protocol == "X1":
@@ -87,7 +88,7 @@ class Client:
                 self._dialog = LazyPirate(endpoints, self._context, protocol=protocol, linger=timeout)
         except BaseException:
             if self._own_context:
-                self._context.term()
+                end(self._context)
             raise
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,7 +258,7 @@ class Client:
         self._closed = True
         self._dialog.close()
         if self._own_context:
-            self._context.term()
+            end(self._context)
 
     def __enter__(self) -> Self:
         return self

@@ -43,6 +43,8 @@ LARGE_REQUEST: Final = 1 << 20
 """Bytes of a request from which it may be what a broker breaks connections for."""
 MOST_LOSSES: Final = 3
 """Connections that may be lost while such a request is outstanding."""
+RESERVED: Final = frozenset({"ttl", "wait", "headers", "attempt"})
+"""Options that a service cannot define for itself."""
 HEARTBEAT_ROUTE: Final[Route] = (b"",)
 
 
@@ -171,7 +173,14 @@ class ClientSession:
         sent.
         """
         given = dict(options) if options else {}
+        if not RESERVED.isdisjoint(given):
+            names = ", ".join(sorted(RESERVED.intersection(given)))
+            raise SettingError(
+                f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
+            )
         if headers:
+            if not all(isinstance(each, str) for pair in headers.items() for each in pair):
+                raise SettingError(f"headers are {headers!r:.200}: names and values are text")
             given["headers"] = dict(headers)
         if not wait:
             given["wait"] = False
@@ -364,9 +373,11 @@ class ClientSession:
             if passed:
                 text = f"the stream of service {service!r} was not finished within {waited:g} s"
             return StreamInterrupted(text, service=service)
-        trouble = self.lost or self._trouble
-        if trouble is not None and not self.heard:
+        if not self.heard:
+            trouble = self.lost or self._trouble or "the broker has not said anything yet"
             return BrokerUnreachable(f"{text}: {trouble}", service=service)
+        if self._asked_at is not None:
+            text += f"; the broker has been silent for {now - self._asked_at + self._heartbeat:.1f} s"
         return RequestTimeout(text, service=service)
 
 

@@ -22,7 +22,7 @@ from .wire import Message
 OVERSIZED: Final = {wire.Reason.TOO_LARGE, wire.Reason.TOO_MANY_FRAMES}
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 GIVEN_UP: Final = 60.0
-"""Seconds for which an X1 client that has missed messages hears nothing, so that it connects anew."""
+"""An X1 client that has missed messages hears nothing, so that it connects anew, until it was silent for so long."""
 GRAIN: Final = 0.01
 """Seconds by which a request may be late to expire."""
 CODES: Final[Mapping[Drop, Code]] = {
@@ -60,6 +60,8 @@ class Broker:
         self._expiries: Timers[Request] = Timers(min(max(self.limits.expiry / 1000, 0.001), GRAIN))
         self._given_up: dict[bytes, float] = {}
         """The last of the peers that did not keep up, and so have missed messages, and until when they hear nothing."""
+        self._round = 0
+        """Counts what came from outside; all that is sent because of it belongs to one round."""
         self._out: list[Message] = []
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
             wire.Request: self._request,
@@ -76,6 +78,7 @@ class Broker:
 
     def receive(self, message: Message, now: float) -> list[Message]:
         """What to send because `message` came; its first frame is the identity of the peer."""
+        self._round += 1
         command = wire.decode_peer(message, max_message=self.limits.max_message, max_frames=self.limits.max_frames)
         from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
         if from_x1_client and self._given_up and self._is_given_up(message[0], now):
@@ -87,6 +90,7 @@ class Broker:
 
     def tick(self, now: float) -> list[Message]:
         """What to send because of the time: heartbeats, and what follows from a worker's death."""
+        self._round += 1
         lost = []
         for worker in self._beats.pop_due(now):
             if now >= worker.last_seen + self.limits.patience:
@@ -121,7 +125,8 @@ class Broker:
     def unreachable(self, message: Message, now: float) -> list[Message]:
         """What to send because the peer that `message` was for is no longer connected, and did not get it."""
         worker = self.registry.workers.get(message[0])
-        if worker is not None and wire.is_work(message, worker.route, worker.header):
+        # What is sent in one round is sent in order: a REQUEST of the same round comes after `message`, or just before.
+        if worker is not None and (worker.round == self._round or wire.is_work(message, worker.route, worker.header)):
             worker.reached = False
         self._given_up.pop(message[0], None)
         return self._gone(message[0], now)
@@ -139,10 +144,13 @@ class Broker:
 
     def _is_given_up(self, identity: bytes, now: float) -> bool:
         until = self._given_up.get(identity)
-        if until is not None and now >= until:  # it may be a proxy, behind which there are others
+        if until is None:
+            return False
+        if now >= until:
             del self._given_up[identity]
             return False
-        return until is not None
+        self._given_up[identity] = now + GIVEN_UP  # what it has just said is unanswered too, and it must notice
+        return True
 
     def _gone(self, identity: bytes, now: float) -> list[Message]:
         for request in self.registry.running_for(identity):
@@ -506,6 +514,7 @@ class Broker:
         worker.service.dispatched += 1
         worker.overdue = now - worker.last_seen > self._overdue
         worker.reached = True
+        worker.round = self._round
         worker.spoiled = None
         worker.last_sent = now
         self.registry.begin(worker, request)

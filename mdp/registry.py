@@ -70,8 +70,8 @@ class Worker:
     """A registered worker: one connection, one service, at most one request (C6)."""
 
     __slots__ = (
-        "bucket", "header", "identity", "last_seen", "last_sent", "overdue", "reached", "request", "route", "service",
-        "since", "spoiled",
+        "bucket", "header", "identity", "last_seen", "last_sent", "overdue", "reached", "request", "round", "route",
+        "service", "since", "spoiled",
     )  # fmt: skip
 
     def __init__(self, route: Route, header: bytes, service: Service, now: float) -> None:
@@ -81,6 +81,8 @@ class Worker:
         self.header = header
         self.service = service
         self.request: Request | None = None
+        self.round = 0
+        """The broker's round in which it got its request."""
         self.reached = True
         """Its request has not turned out undeliverable."""
         self.overdue = False

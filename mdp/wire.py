@@ -485,6 +485,8 @@ def _answerable(reason: Reason, route: Route, service: bytes = EMPTY) -> Invalid
 
 def _over_limit(message: Message, reason: Reason) -> Invalid:
     """What is over a limit is not decoded; but if an X1 client sent it, with an envelope, it can be told."""
+    if len(message) > 1 and message[1] in _FROM_PEER:
+        return Invalid(reason)  # there is no envelope
     for at in range(1, min(len(message) - 1, 1 + MAX_ENVELOPE)):
         if len(message[at]) > MAX_NAME:
             break

@@ -12,6 +12,7 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
+from ..mdp.contexts import checked_endpoint, end, own_context
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.multipart import receive, send
 from ..mdp.server import DEFAULT_ENDPOINT
@@ -68,7 +69,7 @@ class AsyncWorker:
     ) -> None:
         h.check_settings(concurrency, handler_timeout)
         self.service = wire.service_name(service)
-        self.broker = broker
+        self.broker = checked_endpoint(broker)
         self.concurrency = concurrency
         self.heartbeat = heartbeat
         self.liveness = liveness
@@ -121,7 +122,7 @@ class AsyncWorker:
         self._loop = asyncio.get_running_loop()
         context = self._context
         if context is None:
-            context = self._own_context = zmq.Context()
+            context = self._own_context = own_context()
         try:
             for _ in range(self.concurrency):
                 self._slots.append(_Slot(self, self._session(), context, self._handler, self._handling))
@@ -129,7 +130,7 @@ class AsyncWorker:
             self._stopping = True
             self._stop_slots()
             if self._own_context is not None:
-                self._own_context.term()
+                end(self._own_context)
             raise
         if self._stopping:
             self._stop_slots()
@@ -155,7 +156,7 @@ class AsyncWorker:
             await slot.ended.wait()
         context, self._own_context = self._own_context, None
         if context is not None:
-            await asyncio.to_thread(context.term)  # it waits until the last messages are out
+            await asyncio.to_thread(end, context)  # it waits until the last messages are out
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -181,7 +182,7 @@ class _Slot:
     ) -> None:
         self.ended = asyncio.Event()
         self._session = session
-        self._endpoint = worker.broker
+        self._endpoint = checked_endpoint(worker.broker)
         self._context = context
         self._handler = handler
         self._handling = handling

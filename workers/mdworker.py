@@ -12,6 +12,7 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
+from ..mdp.contexts import checked_endpoint, end, own_context
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.server import DEFAULT_ENDPOINT
 from .connection import Connection
@@ -76,7 +77,7 @@ class Worker:
     ) -> None:
         check_settings(concurrency, handler_timeout)
         self.service = wire.service_name(service)
-        self.broker = broker
+        self.broker = checked_endpoint(broker)
         self.concurrency = concurrency
         self.heartbeat = heartbeat
         self.liveness = liveness
@@ -90,6 +91,9 @@ class Worker:
         self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._connections: list[Connection] = []
         self._threads: list[threading.Thread] = []
+        self._serving = 0
+        """Threads that have not ended."""
+        self._changed = threading.Condition()
         self._heart: threading.Thread | None = None
         self._ended = threading.Event()
         self._stopping = False
@@ -136,6 +140,7 @@ class Worker:
             self._threads.append(
                 threading.Thread(target=self._serve, args=(connection, self._handler), name=name, daemon=True)
             )
+        self._serving = len(self._threads)
         for thread in self._threads:
             thread.start()
 
@@ -152,11 +157,10 @@ class Worker:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all has ended after `stop`, for at most `timeout` seconds.  Whether it has."""
-        until = None if timeout is None else time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(None if until is None else max(0.0, until - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
-            return False
+        # Not Thread.join(): one that Ctrl-C interrupts takes the thread for ended.
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._serving, timeout):
+                return False
         self._end()
         return True
 
@@ -183,6 +187,9 @@ class Worker:
         finally:
             with suppress(zmq.ContextTerminated):
                 connection.close()
+            with self._changed:
+                self._serving -= 1
+                self._changed.notify_all()
 
     def _handle(self, connection: Connection, handler: Handler, request: Request) -> None:
         try:
@@ -256,7 +263,7 @@ class Worker:
         if self._heart is not None:
             self._heart.join()
         if self._own_context is not None:
-            self._own_context.term()
+            end(self._own_context)
             self._own_context = None
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -270,8 +277,8 @@ class Worker:
         context = self._context
         if context is None:
             # Its own, which can be terminated at the end: only that waits until the last messages are out.
-            context = self._own_context = self._own_context or zmq.Context()
-        connection = Connection(self._session(), self.broker, context, self.handler_timeout)
+            context = self._own_context = self._own_context or own_context()
+        connection = Connection(self._session(), checked_endpoint(self.broker), context, self.handler_timeout)
         self._connections.append(connection)
         if self._stopping:
             connection.stop()

@@ -379,6 +379,7 @@ class Hired:
     sent: float
     overdue: bool = False
     reached: bool = True
+    round: int = 0
     holds: Asked | None = None
 
 
@@ -430,6 +431,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now = 0.0
+        self.round = 0
         self.count = 0
         self.places = 0
         limits = Limits(heartbeat=HEARTBEAT, liveness=LIVENESS, expiry=EXPIRY, max_attempts=ATTEMPTS, max_queue=QUEUE)
@@ -451,6 +453,7 @@ class BrokerMachine(RuleBasedStateMachine):
         hired = self.hired[worker]
         assert hired.holds is None
         hired.holds, hired.sent = asked, self.now
+        hired.round = self.round
         hired.reached, hired.overdue = True, self.now - hired.seen > OVERDUE
         asked.handed += 1
         asked.place = self.next_place()
@@ -563,6 +566,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def send(self, message):
         """What the broker sends for `message`."""
         self.told_to_go -= {worker for worker in WORKERS if [worker.identity] == message[:1]}
+        self.round += 1
         return self.seen(self.broker.receive(message, self.now))
 
     def seen(self, sent):
@@ -608,6 +612,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.now = until
 
     def tick(self):
+        self.round += 1
         sent = self.seen(self.broker.tick(self.now))
         # C13: HEARTBEAT to whom nothing else was sent for an interval, and to nobody else
         beats = {worker: worker.frames(worker.command("HEARTBEAT")) for worker in self.hired}
@@ -861,6 +866,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.moment()
         before = picture(self.broker)
         for frames in GARBAGE:
+            self.round += 1
             assert self.broker.receive([peer.identity, *frames], self.now) == []  # C15
         assert picture(self.broker) == before
 
@@ -872,7 +878,10 @@ class BrokerMachine(RuleBasedStateMachine):
         assert sent == [[b"asker", C02, b"\x03", b"mmi.service", b"200" if there else b"404"]]  # C26
 
     def is_ignored(self, client):
-        return self.now < self.ignored.get(client, 0.0)
+        if self.now >= self.ignored.get(client, 0.0):
+            return False
+        self.ignored[client] = self.now + GIVEN_UP  # what it has just said is not answered either
+        return True
 
     def client_is_gone(self, client, how):
         self.moment()
@@ -901,6 +910,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if undelivered == "gone":
             sent = self.broker.gone(worker.identity, self.now)
         elif undelivered == "no HEARTBEAT" or asked is None:
+            if worker in self.hired and self.hired[worker].round == self.round:  # sent in order: not yet, or just now
+                self.hired[worker].reached = False
             sent = self.broker.unreachable(worker.frames(worker.command("HEARTBEAT")), self.now)
         else:
             self.hired[worker].reached = False

@@ -1086,8 +1086,9 @@ def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed
     broker.receive(request(), 0.0)
     broker.gone(b"c", 1.0)
     heartbeat = [b"c", b"", b"MDPCX1", b"\x06"]
-    assert broker.receive(heartbeat, 1.0 + GIVEN_UP - 0.001) == []
-    assert broker.receive(heartbeat, 1.0 + GIVEN_UP) == [heartbeat]  # it may be a proxy, with others behind it
+    assert broker.receive(heartbeat, GIVEN_UP) == []
+    assert broker.receive(heartbeat, 2 * GIVEN_UP - 1.0) == []  # it has still not noticed
+    assert broker.receive(heartbeat, 3 * GIVEN_UP) == [heartbeat]  # nothing it said lately was ignored
     assert broker._given_up == {}
 
 
@@ -1097,3 +1098,19 @@ def test_an_identity_that_is_gone_may_be_used_again():
     broker.gone(b"c", 1.0)
     broker.unreachable(heartbeat, 1.0)
     assert broker.receive(heartbeat, 1.0) == [heartbeat]
+
+
+def test_a_request_that_was_not_even_sent_yet_is_no_attempt():
+    """All connections of one process end together, and the broker is about to send HEARTBEAT to each."""
+    broker = broker_with(b"w", b"w2", b"w3", max_attempts=1, heartbeat=1.0)
+    feed(broker, request())
+    assert len(broker.tick(2.0)) == 3
+    placed = broker.unreachable([b"w", b"MDPWX1", b"\x05"], 2.0)  # this one had it: that is the one attempt
+    assert placed[0][6] == b"502"
+    broker = broker_with(b"w", b"w2", b"w3", max_attempts=2, heartbeat=1.0)
+    feed(broker, request())
+    broker.tick(2.0)
+    assert broker.unreachable([b"w", b"MDPWX1", b"\x05"], 2.0)[0][:3] == [b"w2", b"MDPWX1", b"\x02"]
+    assert broker.unreachable([b"w2", b"MDPWX1", b"\x05"], 2.0)[0][:3] == [b"w3", b"MDPWX1", b"\x02"]
+    assert broker.unreachable([b"w3", b"MDPWX1", b"\x05"], 2.0) == []  # it waits for the next worker
+    assert broker.registry.queued == 1

@@ -105,6 +105,8 @@ class Seat:
     last_seen: float
     last_sent: float
     held: Ticket | None = None
+    round: int = 0
+    """Which call from outside had it given what it holds: what is sent because of one is sent in order."""
     reached: bool = True
     """What it holds has not failed to reach it."""
     alive: bool = True
@@ -162,6 +164,7 @@ class Referee:
         """When a client last had its turn at a service."""
         self._in_front: set[tuple[bytes, bytes]] = set()
         """Services and clients whose request had come back and ended there: the place in front is theirs still."""
+        self._round = 0
         self._order = count(1)
         self._dropped: Counter[str] = Counter()
         self._events = events
@@ -170,6 +173,7 @@ class Referee:
 
     def receive(self, message: Message, now: float) -> list[Message]:
         command = wire.decode_peer(message, max_message=self.limits.max_message, max_frames=self.limits.max_frames)
+        self._round += 1
         sends = self.broker.receive(message, now)
         step = Step(now)
         self._took(message, command, sends, step)
@@ -177,6 +181,7 @@ class Referee:
         return sends
 
     def tick(self, now: float) -> list[Message]:
+        self._round += 1
         sends = self.broker.tick(now)
         self._judge(sends, Step(now, tick=True))
         self._punctual(now)
@@ -184,7 +189,8 @@ class Referee:
 
     def unreachable(self, message: Message, now: float) -> list[Message]:
         seat = self.seats.get(message[0])
-        if seat is not None and seat.held is not None and isinstance(wire.decode_broker(message[1:]), wire.Work):
+        is_work = isinstance(wire.decode_broker(message[1:]), wire.Work)
+        if seat is not None and seat.held is not None and (is_work or seat.round == self._round):
             seat.reached = False
             self._events["REQUEST to a worker that is gone"] += 1
         self.given_up.pop(message[0], None)
@@ -234,16 +240,22 @@ class Referee:
         if isinstance(command, Invalid):
             self._malformed(message, step)  # C15
         elif isinstance(command, wire.Request | wire.Cancel) or command.header == wire.CX1:
-            if command.header == wire.CX1 and step.now < self.given_up.get(command.route[0], 0.0):
+            if command.header == wire.CX1 and self._is_given_up(command.route[0], step.now):
                 self._events["X1: slow reader ignored"] += 1
             else:
                 self._client_sent(command, sends, step)
         else:
             self._worker_sent(command, step)
 
+    def _is_given_up(self, identity: bytes, now: float) -> bool:
+        if now >= self.given_up.get(identity, 0.0):
+            return False
+        self.given_up[identity] = now + GIVEN_UP  # what it has just said is not answered either
+        return True
+
     def _malformed(self, message: Message, step: Step) -> None:
         route = answerable(message)
-        if route is not None and step.now >= self.given_up.get(route[0], 0.0):
+        if route is not None and not self._is_given_up(route[0], step.now):
             oversized = len(message) > self.limits.max_frames or sum(map(len, message)) > self.limits.max_message
             step.complaint = route, Code.TOO_LARGE if oversized else Code.MALFORMED
             self._events["X1: malformed"] += 1
@@ -468,6 +480,7 @@ class Referee:
             self._events["request of a lost worker given to another"] += 1
         ticket.queued = ticket.orphaned = False
         ticket.holder, seat.held, seat.last_sent = identity, ticket, step.now
+        seat.round = self._round
         seat.reached, seat.alive = True, step.now < seat.last_seen + self.limits.heartbeat - EPSILON
 
     def _check_options(self, ticket: Ticket, given: wire.Options, now: float) -> None:
