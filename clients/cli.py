@@ -26,10 +26,10 @@ from ..mdp.errors import (
     WorkerLost,
     ZmdpError,
 )
+from ..mdp.reach import why_unreachable
 from ..mdp.server import DEFAULT_ENDPOINT
 from .aio import AsyncClient
 from .arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT
-from .lazypirate import why_unreachable
 from .load import Progress, Result, mixed, one_by_one, pipelined
 from .mdclient import MAX_OUTSTANDING, Client
 from .session import Reply
@@ -308,7 +308,7 @@ def bench(
     share: float,
     as_json: bool,
     **asked: Any,
-) -> None:
+) -> int:
     """Put a load on SERVICE and show how it bears it: requests a second, latencies by percentile.
 
     \b
@@ -316,7 +316,7 @@ def bench(
     mdclient bench sleep 1 --load mixed --slow 200
 
     Each latency is kept to within one part in 128.  In a mixed load it counts from the moment at which the request was
-    to be sent, so that a service that falls behind is not spared.
+    to be sent, so that a service that falls behind is not spared.  The exit code is 1 if there was no reply at all.
     """
     frames = _frames(body)
     if (load == "mixed") != (slow is not None):
@@ -340,14 +340,19 @@ def bench(
     figures = result.as_dict()
     if as_json:
         _print_json(figures)
-        return
-    errors = ", ".join(f"{count} {name}" for name, count in result.errors.items()) or "none"
-    click.echo(f"{figures['replies']} replies in {figures['seconds']:g} s: {figures['replies_per_second']:,} a second")
-    click.echo(f"errors: {errors}")
-    for kind, found in figures["latency_ms"].items():
-        title = "latency" if kind == "all" else f"latency of the {kind}"
-        percentiles = "  ".join(f"{name} {value:g}" for name, value in found.items() if name != "count")
-        click.echo(f"{title} in ms ({found['count']}): {percentiles}")
+    else:
+        errors = ", ".join(f"{count} {name}" for name, count in result.errors.items()) or "none"
+        click.echo(
+            f"{figures['replies']} replies in {figures['seconds']:g} s: {figures['replies_per_second']:,} a second"
+        )
+        click.echo(f"errors: {errors}")
+        for kind, text in result.samples.items():
+            click.echo(f"  the first {kind}: {text}")
+        for kind, found in figures["latency_ms"].items():
+            title = "latency" if kind == "all" else f"latency of the {kind}"
+            percentiles = "  ".join(f"{name} {value:g}" for name, value in found.items() if name != "count")
+            click.echo(f"{title} in ms ({found['count']}): {percentiles}")
+    return 0 if result.replies else EXIT_FAILED
 
 
 def _run_load(

@@ -1,9 +1,7 @@
 """The synchronous shell of MDP/0.2 and 0.1: one request at a time, sent again on a new connection (C4, C5)."""
 
-import socket as sockets
 import time
 from collections.abc import Generator, Sequence
-from urllib.parse import urlsplit
 
 import zmq
 
@@ -18,6 +16,7 @@ from ..mdp.errors import (
 )
 from ..mdp.limits import Limits
 from ..mdp.multipart import milliseconds, receive, send
+from ..mdp.reach import why_unreachable
 from ..mdp.wire import Message
 from .pirate import GiveUp, PirateSession, Resend
 from .session import Reply
@@ -209,24 +208,6 @@ class LazyPirate:
             # What `send` sent has the client's timeout to get out.
             self._socket.close(round(self._linger * 1000) if self._outstanding else 0)
             self._socket = None
-
-
-def why_unreachable(endpoint: str) -> str | None:
-    """What a connection to `endpoint` fails with and what to do about it; None if it works or cannot be told."""
-    try:
-        parts = urlsplit(endpoint)
-        if parts.scheme == "tcp" and parts.hostname and parts.port:
-            sockets.create_connection((parts.hostname, parts.port), timeout=1).close()
-        elif parts.scheme == "ipc" and not endpoint.startswith("ipc://@"):
-            with sockets.socket(sockets.AF_UNIX) as probe:
-                probe.connect(endpoint.removeprefix("ipc://"))
-    except (ConnectionRefusedError, FileNotFoundError):
-        return f"nobody listens there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
-    except (PermissionError, sockets.gaierror) as error:
-        return error.strerror
-    except (OSError, ValueError):
-        return None
-    return None
 
 
 def _raise_failure(reply: Reply) -> None:

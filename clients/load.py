@@ -28,6 +28,8 @@ class Result:
     seconds: float = 0.0
     latencies: dict[str, Histogram] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, str] = field(default_factory=dict)
+    """The text of the first error of each type."""
 
     def record(self, kind: str, seconds: float) -> None:
         """A request of that kind took so long."""
@@ -35,6 +37,12 @@ class Result:
         if histogram is None:
             histogram = self.latencies[kind] = Histogram()
         histogram.record(seconds)
+
+    def fail(self, error: RequestError) -> None:
+        """A request failed."""
+        kind = type(error).__name__
+        self.errors[kind] += 1
+        self.samples.setdefault(kind, str(error))
 
     @property
     def replies(self) -> int:
@@ -48,6 +56,7 @@ class Result:
             "replies": self.replies,
             "replies_per_second": round(self.replies / self.seconds, 1) if self.seconds else 0.0,
             "errors": dict(self.errors),
+            "error_samples": self.samples,
             "latency_ms": {
                 kind: {"count": histogram.count, **histogram.summary()} for kind, histogram in self.latencies.items()
             },
@@ -65,7 +74,7 @@ def one_by_one(
         try:
             client.request(service, *frames, wait=wait)
         except RequestError as error:
-            result.errors[type(error).__name__] += 1
+            result.fail(error)
             then, now = now, time.perf_counter()
         else:
             then, now = now, time.perf_counter()
@@ -96,7 +105,7 @@ async def pipelined(
             try:
                 await client.request(service, *frames, wait=False)
             except RequestError as error:
-                result.errors[type(error).__name__] += 1
+                result.fail(error)
                 now = time.perf_counter()
                 await asyncio.sleep(0)
             else:
@@ -134,7 +143,7 @@ async def mixed(
         try:
             await client.request(service, *body, wait=False)
         except RequestError as error:
-            result.errors[type(error).__name__] += 1
+            result.fail(error)
         else:
             result.record(kind, time.perf_counter() - moment)
 

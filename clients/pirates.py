@@ -17,7 +17,7 @@ from ..mdp.errors import (
     StreamInterrupted,
 )
 from ..mdp.multipart import receive, send
-from .lazypirate import why_unreachable
+from ..mdp.reach import why_unreachable
 from .pirate import PirateSession
 from .session import Reply
 

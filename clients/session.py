@@ -373,8 +373,10 @@ class ClientSession:
             if passed:
                 text = f"the stream of service {service!r} was not finished within {waited:g} s"
             return StreamInterrupted(text, service=service)
-        if not self.heard:
-            trouble = self.lost or self._trouble or "the broker has not said anything yet"
+        trouble = self.lost or self._trouble
+        if trouble is None and self._asked_at is not None:
+            trouble = "the broker has not said anything yet"
+        if trouble is not None and not self.heard:
             return BrokerUnreachable(f"{text}: {trouble}", service=service)
         if self._asked_at is not None:
             text += f"; the broker has been silent for {now - self._asked_at + self._heartbeat:.1f} s"

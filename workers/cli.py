@@ -15,6 +15,7 @@ import click
 
 from ..mdp import wire
 from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
+from ..mdp.reach import why_unreachable
 from ..mdp.server import DEFAULT_ENDPOINT
 from .aio import AsyncWorker
 from .handling import is_async
@@ -142,14 +143,22 @@ def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
         return 0
     worker.start()
     log.info(told)
+    _look_for_broker(worker.broker)
     while not worker.wait(PARENT_CHECK):
         check_parent()
     return 0
 
 
+def _look_for_broker(endpoint: str) -> None:
+    reason = why_unreachable(endpoint)
+    if reason is not None:
+        log.warning("no broker at %s yet: %s; connecting goes on until there is one", endpoint, reason)
+
+
 async def _serve_async(worker: AsyncWorker, told: str, check_parent: Callable[[], None]) -> None:
     worker.start()
     log.info(told)
+    await asyncio.to_thread(_look_for_broker, worker.broker)
     ended = asyncio.ensure_future(worker.wait())
     while not (await asyncio.wait([ended], timeout=PARENT_CHECK))[0]:
         check_parent()

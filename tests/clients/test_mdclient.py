@@ -323,6 +323,8 @@ def test_a_timeout_of_months(client):
         (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it is one of json, msgpack, arrow"),
         (lambda c: Client(codec=None), "codec is None"),
         (lambda c: Client([]), "broker is empty"),
+        (lambda c: Client(None), "broker is None"),
+        (lambda c: Client(b"tcp://127.0.0.1:5555"), "broker is b'tcp"),
         (lambda c: Client("nonsense"), "'nonsense' is no endpoint"),
         (lambda c: Client(protocol="3"), "protocol is '3': it is one of X1, 0.2, 0.1"),
     ],
@@ -461,6 +463,7 @@ def test_a_failure_of_an_x1_worker_is_not_told(old, server):
         {"options": {"wait": "perhaps"}},
         {"options": {"headers": ["a"]}},
         {"headers": {"not": 1}},
+        {"options": {"ttl": 5, "attempt": 2}},
         {"options": {"set": {1}}},
         {"options": {"not a number": float("nan")}},
         {"headers": {"large": "x" * 70_000}},
@@ -468,7 +471,7 @@ def test_a_failure_of_an_x1_worker_is_not_told(old, server):
 )
 def test_options_that_cannot_be_sent(x1, settings):
     for ask in (x1.request, x1.submit, lambda *a, **b: next(x1.stream(*a, **b))):
-        with pytest.raises(SettingError, match="options"):
+        with pytest.raises(SettingError, match="options|names and values are text"):
             ask("echo", **settings)
     assert x1.request("echo", b"x") == [b"x"]
 

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -132,3 +134,74 @@ def test_cancelled_at_a_worker_in_another_process():
             assert future.cancel()
             assert client.request("sleep", b"0") == [b"0"]  # the one worker is free again, long before its time
             sleeper.line("serving sleep")
+
+
+SCRIPT = """
+import sys, time
+from zmdp.workers import Worker
+
+def work(request):
+    print("working", flush=True)
+    time.sleep(0.5)
+    return b"done"
+
+Worker("work", work, broker=sys.argv[1]).run()
+"""
+
+
+def test_ctrl_c_on_a_script_finishes_what_is_worked_on():
+    def interruptible():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=60) as client:
+        reply = client.submit("work")
+        script = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, endpoint],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=interruptible,  # noqa: PLW1509 - it only sets a signal
+        )
+        with script:
+            assert script.stdout.readline() == "working\n"
+            script.send_signal(signal.SIGINT)
+            assert reply.result(20) == [b"done"]
+            assert script.wait(20) == 0
+
+
+ABANDONED = """
+import asyncio, gc, sys
+from zmdp.clients import AsyncClient
+from zmdp.workers import AsyncWorker
+
+async def echo(request):
+    return request
+
+async def main():
+    client = AsyncClient(sys.argv[1])
+    AsyncWorker("echo", echo, broker=sys.argv[1]).start()
+    assert await client.request("echo", b"x") == [b"x"]
+
+asyncio.run(main())
+gc.collect()
+print("alive")
+"""
+
+
+def test_an_asyncio_client_that_nobody_closes_does_not_stop_the_process():
+    with broker(*QUICK) as (_, endpoint):
+        done = subprocess.run(
+            [sys.executable, "-c", ABANDONED, endpoint], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout == "alive\n"
+
+
+def test_the_connections_of_one_killed_process_are_not_many_lost_workers():
+    options = ("--concurrency", "5")
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=60) as client:
+        with worker("zmdp.workers.sleep:worker", endpoint, *options) as first:
+            eventually(lambda: len(json.loads(client.request("mmi.workers")[0])["workers"]) == 5)
+            reply = client.submit("sleep", b"300")
+            eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
+            first.kill()
+            with worker("zmdp.workers.sleep:worker", endpoint):
+                assert reply.result(20) == [b"300"]
