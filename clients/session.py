@@ -378,7 +378,7 @@ class ClientSession:
             trouble = "the broker has not said anything yet"
         if trouble is not None and not self.heard:
             return BrokerUnreachable(f"{text}: {trouble}", service=service)
-        if self._asked_at is not None:
+        if self._asked_at is not None and now - self._asked_at >= self._heartbeat:
             text += f"; the broker has been silent for {now - self._asked_at + self._heartbeat:.1f} s"
         return RequestTimeout(text, service=service)
 

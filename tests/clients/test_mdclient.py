@@ -471,7 +471,7 @@ def test_a_failure_of_an_x1_worker_is_not_told(old, server):
 )
 def test_options_that_cannot_be_sent(x1, settings):
     for ask in (x1.request, x1.submit, lambda *a, **b: next(x1.stream(*a, **b))):
-        with pytest.raises(SettingError, match="options|names and values are text"):
+        with pytest.raises(SettingError, match=r"options|names and values are text"):
             ask("echo", **settings)
     assert x1.request("echo", b"x") == [b"x"]
 

@@ -144,11 +144,9 @@ def test_a_request() -> None:
 
 def test_a_request_has_its_options() -> None:
     session = connected()
-    session.request(
-        b"echo", [b"x"], 100.0, timeout=2.5, wait=False, headers={"a": "ä"}, options={"key": [1], "wait": True}
-    )
+    session.request(b"echo", [b"x"], 100.0, timeout=2.5, wait=False, headers={"a": "ä"}, options={"key": [1]})
     (message,) = sent(session)
-    assert message[5] == b'{"key":[1],"wait":false,"headers":{"a":"\\u00e4"},"ttl":2500}'
+    assert message[5] == b'{"key":[1],"headers":{"a":"\\u00e4"},"wait":false,"ttl":2500}'
 
 
 @pytest.mark.parametrize(
@@ -156,10 +154,20 @@ def test_a_request_has_its_options() -> None:
 )
 def test_a_request_that_cannot_be_sent_leaves_nothing(settings: dict[str, Any]) -> None:
     session = connected()
-    with pytest.raises(SettingError, match=r"^options "):
+    with pytest.raises(SettingError, match=r"^(options|headers) "):
         session.request(b"echo", [b"x"], 100.0, silence=1.0, **settings)
     assert sent(session) == []
     assert is_empty(session)
+
+
+def test_a_broker_that_has_stopped_to_answer_is_named_when_the_time_is_up() -> None:
+    session, _ = asking(timeout=3.0)
+    session.receive(HEARTBEAT, 100.5)
+    for now in (101.5, 102.5, 103.5):
+        session.tick(now)
+    ((_, kind, text, *_),) = events(session)
+    assert kind is RequestTimeout
+    assert text.endswith("within 3 s; the broker has been silent for 3.0 s")
 
 
 def test_the_options_of_the_caller_are_not_changed_and_not_followed() -> None:
