@@ -11,7 +11,7 @@ import zmq
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.contexts import end, own_context
-from ..mdp.errors import SettingError, ZmdpError
+from ..mdp.errors import ClosedError, SettingError, ZmdpError
 from ..mdp.server import DEFAULT_ENDPOINT
 from .arguments import (
     DEFAULT_RETRIES,
@@ -113,7 +113,7 @@ class Client:
         handler failed, `RetryLater`, `WorkerLost`, `RequestRejected`, `SettingError` for arguments that cannot be sent.
         """
         name, body = wire.service_name(service), checked_body(frames)
-        dialog = self._dialog
+        dialog = self._usable()
         if isinstance(dialog, LazyPirate):
             return dialog.request(name, body, **self._tries(timeout, retries, wait, headers, options))
         headers, finish = tracing.calling(name.decode(), headers)
@@ -147,7 +147,7 @@ class Client:
         Raises `StreamInterrupted` for what goes wrong after a part, else as `request`.
         """
         name, body = wire.service_name(service), checked_body(frames)
-        dialog = self._dialog
+        dialog = self._usable()
         if isinstance(dialog, LazyPirate):
             return dialog.stream(name, body, **self._tries(timeout, retries, wait, headers, options or deadline))
         silence = self._patience(timeout, retries)
@@ -197,11 +197,12 @@ class Client:
         call back may use the client, but must not wait for another future of it.
         """
         name, body = wire.service_name(service), checked_body(frames)
-        if isinstance(self._dialog, LazyPirate):
+        dialog = self._usable()
+        if isinstance(dialog, LazyPirate):
             raise SettingError("submit() takes protocol X1: MDP/0.2 does not number requests")
         headers, finish = tracing.calling(name.decode(), headers)
         try:
-            future = self._dialog.submit(
+            future = dialog.submit(
                 name, body, timeout=self._patience(timeout, retries), wait=wait, headers=headers, options=options
             )
         except BaseException as error:
@@ -222,7 +223,7 @@ class Client:
         Replies come in the order of completion.  With 0.2 and 0.1, which do not number requests, nothing is sent again.
         """
         name, body = wire.service_name(service), checked_body(frames)
-        self._dialog.send(name, body, self._timeout)
+        self._usable().send(name, body, self._timeout)
 
     def recv(self, timeout: float | None = None) -> Reply:
         """The next reply, or part of one (`.final` tells), to what `send` sent.
@@ -230,11 +231,17 @@ class Client:
         Raises `RequestTimeout` if none comes within `timeout` seconds; `recv` can be called again.  Raises what a
         request failed with, such as `ServiceError`.
         """
-        return self._dialog.recv(self._timeout if timeout is None else checked_timeout(timeout))
+        return self._usable().recv(self._timeout if timeout is None else checked_timeout(timeout))
 
     def reset(self) -> None:
         """Forget what is outstanding: replies to earlier `send`s will not be received."""
-        self._dialog.reset()
+        self._usable().reset()
+
+    def _usable(self) -> Numbered | LazyPirate:
+        # A forked process has neither the threads nor the I/O threads of its parent, and perhaps a lock that is held.
+        if os.getpid() != self._process:
+            raise ClosedError("this client belongs to the process that made it: make one after fork()")
+        return self._dialog
 
     # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,7 +259,7 @@ class Client:
         }
 
     def close(self) -> None:
-        """Cancel what is outstanding and close the connection.  Harmless when repeated."""
+        """Cancel what is outstanding and close the connection.  Harmless when repeated, and in a forked process."""
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True

@@ -6,7 +6,6 @@ be called back, while it does not drive: what is called back may use the client,
 """
 
 import logging
-import os
 import socket as sockets
 import threading
 import time
@@ -53,7 +52,6 @@ class Numbered:
         self._poller = zmq.Poller()
         self._polled: zmq.Socket[bytes] | None = None
         self._closed = False
-        self._process = os.getpid()
         self._unwanted: deque[Call] = deque()
         """Calls to cancel by whoever has the lock: who does not want them any more may not be able to wait for it."""
         self._settled: deque[Callable[[], None]] = deque()
@@ -141,9 +139,7 @@ class Numbered:
         self._received = deque()
 
     def close(self) -> None:
-        """Cancel all that is outstanding, and close.  In a forked process, nothing: it is its parent's."""
-        if os.getpid() != self._process:
-            return
+        """Cancel all that is outstanding, and close."""
         with self._lock:
             if self._closed:
                 return
@@ -167,7 +163,6 @@ class Numbered:
     def _begin(
         self, deliver: Callable[[Outcome], object], service: bytes, body: Sequence[bytes], settings: Mapping[str, Any]
     ) -> Call:
-        self._check_process()
         with self._lock:
             call = self._begin_locked(deliver, service, body, settings)
         self._cancel_unwanted()
@@ -332,10 +327,6 @@ class Numbered:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this client was closed")
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise ClosedError("this client belongs to the process that made it: make one after fork()")
 
     def _start_thread(self) -> None:
         """Futures need somebody who drives when nobody waits."""

@@ -92,7 +92,7 @@ class Pirates:
                 streamed = True
                 if part.final:
                     held = False
-                    self._release(socket, descriptor, keep=True)
+                    self._release(socket, descriptor, keep=turn == self._turn)  # not if that broker was left
                 if part.failure is not None:
                     raise ServiceError(*part.failure, service=part.service)
                 yield part

@@ -80,8 +80,7 @@ class Broker:
         """What to send because `message` came; its first frame is the identity of the peer."""
         self._round += 1
         command = wire.decode_peer(message, max_message=self.limits.max_message, max_frames=self.limits.max_frames)
-        from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
-        if from_x1_client and self._given_up and self._is_given_up(message[0], now):
+        if self._given_up and self._is_ignored(command, now):
             return []
         self._on[type(command)](command, now)
         if type(command) is wire.Invalid and command.reason in OVERSIZED:
@@ -141,6 +140,11 @@ class Broker:
         if len(self._given_up) > REMEMBERED:
             del self._given_up[next(iter(self._given_up))]
         return self._gone(identity, now)
+
+    def _is_ignored(self, command: wire.FromPeer | wire.Invalid, now: float) -> bool:
+        """Whether `command` is an X1 client's that has been given up.  What is invalid is counted all the same."""
+        from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
+        return from_x1_client and self._is_given_up(command.route[0], now)
 
     def _is_given_up(self, identity: bytes, now: float) -> bool:
         until = self._given_up.get(identity)
