@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ..mdp.contexts import checked_endpoint
 from ..mdp.errors import SettingError
+from ..mdp.sockets import checked_endpoint
 from .pirate import HEADERS
 
 DEFAULT_TIMEOUT: Final = 5.0

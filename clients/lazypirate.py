@@ -11,12 +11,12 @@ from ..mdp.errors import (
     ClosedError,
     RequestTimeout,
     ServiceError,
-    SettingError,
     StreamInterrupted,
 )
 from ..mdp.limits import Limits
 from ..mdp.multipart import milliseconds, receive, send
 from ..mdp.reach import why_unreachable
+from ..mdp.sockets import dealer
 from ..mdp.wire import Message
 from .pirate import GiveUp, PirateSession, Resend
 from .session import Reply
@@ -161,15 +161,9 @@ class LazyPirate:
         if self._socket is not None:
             self._disconnect()
             self._turn += 1
-        socket = self._context.socket(zmq.DEALER)
-        try:
-            socket.set(zmq.RCVHWM, 0)  # what can come is bounded by what was asked for
-            socket.connect(self._endpoint)
-        except zmq.ZMQError as error:
-            socket.close(0)
-            raise SettingError(f"{self._endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
-        self._socket = socket
-        return socket
+        # As many replies as were sent for may come before anybody calls `recv`.
+        self._socket = dealer(self._context, self._endpoint, {zmq.RCVHWM: 0})
+        return self._socket
 
     def _disconnect(self) -> None:
         self._outstanding = 0

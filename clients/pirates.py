@@ -13,11 +13,11 @@ from ..mdp.errors import (
     ClosedError,
     RequestTimeout,
     ServiceError,
-    SettingError,
     StreamInterrupted,
 )
 from ..mdp.multipart import receive, send
 from ..mdp.reach import why_unreachable
+from ..mdp.sockets import dealer
 from .pirate import PirateSession
 from .session import Reply
 
@@ -142,14 +142,7 @@ class Pirates:
         return self._endpoints[self._turn % len(self._endpoints)]
 
     def _open(self, endpoint: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
-        try:
-            socket.set(zmq.LINGER, 0)
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            socket.close(0)
-            raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
-        return socket
+        return dealer(self._context, endpoint, {zmq.LINGER: 0})
 
     def _release(self, socket: zmq.Socket[bytes], descriptor: int, *, keep: bool) -> None:
         if self._busy.pop(socket, None) is None:

@@ -12,10 +12,10 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
-from ..mdp.contexts import checked_endpoint, end, own_context
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.multipart import receive, send
 from ..mdp.server import DEFAULT_ENDPOINT
+from ..mdp.sockets import checked_endpoint, dealer, end, own_context
 from ..mdp.wire import Message
 from . import handling as h
 from .connection import LINGER
@@ -215,14 +215,7 @@ class _Slot:
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _open(self) -> None:
-        socket = self._context.socket(zmq.DEALER)
-        try:
-            socket.set(zmq.LINGER, LINGER)
-            socket.connect(self._endpoint)
-        except zmq.ZMQError as error:
-            socket.close(0)
-            raise SettingError(f"{self._endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
-        self._socket = socket
+        self._socket = socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER})
         self._fd = int(socket.get(zmq.FD))
         self._loop.add_reader(self._fd, self._arrived)
         self._send(self._session.connected(time.monotonic()))

@@ -12,6 +12,7 @@ import zmq
 
 from ..mdp.errors import SettingError
 from ..mdp.multipart import milliseconds, receive, send
+from ..mdp.sockets import dealer
 from ..mdp.wire import Message
 from .session import Request, WorkerSession
 
@@ -195,14 +196,7 @@ class Connection:
             self._is_lost(now)
 
     def _open(self) -> None:
-        socket = self._context.socket(zmq.DEALER)
-        try:
-            socket.set(zmq.LINGER, LINGER)
-            socket.connect(self._endpoint)
-        except zmq.ZMQError as error:
-            socket.close(0)
-            raise SettingError(f"{self._endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
-        self._socket = socket
+        self._socket = socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER})
         self._poller.register(socket, zmq.POLLIN)
         self._send(self._session.connected(time.monotonic()))
 

@@ -12,9 +12,9 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
-from ..mdp.contexts import checked_endpoint, end, own_context
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.server import DEFAULT_ENDPOINT
+from ..mdp.sockets import checked_endpoint, end, own_context
 from .connection import Connection
 from .handling import Final, Frames, Handling, check_settings, failed, handling, is_async
 from .session import Request, WorkerSession

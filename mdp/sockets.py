@@ -1,10 +1,14 @@
-"""ZeroMQ contexts of our own, and what may be given as an endpoint."""
+"""ZeroMQ contexts that end in order, and the DEALERs of clients and workers."""
+
+from collections.abc import Mapping
 
 import zmq
 
 from .errors import SettingError
 
 Context = zmq.Context[zmq.Socket[bytes]]
+
+Socket = zmq.Socket[bytes]
 
 _open: set[Context] = set()
 
@@ -31,3 +35,16 @@ def checked_endpoint(endpoint: object) -> str:
     if not isinstance(endpoint, str):
         raise SettingError(f"broker is {endpoint!r}: it takes an endpoint such as 'tcp://127.0.0.1:5555'")
     return endpoint
+
+
+def dealer(context: Context, endpoint: str, options: Mapping[int, int]) -> Socket:
+    """A DEALER with these options that connects to `endpoint`.  Raises `SettingError` if that is none."""
+    socket = context.socket(zmq.DEALER)
+    try:
+        for option, value in options.items():
+            socket.set(option, value)
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
+    return socket
