@@ -19,7 +19,6 @@ from .registry import REMEMBERED, Registry, Request, Worker
 from .timers import Timers
 from .wire import Message
 
-OVERSIZED: Final = {wire.Reason.TOO_LARGE, wire.Reason.TOO_MANY_FRAMES}
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 GIVEN_UP: Final = 60.0
 """An X1 client that has missed messages hears nothing, so that it connects anew, until it was silent for so long."""
@@ -83,7 +82,7 @@ class Broker:
         if self._given_up and self._is_ignored(command, now):
             return []
         self._on[type(command)](command, now)
-        if type(command) is wire.Invalid and command.reason in OVERSIZED:
+        if type(command) is wire.Invalid and command.over_limit:
             self._oversized(message, now)
         return self._sends()
 
@@ -458,8 +457,6 @@ class Broker:
         worker = self.registry.workers.get(message[0])
         if worker is None or worker.request is None:
             return
-        if len(message) <= self.limits.max_frames and sum(map(len, message)) <= self.limits.max_message:
-            return  # an ERROR with one frame too many
         request = worker.request
         kind = wire.reply_kind(message, worker.route, worker.header)
         if kind is None:

@@ -142,7 +142,7 @@ class Invalid(NamedTuple):
     route: Route = ()
     service: bytes = EMPTY
     over_limit: bool = False
-    """It can be answered, and is not malformed but has more bytes or frames than the broker takes."""
+    """It has more bytes or frames than the broker takes; whether it is malformed besides is not known."""
 
 
 class Options(NamedTuple):
@@ -486,7 +486,7 @@ def _answerable(reason: Reason, route: Route, service: bytes = EMPTY) -> Invalid
 def _over_limit(message: Message, reason: Reason) -> Invalid:
     """What is over a limit is not decoded; but if an X1 client sent it, with an envelope, it can be told."""
     if len(message) > 1 and message[1] in _FROM_PEER:
-        return Invalid(reason)  # there is no envelope
+        return Invalid(reason, over_limit=True)  # there is no envelope
     for at in range(1, min(len(message) - 1, 1 + MAX_ENVELOPE)):
         if len(message[at]) > MAX_NAME:
             break
@@ -495,7 +495,7 @@ def _over_limit(message: Message, reason: Reason) -> Invalid:
                 break
             service = message[at + 3] if len(message) > at + 3 and valid_service(message[at + 3]) else EMPTY
             return Invalid(reason, tuple(message[: at + 1]), service, over_limit=True)
-    return Invalid(reason)
+    return Invalid(reason, over_limit=True)
 
 
 def _from_worker(message: Message, at: int) -> FromPeer | Invalid:

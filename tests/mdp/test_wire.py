@@ -219,7 +219,7 @@ def test_a_number_has_frames_of_at_most_255_bytes():  # C23, X1
 MORE = [b"x"] * MAX_FRAMES
 
 
-def told(reason, route, service):
+def told(reason, route=(), service=b""):
     return Invalid(reason, route, service, over_limit=True)
 
 
@@ -236,7 +236,7 @@ OVER_LIMIT = {
     ),
     "REQUEST, number too long": (
         [b"n"] * 16 + [b"", CX1, b"\x01", b"echo", b"", b"x" * 2000],
-        Invalid(Reason.TOO_LARGE),
+        told(Reason.TOO_LARGE),
     ),
     "bad service": (
         [b"1", b"", CX1, b"\x01", b"\n", b"", b"x" * 2000],
@@ -247,13 +247,13 @@ OVER_LIMIT = {
         [b"1", b"", CX1, b"\x05", b"e" * 2000],
         told(Reason.TOO_LARGE, (b"id", b"1", b""), b""),
     ),
-    "no number": ([CX1, b"\x01", b"echo", b"", *MORE], Invalid(Reason.TOO_MANY_FRAMES)),
-    "no envelope, large": ([CX1, b"\x01", b"echo", b"x" * 2000], Invalid(Reason.TOO_LARGE)),
-    "a frame longer than an address": ([LONG, *REQUESTED, b"", *MORE], Invalid(Reason.TOO_MANY_FRAMES)),
-    "0.2 behind an envelope": ([b"1", b"", C02, b"\x01", b"echo", *MORE], Invalid(Reason.TOO_MANY_FRAMES)),
-    "the empty frame is the last": ([b"1" * 255] * 8 + [b""], Invalid(Reason.TOO_LARGE)),
-    "one frame": ([b"x" * 2001], Invalid(Reason.TOO_LARGE)),
-    "worker": ([WX1, b"\x04", b"c", b"", *MORE], Invalid(Reason.TOO_MANY_FRAMES)),
+    "no number": ([CX1, b"\x01", b"echo", b"", *MORE], told(Reason.TOO_MANY_FRAMES)),
+    "no envelope, large": ([CX1, b"\x01", b"echo", b"x" * 2000], told(Reason.TOO_LARGE)),
+    "a frame longer than an address": ([LONG, *REQUESTED, b"", *MORE], told(Reason.TOO_MANY_FRAMES)),
+    "0.2 behind an envelope": ([b"1", b"", C02, b"\x01", b"echo", *MORE], told(Reason.TOO_MANY_FRAMES)),
+    "the empty frame is the last": ([b"1" * 255] * 8 + [b""], told(Reason.TOO_LARGE)),
+    "one frame": ([b"x" * 2001], told(Reason.TOO_LARGE)),
+    "worker": ([WX1, b"\x04", b"c", b"", *MORE], told(Reason.TOO_MANY_FRAMES)),
 }
 
 
@@ -270,13 +270,13 @@ def test_no_frames_at_all():
 def test_a_message_may_have_max_frames():
     body = [b""] * (MAX_FRAMES - 4)
     assert from_peer(C02, b"\x01", b"echo", *body) == wire.Request((b"id",), C02, b"echo", body)
-    assert from_peer(C02, b"\x01", b"echo", *body, b"") == Invalid(Reason.TOO_MANY_FRAMES)
+    assert from_peer(C02, b"\x01", b"echo", *body, b"") == told(Reason.TOO_MANY_FRAMES)
 
 
 def test_a_message_may_have_max_bytes():
     body = b"x" * (MAX_MESSAGE - len(b"id" + C02 + b"\x01" + b"echo"))
     assert from_peer(C02, b"\x01", b"echo", body) == wire.Request((b"id",), C02, b"echo", [body])
-    assert from_peer(C02, b"\x01", b"echo", body, b"x") == Invalid(Reason.TOO_LARGE)
+    assert from_peer(C02, b"\x01", b"echo", body, b"x") == told(Reason.TOO_LARGE)
 
 
 # ── envelopes ────────────────────────────────────────────────────────────────────────────────────────────────────────
