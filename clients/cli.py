@@ -35,8 +35,6 @@ from .mdclient import MAX_OUTSTANDING, Client
 from .session import Reply
 from .top import View, lines, with_rates
 
-NOBODY: Final = "no worker offers the service"
-"""The broker's text."""
 CODES: Final[dict[type[ZmdpError], int]] = {
     BrokerUnreachable: 5,
     RequestTimeout: 3,
@@ -157,7 +155,7 @@ def call(
     A reply of one frame is printed byte for byte (to a terminal, with a newline); several frames, one a line.
     """
     frames = _frames(body)
-    with _client(asked) as client, _hint(asked["broker"], service):
+    with _client(asked) as client, _hint(client, asked["broker"], service):
         settings = _settings(client, service, headers, wait=wait, **asked)
         reply = client.request(service, *frames, **settings)
     if as_json:
@@ -186,7 +184,7 @@ def stream(
     Frames are printed one a line.
     """
     frames = _frames(body)
-    with _client(asked) as client, _hint(asked["broker"], service):
+    with _client(asked) as client, _hint(client, asked["broker"], service):
         settings = _settings(client, service, headers, wait=wait, **asked)
         for part in client.stream(service, *frames, **settings):
             if as_json:
@@ -323,7 +321,7 @@ def bench(
         raise click.UsageError("--slow BODY goes with --load mixed: it is the body of the slow requests")
     if load != "sync" and asked["protocol"] != "X1":
         raise click.UsageError("--load pipelined and mixed take protocol X1; 0.2 asks one after the other: --load sync")
-    with _client(asked) as client, _hint(asked["broker"], service):
+    with _client(asked) as client, _hint(client, asked["broker"], service):
         _check_listening(asked["broker"])
         if not client.available(service):
             raise ServiceNotFound(service)
@@ -460,13 +458,13 @@ def _settings(
 
 
 @contextmanager
-def _hint(broker: Sequence[str], service: str) -> Iterator[None]:
+def _hint(client: Client, broker: Sequence[str], service: str) -> Iterator[None]:
     """Say what to do about a service that nobody offers."""
     try:
         yield
-    except ServiceNotFound as error:
-        if error.text != NOBODY and error.code is not None:
-            raise  # the service itself has not found something
+    except ServiceNotFound:
+        if client.available(service):
+            raise  # it is the service itself that has not found something
         raise ServiceNotFound(
             f"no worker offers {service!r} at {', '.join(broker)}: `mdclient services` lists what is there, "
             "--wait waits for it",

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from zmdp.workers import Worker
+from zmdp.workers import ServiceError, Worker
 
 slow = Worker("slow")
 
@@ -47,3 +47,8 @@ def endless(request):
         yield b"%d" % number
         number += 1
         time.sleep(0.01)
+
+
+def records(request):
+    """A service that says itself that there is no such thing."""
+    raise ServiceError(404, "no such record")

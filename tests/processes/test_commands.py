@@ -446,3 +446,13 @@ def test_an_idle_async_worker_ends_at_once(endpoint, mdclient, module):
         worker.line("serving other at")
         eventually(lambda: b'"other", "workers": 3' in mdclient("services", "--json").stdout)
         assert worker.end() == 0
+
+
+def test_what_a_service_says_is_not_taken_for_what_the_broker_says(mdclient, endpoint):
+    with process("mdworker", "services:records", "--service", "records", "--broker", endpoint, cwd=HERE) as worker:
+        worker.line("serving records")
+        eventually(lambda: mdclient("call", "mmi.service", "records").stdout == b"200")
+        told = mdclient("call", "records")
+        assert told.returncode == 4
+        assert b"no such record (404)" in told.stderr
+        assert b"no worker offers" not in told.stderr
