@@ -4,7 +4,7 @@ PYTHON ?= python3
 SEEDS ?= 10000
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml $(shell find src mdp mmi clients workers -name '*.py')
+SOURCES := pyproject.toml $(shell find src mdp mmi clients workers titanic migrations -name '*.py')
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Linked, not copied, so that an edit counts at once; `strict` so that mypy finds the package.
 INSTALL := $(PIP) install --config-settings editable_mode=strict

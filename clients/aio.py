@@ -69,7 +69,7 @@ class AsyncClient:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         endpoints = checked_endpoints(broker)
-        checked_protocol(protocol)
+        self.protocol = checked_protocol(protocol)
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._coder = Coder(codec)
         self._max_outstanding = checked_most(max_outstanding)

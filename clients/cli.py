@@ -1,50 +1,27 @@
 """The command `mdclient`."""
 
 import asyncio
-import base64
 import itertools
 import json
-import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from ..mdp.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
-from ..mdp.errors import (
-    BrokerUnreachable,
-    RequestTimeout,
-    RetryLater,
-    ServiceError,
-    ServiceNotFound,
-    StreamInterrupted,
-    WorkerLost,
-    ZmdpError,
-)
-from ..mdp.reach import why_unreachable
+from ..mdp.errors import ServiceNotFound
+from ..mdp.reach import check_listening
 from ..mdp.server import DEFAULT_ENDPOINT
+from . import bodies
 from .aio import AsyncClient
 from .arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .load import Progress, Result, mixed, one_by_one, pipelined
 from .mdclient import MAX_OUTSTANDING, Client
-from .session import Reply
 from .top import View, lines, with_rates
-
-CODES: Final[dict[type[ZmdpError], int]] = {
-    BrokerUnreachable: 5,
-    RequestTimeout: 3,
-    StreamInterrupted: 3,
-    ServiceNotFound: 4,
-    ServiceError: 6,
-    WorkerLost: 6,
-    RetryLater: 7,
-}
-"""Exit code by error; the first that fits counts."""
 
 
 def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -119,27 +96,14 @@ def cli(context: click.Context) -> None:
 
 
 _SERVICE = click.argument("service")
-_BODY = click.argument("body", nargs=-1)
 _WAIT = click.option("--wait", is_flag=True, help="Wait for the service if nobody offers it yet, or for the broker.")
-_HEADER = click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=lambda context, option, values: _headers(values),
-    help="Header for the service. Can be repeated.",
-)
-_BODY_HELP = (
-    "Each BODY is a frame of the request: text; @FILE for a file's content; - for stdin; @@TEXT for text that begins "
-    "with @. Without any, the request has one empty frame. Files and stdin are sent byte for byte."
-)
 
 
-@cli.command(epilog=_BODY_HELP)
+@cli.command(epilog=bodies.BODY_HELP)
 @_SERVICE
-@_BODY
+@bodies.BODY
 @_options(json_lines='Print the reply as a JSON object; frames that are no text as {"base64": …}.')
-@_HEADER
+@bodies.HEADER
 @_WAIT
 def call(
     *,
@@ -154,21 +118,21 @@ def call(
 
     A reply of one frame is printed byte for byte (to a terminal, with a newline); several frames, one a line.
     """
-    frames = _frames(body)
+    frames = bodies.frames(body)
     with _client(asked) as client, _hint(client, asked["broker"], service):
         settings = _settings(client, service, headers, wait=wait, **asked)
         reply = client.request(service, *frames, **settings)
     if as_json:
-        _print_json(_described(reply))
+        bodies.print_json(bodies.described(reply))
     else:
-        _write(b"\n".join(reply), newline=len(reply) > 1 or sys.stdout.isatty())
+        bodies.write(b"\n".join(reply), newline=len(reply) > 1 or sys.stdout.isatty())
 
 
-@cli.command(epilog=_BODY_HELP)
+@cli.command(epilog=bodies.BODY_HELP)
 @_SERVICE
-@_BODY
+@bodies.BODY
 @_options(json_lines='Print each part as a JSON object on a line of its own; "final" tells the last.')
-@_HEADER
+@bodies.HEADER
 @_WAIT
 def stream(
     *,
@@ -183,14 +147,14 @@ def stream(
 
     Frames are printed one a line.
     """
-    frames = _frames(body)
+    frames = bodies.frames(body)
     with _client(asked) as client, _hint(client, asked["broker"], service):
         settings = _settings(client, service, headers, wait=wait, **asked)
         for part in client.stream(service, *frames, **settings):
             if as_json:
-                _print_json(_described(part))
+                bodies.print_json(bodies.described(part))
             else:
-                _write(b"\n".join(part), newline=True)
+                bodies.write(b"\n".join(part), newline=True)
 
 
 @cli.command()
@@ -198,11 +162,11 @@ def stream(
 def services(*, as_json: bool, **asked: Any) -> None:
     """List the services that have a worker or a waiting request."""
     with _client(asked) as client:
-        _check_listening(asked["broker"])
+        check_listening(asked["broker"])
         answer = _ask(client, "mmi.services")
     rows = answer["services"]
     if as_json:
-        _print_json(rows)
+        bodies.print_json(rows)
     elif rows:
         width = max(len("SERVICE"), *(len(row["name"]) for row in rows))
         click.echo(f"{'SERVICE':{width}}  {'WORKERS':>7}  {'IDLE':>7}  {'QUEUED':>7}")
@@ -219,10 +183,10 @@ def services(*, as_json: bool, **asked: Any) -> None:
 def info(*, as_json: bool, **asked: Any) -> None:
     """Show the broker's version, settings and counts."""
     with _client(asked) as client:
-        _check_listening(asked["broker"])
+        check_listening(asked["broker"])
         answer = {"broker": _ask(client, "mmi.broker"), "stats": _ask(client, "mmi.stats")}
     if as_json:
-        _print_json(answer)
+        bodies.print_json(answer)
         return
     for title, values in answer.items():
         click.echo(title)
@@ -244,7 +208,7 @@ def ping(*, count: int, interval: float, as_json: bool, **asked: Any) -> None:
     """Measure round trips to the broker (not to a worker)."""
     broker = asked["broker"]
     with _client(asked) as client:
-        _check_listening(broker)
+        check_listening(broker)
         trips = []
         for number in range(count):
             if number:
@@ -253,7 +217,7 @@ def ping(*, count: int, interval: float, as_json: bool, **asked: Any) -> None:
             client.available("ping")
             trips.append((time.perf_counter() - started) * 1000)
             if as_json:
-                _print_json({"broker": broker[0], "ms": round(trips[-1], 3)})
+                bodies.print_json({"broker": broker[0], "ms": round(trips[-1], 3)})
             else:
                 click.echo(f"{broker[0]}: {trips[-1]:.2f} ms")
     if not as_json:
@@ -270,9 +234,9 @@ class _Share(click.FloatRange):
         return "SHARE"
 
 
-@cli.command(epilog=_BODY_HELP)
+@cli.command(epilog=bodies.BODY_HELP)
 @_SERVICE
-@_BODY
+@bodies.BODY
 @click.option(
     "--load",
     type=click.Choice(["sync", "pipelined", "mixed"]),
@@ -316,13 +280,13 @@ def bench(
     Each latency is kept to within one part in 128.  In a mixed load it counts from the moment at which the request was
     to be sent, so that a service that falls behind is not spared.  The exit code is 1 if there was no reply at all.
     """
-    frames = _frames(body)
+    frames = bodies.frames(body)
     if (load == "mixed") != (slow is not None):
         raise click.UsageError("--slow BODY goes with --load mixed: it is the body of the slow requests")
     if load != "sync" and asked["protocol"] != "X1":
         raise click.UsageError("--load pipelined and mixed take protocol X1; 0.2 asks one after the other: --load sync")
     with _client(asked) as client, _hint(client, asked["broker"], service):
-        _check_listening(asked["broker"])
+        check_listening(asked["broker"])
         if not client.available(service):
             raise ServiceNotFound(service)
     with click.progressbar(length=1000, label=service, file=sys.stderr, show_percent=False) as bar:
@@ -330,14 +294,14 @@ def bench(
         def progress(part: float) -> None:
             bar.update(round(1000 * min(1.0, part)) - bar.pos)
 
-        slow_frames = _frames([slow]) if slow is not None else []
+        slow_frames = bodies.frames([slow]) if slow is not None else []
         result = _run_load(
             load, asked, service, frames, slow_frames,
             outstanding=outstanding, rate=rate, share=share, seconds=seconds, progress=progress,
         )  # fmt: skip
     figures = result.as_dict()
     if as_json:
-        _print_json(figures)
+        bodies.print_json(figures)
     else:
         errors = ", ".join(f"{count} {name}" for name, count in result.errors.items()) or "none"
         click.echo(
@@ -400,12 +364,12 @@ def top(*, interval: float, count: int | None, as_json: bool, **asked: Any) -> N
     live = sys.stdout.isatty() and not as_json
     before = None
     with _client(asked) as client, suppress(KeyboardInterrupt):
-        _check_listening(asked["broker"])
+        check_listening(asked["broker"])
         for number in itertools.count(1):
             view = View.made_of(*(_ask(client, question) for question in ("mmi.services", "mmi.workers", "mmi.stats")))
             shown = with_rates(view, before)
             if as_json:
-                _print_json(shown)
+                bodies.print_json(shown)
             else:
                 height = shutil.get_terminal_size().lines if live else 1000
                 text = "\n".join(lines(shown, ", ".join(asked["broker"]), height))
@@ -428,14 +392,6 @@ def _ask(client: Client, question: str) -> dict[str, Any]:
     raise ServiceNotFound(text, service=question)
 
 
-def _check_listening(broker: Sequence[str]) -> None:
-    """Tell at once that there is no broker, rather than after every retry."""
-    reasons = [why_unreachable(endpoint) for endpoint in broker]
-    if all(reasons):
-        each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))
-        raise BrokerUnreachable(f"cannot reach a broker at {'; '.join(each)}")
-
-
 def _client(asked: dict[str, Any]) -> Client:
     return Client(
         asked["broker"], timeout=asked["timeout"], retries=asked["retries"], protocol=asked["protocol"]
@@ -447,7 +403,7 @@ def _settings(
 ) -> dict[str, Any]:
     """What `request` and `stream` are to be told, having made sure that without --wait nobody waits in vain."""
     if not wait:
-        _check_listening(broker)
+        check_listening(broker)
     if protocol == "X1":
         return {"wait": wait, "headers": headers}
     if headers:
@@ -472,66 +428,9 @@ def _hint(client: Client, broker: Sequence[str], service: str) -> Iterator[None]
         ) from None
 
 
-def _headers(values: Sequence[str]) -> dict[str, str]:
-    headers = {}
-    for value in values:
-        name, equals, text = value.partition("=")
-        if not (name and equals):
-            raise click.BadParameter(f"{value!r}: it takes NAME=VALUE")
-        headers[name] = text
-    return headers
-
-
-def _frames(body: Sequence[str]) -> list[bytes]:
-    frames = []
-    for part in body:
-        if part == "-":
-            frames.append(sys.stdin.buffer.read())
-        elif part.startswith("@@"):
-            frames.append(os.fsencode(part[1:]))
-        elif part.startswith("@"):
-            try:
-                frames.append(Path(part[1:]).read_bytes())
-            except OSError as error:
-                raise click.UsageError(f"cannot read {part[1:]}: {error.strerror}") from None
-        else:
-            # As the shell gave it, also where that is no UTF-8.
-            frames.append(os.fsencode(part))
-    return frames
-
-
-def _described(reply: Reply) -> dict[str, Any]:
-    return {"service": reply.service, "final": reply.final, "frames": [_text_or_base64(frame) for frame in reply]}
-
-
-def _text_or_base64(frame: bytes) -> str | dict[str, str]:
-    try:
-        return frame.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(frame).decode()}
-
-
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
-    sys.stdout.flush()
-
-
-def _write(data: bytes, *, newline: bool) -> None:
-    sys.stdout.buffer.write(data + b"\n" if newline else data)
-    sys.stdout.buffer.flush()
-
-
-def _code(error: ZmdpError) -> int:
-    return next((code for kind, code in CODES.items() if isinstance(error, kind)), EXIT_FAILED)
-
-
 def main() -> NoReturn:
     """Entry point of `mdclient`."""
-    run(
-        "mdclient",
-        cli,
-        _code,
-    )
+    run("mdclient", cli)
 
 
 if __name__ == "__main__":

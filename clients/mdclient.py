@@ -66,7 +66,7 @@ class Client:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         endpoints = checked_endpoints(broker)
-        checked_protocol(protocol)
+        self.protocol = checked_protocol(protocol)
         self._timeout = checked_timeout(timeout)
         self._retries = checked_retries(retries)
         self._coder = Coder(codec)

@@ -43,8 +43,8 @@ LARGE_REQUEST: Final = 1 << 20
 """Bytes of a request from which it may be what a broker breaks connections for."""
 MOST_LOSSES: Final = 3
 """Connections that may be lost while such a request is outstanding."""
-RESERVED: Final = frozenset({"ttl", "wait", "headers", "attempt"})
-"""Options that a service cannot define for itself."""
+RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
+"""Options that a service cannot define for itself.  `wait: true` it can: the broker waits anyway."""
 HEARTBEAT_ROUTE: Final[Route] = (b"",)
 
 
@@ -173,8 +173,9 @@ class ClientSession:
         sent.
         """
         given = dict(options) if options else {}
-        if not RESERVED.isdisjoint(given):
-            names = ", ".join(sorted(RESERVED.intersection(given)))
+        reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
+        if not reserved.isdisjoint(given):
+            names = ", ".join(sorted(reserved.intersection(given)))
             raise SettingError(
                 f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
             )

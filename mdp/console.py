@@ -12,7 +12,19 @@ import click
 from click.core import ParameterSource
 
 from .. import __version__
-from .errors import SettingError, ZmdpError
+from .errors import (
+    BrokerUnreachable,
+    RequestTimeout,
+    RetryLater,
+    ServiceError,
+    ServiceNotFound,
+    SettingError,
+    StreamInterrupted,
+    TitanicError,
+    UnknownTicket,
+    WorkerLost,
+    ZmdpError,
+)
 from .limits import LARGEST
 
 EXIT_FAILED: Final = 1
@@ -23,10 +35,24 @@ _ENDPOINT: Final = re.compile(r"(ipc|inproc)://.+|tcp://([^\s]+):(\d+|\*)")
 _MAX_PORT: Final = 65535
 
 
-def run(name: str, command: click.Command, codes: Callable[[ZmdpError], int] = lambda _: EXIT_FAILED) -> NoReturn:
+EXIT_CODES: Final[dict[type[ZmdpError], int]] = {
+    BrokerUnreachable: 5,
+    RequestTimeout: 3,
+    StreamInterrupted: 3,
+    ServiceNotFound: 4,
+    UnknownTicket: 4,
+    TitanicError: 6,
+    ServiceError: 6,
+    WorkerLost: 6,
+    RetryLater: 7,
+}
+"""Exit code by error; the first that fits counts, and 1 for any other."""
+
+
+def run(name: str, command: click.Command) -> NoReturn:
     """Run the command `name` and exit.  Whatever is wrong is told in one line on stderr.
 
-    `codes` gives the exit code for an error of zmdp's own.  Bad usage exits with 2, Ctrl-C with 130.
+    For an error of zmdp's own the exit code is that of `EXIT_CODES`.  Bad usage exits with 2, Ctrl-C with 130.
     """
     _open_closed_streams()
     try:
@@ -41,7 +67,8 @@ def run(name: str, command: click.Command, codes: Callable[[ZmdpError], int] = l
     except SettingError as error:
         _fail(name, EXIT_USAGE, str(error))
     except ZmdpError as error:
-        _fail(name, codes(error), str(error))
+        code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), EXIT_FAILED)
+        _fail(name, code, str(error))
     except BrokenPipeError:
         # Whoever read our output has gone.  Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,9 @@
         ├── RetryLater                     the queue is full (429), or the broker is about to end (503)
         ├── RequestCancelled               somebody cancelled it (499)
         ├── WorkerLost                     its workers died, and it is not tried again (502)
-        └── ServiceError                   the service's handler failed (500, or what the service chose)
+        ├── ServiceError                   the service's handler failed (500, or what the service chose)
+        └── TitanicError                   Titanic has not done what it was asked (400, 500)
+            └── UnknownTicket (LookupError)  it knows no such request: closed, expired, or never accepted (400)
 
 A peer that breaks the protocol raises nothing: its messages are dropped and counted.
 """
@@ -122,3 +124,14 @@ class ServiceError(RequestError):
     def __str__(self) -> str:
         where = f"service {self.service!r} failed" if self.service else "failed"
         return f"{where} with {self.code}: {self.text}"
+
+
+class TitanicError(RequestError):
+    """Titanic has not done what it was asked; the text says why.
+
+    What was to be stored was not (or, if its database went away in the very moment, perhaps was: see `key`).
+    """
+
+
+class UnknownTicket(TitanicError, LookupError):
+    """Titanic knows no such request: it was closed, its reply has expired, or it was never accepted."""

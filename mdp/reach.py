@@ -1,7 +1,10 @@
 """Why nobody can be reached at an endpoint, in words that help."""
 
 import socket as sockets
+from collections.abc import Sequence
 from urllib.parse import urlsplit
+
+from .errors import BrokerUnreachable
 
 
 def why_unreachable(endpoint: str) -> str | None:
@@ -20,3 +23,14 @@ def why_unreachable(endpoint: str) -> str | None:
     except (OSError, ValueError):
         return None
     return None
+
+
+def check_listening(broker: Sequence[str]) -> None:
+    """Tell at once that nobody listens at any of these endpoints, rather than after every retry.
+
+    Raises `BrokerUnreachable`.
+    """
+    reasons = [why_unreachable(endpoint) for endpoint in broker]
+    if all(reasons):
+        each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))
+        raise BrokerUnreachable(f"cannot reach a broker at {'; '.join(each)}")

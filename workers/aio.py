@@ -25,6 +25,8 @@ AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""
 H = TypeVar("H", bound=AsyncHandler)
 
+SHRINK: Final = 10.0
+"""Seconds for which connections beyond `concurrency` must have been idle to be given up."""
 RETRY: Final = 0.01
 """Seconds until a message that the broker does not take yet is tried again."""
 
@@ -46,8 +48,9 @@ class AsyncWorker:
 
         asyncio.run(worker.run())
 
-    `concurrency` is how many requests are handled at a time, each over a connection of its own.  When a request is
-    cancelled, or its connection is lost, the handler's task is cancelled.  A handler must not block the event loop:
+    `concurrency` is how many requests are handled at a time, each over a connection of its own; with `max_concurrency`,
+    that many are kept ready, and more are opened while none is idle.  When a request is cancelled, or its connection is
+    lost, the handler's task is cancelled.  A handler must not block the event loop:
     heartbeats come from there, too.  All else is as with `Worker`.
 
     Raises `SettingError` for a setting out of range.
@@ -60,6 +63,7 @@ class AsyncWorker:
         *,
         broker: str = DEFAULT_ENDPOINT,
         concurrency: int = 1,
+        max_concurrency: int | None = None,
         heartbeat: float = 1.0,
         liveness: int = 5,
         handler_timeout: float | None = None,
@@ -68,9 +72,12 @@ class AsyncWorker:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         h.check_settings(concurrency, handler_timeout)
+        if max_concurrency is not None and max_concurrency < concurrency:
+            raise SettingError(f"max_concurrency is {max_concurrency!r}: it takes concurrency ({concurrency}) or more")
         self.service = wire.service_name(service)
         self.broker = checked_endpoint(broker)
         self.concurrency = concurrency
+        self.max_concurrency = max_concurrency
         self.heartbeat = heartbeat
         self.liveness = liveness
         self.handler_timeout = handler_timeout
@@ -83,6 +90,10 @@ class AsyncWorker:
         self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots: list[_Slot] = []
+        self._busy = 0
+        """Slots whose request is worked on."""
+        self._least_idle = 0
+        """The fewest that were idle since the last look at whether there are too many."""
         self._stopping = False
         self._session()  # checks the settings
 
@@ -120,12 +131,11 @@ class AsyncWorker:
                 f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
             )
         self._loop = asyncio.get_running_loop()
-        context = self._context
-        if context is None:
-            context = self._own_context = own_context()
+        if self._context is None:
+            self._context = self._own_context = own_context()
         try:
             for _ in range(self.concurrency):
-                self._slots.append(_Slot(self, self._session(), context, self._handler, self._handling))
+                self._slots.append(self._slot(self._context, self._handler))
         except BaseException:
             self._stopping = True
             self._stop_slots()
@@ -134,6 +144,38 @@ class AsyncWorker:
             raise
         if self._stopping:
             self._stop_slots()
+        if self.max_concurrency is not None:
+            self._loop.call_later(SHRINK, self._shrink)
+
+    def _slot(self, context: zmq.Context[zmq.Socket[bytes]], handler: AsyncHandler) -> "_Slot":
+        return _Slot(self, self._session(), context, handler, self._handling)
+
+    def _taken(self) -> None:
+        """A slot has a request: one at least should be ready for the next."""
+        self._busy += 1
+        idle = len(self._slots) - self._busy
+        self._least_idle = min(self._least_idle, idle)
+        if idle > 0 or self._stopping or self.max_concurrency is None:
+            return
+        try:
+            for _ in range(min(self.concurrency, self.max_concurrency - len(self._slots))):
+                self._slots.append(self._slot(self._context, self._handler))  # type: ignore[arg-type]  # `start` had both
+        except (zmq.ZMQError, SettingError) as error:  # no file descriptor left, for example
+            log.warning("%s: no more than %d at a time: %s", self.service.decode(), len(self._slots), error)
+
+    def _freed(self) -> None:
+        self._busy -= 1
+
+    def _shrink(self) -> None:
+        """Give up the slots that nobody has needed for a while."""
+        if self._stopping or self._loop is None:
+            return
+        surplus = min(self._least_idle - self.concurrency, len(self._slots) - self.concurrency)
+        for slot in [slot for slot in self._slots if slot.idle][: max(0, surplus)]:
+            self._slots.remove(slot)
+            slot.stop()
+        self._least_idle = len(self._slots) - self._busy
+        self._loop.call_later(SHRINK, self._shrink)
 
     @property
     def started(self) -> bool:
@@ -181,6 +223,7 @@ class _Slot:
         handling: h.Handling,
     ) -> None:
         self.ended = asyncio.Event()
+        self._worker = worker
         self._session = session
         self._endpoint = checked_endpoint(worker.broker)
         self._context = context
@@ -200,6 +243,11 @@ class _Slot:
         self._stopping = False
         self._open()
         self._set_timer()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no request."""
+        return self._task is None
 
     def stop(self) -> None:
         """End now, or when the request that is worked on is finished."""
@@ -322,6 +370,7 @@ class _Slot:
         self._task = self._loop.create_task(self._run(request))
         self._task.add_done_callback(partial(self._handled, request))
         self._watch(request)
+        self._worker._taken()
 
     def _watch(self, request: Request) -> None:
         if self._stuck is not None:
@@ -363,6 +412,7 @@ class _Slot:
     def _handled(self, request: Request, task: asyncio.Task[list[bytes] | h.Failed]) -> None:
         """The handler has ended, by itself or because it was cancelled."""
         self._task = None
+        self._worker._freed()
         if self._stuck is not None:
             self._stuck.cancel()
         now = time.monotonic()

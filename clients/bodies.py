@@ -1,0 +1,81 @@
+"""Bodies on a command line: frames that are arguments, files or stdin, and replies on stdout."""
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .session import Reply
+
+BODY = click.argument("body", nargs=-1)
+HEADER = click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda context, option, values: _headers(values),
+    help="Header for the service. Can be repeated.",
+)
+BODY_HELP = (
+    "Each BODY is a frame of the request: text; @FILE for a file's content; - for stdin; @@TEXT for text that begins "
+    "with @. Without any, the request has one empty frame. Files and stdin are sent byte for byte."
+)
+
+
+def _headers(values: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{value!r}: it takes NAME=VALUE")
+        found[name] = text
+    return found
+
+
+def frames(body: Sequence[str]) -> list[bytes]:
+    """The frames that `body` stands for (see `BODY_HELP`).  Raises `click.UsageError` for an unreadable file."""
+    found = []
+    for part in body:
+        if part == "-":
+            found.append(sys.stdin.buffer.read())
+        elif part.startswith("@@"):
+            found.append(os.fsencode(part[1:]))
+        elif part.startswith("@"):
+            try:
+                found.append(Path(part[1:]).read_bytes())
+            except OSError as error:
+                raise click.UsageError(f"cannot read {part[1:]}: {error.strerror}") from None
+        else:
+            # As the shell gave it, also where that is no UTF-8.
+            found.append(os.fsencode(part))
+    return found
+
+
+def described(reply: Reply) -> dict[str, Any]:
+    """`reply` for --json."""
+    return {"service": reply.service, "final": reply.final, "frames": [text_or_base64(frame) for frame in reply]}
+
+
+def text_or_base64(frame: bytes) -> str | dict[str, str]:
+    """A frame for --json."""
+    try:
+        return frame.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(frame).decode()}
+
+
+def print_json(value: object) -> None:
+    """Print a value on a line of its own, now."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+    sys.stdout.flush()
+
+
+def write(data: bytes, *, newline: bool) -> None:
+    """Print bytes as they are, now."""
+    sys.stdout.buffer.write(data + b"\n" if newline else data)
+    sys.stdout.buffer.flush()

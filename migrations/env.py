@@ -1,0 +1,31 @@
+"""What Alembic runs: on the connection that it is given, or on the database that TITANIC_DB names."""
+
+import os
+
+from alembic import context
+from sqlalchemy.engine import Connection
+
+from zmdp.titanic import schema
+from zmdp.titanic.models import VERSION_TABLE, Base
+
+
+def migrate(connection: Connection) -> None:
+    """All in one transaction: a migration that fails leaves nothing behind."""
+    context.configure(
+        connection=connection,
+        target_metadata=Base.metadata,
+        version_table=VERSION_TABLE,
+        render_as_batch=True,
+        include_name=lambda name, kind, parents: kind != "table" or str(name).startswith("titanic_"),
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+given = context.config.attributes.get("connection")
+if given is not None:
+    migrate(given)
+else:
+    url = schema.database_url(os.environ.get("TITANIC_DB", schema.DEFAULT_DB))
+    with schema.open_engine(url, create=True).begin() as opened:
+        migrate(opened)

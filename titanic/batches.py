@@ -1,0 +1,150 @@
+"""Group commit: what many ask of the database at the same time is done in one transaction, on one thread.
+
+While a transaction is under way the next batch gathers; a batch is everything that came meanwhile.  What was asked is
+answered only once the transaction is committed.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from ..mdp.errors import TitanicError
+from .schema import file_identity
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Work = Callable[[Connection, Sequence[Item]], Sequence[Result]]
+"""Does a batch of one kind: as many results as items."""
+
+MAX_REASON: Final = 300
+"""Characters of the database's complaint that callers are told."""
+
+log = logging.getLogger("zmdp.titanic")
+
+
+class StoreError(TitanicError):
+    """The database has not done it; says why."""
+
+
+class _Job(NamedTuple):
+    work: Work[Any, Any]
+    item: Any
+    future: "asyncio.Future[Any]"
+
+
+Outcome = tuple[_Job, Any, Exception | None]
+
+
+class Batches:
+    """A thread with a connection, for the event loop in which this is made.
+
+    `order` are the kinds of work, in the order in which they are done within a transaction.
+    """
+
+    def __init__(self, name: str, engine: Engine, order: Sequence[Work[Any, Any]]) -> None:
+        self._engine = engine
+        self._order = {work: position for position, work in enumerate(order)}
+        self._file = file_identity(engine.url)
+        self._loop = asyncio.get_running_loop()
+        self._jobs: list[_Job] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, work: Work[Item, Result], item: Item) -> "asyncio.Future[Result]":
+        """Have `work` done for `item`, in the next transaction.  The future raises `StoreError` if that fails."""
+        future: asyncio.Future[Result] = self._loop.create_future()
+        with self._changed:
+            if self._closed:
+                future.set_exception(StoreError("Titanic is ending", code=500, text="Titanic is ending"))
+                return future
+            self._jobs.append(_Job(work, item, future))
+            if len(self._jobs) == 1:
+                self._changed.notify()
+        return future
+
+    async def close(self) -> None:
+        """Do what was asked for, and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.sleep(0)  # what the thread delivered last
+        self._engine.dispose()
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closed)
+                jobs, self._jobs = self._jobs, []
+                if not jobs:
+                    return
+            outcomes = self._perform(jobs)
+            self._loop.call_soon_threadsafe(_deliver, outcomes)
+
+    def _perform(self, jobs: list[_Job]) -> list[Outcome]:
+        try:
+            try:
+                return self._transact(jobs)
+            except sa.exc.DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                # The database was restarted since, or the connection was cut.  All work can be repeated, even if the
+                # transaction was committed and only the answer was lost.
+                return self._transact(jobs)
+        except (sa.exc.OperationalError, sa.exc.InternalError, StoreError) as error:
+            return _failed(jobs, error)  # the database as a whole: disk full, locked, gone
+        except Exception as error:  # whatever is wrong with one of them, the others are done
+            if len(jobs) > 1:
+                return [outcome for job in jobs for outcome in self._perform([job])]
+            log.exception("the database refused")
+            return _failed(jobs, error)
+
+    def _transact(self, jobs: list[_Job]) -> list[Outcome]:
+        groups: dict[Work[Any, Any], list[_Job]] = defaultdict(list)
+        for job in jobs:
+            groups[job.work].append(job)
+        outcomes: list[Outcome] = []
+        with self._engine.begin() as connection:
+            for work in sorted(groups, key=self._order.__getitem__):
+                results = work(connection, [job.item for job in groups[work]])
+                outcomes += [(job, result, None) for job, result in zip(groups[work], results, strict=True)]
+            self._check_file()
+        return outcomes
+
+    def _check_file(self) -> None:
+        """A SQLite file that was removed or replaced is still written to, and nobody will ever see it again."""
+        if self._file != file_identity(self._engine.url):
+            self._engine.dispose()
+            raise StoreError("the database file was removed or replaced: restart Titanic")
+
+
+def _failed(jobs: list[_Job], error: Exception) -> list[Outcome]:
+    reason = _reason(error)
+    # One exception each: a traceback grows with each raising.
+    return [(job, None, StoreError(reason, code=500, text=reason)) for job in jobs]
+
+
+def _reason(error: Exception) -> str:
+    """What the database says, in one line."""
+    told = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
+    return " ".join(str(told).split())[:MAX_REASON] or type(told).__name__
+
+
+def _deliver(outcomes: list[Outcome]) -> None:
+    for (_, _, future), result, error in outcomes:
+        if future.done():
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)

@@ -1,0 +1,437 @@
+"""Has stored requests done: a client of the broker, with many numbered requests over one connection (C31).
+
+A request is claimed only if its service has workers, and never many more than these can take, so a slow service holds
+nobody else back and what is urgent goes first.  What a worker's, a broker's or a Titanic's death interrupts is tried
+again for ever; what a handler answers, an error as well, is the outcome.
+"""
+
+import asyncio
+import json
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Final, TypeVar
+from uuid import UUID
+
+from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, ServiceError, StreamInterrupted
+from ..mdp.codes import Code
+from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
+from . import store
+from .batches import Batches, StoreError, Work
+from .clock import Clock
+from .frames import pack, unpack
+
+FACTOR: Final = 2
+"""Requests given to the broker for each worker of a service: the next is there when the worker is free."""
+AHEAD: Final = 2 * FACTOR
+"""Requests claimed for each worker, those included."""
+MOST: Final = 2000
+"""Requests claimed for one service, however many workers it has."""
+MOST_BYTES: Final = 256 << 20
+"""Bytes of claimed requests above which no more are claimed."""
+PARTS_AHEAD: Final = 64
+"""PARTIALs of a stream that may wait to be stored before the next is taken."""
+LOOK: Final = 0.5
+"""Seconds between two looks at the tables."""
+ASK: Final = 1.0
+"""Seconds between two questions to the broker, who is there; a quarter of it while somebody is missed."""
+COUNT: Final = 10.0
+"""Seconds between two counts of what waits."""
+PATIENCE: Final = 5.0
+"""Seconds that the broker has to answer these."""
+BACKOFF: Final = (0.5, 60.0)
+"""Seconds before the second attempt and before the latest; each pause is twice as long as the one before."""
+HANDLER_BACKOFF: Final = (1.0, 3600.0)
+"""The same for a handler that failed, if the request does not say."""
+MAX_KEPT: Final = MAX_BODY - 100
+"""Bytes of a reply: when it is fetched, its status is in front."""
+NOT_NOW: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
+"""Codes after which a request is tried again for ever, whether it is the broker or a handler who gave them."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+log = logging.getLogger("zmdp.titanic")
+
+
+class _Lane:
+    """What is under way for one service."""
+
+    __slots__ = ("accepted", "buffer", "claiming", "in_flight", "pending", "service", "workers")
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+        self.workers = 0
+        self.pending = False
+        """There may be requests to claim."""
+        self.accepted = 0
+        """How many were accepted: whether one came while others were claimed."""
+        self.claiming = False
+        self.buffer: deque[_Running] = deque()
+        """Claimed, not given to the broker yet."""
+        self.in_flight = 0
+
+    @property
+    def idle(self) -> bool:
+        return not (self.pending or self.claiming or self.buffer or self.in_flight)
+
+
+class _Running:
+    """A request that this Titanic holds, from its claim until its outcome is stored."""
+
+    __slots__ = ("answered", "claimed", "lane", "task")
+
+    def __init__(self, claimed: store.Claimed, lane: _Lane) -> None:
+        self.claimed = claimed
+        self.lane = lane
+        self.task: asyncio.Task[None] | None = None
+        self.answered = False
+        """There is an outcome, which is being stored."""
+
+
+class Dispatcher:
+    """`changed(uuid)` is told of requests whose state or whose PARTIALs have changed."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        writer: Batches,
+        clock: Clock,
+        *,
+        lease: float,
+        max_waiting: int,
+        changed: Callable[[UUID], None],
+    ) -> None:
+        self._client = client
+        self._writer = writer
+        self._clock = clock
+        self._lease = lease
+        self._max_waiting = max_waiting
+        self._changed = changed
+        self._owner = secrets.token_hex(8)
+        self._lanes: dict[str, _Lane] = {}
+        self._running: dict[int, _Running] = {}
+        self._bytes = 0
+        self._waiting = 0
+        """Requests that are neither done nor failed: when last counted, and those accepted since."""
+        self._wake = asyncio.Event()
+        self._ask_now = asyncio.Event()
+        self._draining = False
+        self._outage: str | None = None
+
+    # ── told by the service ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def room(self) -> bool:
+        """Whether one more request may be accepted."""
+        return self._waiting < self._max_waiting
+
+    def accepted(self, service: str, due: float) -> None:
+        """A request was stored."""
+        self._waiting += 1
+        if due > self._clock.now():
+            self._wake.set()
+            return
+        lane = self._lane(service)
+        lane.accepted += 1
+        lane.pending = True
+        if lane.workers:
+            self._fill(lane)
+        else:
+            self._ask_now.set()
+
+    def gone(self, id_: int) -> None:
+        """A request was closed: nobody wants its reply."""
+        running = self._running.get(id_)
+        if running is not None:
+            self._give_up(running)
+
+    # ── rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_often())
+            tasks.create_task(self._ask_often())
+
+    async def _look_often(self) -> None:
+        renew_at = count_at = 0.0
+        while True:
+            now = self._clock.now()
+            renew, count = now >= renew_at, now >= count_at
+            self._wake.clear()
+            held = dict(self._running)
+            asked = store.Round(self._new_lease(now), now, renew, self._max_waiting if count else None)
+            pause = LOOK
+            try:
+                found = await self._writer.do(store.look, asked)
+            except StoreError as error:
+                self._note_outage(str(error))
+            else:
+                self._note_outage(None)
+                renew_at = now + self._lease / 3 if renew else renew_at
+                count_at = now + COUNT if count else count_at
+                self._take_in(found, held)
+                if found.next_due is not None:
+                    pause = min(pause, max(0.0, found.next_due - self._clock.now()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+
+    def _take_in(self, found: store.Found, held: dict[int, _Running]) -> None:
+        if found.clock is not None:
+            self._clock.set(found.clock)
+        if found.waiting is not None:
+            self._waiting = found.waiting
+        for id_, running in held.items():
+            if found.owned.get(id_) != running.claimed.attempt:
+                self._give_up(running)
+        for id_, attempt in found.owned.items():
+            if id_ not in self._running:  # claimed, but its transaction's answer was lost
+                self._writer.do(store.put_back, self._again(id_, attempt, 0)).add_done_callback(_look_at)
+        for service in found.services:
+            lane = self._lane(service)
+            lane.pending = True
+            if lane.workers:
+                self._fill(lane)
+            else:
+                self._ask_now.set()
+        for lane in [lane for lane in self._lanes.values() if lane.idle]:
+            del self._lanes[lane.service]
+
+    def _note_outage(self, reason: str | None) -> None:
+        """Tell of the database's troubles when they begin and when they end."""
+        if reason is not None and self._outage is None:
+            log.error("the database: %s; trying again until it works", reason)
+        elif reason is None and self._outage is not None:
+            log.warning("the database works again")
+        self._outage = reason
+
+    async def _ask_often(self) -> None:
+        """Keep up with who is there (C31)."""
+        while True:
+            await self._ask_now.wait()
+            wanted = [lane for lane in self._lanes.values() if not lane.idle]
+            if wanted:
+                await self._ask(wanted)
+            self._ask_now.clear()
+            missed = any(lane.pending and not lane.workers for lane in self._lanes.values())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK / 4 if missed else ASK):
+                    await self._ask_now.wait()
+                    await asyncio.sleep(ASK / 4)
+            self._ask_now.set()
+
+    async def _ask(self, lanes: list[_Lane]) -> None:
+        try:
+            (answer,) = await self._client.request("mmi.services", b"", timeout=PATIENCE)
+            told = json.loads(answer)
+            workers = {row["name"]: row["workers"] for row in told["services"]}
+            if told["more"]:
+                for lane in lanes:
+                    if lane.service not in workers:
+                        (answer,) = await self._client.request("mmi.services", lane.service.encode(), timeout=PATIENCE)
+                        workers |= {row["name"]: row["workers"] for row in json.loads(answer)["services"]}
+        except RequestTimeout as error:
+            log.warning("%s", error)
+            workers = {}
+        except (RequestError, ValueError, TypeError, KeyError) as error:
+            log.error("the broker does not say who is there, which Titanic needs: %s", error)
+            workers = {}
+        for lane in lanes:
+            lane.workers = workers.get(lane.service, 0)
+            self._send(lane)
+            self._fill(lane)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _lane(self, service: str) -> _Lane:
+        lane = self._lanes.get(service)
+        if lane is None:
+            lane = self._lanes[service] = _Lane(service)
+        return lane
+
+    def _new_lease(self, now: float) -> store.Lease:
+        return store.Lease(self._owner, now + self._lease)
+
+    def _fill(self, lane: _Lane) -> None:
+        """Claim requests for the service, if there may be some and it has room for them."""
+        if lane.claiming or self._draining or not lane.pending or self._bytes > MOST_BYTES:
+            return
+        most = min(lane.workers * AHEAD, MOST)
+        held = lane.in_flight + len(lane.buffer)
+        if held * 4 > most * 3:
+            return
+        lane.claiming = True
+        now = self._clock.now()
+        claim = store.Claim(lane.service, most - held, self._new_lease(now), now)
+        self._writer.do(store.claim, claim).add_done_callback(partial(self._claimed, lane, lane.accepted, most - held))
+
+    def _claimed(self, lane: _Lane, accepted: int, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
+        lane.claiming = False
+        if done.cancelled() or done.exception() is not None:
+            return  # the next look tells of the trouble, and fills anew
+        for claimed in done.result():
+            before = self._running.get(claimed.id)
+            if before is not None:
+                self._give_up(before)
+            running = self._running[claimed.id] = _Running(claimed, lane)
+            self._bytes += len(claimed.body)
+            lane.buffer.append(running)
+        if len(done.result()) < limit and lane.accepted == accepted:
+            lane.pending = False
+        self._send(lane)
+        self._fill(lane)
+
+    def _send(self, lane: _Lane) -> None:
+        """Give the broker what the service's workers can take."""
+        while lane.buffer and lane.in_flight < lane.workers * FACTOR and not self._draining:
+            running = lane.buffer.popleft()
+            lane.in_flight += 1
+            running.task = asyncio.get_running_loop().create_task(self._run(running))
+
+    async def _run(self, running: _Running) -> None:
+        claimed, lane = running.claimed, running.lane
+        try:
+            try:
+                outcome = await self._do(claimed)
+            finally:
+                lane.in_flight -= 1
+                running.answered = True
+                self._send(lane)
+                self._fill(lane)
+            if isinstance(outcome, store.Outcome):
+                await self._store(store.finish, outcome)
+                self._waiting -= 1
+            else:
+                await self._store(store.put_back, outcome)
+                self._wake.set()
+        finally:
+            self._forget(running)
+        self._changed(claimed.uuid)
+
+    async def _do(self, claimed: store.Claimed) -> store.Outcome | store.Again:
+        """Call the service; store PARTIALs as they come."""
+        headers = json.loads(claimed.headers) if claimed.headers else None
+        try:
+            async with aclosing(self._client.stream(claimed.service, *unpack(claimed.body), headers=headers)) as parts:
+                unsaved: deque[tuple[store.Partial, asyncio.Future[None]]] = deque()
+                number = 0
+                async for part in parts:
+                    if part.final:
+                        break
+                    saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
+                    unsaved.append((saved, self._writer.do(store.add_parts, saved)))
+                    number += 1
+                    if len(unsaved) >= PARTS_AHEAD:
+                        await self._saved(*unsaved.popleft())
+                    self._changed(claimed.uuid)
+                for each in unsaved:
+                    await self._saved(*each)
+                return self._done(claimed, part)
+        except RequestError as error:
+            return self._failed(claimed, error)
+        except Exception as error:  # whatever is wrong with this one, others are dispatched
+            log.exception("%s cannot be dispatched", claimed.uuid.hex)
+            pause = _pause(*BACKOFF, claimed.attempt - 1)
+            return self._again(claimed.id, claimed.attempt, claimed.failures, pause, repr(error).replace("\0", "?"))
+
+    def _done(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
+        now, size = self._clock.now(), sum(map(len, reply))
+        if size > MAX_KEPT or len(reply) >= MAX_BODY_FRAMES:
+            text = f"the reply is too large to be fetched: {size} bytes in {len(reply)} frames"
+            return store.Outcome(claimed.id, self._owner, claimed.attempt, now, None, Code.TOO_LARGE, text)
+        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, pack(reply))
+
+    def _failed(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Again:
+        text = (error.text or str(error)).replace("\0", "?")  # which PostgreSQL does not store
+        code = error.code
+        if code in NOT_NOW or (code is None and isinstance(error, RequestTimeout | StreamInterrupted)):
+            # Nobody's fault, or a worker's that dies of it: it is tried for ever, but less and less often.
+            pause = _pause(*BACKOFF, claimed.attempt - 1)
+            log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
+            return self._again(claimed.id, claimed.attempt, claimed.failures, pause, text)
+        if isinstance(error, ServiceError) and claimed.failures < claimed.retries:
+            pause = _pause(claimed.backoff or HANDLER_BACKOFF[0], HANDLER_BACKOFF[1], claimed.failures)
+            log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
+            return self._again(claimed.id, claimed.attempt, claimed.failures + 1, pause, text)
+        detail = None if error.detail is None else pack([error.detail])
+        now = self._clock.now()
+        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, detail, code or Code.FAILED, text)
+
+    def _again(
+        self,
+        id_: int,
+        attempt: int,
+        failures: int,
+        pause: float = 0.0,
+        error: str | None = None,
+    ) -> store.Again:
+        return store.Again(id_, self._owner, attempt, self._clock.now() + pause, failures, error)
+
+    async def _store(self, work: Work[Item, Result], item: Item) -> Result:
+        """Have it stored, whatever the database's troubles."""
+        tries = 0
+        while True:
+            try:
+                return await self._writer.do(work, item)
+            except StoreError as error:
+                self._note_outage(str(error))
+                await asyncio.sleep(_pause(0.1, 2.0, tries))
+                tries += 1
+
+    async def _saved(self, part: store.Partial, saving: "asyncio.Future[None]") -> None:
+        try:
+            await saving
+        except StoreError:
+            await self._store(store.add_parts, part)
+
+    def _give_up(self, running: _Running) -> None:
+        """It is not this Titanic's any more, or nobody's."""
+        if running.task is None:
+            with suppress(ValueError):
+                running.lane.buffer.remove(running)
+            self._forget(running)
+        elif not running.answered:
+            log.info("%s: not wanted any more", running.claimed.uuid.hex)
+            running.task.cancel()
+
+    def _forget(self, running: _Running) -> None:
+        self._bytes -= len(running.claimed.body)
+        if self._running.get(running.claimed.id) is running:
+            del self._running[running.claimed.id]
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more; wait for the outcomes of what is under way, and leave the rest to others.
+
+        `run` must still run, so that leases are renewed.
+        """
+        self._draining = True
+        buffered = [running for lane in self._lanes.values() for running in lane.buffer]
+        for running in buffered:
+            self._give_up(running)
+        under_way = {running.task for running in self._running.values() if running.task is not None}
+        if under_way:
+            log.info("waiting for %d requests that are under way, up to %g s", len(under_way), timeout)
+            await asyncio.wait(under_way, timeout=timeout)
+        rest = list(self._running.values())
+        for running in rest:
+            self._give_up(running)
+        for running in [*buffered, *rest]:
+            claimed = running.claimed
+            with suppress(StoreError):
+                await self._writer.do(store.put_back, self._again(claimed.id, claimed.attempt, claimed.failures))
+
+
+def _pause(first: float, most: float, times: int) -> float:
+    """Seconds: twice as long each time, and not the same for all."""
+    return min(first * 2.0 ** min(times, 32), most) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+
+def _look_at(done: "asyncio.Future[None]") -> None:
+    if not done.cancelled():
+        done.exception()  # if it failed, the next look finds the same again

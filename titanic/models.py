@@ -1,0 +1,125 @@
+"""The tables: what was accepted, the PARTIALs of its replies, and the keys by which callers know their requests.
+
+Times are seconds since 1970 (UTC), so that one arithmetic serves both databases.  Bodies are packed frames
+(`titanic/frames.py`).  All names begin with `titanic_`: the tables may live beside those of the caller's own.
+
+A request goes through these states:
+
+    delayed ──▶ pending ──▶ running ──▶ done
+       ▲                       │  └───▶ failed
+       └───────────────────────┘  (tried again later)
+"""
+
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+STATES: Final = ("delayed", "pending", "running", "done", "failed")
+VERSION_TABLE: Final = "titanic_version"
+"""Where Alembic keeps the version: not in `alembic_version`, which may be the caller's own."""
+
+_Id = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    """All tables of Titanic."""
+
+
+def _partial(name: str, where: str, *columns: object) -> Index:
+    """An index of only those rows that it is for: it stays small however many requests are done."""
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))  # type: ignore[arg-type]
+
+
+class Request(Base):
+    """One request, from when it is accepted until it is closed."""
+
+    __tablename__ = "titanic_requests"
+    __table_args__ = (
+        CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
+        _partial("titanic_requests_ready", "state = 'pending'", "service", text("priority DESC"), "id"),
+        _partial("titanic_requests_due", "state = 'delayed'", "due"),
+        _partial("titanic_requests_lease", "state = 'running'", "lease"),
+        _partial("titanic_requests_failed", "state = 'failed'", "id"),
+        _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
+        # An id must not come again once its request is closed: a late outcome would find another request.
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(_Id, primary_key=True)
+    """Grows with each request: what FIFO goes by."""
+    uuid: Mapped[UUID] = mapped_column(Uuid, unique=True)
+    service: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(Text)
+    priority: Mapped[int] = mapped_column(SmallInteger)
+    """0 to 9; 9 goes first."""
+    created: Mapped[float] = mapped_column(Double)
+    due: Mapped[float] = mapped_column(Double)
+    """Not before this."""
+    started: Mapped[float | None] = mapped_column(Double)
+    """When the latest attempt began."""
+    finished: Mapped[float | None] = mapped_column(Double)
+    expires: Mapped[float | None] = mapped_column(Double)
+    """When the reply is thrown away by itself; NULL for never."""
+    lease: Mapped[float | None] = mapped_column(Double)
+    """Until when `owner` has it; it renews that in time, or is taken for dead."""
+    owner: Mapped[str | None] = mapped_column(Text)
+    """The Titanic that has it, while it is running."""
+    attempts: Mapped[int] = mapped_column(Integer)
+    """How often it was given to a service; with `owner`, what makes a late outcome known as such."""
+    failures: Mapped[int] = mapped_column(Integer)
+    """How often the service's handler failed."""
+    retries: Mapped[int] = mapped_column(Integer)
+    """How many failures are tried again."""
+    backoff: Mapped[float | None] = mapped_column(Double)
+    """Seconds before the first of these; each further pause is twice as long.  NULL for the default."""
+    result_ttl: Mapped[float | None] = mapped_column(Double)
+    """Seconds that the reply is kept; NULL for until it is closed."""
+    key: Mapped[str | None] = mapped_column(Text)
+    headers: Mapped[str | None] = mapped_column(Text)
+    """JSON."""
+    code: Mapped[int | None] = mapped_column(SmallInteger)
+    """Of a failed request."""
+    error: Mapped[str | None] = mapped_column(Text)
+    """Of a failed request, or why the latest attempt did not do."""
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+    reply: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """The body of the FINAL; of a failed request the detail, if the service gave one."""
+
+
+class Part(Base):
+    """A PARTIAL of an attempt.  Those of an attempt that broke off are not looked at again."""
+
+    __tablename__ = "titanic_parts"
+
+    request: Mapped[int] = mapped_column(_Id, ForeignKey(Request.id, ondelete="CASCADE"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    """From 0."""
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Key(Base):
+    """The request that a service's key stands for.  It outlives the request, so that none is done again once closed."""
+
+    __tablename__ = "titanic_keys"
+    __table_args__ = (_partial("titanic_keys_expires", "expires IS NOT NULL", "expires"),)
+
+    service: Mapped[str] = mapped_column(Text, primary_key=True)
+    key: Mapped[str] = mapped_column(Text, primary_key=True)
+    uuid: Mapped[UUID] = mapped_column(Uuid)
+    expires: Mapped[float | None] = mapped_column(Double)
+    """NULL for never."""

@@ -1,0 +1,144 @@
+"""Titanic as a program: the database, the three services as workers of the broker, and the dispatcher."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from sqlalchemy.engine import Engine
+
+from ..clients import AsyncClient
+from ..mdp.errors import SettingError
+from ..mdp.server import DEFAULT_ENDPOINT
+from ..workers import AsyncWorker
+from . import schema, store
+from .batches import Batches
+from .clock import Clock
+from .dispatcher import Dispatcher
+from .service import MAX_WAITING, Service
+
+DEFAULT_LEASE: Final = 10.0
+DEFAULT_DRAIN: Final = 10.0
+DEFAULT_CONNECTIONS: Final = 32
+MAX_CONNECTIONS: Final = 256
+"""Connections that titanic.request and titanic.close may have at most."""
+DEFAULT_MAX_WAITING: Final = 1_000_000
+SHORTEST_LEASE: Final = 2.0
+WRITES: Final = (
+    store.accept, store.add_parts, store.finish, store.put_back, store.close, store.look, store.claim,
+)  # fmt: skip
+"""What is done in one transaction, in this order: a PARTIAL is there before its FINAL."""
+READS: Final = (store.fetch, store.fetch_parts, store.states)
+
+log = logging.getLogger("zmdp.titanic")
+
+
+class Server:
+    """Keeps requests and replies in the database `db`, for callers of the broker at `broker`.
+
+    A SQLite file is made, and brought up to date, if need be; PostgreSQL must have been (`titanic db upgrade`).
+    `lease` (seconds) is how long a Titanic that has died keeps its requests from others.  `connections` are kept open
+    for each of the three services; more are opened while they are needed.  `max_waiting` requests may wait to be done.
+    `drain_timeout` (seconds) is how long `stop` waits for requests that are under way.
+
+    Raises `SettingError`, and `SchemaError` if the tables are not the right ones.
+    """
+
+    def __init__(
+        self,
+        db: str = schema.DEFAULT_DB,
+        *,
+        broker: str = DEFAULT_ENDPOINT,
+        lease: float = DEFAULT_LEASE,
+        connections: int = DEFAULT_CONNECTIONS,
+        max_waiting: int = DEFAULT_MAX_WAITING,
+        drain_timeout: float = DEFAULT_DRAIN,
+        heartbeat: float = 1.0,
+        liveness: int = 5,
+    ) -> None:
+        if lease < SHORTEST_LEASE:
+            raise SettingError(f"lease is {lease!r}: it takes {SHORTEST_LEASE:g} seconds or more")
+        if max_waiting < 1:
+            raise SettingError(f"max_waiting is {max_waiting!r}: it takes a number of requests, 1 or more")
+        self.url = schema.database_url(db)
+        self._broker = broker
+        self._lease = lease
+        self._connections = connections
+        self._max_waiting = max_waiting
+        self._drain_timeout = drain_timeout
+        self._beats: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness}
+        self._stopping = asyncio.Event()
+        self._writing = self._prepared()
+
+    def _prepared(self) -> Engine:
+        engine = schema.open_engine(self.url, create=True)
+        if schema.is_sqlite(self.url):
+            before, now = schema.upgrade(engine)
+            if before != now:
+                log.info("%s: tables of version %s, before: %s", schema.shown(self.url), now, before or "none")
+        else:
+            with engine.connect() as connection:
+                schema.check(connection, self.url)
+                if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
+                    log.warning(
+                        "the PostgreSQL server runs with fsync off: what it commits may not survive a power cut"
+                    )
+        return engine
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """End: what is under way is finished, for `drain_timeout` seconds."""
+        self._stopping.set()
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop` is called."""
+        writer = Batches("titanic-writer", self._writing, WRITES)
+        reader = Batches("titanic-reader", schema.open_engine(self.url, write=False), READS)
+        clock = Clock()
+        async with AsyncClient(self._broker, timeout=None, **self._beats) as client:
+            dispatcher = Dispatcher(
+                client, writer, clock, lease=self._lease, max_waiting=self._max_waiting,
+                changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
+            )  # fmt: skip
+            service = Service(
+                writer, reader, clock, room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone
+            )
+            rounds = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
+            workers = [
+                AsyncWorker(
+                    name, handler, broker=self._broker, concurrency=self._connections,
+                    max_concurrency=max(most, self._connections), **self._beats,
+                )
+                for name, handler, most in (
+                    ("titanic.request", service.request, MAX_CONNECTIONS),
+                    ("titanic.reply", service.reply, MAX_CONNECTIONS + MAX_WAITING),
+                    ("titanic.close", service.close, MAX_CONNECTIONS),
+                )
+            ]  # fmt: skip
+            stopping = asyncio.ensure_future(self._stopping.wait())
+            try:
+                for worker in workers:
+                    worker.start()
+                ready()
+                await asyncio.wait(
+                    [*rounds, stopping := asyncio.ensure_future(self._stopping.wait())], return_when="FIRST_COMPLETED"
+                )
+            finally:
+                stopping.cancel()
+                service.end()
+                for worker in workers:
+                    worker.stop()
+                await asyncio.gather(*(worker.wait() for worker in workers))
+                await dispatcher.drain(self._drain_timeout)
+                for each in rounds:
+                    each.cancel()
+                await asyncio.gather(*rounds, return_exceptions=True)
+                await writer.close()
+                await reader.close()
+            for each in rounds:
+                if not each.cancelled():
+                    each.result()  # a defect: it is told

@@ -1,0 +1,176 @@
+"""The three services of TSP (RFC 9, C27 to C30): what they answer.
+
+    titanic.request   service body+   → 200 uuid   stored: it is on the disk
+    titanic.reply     uuid            → 200 body+  here it is; 300 not yet; 400 unknown; 500 it failed
+    titanic.close     uuid            → 200        gone, also if it was never there
+
+Whatever cannot be done is answered with 400 or 500 and a text, and has touched nothing.  See `titanic/options.py` for
+what X1's options add.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Final
+from uuid import UUID
+
+from ..mdp.codes import Code
+from ..workers import Final as FinalReply
+from ..workers import Request
+from . import store
+from .batches import Batches, StoreError
+from .clock import Clock
+from .frames import unpack
+from .options import Malformed, Wanted, closed, submission, wanted
+
+OK: Final = b"200"
+NOT_YET: Final = b"300"
+POLL: Final = 0.5
+"""Seconds between two looks for what other Titanics, or an operator, did to requests that somebody waits for."""
+MAX_WAITING: Final = 1000
+"""Callers that may wait for replies at a time; more are answered with 300."""
+FULL: Final = b"500 full: too many requests are waiting to be done; try again later"
+UNKNOWN: Final = b"400 unknown uuid"
+
+log = logging.getLogger("zmdp.titanic")
+
+
+class Service:
+    """The handlers, on a `writer` and a `reader` of the database.
+
+    `room()` tells whether one more request may be accepted; `accepted(service, due)` and `gone(id)` are told of what
+    was stored and of what was closed.
+    """
+
+    def __init__(
+        self,
+        writer: Batches,
+        reader: Batches,
+        clock: Clock,
+        *,
+        room: Callable[[], bool],
+        accepted: Callable[[str, float], None],
+        gone: Callable[[int], None],
+    ) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._clock = clock
+        self._room = room
+        self._accepted = accepted
+        self._gone = gone
+        self._waiting: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
+        self._followers: set[asyncio.Event] = set()
+        """Those who want to hear of PARTIALs as well."""
+        self._ending = False
+
+    async def request(self, request: Request) -> list[bytes]:
+        """`titanic.request` (C27)."""
+        try:
+            asked = submission(request, request.options, self._clock.now())
+            if not self._room():
+                return [FULL]
+            uuid = await self._writer.do(store.accept, asked)
+        except (Malformed, StoreError) as error:
+            return _refused(error)
+        if uuid == asked.uuid:
+            self._accepted(asked.service, asked.due)
+        return [OK, uuid.hex.encode()]
+
+    async def close(self, request: Request) -> list[bytes]:
+        """`titanic.close` (C29)."""
+        try:
+            uuid = closed(request, request.options)
+            found = await self._writer.do(store.close, uuid)
+        except (Malformed, StoreError) as error:
+            return _refused(error)
+        if found is not None:
+            self._gone(found)
+            self.changed(uuid)
+        return [OK]
+
+    async def reply(self, request: Request) -> AsyncGenerator[list[bytes] | FinalReply, None]:
+        """`titanic.reply` (C28)."""
+        try:
+            asked = wanted(request, request.options)
+            async for part in self._reply(asked):
+                yield part
+        except (Malformed, StoreError) as error:
+            yield FinalReply(_refused(error))
+
+    async def _reply(self, asked: Wanted) -> AsyncGenerator[list[bytes] | FinalReply, None]:
+        sent = asked.start
+        woken = asyncio.Event()
+        patient = asked.wait and len(self._waiting) < MAX_WAITING
+        if patient:
+            self._waiting[asked.uuid].add(woken)
+            if asked.partials:
+                self._followers.add(woken)
+        try:
+            while True:
+                woken.clear()  # before the look: what happens after it is not missed
+                found = await self._reader.do(store.fetch, asked.uuid)
+                if found is not None and asked.partials:
+                    while parts := await self._reader.do(store.fetch_parts, store.Parts(found.id, found.attempt, sent)):
+                        for part in parts:
+                            sent += 1
+                            yield unpack(part)
+                if found is None or found.ended or not patient or self._ending:
+                    yield FinalReply(_told(found))
+                    return
+                await woken.wait()
+        finally:
+            self._followers.discard(woken)
+            waiting = self._waiting.get(asked.uuid)
+            if waiting is not None:
+                waiting.discard(woken)
+                if not waiting:
+                    del self._waiting[asked.uuid]
+
+    def changed(self, uuid: UUID) -> None:
+        """Something happened to the request: those who wait for it look."""
+        for each in self._waiting.get(uuid, ()):
+            each.set()
+
+    async def watch(self) -> None:
+        """Look now and then for what others did to the requests that somebody here waits for.  Runs until cancelled."""
+        while True:
+            await asyncio.sleep(POLL)
+            waiting = frozenset(self._waiting)
+            if not waiting:
+                continue
+            with suppress(StoreError):  # those who wait are told when they look themselves
+                states = await self._reader.do(store.states, waiting)
+                for uuid in waiting:
+                    if states.get(uuid) not in {"pending", "delayed", "running"}:
+                        self.changed(uuid)
+                for each in self._followers:
+                    each.set()
+
+    def end(self) -> None:
+        """Answer those who wait."""
+        self._ending = True
+        for uuid in list(self._waiting):
+            self.changed(uuid)
+
+
+def _told(found: store.Fetched | None) -> list[bytes]:
+    """The FINAL for a request in this state."""
+    if found is None:
+        return [UNKNOWN]
+    if found.state == "done":
+        return [OK, *unpack(found.reply or b"")]
+    if found.state != "failed":
+        return [NOT_YET]
+    # The frames after the status tell a request that failed from a Titanic that could not look: the code that the
+    # service gave, and its detail if there is one.
+    detail = [] if found.reply is None else unpack(found.reply)
+    return [f"500 {found.error}".encode(), b"%03d" % (found.code or Code.FAILED), *detail]
+
+
+def _refused(error: Malformed | StoreError) -> list[bytes]:
+    if isinstance(error, Malformed):
+        return [f"400 {error}".encode(errors="replace")]
+    log.error("not done: %s", error)
+    return [f"500 {error}".encode(errors="replace")]

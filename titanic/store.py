@@ -1,0 +1,432 @@
+"""What Titanic does to its tables: functions of a connection and a batch, inside a transaction of the caller's.
+
+No clock: times are given.  No function commits.  An outcome counts only for the attempt that it is of, which `id`,
+`owner` and `attempt` name together: a Titanic that was taken for dead changes nothing any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+from sqlalchemy.orm import Session
+
+from .models import Key, Part, Request
+from .options import Submission
+
+REQUESTS: Final = cast(sa.Table, Request.__table__)
+PARTS: Final = cast(sa.Table, Part.__table__)
+KEYS: Final = cast(sa.Table, Key.__table__)
+R, P, K = REQUESTS.c, PARTS.c, KEYS.c
+SWEEP: Final = 1000
+"""Rows thrown away at a time."""
+
+
+def is_in(state: str) -> sa.ColumnElement[bool]:
+    """Whether a request is in this state, written out: were it bound, no partial index would be used."""
+    return R.state == sa.literal_column(f"'{state}'")
+
+
+# ── accepting ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def accept(connection: Connection | Session, batch: Sequence[Submission]) -> list[UUID]:
+    """Store requests; for each the uuid by which it is known: with a key, that of the first one.
+
+    Harmless when repeated with the same submissions.
+    """
+    known = _enter_keys(connection, [each for each in batch if each.key is not None])
+    uuids = [each.uuid if each.key is None else known[each.service, each.key] for each in batch]
+    rows = [_row(each) for each, uuid in zip(batch, uuids, strict=True) if uuid == each.uuid]
+    if rows:
+        connection.execute(_insert(connection, REQUESTS).on_conflict_do_nothing(), rows)
+    return uuids
+
+
+def _row(each: Submission) -> dict[str, Any]:
+    return {
+        "uuid": each.uuid,
+        "service": each.service,
+        "state": "delayed" if each.due > each.created else "pending",
+        "priority": each.priority,
+        "created": each.created,
+        "due": each.due,
+        "attempts": 0,
+        "failures": 0,
+        "retries": each.retries,
+        "backoff": each.backoff,
+        "result_ttl": each.result_ttl,
+        "key": each.key,
+        "headers": each.headers,
+        "body": each.body,
+    }
+
+
+def _enter_keys(connection: Connection | Session, keyed: Sequence[Submission]) -> dict[tuple[str, str], UUID]:
+    """The uuid that each key stands for, having entered those that are new or have expired."""
+    first = {(each.service, str(each.key)): each for each in reversed(keyed)}
+    if not first:
+        return {}
+    insert = _insert(connection, KEYS)
+    fresh = insert.excluded
+    connection.execute(
+        insert.on_conflict_do_update(
+            index_elements=[K.service, K.key],
+            set_={"uuid": fresh.uuid, "expires": fresh.expires},
+            where=K.expires <= sa.bindparam("now", type_=sa.Double),
+        ),
+        # In one order, so that two Titanics with the same keys wait for each other and not both.
+        [
+            {"service": service, "key": key, "uuid": each.uuid, "expires": each.key_expires, "now": each.created}
+            for (service, key), each in sorted(first.items())
+        ],
+    )
+    found = connection.execute(sa.select(K.service, K.key, K.uuid).where(sa.tuple_(K.service, K.key).in_(list(first))))
+    return {(service, key): uuid for service, key, uuid in found}
+
+
+def _insert(connection: Connection | Session, table: sa.Table) -> Any:
+    """An INSERT that knows ON CONFLICT, which each dialect has for itself."""
+    bind = connection.get_bind() if isinstance(connection, Session) else connection
+    return (postgresql if bind.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+# ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Whose an attempt is, and until when."""
+
+    owner: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Up to `limit` requests for `service` are wanted."""
+
+    service: str
+    limit: int
+    lease: Lease
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A request that is now running, in its `attempt`th attempt."""
+
+    id: int
+    uuid: UUID
+    service: str
+    owner: str
+    attempt: int
+    failures: int
+    retries: int
+    backoff: float | None
+    headers: str | None
+    body: bytes
+
+
+_CLAIMED: Final = (
+    R.id, R.uuid, R.service, R.owner, R.attempts, R.failures, R.retries, R.backoff, R.headers, R.body, R.priority,
+)  # fmt: skip
+
+
+def claim(connection: Connection, batch: Sequence[Claim]) -> list[list[Claimed]]:
+    """Take requests for services, the most urgent and the oldest first."""
+    return [_claim(connection, each) for each in batch]
+
+
+def _claim(connection: Connection, wanted: Claim) -> list[Claimed]:
+    ready = (
+        sa.select(R.id)
+        .where(is_in("pending"), R.service == wanted.service)
+        .order_by(R.priority.desc(), R.id)
+        .limit(wanted.limit)
+        .with_for_update(skip_locked=True)
+        .cte("ready")
+    )
+    rows = connection.execute(
+        sa.update(REQUESTS)
+        .where(R.id.in_(sa.select(ready.c.id)))
+        .values(
+            state="running", owner=wanted.lease.owner, lease=wanted.lease.until, attempts=R.attempts + 1,
+            started=wanted.now,
+        )
+        .returning(*_CLAIMED)
+    ).all()  # fmt: skip
+    return [Claimed(*row[:-1]) for row in sorted(rows, key=lambda row: (-row.priority, row.id))]
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A PARTIAL of an attempt."""
+
+    id: int
+    attempt: int
+    number: int
+    body: bytes
+
+
+def add_parts(connection: Connection, batch: Sequence[Partial]) -> list[None]:
+    """Store PARTIALs of requests that are still there."""
+    row = sa.select(
+        sa.bindparam("id", type_=sa.BigInteger),
+        sa.bindparam("attempt", type_=sa.Integer),
+        sa.bindparam("number", type_=sa.Integer),
+        sa.bindparam("body", type_=sa.LargeBinary),
+    ).where(sa.exists().where(R.id == sa.bindparam("id", type_=sa.BigInteger)))
+    connection.execute(
+        _insert(connection, PARTS).from_select(["request", "attempt", "number", "body"], row).on_conflict_do_nothing(),
+        [{"id": each.id, "attempt": each.attempt, "number": each.number, "body": each.body} for each in batch],
+    )
+    return [None] * len(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended: with a reply; or, with a code, for good and badly."""
+
+    id: int
+    owner: str
+    attempt: int
+    now: float
+    reply: bytes | None
+    code: int | None = None
+    error: str | None = None
+
+
+def _attempt() -> sa.ColumnElement[bool]:
+    return sa.and_(
+        R.id == sa.bindparam("b_id"), R.owner == sa.bindparam("b_owner"), R.attempts == sa.bindparam("b_attempt"),
+        is_in("running"),
+    )  # fmt: skip
+
+
+def finish(connection: Connection, batch: Sequence[Outcome]) -> list[None]:
+    """Store outcomes."""
+    connection.execute(
+        sa.update(REQUESTS)
+        .where(_attempt())
+        .values(
+            state=sa.bindparam("b_state"),
+            finished=sa.bindparam("b_now", type_=sa.Double),
+            expires=R.result_ttl + sa.bindparam("b_now", type_=sa.Double),
+            owner=None,
+            lease=None,
+            reply=sa.bindparam("b_reply"),
+            code=sa.bindparam("b_code"),
+            error=sa.bindparam("b_error"),
+        ),
+        [
+            {
+                "b_id": each.id,
+                "b_owner": each.owner,
+                "b_attempt": each.attempt,
+                "b_now": each.now,
+                "b_state": "done" if each.code is None else "failed",
+                "b_reply": each.reply,
+                "b_code": each.code,
+                "b_error": each.error,
+            }
+            for each in batch
+        ],
+    )
+    again = [each.id for each in batch if each.attempt > 1]
+    if again:  # the parts of attempts that broke off
+        connection.execute(
+            sa.delete(PARTS).where(
+                P.request.in_(again),
+                P.attempt < sa.select(R.attempts).where(R.id == P.request).scalar_subquery(),
+            )
+        )
+    return [None] * len(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """An attempt did not do; the next is `due` then."""
+
+    id: int
+    owner: str
+    attempt: int
+    due: float
+    failures: int
+    error: str | None = None
+
+
+def put_back(connection: Connection, batch: Sequence[Again]) -> list[None]:
+    """Have requests tried again."""
+    connection.execute(
+        sa.update(REQUESTS)
+        .where(_attempt())
+        .values(
+            state="delayed", due=sa.bindparam("b_due"), owner=None, lease=None, failures=sa.bindparam("b_failures"),
+            error=sa.bindparam("b_error"),
+        ),
+        [
+            {
+                "b_id": each.id,
+                "b_owner": each.owner,
+                "b_attempt": each.attempt,
+                "b_due": each.due,
+                "b_failures": each.failures,
+                "b_error": each.error,
+            }
+            for each in batch
+        ],
+    )  # fmt: skip
+    return [None] * len(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The dispatcher looks at the tables: `lease` is what it holds its requests by from now on."""
+
+    lease: Lease
+    now: float
+    renew: bool
+    count_up_to: int | None
+    """Count what waits, but no further than this; None: do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What it finds there."""
+
+    owned: dict[int, int]
+    """The requests that this Titanic runs, with their attempts."""
+    services: list[str]
+    """Those for which requests are pending."""
+    next_due: float | None
+    """When the next of the delayed ones is due."""
+    waiting: int | None
+    """How many are neither done nor failed."""
+    clock: float | None
+    """What time it is at the database, if that may be on another host."""
+
+
+def look(connection: Connection, batch: Sequence[Round]) -> list[Found]:
+    """Do what is due: delayed requests, leases that have run out, replies and keys that have expired."""
+    return [_look(connection, each) for each in batch]
+
+
+def _look(connection: Connection, now: Round) -> Found:
+    if now.renew:
+        connection.execute(
+            sa.update(REQUESTS).where(is_in("running"), R.owner == now.lease.owner).values(lease=now.lease.until)
+        )
+    for stale in (sa.and_(is_in("delayed"), R.due <= now.now), sa.and_(is_in("running"), R.lease <= now.now)):
+        connection.execute(sa.update(REQUESTS).where(stale).values(state="pending", owner=None, lease=None))
+    for table, key, expires in ((REQUESTS, R.id, R.expires), (KEYS, K.key, K.expires)):
+        old = sa.select(key).where(expires <= now.now).limit(SWEEP)
+        connection.execute(sa.delete(table).where(expires <= now.now, key.in_(old)))
+    owned = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.owner == now.lease.owner))
+    return Found(
+        owned={each.id: each.attempts for each in owned},
+        services=pending_services(connection),
+        next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
+        waiting=None if now.count_up_to is None else count_waiting(connection, now.count_up_to),
+        clock=_clock(connection),
+    )
+
+
+def _clock(connection: Connection) -> float | None:
+    if connection.dialect.name == "sqlite":
+        return None
+    return float(connection.scalar(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))) or 0)
+
+
+def pending_services(connection: Connection) -> list[str]:
+    """The services for which requests are pending: one step in the index for each, however many requests there are."""
+    first = sa.select(sa.func.min(R.service).label("service")).where(is_in("pending"))
+    each = first.cte("each", recursive=True)
+    following = sa.select(sa.func.min(R.service)).where(is_in("pending"), R.service > each.c.service).scalar_subquery()
+    each = each.union_all(sa.select(following).where(each.c.service.is_not(None)))
+    return list(connection.scalars(sa.select(each.c.service).where(each.c.service.is_not(None))))
+
+
+def count_waiting(connection: Connection, most: int) -> int:
+    """How many requests are neither done nor failed, counted up to `most`."""
+    counted = 0
+    for state in ("pending", "delayed", "running"):
+        rows = sa.select(sa.literal_column("1")).where(is_in(state)).limit(most - counted).subquery()
+        counted += connection.scalar(sa.select(sa.func.count()).select_from(rows)) or 0
+    return counted
+
+
+# ── fetching and closing ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A request as `titanic.reply` sees it."""
+
+    id: int
+    state: str
+    attempt: int
+    reply: bytes | None
+    code: int | None
+    error: str | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in {"done", "failed"}
+
+
+def fetch(connection: Connection, batch: Sequence[UUID]) -> list[Fetched | None]:
+    """What is there of requests; None for those that nobody knows."""
+    rows = connection.execute(
+        sa.select(R.uuid, R.id, R.state, R.attempts, R.reply, R.code, R.error).where(R.uuid.in_(set(batch)))
+    )
+    found = {row.uuid: Fetched(*row[1:]) for row in rows}
+    return [found.get(uuid) for uuid in batch]
+
+
+def states(connection: Connection, batch: Sequence[frozenset[UUID]]) -> list[dict[UUID, str]]:
+    """The states of many requests, those that nobody knows left out."""
+    return [
+        {row.uuid: row.state for row in connection.execute(sa.select(R.uuid, R.state).where(R.uuid.in_(each)))}
+        for each in batch
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The PARTIALs of a request's attempt that are wanted: some of those from `start` on."""
+
+    id: int
+    attempt: int
+    start: int
+
+
+PARTS_AT_ONCE: Final = 64
+
+
+def fetch_parts(connection: Connection, batch: Sequence[Parts]) -> list[list[bytes]]:
+    """PARTIALs in order, as far as they are there without a gap; at most `PARTS_AT_ONCE`."""
+    return [_fetch_parts(connection, each) for each in batch]
+
+
+def _fetch_parts(connection: Connection, wanted: Parts) -> list[bytes]:
+    rows = connection.execute(
+        sa.select(P.number, P.body)
+        .where(
+            P.request == wanted.id, P.attempt == wanted.attempt, P.number >= wanted.start,
+            P.number < wanted.start + PARTS_AT_ONCE,
+        )
+        .order_by(P.number)
+    )  # fmt: skip
+    return [row.body for at, row in enumerate(rows) if row.number == wanted.start + at]
+
+
+def close(connection: Connection, batch: Sequence[UUID]) -> list[int | None]:
+    """Forget requests and their replies; for each its id if there was one.  Their keys stay."""
+    rows = connection.execute(sa.delete(REQUESTS).where(R.uuid.in_(set(batch))).returning(R.uuid, R.id))
+    ids = {row.uuid: row.id for row in rows}
+    return [ids.get(uuid) for uuid in batch]
