@@ -1,21 +1,15 @@
 """W3C trace context: `traceparent` and `tracestate` go from the request that is handled to those made meanwhile.
 
-With the package `opentelemetry-api` there are spans as well: one of kind CLIENT around each request, one of kind SERVER
-around each handler.
+In a program that uses OpenTelemetry (has imported `opentelemetry.trace`) there are spans as well: one of kind CLIENT
+around each request, one of kind SERVER around each handler.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Final
-
-trace: Any = None
-propagate: Any = None
-tracer: Any = None
-with suppress(ImportError):
-    trace, propagate = import_module("opentelemetry.trace"), import_module("opentelemetry.propagate")
-    tracer = trace.get_tracer("zmdp")  # also one that is got before there is a provider uses that once there is
 
 HEADERS: Final = ("traceparent", "tracestate")
 
@@ -27,9 +21,19 @@ _handled: ContextVar[Headers | None] = ContextVar("zmdp-headers", default=None)
 _nothing: Final[Headers] = {}
 
 
+def in_use() -> Any:
+    """The module `opentelemetry.trace`, if this program has imported it."""
+    return sys.modules.get("opentelemetry.trace")
+
+
+def tracer() -> Any:
+    """Makes spans; those of the provider that the program has set, if it has."""
+    return in_use().get_tracer("zmdp")
+
+
 def calling(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
     """The headers of a request to `service`, with the trace context; the caller's own go before."""
-    if trace is None:
+    if in_use() is None:
         handled = _handled.get()
         if handled:
             passed = {name: handled[name] for name in HEADERS if name in handled}
@@ -44,7 +48,8 @@ def _done(error: BaseException | None) -> None:
 
 
 def _calling_with_span(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
-    span = tracer.start_span(service, kind=trace.SpanKind.CLIENT, attributes=_attributes(service))
+    trace, propagate = in_use(), import_module("opentelemetry.propagate")
+    span = tracer().start_span(service, kind=trace.SpanKind.CLIENT, attributes=_attributes(service))
     carrier: dict[str, str] = {}
     if span.get_span_context().is_valid:
         propagate.inject(carrier, context=trace.set_span_in_context(span))
@@ -70,13 +75,13 @@ def handling(service: str, headers: Headers) -> Iterator[None]:
     """Within the block a request with these headers is handled."""
     token = _handled.set(headers)
     try:
-        if trace is None:
+        if in_use() is None:
             yield
         else:
-            with tracer.start_as_current_span(
+            with tracer().start_as_current_span(
                 service,
-                context=propagate.extract(dict(headers)),
-                kind=trace.SpanKind.SERVER,
+                context=import_module("opentelemetry.propagate").extract(dict(headers)),
+                kind=in_use().SpanKind.SERVER,
                 attributes=_attributes(service),
             ):
                 yield

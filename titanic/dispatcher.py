@@ -137,9 +137,8 @@ class Dispatcher:
         lane = self._lane(service)
         lane.accepted += 1
         lane.pending = True
-        if lane.workers:
-            self._fill(lane)
-        else:
+        self._fill(lane)
+        if not lane.workers:
             self._ask_now.set()
 
     def gone(self, id_: int) -> None:
@@ -194,9 +193,8 @@ class Dispatcher:
         for service in found.services:
             lane = self._lane(service)
             lane.pending = True
-            if lane.workers:
-                self._fill(lane)
-            else:
+            self._fill(lane)
+            if not lane.workers:
                 self._ask_now.set()
         for lane in [lane for lane in self._lanes.values() if lane.idle]:
             del self._lanes[lane.service]
@@ -258,7 +256,7 @@ class Dispatcher:
 
     def _fill(self, lane: _Lane) -> None:
         """Claim requests for the service, if there may be some and it has room for them."""
-        if lane.claiming or self._draining or not lane.pending or self._bytes > MOST_BYTES:
+        if not lane.pending or not lane.workers or lane.claiming or self._draining or self._bytes > MOST_BYTES:
             return
         most = min(lane.workers * AHEAD, MOST)
         held = lane.in_flight + len(lane.buffer)

@@ -19,11 +19,12 @@ with Titanic's answer, which is why the reply's is named `result_ttl`.  Headers 
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from ..mdp.wire import MMI, valid_service
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
@@ -98,7 +99,7 @@ def submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) 
         raise Malformed("delay and at are two ways to say one thing: give one of them")
     headers = options.get("headers")
     return Submission(
-        uuid=uuid4(),
+        uuid=_new_uuid(),
         service=service.decode(),
         body=pack(body),
         created=now,
@@ -111,6 +112,22 @@ def submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) 
         result_ttl=_seconds(options, "result_ttl"),
         headers=json.dumps(headers) if headers else None,
     )
+
+
+_POOL: Final[list[UUID]] = []
+
+
+def _new_uuid() -> UUID:
+    """A random uuid, as `uuid4` makes them; but the system is asked for randomness once for many of them."""
+    while True:
+        try:
+            return _POOL.pop()
+        except IndexError:
+            random = os.urandom(16 * 256)
+            _POOL.extend(UUID(bytes=random[at : at + 16], version=4) for at in range(0, len(random), 16))
+
+
+os.register_at_fork(after_in_child=_POOL.clear)
 
 
 def wanted(frames: Sequence[bytes], options: Mapping[str, Any]) -> Wanted:

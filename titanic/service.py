@@ -11,8 +11,8 @@ what X1's options add.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 from uuid import UUID
 
@@ -61,6 +61,7 @@ class Service:
         self._accepted = accepted
         self._gone = gone
         self._waiting: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
+        self._waiters = 0
         self._followers: set[asyncio.Event] = set()
         """Those who want to hear of PARTIALs as well."""
         self._ending = False
@@ -94,39 +95,46 @@ class Service:
         """`titanic.reply` (C28)."""
         try:
             asked = wanted(request, request.options)
-            async for part in self._reply(asked):
-                yield part
+            sent = asked.start
+            with self._waits(asked) as woken:
+                while True:
+                    if woken is not None:
+                        woken.clear()  # before the look: what happens after it is not missed
+                    found = await self._reader.do(store.fetch, asked.uuid)
+                    if found is not None and asked.partials:
+                        while parts := await self._parts(found, sent):
+                            for part in parts:
+                                sent += 1
+                                yield unpack(part)
+                    if found is None or found.ended or woken is None or self._ending:
+                        break
+                    await woken.wait()
+            yield FinalReply(_told(found))
         except (Malformed, StoreError) as error:
             yield FinalReply(_refused(error))
 
-    async def _reply(self, asked: Wanted) -> AsyncGenerator[list[bytes] | FinalReply, None]:
-        sent = asked.start
+    def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
+        return self._reader.do(store.fetch_parts, store.Parts(found.id, found.attempt, start))
+
+    @contextmanager
+    def _waits(self, asked: Wanted) -> Iterator[asyncio.Event | None]:
+        """An event that is set when something happens to the request; None if it is not to be waited for."""
+        if not asked.wait or self._waiters >= MAX_WAITING:
+            yield None
+            return
         woken = asyncio.Event()
-        patient = asked.wait and len(self._waiting) < MAX_WAITING
-        if patient:
-            self._waiting[asked.uuid].add(woken)
-            if asked.partials:
-                self._followers.add(woken)
+        self._waiters += 1
+        self._waiting[asked.uuid].add(woken)
+        if asked.partials:
+            self._followers.add(woken)
         try:
-            while True:
-                woken.clear()  # before the look: what happens after it is not missed
-                found = await self._reader.do(store.fetch, asked.uuid)
-                if found is not None and asked.partials:
-                    while parts := await self._reader.do(store.fetch_parts, store.Parts(found.id, found.attempt, sent)):
-                        for part in parts:
-                            sent += 1
-                            yield unpack(part)
-                if found is None or found.ended or not patient or self._ending:
-                    yield FinalReply(_told(found))
-                    return
-                await woken.wait()
+            yield woken
         finally:
+            self._waiters -= 1
+            self._waiting[asked.uuid].discard(woken)
             self._followers.discard(woken)
-            waiting = self._waiting.get(asked.uuid)
-            if waiting is not None:
-                waiting.discard(woken)
-                if not waiting:
-                    del self._waiting[asked.uuid]
+            if not self._waiting[asked.uuid]:
+                del self._waiting[asked.uuid]
 
     def changed(self, uuid: UUID) -> None:
         """Something happened to the request: those who wait for it look."""

@@ -434,8 +434,8 @@ class _Slot:
             log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
         if self._finished:
             self._end()
-        else:
-            self._hurry()
+        elif self._session.lost is not None:
+            self._hurry()  # it can connect again now
 
     async def _stream(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
         """Send what an async generator yields as PARTIALs; returns what is the FINAL."""
