@@ -86,13 +86,16 @@ def _open_closed_streams() -> None:
 
 
 def _fail(name: str, code: int, text: str) -> NoReturn:
-    # What a peer said is in it: on one line, and nothing that a terminal would obey.
-    line = "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
     with suppress(OSError):
-        print(f"{name}: {line}", file=sys.stderr)  # noqa: T201 - the one place where errors are shown
+        print(f"{name}: {printable(text)}", file=sys.stderr)  # noqa: T201 - the one place where errors are shown
     with suppress(OSError):
         sys.stdout.flush()
     sys.exit(code)
+
+
+def printable(text: str) -> str:
+    """What a peer said, on one line and with nothing in it that a terminal would obey."""
+    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
 
 
 def _explain(error: click.UsageError) -> str:

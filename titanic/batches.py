@@ -25,6 +25,9 @@ Work = Callable[[Connection, Sequence[Item]], Sequence[Result]]
 MAX_REASON: Final = 300
 """Characters of the database's complaint that callers are told."""
 
+LOCKED: Final = frozenset({"40001", "40P01", "55P03"})
+"""What PostgreSQL says if somebody else is at the same rows: that is about some jobs, not about the database."""
+
 log = logging.getLogger("zmdp.titanic")
 
 
@@ -101,12 +104,15 @@ class Batches:
                 # The database was restarted since, or the connection was cut.  All work can be repeated, even if the
                 # transaction was committed and only the answer was lost.
                 return self._transact(jobs)
-        except (sa.exc.OperationalError, sa.exc.InternalError, StoreError) as error:
-            return _failed(jobs, error)  # the database as a whole: disk full, locked, gone
-        except Exception as error:  # whatever is wrong with one of them, the others are done
-            if len(jobs) > 1:
+        except Exception as error:
+            as_a_whole = isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | StoreError)
+            if as_a_whole and isinstance(error, sa.exc.DBAPIError):
+                as_a_whole = getattr(error.orig, "sqlstate", "") not in LOCKED
+            if not as_a_whole and len(jobs) > 1:
+                # Whatever is wrong with one of them, the others are done.
                 return [outcome for job in jobs for outcome in self._perform([job])]
-            log.exception("the database refused")
+            if not isinstance(error, sa.exc.DBAPIError | StoreError):
+                log.exception("the database was not even asked")
             return _failed(jobs, error)
 
     def _transact(self, jobs: list[_Job]) -> list[Outcome]:

@@ -24,6 +24,7 @@ from ..mdp.console import (
     Number,
     log_level_option,
     log_to_stderr,
+    printable,
     run,
     version_option,
     with_default,
@@ -505,7 +506,7 @@ def ls(
         for row in rows[:limit]:
             click.echo(
                 f"{row['uuid']}  {row['service']:{width}}  {row['state']:7}  {row['priority']:3}  "
-                f"{_age(now - row['created']):>6}  {row['attempts']:5}  {_note(row, now)}".rstrip()
+                f"{_age(now - row['created']):>6}  {row['attempts']:5}  {printable(_note(row, now))}".rstrip()
             )
     if len(rows) > limit:
         click.echo("there are more: see --limit", err=True)
@@ -532,7 +533,8 @@ def show(*, uuid: UUID, db: str, as_json: bool) -> None:
         return
     for name, value in row.items():
         if value not in (None, []):
-            click.echo(f"{name:11} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            click.echo(f"{name:11} {printable(text)}")
 
 
 @cli.command()

@@ -10,6 +10,7 @@ import json
 import logging
 import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -27,8 +28,8 @@ from .frames import pack, unpack
 
 FACTOR: Final = 2
 """Requests given to the broker for each worker of a service: the next is there when the worker is free."""
-AHEAD: Final = 2 * FACTOR
-"""Requests claimed for each worker, those included."""
+HORIZON: Final = 0.05
+"""Seconds for which requests are claimed ahead, beyond those, at the speed at which the service does them."""
 MOST: Final = 2000
 """Requests claimed for one service, however many workers it has."""
 MOST_BYTES: Final = 256 << 20
@@ -60,7 +61,7 @@ log = logging.getLogger("zmdp.titanic")
 class _Lane:
     """What is under way for one service."""
 
-    __slots__ = ("accepted", "buffer", "claiming", "in_flight", "pending", "service", "workers")
+    __slots__ = ("accepted", "ahead", "buffer", "claiming", "ended", "in_flight", "pending", "service", "workers")
 
     def __init__(self, service: str) -> None:
         self.service = service
@@ -73,6 +74,20 @@ class _Lane:
         self.buffer: deque[_Running] = deque()
         """Claimed, not given to the broker yet."""
         self.in_flight = 0
+        self.ended = 0
+        """Requests that have ended since the last look."""
+        self.ahead = 0
+        """Requests to claim beyond those that are given to the broker."""
+
+    @property
+    def room(self) -> int:
+        """Requests that may be claimed."""
+        return min(self.workers * FACTOR + self.ahead, MOST)
+
+    def observe(self, seconds: float) -> None:
+        """Learn how fast the service is, from what has ended in so many seconds."""
+        self.ahead = max(int(self.ended / seconds * HORIZON), self.ahead // 2)
+        self.ended = 0
 
     @property
     def idle(self) -> bool:
@@ -121,6 +136,8 @@ class Dispatcher:
         self._ask_now = asyncio.Event()
         self._draining = False
         self._outage: str | None = None
+        self._looked = 0.0
+        """When the tables were looked at, on the monotonic clock."""
 
     # ── told by the service ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -189,15 +206,19 @@ class Dispatcher:
                 self._give_up(running)
         for id_, attempt in found.owned.items():
             if id_ not in self._running:  # claimed, but its transaction's answer was lost
-                self._writer.do(store.put_back, self._again(id_, attempt, 0)).add_done_callback(_look_at)
+                self._writer.do(store.put_back, self._again(id_, attempt)).add_done_callback(_look_at)
         for service in found.services:
             lane = self._lane(service)
             lane.pending = True
             self._fill(lane)
             if not lane.workers:
                 self._ask_now.set()
-        for lane in [lane for lane in self._lanes.values() if lane.idle]:
-            del self._lanes[lane.service]
+        now = time.monotonic()
+        for lane in list(self._lanes.values()):
+            lane.observe(max(now - self._looked, LOOK))
+            if lane.idle:
+                del self._lanes[lane.service]
+        self._looked = now
 
     def _note_outage(self, reason: str | None) -> None:
         """Tell of the database's troubles when they begin and when they end."""
@@ -258,9 +279,8 @@ class Dispatcher:
         """Claim requests for the service, if there may be some and it has room for them."""
         if not lane.pending or not lane.workers or lane.claiming or self._draining or self._bytes > MOST_BYTES:
             return
-        most = min(lane.workers * AHEAD, MOST)
-        held = lane.in_flight + len(lane.buffer)
-        if held * 4 > most * 3:
+        most, held = lane.room, lane.in_flight + len(lane.buffer)
+        if held * 4 > most * 3:  # several at a time cost little more than one
             return
         lane.claiming = True
         now = self._clock.now()
@@ -297,6 +317,7 @@ class Dispatcher:
                 outcome = await self._do(claimed)
             finally:
                 lane.in_flight -= 1
+                lane.ended += 1
                 running.answered = True
                 self._send(lane)
                 self._fill(lane)
@@ -334,7 +355,7 @@ class Dispatcher:
         except Exception as error:  # whatever is wrong with this one, others are dispatched
             log.exception("%s cannot be dispatched", claimed.uuid.hex)
             pause = _pause(*BACKOFF, claimed.attempt - 1)
-            return self._again(claimed.id, claimed.attempt, claimed.failures, pause, repr(error).replace("\0", "?"))
+            return self._again(claimed.id, claimed.attempt, pause, repr(error).replace("\0", "?"))
 
     def _done(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
         now, size = self._clock.now(), sum(map(len, reply))
@@ -350,22 +371,17 @@ class Dispatcher:
             # Nobody's fault, or a worker's that dies of it: it is tried for ever, but less and less often.
             pause = _pause(*BACKOFF, claimed.attempt - 1)
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
-            return self._again(claimed.id, claimed.attempt, claimed.failures, pause, text)
+            return self._again(claimed.id, claimed.attempt, pause, text)
         if isinstance(error, ServiceError) and claimed.failures < claimed.retries:
             pause = _pause(claimed.backoff or HANDLER_BACKOFF[0], HANDLER_BACKOFF[1], claimed.failures)
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
-            return self._again(claimed.id, claimed.attempt, claimed.failures + 1, pause, text)
+            return self._again(claimed.id, claimed.attempt, pause, text, claimed.failures + 1)
         detail = None if error.detail is None else pack([error.detail])
         now = self._clock.now()
         return store.Outcome(claimed.id, self._owner, claimed.attempt, now, detail, code or Code.FAILED, text)
 
     def _again(
-        self,
-        id_: int,
-        attempt: int,
-        failures: int,
-        pause: float = 0.0,
-        error: str | None = None,
+        self, id_: int, attempt: int, pause: float = 0.0, error: str | None = None, failures: int | None = None
     ) -> store.Again:
         return store.Again(id_, self._owner, attempt, self._clock.now() + pause, failures, error)
 
@@ -422,7 +438,7 @@ class Dispatcher:
         for running in [*buffered, *rest]:
             claimed = running.claimed
             with suppress(StoreError):
-                await self._writer.do(store.put_back, self._again(claimed.id, claimed.attempt, claimed.failures))
+                await self._writer.do(store.put_back, self._again(claimed.id, claimed.attempt))
 
 
 def _pause(first: float, most: float, times: int) -> float:

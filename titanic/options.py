@@ -224,7 +224,7 @@ def _moment(value: Any) -> float | None:
             moment = None
         if moment is not None and moment.tzinfo is not None:
             return _checked_moment(moment.timestamp)
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         return _checked_moment(lambda: value / 1000)
     raise Malformed("at is milliseconds since 1970 (UTC), or a time such as 2030-01-31T12:00:00+00:00")
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from sqlalchemy.engine import Engine
@@ -10,7 +11,7 @@ from sqlalchemy.engine import Engine
 from ..clients import AsyncClient
 from ..mdp.errors import SettingError
 from ..mdp.server import DEFAULT_ENDPOINT
-from ..workers import AsyncWorker
+from ..workers import AsyncHandler, AsyncWorker
 from . import schema, store
 from .batches import Batches
 from .clock import Clock
@@ -95,11 +96,14 @@ class Server:
         self._stopping.set()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until `stop` is called."""
-        writer = Batches("titanic-writer", self._writing, WRITES)
-        reader = Batches("titanic-reader", schema.open_engine(self.url, write=False), READS)
-        clock = Clock()
-        async with AsyncClient(self._broker, timeout=None, **self._beats) as client:
+        """Serve until `stop` is called; `ready` is called once it does."""
+        async with AsyncExitStack() as ending:  # what begins last ends first
+            client = await ending.enter_async_context(AsyncClient(self._broker, timeout=None, **self._beats))
+            reader = Batches("titanic-reader", schema.open_engine(self.url, write=False), READS)
+            ending.push_async_callback(reader.close)
+            writer = Batches("titanic-writer", self._writing, WRITES)
+            ending.push_async_callback(writer.close)
+            clock = Clock()
             dispatcher = Dispatcher(
                 client, writer, clock, lease=self._lease, max_waiting=self._max_waiting,
                 changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
@@ -107,38 +111,41 @@ class Server:
             service = Service(
                 writer, reader, clock, room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone
             )
-            rounds = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
             workers = [
-                AsyncWorker(
-                    name, handler, broker=self._broker, concurrency=self._connections,
-                    max_concurrency=max(most, self._connections), **self._beats,
-                )
-                for name, handler, most in (
-                    ("titanic.request", service.request, MAX_CONNECTIONS),
-                    ("titanic.reply", service.reply, MAX_CONNECTIONS + MAX_WAITING),
-                    ("titanic.close", service.close, MAX_CONNECTIONS),
-                )
-            ]  # fmt: skip
+                self._worker("titanic.request", service.request, MAX_CONNECTIONS),
+                self._worker("titanic.reply", service.reply, MAX_CONNECTIONS + MAX_WAITING),
+                self._worker("titanic.close", service.close, MAX_CONNECTIONS),
+            ]
+            rounds = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
+            ending.push_async_callback(_cancelled, rounds)
+            ending.push_async_callback(dispatcher.drain, self._drain_timeout)
+            ending.push_async_callback(_stopped, workers)
+            ending.callback(service.end)
+            for worker in workers:
+                worker.start()
+            ready()
             stopping = asyncio.ensure_future(self._stopping.wait())
             try:
-                for worker in workers:
-                    worker.start()
-                ready()
-                await asyncio.wait(
-                    [*rounds, stopping := asyncio.ensure_future(self._stopping.wait())], return_when="FIRST_COMPLETED"
-                )
+                done, _ = await asyncio.wait([*rounds, stopping], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()
-                service.end()
-                for worker in workers:
-                    worker.stop()
-                await asyncio.gather(*(worker.wait() for worker in workers))
-                await dispatcher.drain(self._drain_timeout)
-                for each in rounds:
-                    each.cancel()
-                await asyncio.gather(*rounds, return_exceptions=True)
-                await writer.close()
-                await reader.close()
-            for each in rounds:
-                if not each.cancelled():
-                    each.result()  # a defect: it is told
+            for each in done:
+                each.result()  # of a round, which never ends by itself: a defect, which is told
+
+    def _worker(self, name: str, handler: AsyncHandler, most: int) -> AsyncWorker:
+        return AsyncWorker(
+            name, handler, broker=self._broker, concurrency=self._connections,
+            max_concurrency=max(most, self._connections), **self._beats,
+        )  # fmt: skip
+
+
+async def _stopped(workers: Sequence[AsyncWorker]) -> None:
+    for worker in workers:
+        worker.stop()
+    await asyncio.gather(*(worker.wait() for worker in workers))
+
+
+async def _cancelled(tasks: Sequence["asyncio.Future[None]"]) -> None:
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

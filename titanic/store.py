@@ -136,29 +136,44 @@ _CLAIMED: Final = (
 )  # fmt: skip
 
 
+_READY: Final = (
+    sa.select(R.id)
+    .where(is_in("pending"), R.service == sa.bindparam("b_service"))
+    .order_by(R.priority.desc(), R.id)
+    .limit(sa.bindparam("b_limit", type_=sa.Integer))
+    .with_for_update(skip_locked=True)
+    .cte("ready")
+)
+_CLAIM: Final = (
+    sa.update(REQUESTS)
+    .where(R.id.in_(sa.select(_READY.c.id)))
+    .values(
+        state="running",
+        owner=sa.bindparam("b_owner"),
+        lease=sa.bindparam("b_lease"),
+        attempts=R.attempts + 1,
+        started=sa.bindparam("b_now"),
+    )
+    .returning(*_CLAIMED)
+)
+
+
 def claim(connection: Connection, batch: Sequence[Claim]) -> list[list[Claimed]]:
     """Take requests for services, the most urgent and the oldest first."""
     return [_claim(connection, each) for each in batch]
 
 
 def _claim(connection: Connection, wanted: Claim) -> list[Claimed]:
-    ready = (
-        sa.select(R.id)
-        .where(is_in("pending"), R.service == wanted.service)
-        .order_by(R.priority.desc(), R.id)
-        .limit(wanted.limit)
-        .with_for_update(skip_locked=True)
-        .cte("ready")
-    )
     rows = connection.execute(
-        sa.update(REQUESTS)
-        .where(R.id.in_(sa.select(ready.c.id)))
-        .values(
-            state="running", owner=wanted.lease.owner, lease=wanted.lease.until, attempts=R.attempts + 1,
-            started=wanted.now,
-        )
-        .returning(*_CLAIMED)
-    ).all()  # fmt: skip
+        _CLAIM,
+        {
+            "b_service": wanted.service,
+            "b_limit": wanted.limit,
+            "b_owner": wanted.lease.owner,
+            "b_lease": wanted.lease.until,
+            "b_now": wanted.now,
+        },
+    ).all()
     return [Claimed(*row[:-1]) for row in sorted(rows, key=lambda row: (-row.priority, row.id))]
 
 
@@ -207,21 +222,26 @@ def _attempt() -> sa.ColumnElement[bool]:
     )  # fmt: skip
 
 
+_FINISH: Final = (
+    sa.update(REQUESTS)
+    .where(_attempt())
+    .values(
+        state=sa.bindparam("b_state"),
+        finished=sa.bindparam("b_now", type_=sa.Double),
+        expires=R.result_ttl + sa.bindparam("b_now", type_=sa.Double),
+        owner=None,
+        lease=None,
+        reply=sa.bindparam("b_reply"),
+        code=sa.bindparam("b_code"),
+        error=sa.bindparam("b_error"),
+    )
+)
+
+
 def finish(connection: Connection, batch: Sequence[Outcome]) -> list[None]:
     """Store outcomes."""
     connection.execute(
-        sa.update(REQUESTS)
-        .where(_attempt())
-        .values(
-            state=sa.bindparam("b_state"),
-            finished=sa.bindparam("b_now", type_=sa.Double),
-            expires=R.result_ttl + sa.bindparam("b_now", type_=sa.Double),
-            owner=None,
-            lease=None,
-            reply=sa.bindparam("b_reply"),
-            code=sa.bindparam("b_code"),
-            error=sa.bindparam("b_error"),
-        ),
+        _FINISH,
         [
             {
                 "b_id": each.id,
@@ -255,19 +275,29 @@ class Again:
     owner: str
     attempt: int
     due: float
-    failures: int
+    failures: int | None = None
+    """Its handler's, those of this attempt included; None if there are no more than before."""
     error: str | None = None
+
+
+_PUT_BACK: Final = (
+    sa.update(REQUESTS)
+    .where(_attempt())
+    .values(
+        state="delayed",
+        due=sa.bindparam("b_due"),
+        owner=None,
+        lease=None,
+        failures=sa.func.coalesce(sa.bindparam("b_failures", type_=sa.Integer), R.failures),
+        error=sa.bindparam("b_error"),
+    )
+)
 
 
 def put_back(connection: Connection, batch: Sequence[Again]) -> list[None]:
     """Have requests tried again."""
     connection.execute(
-        sa.update(REQUESTS)
-        .where(_attempt())
-        .values(
-            state="delayed", due=sa.bindparam("b_due"), owner=None, lease=None, failures=sa.bindparam("b_failures"),
-            error=sa.bindparam("b_error"),
-        ),
+        _PUT_BACK,
         [
             {
                 "b_id": each.id,
@@ -379,11 +409,14 @@ class Fetched:
         return self.state in {"done", "failed"}
 
 
+_FETCH: Final = sa.select(R.uuid, R.id, R.state, R.attempts, R.reply, R.code, R.error).where(
+    R.uuid.in_(sa.bindparam("b_uuids", expanding=True))
+)
+
+
 def fetch(connection: Connection, batch: Sequence[UUID]) -> list[Fetched | None]:
     """What is there of requests; None for those that nobody knows."""
-    rows = connection.execute(
-        sa.select(R.uuid, R.id, R.state, R.attempts, R.reply, R.code, R.error).where(R.uuid.in_(set(batch)))
-    )
+    rows = connection.execute(_FETCH, {"b_uuids": list(set(batch))})
     found = {row.uuid: Fetched(*row[1:]) for row in rows}
     return [found.get(uuid) for uuid in batch]
 
@@ -425,8 +458,11 @@ def _fetch_parts(connection: Connection, wanted: Parts) -> list[bytes]:
     return [row.body for at, row in enumerate(rows) if row.number == wanted.start + at]
 
 
+_CLOSE: Final = sa.delete(REQUESTS).where(R.uuid.in_(sa.bindparam("b_uuids", expanding=True))).returning(R.uuid, R.id)
+
+
 def close(connection: Connection, batch: Sequence[UUID]) -> list[int | None]:
     """Forget requests and their replies; for each its id if there was one.  Their keys stay."""
-    rows = connection.execute(sa.delete(REQUESTS).where(R.uuid.in_(set(batch))).returning(R.uuid, R.id))
+    rows = connection.execute(_CLOSE, {"b_uuids": list(set(batch))})
     ids = {row.uuid: row.id for row in rows}
     return [ids.get(uuid) for uuid in batch]
