@@ -40,8 +40,6 @@ LOOK: Final = 0.5
 """Seconds between two looks at the tables."""
 ASK: Final = 1.0
 """Seconds between two questions to the broker, who is there; a quarter of it while somebody is missed."""
-COUNT: Final = 10.0
-"""Seconds between two counts of what waits."""
 PATIENCE: Final = 5.0
 """Seconds that the broker has to answer these."""
 BACKOFF: Final = (0.5, 60.0)
@@ -131,7 +129,9 @@ class Dispatcher:
         self._running: dict[int, _Running] = {}
         self._bytes = 0
         self._waiting = 0
-        """Requests that are neither done nor failed: when last counted, and those accepted since."""
+        """Requests that are neither done nor failed: when last counted, and those of this Titanic since."""
+        self._count = True
+        """They are to be counted again."""
         self._wake = asyncio.Event()
         self._ask_now = asyncio.Event()
         self._draining = False
@@ -143,7 +143,10 @@ class Dispatcher:
 
     def room(self) -> bool:
         """Whether one more request may be accepted."""
-        return self._waiting < self._max_waiting
+        if self._waiting < self._max_waiting:
+            return True
+        self._count = True  # it may be that there is room again
+        return False
 
     def accepted(self, service: str, due: float) -> None:
         """A request was stored."""
@@ -173,10 +176,11 @@ class Dispatcher:
             tasks.create_task(self._ask_often())
 
     async def _look_often(self) -> None:
-        renew_at = count_at = 0.0
+        renew_at = 0.0
         while True:
             now = self._clock.now()
-            renew, count = now >= renew_at, now >= count_at
+            renew, count = now >= renew_at, self._count
+            self._count = False
             self._wake.clear()
             held = dict(self._running)
             asked = store.Round(self._new_lease(now), now, renew, self._max_waiting if count else None)
@@ -188,7 +192,6 @@ class Dispatcher:
             else:
                 self._note_outage(None)
                 renew_at = now + self._lease / 3 if renew else renew_at
-                count_at = now + COUNT if count else count_at
                 self._take_in(found, held)
                 if found.next_due is not None:
                     pause = min(pause, max(0.0, found.next_due - self._clock.now()))

@@ -20,6 +20,7 @@ with Titanic's answer, which is why the reply's is named `result_ttl`.  Headers 
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,8 +36,10 @@ MAX_KEY: Final = 255
 """Bytes."""
 MAX_RETRIES: Final = 1000
 MAX_PRIORITY: Final = 9
+MAX_FROM: Final = 1_000_000_000
 MAX_TIME: Final = 100 * 366 * 86400.0
 """Seconds that a delay or a ttl may have: a hundred years."""
+_UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
 _X1: Final = frozenset({"ttl", "wait", "headers", "attempt"})
 _NAMES: Final = {
     "request": ("key", "key_ttl", "delay", "at", "priority", "retries", "backoff", "result_ttl"),
@@ -140,7 +143,7 @@ def wanted(frames: Sequence[bytes], options: Mapping[str, Any]) -> Wanted:
     if "from" in options and not partials:
         raise Malformed("from goes with partials")
     # Only where it is said in so many words: X1's clients leave `wait` out, and then it is for the broker.
-    return Wanted(uuid, partials, _whole(options, "from", 1 << 31), options.get("wait") is True)
+    return Wanted(uuid, partials, _whole(options, "from", MAX_FROM), options.get("wait") is True)
 
 
 def closed(frames: Sequence[bytes], options: Mapping[str, Any]) -> UUID:
@@ -152,17 +155,12 @@ def closed(frames: Sequence[bytes], options: Mapping[str, Any]) -> UUID:
 
 def parse_uuid(text: bytes) -> UUID | None:
     """The uuid in `text`: 32 hex digits in either case (C30).  None for anything else, a path for example."""
-    if len(text) != 32 or not text.isalnum():
-        return None
-    try:
-        return UUID(text.decode())
-    except ValueError:
-        return None
+    return UUID(text.decode()) if _UUID.fullmatch(text) else None
 
 
 def _only_uuid(name: str, frames: Sequence[bytes]) -> UUID:
-    uuid = parse_uuid(frames[0])
-    if len(frames) != 1 or uuid is None:
+    uuid = parse_uuid(frames[0]) if len(frames) == 1 else None
+    if uuid is None:
         raise Malformed(f"{name} takes one frame, a uuid: 32 hex digits")
     return uuid
 

@@ -5,7 +5,8 @@ PostgreSQL is reached through `psycopg` (`pip install zmdp[postgres]`).
 """
 
 import os
-from collections.abc import Mapping
+import sqlite3
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -38,20 +39,24 @@ def database_url(db: str | URL) -> URL:
     Raises `SettingError` for anything else.
     """
     try:
-        url = db if isinstance(db, URL) else make_url(db if "://" in db else f"sqlite:///{db}")
-    except (sa.exc.ArgumentError, ValueError) as error:
-        raise SettingError(f"{db!r} is no database: {error}") from None
+        url = db if isinstance(db, URL) else make_url(db) if "://" in db else URL.create("sqlite", database=db)
+    except (sa.exc.ArgumentError, ValueError):  # its text would show a password
+        raise SettingError(
+            "--db is no database URL: Titanic takes sqlite:///FILE or postgresql://USER@HOST/NAME"
+        ) from None
     backend = url.drivername.partition("+")[0]
     if backend not in _DRIVERS:
         raise SettingError(f"{url.drivername!r} is not supported: Titanic takes sqlite:///FILE or postgresql://…")
-    if backend == "sqlite" and (not url.database or ":memory:" in url.database):
-        raise SettingError("SQLite in memory keeps nothing: Titanic takes sqlite:///FILE")
+    if backend == "sqlite" and (not url.database or ":memory:" in url.database or url.query):
+        raise SettingError("Titanic's SQLite is a file, without further settings: sqlite:///FILE")
     return url.set(drivername=_DRIVERS[backend])
 
 
 def shown(url: URL) -> str:
     """`url` as people write it, without the password."""
-    return url.set(drivername=url.drivername.partition("+")[0]).render_as_string(hide_password=True)
+    secret = {name: "***" for name in ("password", "sslpassword") if name in url.query}
+    plain = url.set(drivername=url.drivername.partition("+")[0]).update_query_dict(secret)
+    return plain.render_as_string(hide_password=True)
 
 
 def is_sqlite(url: URL) -> bool:
@@ -71,16 +76,19 @@ def open_engine(url: URL, *, write: bool = True, create: bool = False) -> Engine
         if not path.parent.is_dir():
             raise SettingError(f"{path}: there is no folder {path.parent}")
         return _sqlite(url, write=write)
-    settings: Mapping[str, Any] = {
+    # What is answered with 200 is on the disk, whatever the server's default; nobody's lock holds us up for ever.
+    ours = f"-c synchronous_commit=on -c lock_timeout={BUSY * 1000}"
+    given = url.query.get("options", "")
+    settings: dict[str, Any] = {
         "application_name": "titanic",
         "connect_timeout": BUSY,
-        # What is answered with 200 is on the disk, whatever the server's default; nobody's lock holds us up for ever.
-        "options": f"-c synchronous_commit=on -c lock_timeout={BUSY * 1000}",
         "tcp_user_timeout": 4 * BUSY * 1000,
         "keepalives_idle": BUSY,
+        "options": f"{given if isinstance(given, str) else ' '.join(given)} {ours}".strip(),
     }
+    settings = {name: value for name, value in settings.items() if name == "options" or name not in url.query}
     try:
-        return sa.create_engine(url, connect_args=dict(settings), pool_size=2, pool_recycle=3600)
+        return sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
     except ModuleNotFoundError:
         raise SettingError("PostgreSQL needs psycopg: pip install 'zmdp[postgres]'") from None
 
@@ -94,7 +102,7 @@ def _sqlite(url: URL, *, write: bool) -> Engine:
         connection.isolation_level = None  # transactions begin where `begin` below says so, not where Python guesses
         connection.execute("PRAGMA foreign_keys=ON")
         if write:
-            connection.execute("PRAGMA journal_mode=WAL")
+            _use_wal(connection)
             connection.execute("PRAGMA synchronous=FULL")
         else:
             connection.execute("PRAGMA query_only=ON")
@@ -105,6 +113,20 @@ def _sqlite(url: URL, *, write: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def _use_wal(connection: Any) -> None:
+    """Go over to WAL, which the file then remembers.  SQLite does not wait for others who do the same: we do."""
+    until = time.monotonic() + BUSY
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
