@@ -6,6 +6,7 @@ import click
 
 from zmdp.clients.cli import cli as mdclient
 from zmdp.mdp.cli import cli as mdp_broker
+from zmdp.titanic.cli import cli as titanic
 from zmdp.workers.cli import cli as mdworker
 
 WIDTH = 100
@@ -14,7 +15,12 @@ WIDTH = 100
 def reference() -> str:
     """The whole page."""
     parts = ["# Commands\n\nMade from each command's `--help` by `docs/generate.py`.\n"]
-    for name, command in (("mdp-broker", mdp_broker), ("mdclient", mdclient), ("mdworker", mdworker)):
+    for name, command in (
+        ("mdp-broker", mdp_broker),
+        ("mdclient", mdclient),
+        ("mdworker", mdworker),
+        ("titanic", titanic),
+    ):
         parts += sections(command, click.Context(command, info_name=name, **command.context_settings), 2)
     return "\n".join(parts)
 

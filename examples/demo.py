@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
+from tempfile import TemporaryDirectory
 
 from zmdp.clients import AsyncClient, Client, RequestError
+from zmdp.titanic import Titanic, UnknownTicket
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -159,6 +161,40 @@ async def in_flight(stack: ExitStack, broker: subprocess.Popen[str], endpoint: s
         return broker
 
 
+def keep(stack: ExitStack, client: Client, endpoint: str) -> bool:
+    """A request that outlives Titanic itself.  Whether its reply came."""
+    folder = Path(stack.enter_context(TemporaryDirectory()))
+    serve = (str(BIN / "titanic"), "serve", "--broker", endpoint, "--db", str(folder / "titanic.db"))
+    quiet = ("--heartbeat", HEARTBEAT, "--lease", "2", "--log-level", "error")
+    titanic = stack.enter_context(process(*serve, *quiet))
+    wait_for(client, "titanic.request")
+    say(f"$ titanic serve                          pid {titanic.pid}, keeps requests in {folder.name}/titanic.db")
+    ticket = Titanic(client).submit("text.late", b"a letter", key="letter-1", priority=5)
+    say(f">>> ticket = Titanic(client).submit('text.late', b'a letter', …)   nobody offers it\n    {ticket.uuid}")
+    os.kill(titanic.pid, signal.SIGKILL)
+    titanic.wait()
+    say(f"    kill -9 {titanic.pid}, which is Titanic")
+    titanic = stack.enter_context(process(*serve, *quiet))
+    wait_for(client, "titanic.reply")
+    say(
+        f"$ titanic serve                          pid {titanic.pid}, on the same file; has the request, not the reply:"
+    )
+    say(f">>> ticket.ready()\n    {ticket.ready()}")
+    late = (str(BIN / "mdworker"), "zmdp.workers.echo:worker", "--service", "text.late", "--broker", endpoint)
+    running = stack.enter_context(process(*late, "--heartbeat", HEARTBEAT, "--log-level", "error"))
+    say(f"    worker {running.pid} comes, and offers 'text.late'")
+    reply = ticket.result(timeout=PATIENCE)
+    say(f">>> ticket.result()\n    {list(reply)}")
+    ticket.close()
+    say(">>> ticket.close(); ticket.ready()")
+    try:
+        ticket.ready()
+    except UnknownTicket as error:
+        say(f"    UnknownTicket: {error}")
+        return list(reply) == [b"a letter"]
+    return False
+
+
 def main() -> None:
     """Tell the story."""
     started = time.monotonic()
@@ -196,11 +232,14 @@ def main() -> None:
         scene(7, "500 requests in flight over one connection, and the broker is killed under them")
         broker = asyncio.run(in_flight(stack, broker, endpoint))
 
-        scene(8, "The end: SIGTERM drains the broker")
+        scene(8, "A request that outlives its caller, its Titanic, and the lack of workers")
+        kept = keep(stack, client, endpoint)
+
+        scene(9, "The end: SIGTERM drains the broker")
     say(f"    broker exit code {broker.returncode}; the demo took {time.monotonic() - started:.1f} s")
     say("\nNow try it yourself, in three terminals (the commands are in .venv/bin):")
     say("    mdp-broker\n    mdworker zmdp.workers.echo:worker\n    mdclient call echo hello")
-    if not taken_over or broker.returncode:
+    if not (taken_over and kept) or broker.returncode:
         raise SystemExit("demo: that did not go as it should")
 
 

@@ -7,6 +7,7 @@ answered only once the transaction is committed.
 import asyncio
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from ..mdp.codes import Code
 from ..mdp.errors import TitanicError
 from .schema import file_identity
 
@@ -25,6 +27,8 @@ Work = Callable[[Connection, Sequence[Item]], Sequence[Result]]
 MAX_REASON: Final = 300
 """Characters of the database's complaint that callers are told."""
 
+LOG_EVERY: Final = 5.0
+"""Seconds between two log lines about what fails."""
 LOCKED: Final = frozenset({"40001", "40P01", "55P03"})
 """What PostgreSQL says if somebody else is at the same rows: that is about some jobs, not about the database."""
 
@@ -32,7 +36,10 @@ log = logging.getLogger("zmdp.titanic")
 
 
 class StoreError(TitanicError):
-    """The database has not done it; says why."""
+    """The database has not done it.  Says why; `text` is what callers may know of it."""
+
+    def __init__(self, message: str, text: str | None = None) -> None:
+        super().__init__(message, code=int(Code.FAILED), text=message if text is None else text)
 
 
 class _Job(NamedTuple):
@@ -58,6 +65,7 @@ class Batches:
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._log_at = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -66,7 +74,7 @@ class Batches:
         future: asyncio.Future[Result] = self._loop.create_future()
         with self._changed:
             if self._closed:
-                future.set_exception(StoreError("Titanic is ending", code=500, text="Titanic is ending"))
+                future.set_exception(StoreError("Titanic is ending"))
                 return future
             self._jobs.append(_Job(work, item, future))
             if len(self._jobs) == 1:
@@ -104,16 +112,15 @@ class Batches:
                 # The database was restarted since, or the connection was cut.  All work can be repeated, even if the
                 # transaction was committed and only the answer was lost.
                 return self._transact(jobs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             as_a_whole = isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | StoreError)
             if as_a_whole and isinstance(error, sa.exc.DBAPIError):
                 as_a_whole = getattr(error.orig, "sqlstate", "") not in LOCKED
             if not as_a_whole and len(jobs) > 1:
                 # Whatever is wrong with one of them, the others are done.
                 return [outcome for job in jobs for outcome in self._perform([job])]
-            if not isinstance(error, sa.exc.DBAPIError | StoreError):
-                log.exception("the database was not even asked")
-            return _failed(jobs, error)
+            self._log(error)
+            return [(job, None, _store_error(error)) for job in jobs]  # one each: a traceback grows when it is raised
 
     def _transact(self, jobs: list[_Job]) -> list[Outcome]:
         groups: dict[Work[Any, Any], list[_Job]] = defaultdict(list)
@@ -127,6 +134,14 @@ class Batches:
             self._check_file()
         return outcomes
 
+    def _log(self, error: Exception) -> None:
+        """Tell the operator, now and then: while the database is in trouble, everything fails."""
+        if not isinstance(error, sa.exc.DBAPIError | StoreError):
+            log.error("the database was not even asked", exc_info=error)
+        elif time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + LOG_EVERY
+            log.error("not done: %s", _store_error(error))
+
     def _check_file(self) -> None:
         """A SQLite file that was removed or replaced is still written to, and nobody will ever see it again."""
         if self._file != file_identity(self._engine.url):
@@ -134,16 +149,14 @@ class Batches:
             raise StoreError("the database file was removed or replaced: restart Titanic")
 
 
-def _failed(jobs: list[_Job], error: Exception) -> list[Outcome]:
-    reason = _reason(error)
-    # One exception each: a traceback grows with each raising.
-    return [(job, None, StoreError(reason, code=500, text=reason)) for job in jobs]
-
-
-def _reason(error: Exception) -> str:
-    """What the database says, in one line."""
+def _store_error(error: Exception) -> StoreError:
+    if isinstance(error, StoreError):
+        return StoreError(str(error))
     told = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
-    return " ".join(str(told).split())[:MAX_REASON] or type(told).__name__
+    reason = " ".join(str(told).split())[:MAX_REASON] or type(told).__name__
+    if isinstance(error, sa.exc.DBAPIError) and (error.connection_invalidated or error.statement is None):
+        return StoreError(reason, "the database cannot be reached")  # its address is nobody's business
+    return StoreError(reason)
 
 
 def _deliver(outcomes: list[Outcome]) -> None:

@@ -141,8 +141,8 @@ def _partials_from(start: int) -> dict[str, Any]:
     return {"partials": True, "from": start, "wait": True}
 
 
-def _nobody() -> ServiceNotFound:
-    return ServiceNotFound(f"no Titanic serves {_REPLY!r}: start one with `titanic serve`", service=_REPLY)
+def _nobody(service: str) -> ServiceNotFound:
+    return ServiceNotFound(f"no Titanic serves {service!r}: start one with `titanic serve`", service=service)
 
 
 def _too_late(uuid: str, timeout: float) -> RequestTimeout:
@@ -212,7 +212,7 @@ class Titanic:
             reply = self.client.request(_REQUEST, name, *(frames or (b"",)), headers=headers, options=options or None)
         except RequestTimeout:
             if not self.client.available(_REQUEST):
-                raise _nobody() from None
+                raise _nobody(_REQUEST) from None
             raise
         _check(reply)
         return Ticket(self, reply[1].decode())
@@ -261,7 +261,7 @@ class Ticket:
                 raise
             except RequestTimeout:
                 if deadline.left > 0 and not self._client.available(_REPLY):
-                    raise _nobody() from None
+                    raise _nobody(_REPLY) from None
             else:
                 found = _result(reply, self.uuid)
                 if found is not None:
@@ -295,7 +295,7 @@ class Ticket:
                 raise
             except (RequestTimeout, StreamInterrupted):
                 if deadline.left > 0 and not self._client.available(_REPLY):
-                    raise _nobody() from None
+                    raise _nobody(_REPLY) from None
             if timeout is not None and deadline.left <= 0:
                 raise _too_late(self.uuid, timeout)
 
@@ -354,7 +354,7 @@ class AsyncTitanic:
             reply = await self.client.request(_REQUEST, *body, headers=headers, options=options or None)
         except RequestTimeout:
             if not await self.client.available(_REQUEST):
-                raise _nobody() from None
+                raise _nobody(_REQUEST) from None
             raise
         _check(reply)
         return AsyncTicket(self, reply[1].decode())
@@ -392,7 +392,7 @@ class AsyncTicket:
                 raise
             except RequestTimeout:
                 if deadline.left > 0 and not await self._client.available(_REPLY):
-                    raise _nobody() from None
+                    raise _nobody(_REPLY) from None
             else:
                 found = _result(reply, self.uuid)
                 if found is not None:
@@ -422,7 +422,7 @@ class AsyncTicket:
                 raise
             except (RequestTimeout, StreamInterrupted):
                 if deadline.left > 0 and not await self._client.available(_REPLY):
-                    raise _nobody() from None
+                    raise _nobody(_REPLY) from None
             if timeout is not None and deadline.left <= 0:
                 raise _too_late(self.uuid, timeout)
 

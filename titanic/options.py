@@ -41,7 +41,7 @@ MAX_TIME: Final = 100 * 366 * 86400.0
 """Seconds that a delay or a ttl may have: a hundred years."""
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
 _X1: Final = frozenset({"ttl", "wait", "headers", "attempt"})
-_NAMES: Final = {
+NAMES: Final = {
     "request": ("key", "key_ttl", "delay", "at", "priority", "retries", "backoff", "result_ttl"),
     "reply": ("partials", "from"),
     "close": (),
@@ -166,7 +166,7 @@ def _only_uuid(name: str, frames: Sequence[bytes]) -> UUID:
 
 
 def _check_names(service: str, options: Mapping[str, Any]) -> None:
-    names = _NAMES[service]
+    names = NAMES[service]
     for name in options:
         if name not in names and name not in _X1:
             takes = f"it takes {', '.join(names)}" if names else "it takes none"

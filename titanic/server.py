@@ -40,6 +40,7 @@ class Server:
     A SQLite file is made, and brought up to date, if need be; PostgreSQL must have been (`titanic db upgrade`).
     `lease` (seconds) is how long a Titanic that has died keeps its requests from others.  `connections` are kept open
     for each of the three services; more are opened while they are needed.  `max_waiting` requests may wait to be done.
+    `ttl` (seconds) is for how long replies are kept whose requests do not say; None for until they are closed.
     `drain_timeout` (seconds) is how long `stop` waits for requests that are under way.
 
     Raises `SettingError`, and `SchemaError` if the tables are not the right ones.
@@ -53,6 +54,7 @@ class Server:
         lease: float = DEFAULT_LEASE,
         connections: int = DEFAULT_CONNECTIONS,
         max_waiting: int = DEFAULT_MAX_WAITING,
+        ttl: float | None = None,
         drain_timeout: float = DEFAULT_DRAIN,
         heartbeat: float = 1.0,
         liveness: int = 5,
@@ -66,6 +68,7 @@ class Server:
         self._lease = lease
         self._connections = connections
         self._max_waiting = max_waiting
+        self._ttl = ttl
         self._drain_timeout = drain_timeout
         self._beats: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness}
         self._stopping = asyncio.Event()
@@ -109,8 +112,9 @@ class Server:
                 changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
             )  # fmt: skip
             service = Service(
-                writer, reader, clock, room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone
-            )
+                writer, reader, clock, ttl=self._ttl,
+                room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
+            )  # fmt: skip
             workers = [
                 self._worker("titanic.request", service.request, MAX_CONNECTIONS),
                 self._worker("titanic.reply", service.reply, MAX_CONNECTIONS + MAX_WAITING),

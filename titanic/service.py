@@ -9,10 +9,10 @@ what X1's options add.
 """
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
@@ -34,12 +34,11 @@ MAX_WAITING: Final = 1000
 FULL: Final = b"500 full: too many requests are waiting to be done; try again later"
 UNKNOWN: Final = b"400 unknown uuid"
 
-log = logging.getLogger("zmdp.titanic")
-
 
 class Service:
     """The handlers, on a `writer` and a `reader` of the database.
 
+    `ttl` (seconds, None for until they are closed) is for how long replies are kept whose requests do not say.
     `room()` tells whether one more request may be accepted; `accepted(service, due)` and `gone(id)` are told of what
     was stored and of what was closed.
     """
@@ -50,6 +49,7 @@ class Service:
         reader: Batches,
         clock: Clock,
         *,
+        ttl: float | None,
         room: Callable[[], bool],
         accepted: Callable[[str, float], None],
         gone: Callable[[int], None],
@@ -57,6 +57,7 @@ class Service:
         self._writer = writer
         self._reader = reader
         self._clock = clock
+        self._ttl = ttl
         self._room = room
         self._accepted = accepted
         self._gone = gone
@@ -70,6 +71,8 @@ class Service:
         """`titanic.request` (C27)."""
         try:
             asked = submission(request, request.options, self._clock.now())
+            if asked.result_ttl is None and self._ttl is not None:
+                asked = replace(asked, result_ttl=self._ttl)
             if not self._room():
                 return [FULL]
             uuid = await self._writer.do(store.accept, asked)
@@ -178,7 +181,5 @@ def _told(found: store.Fetched | None) -> list[bytes]:
 
 
 def _refused(error: Malformed | StoreError) -> list[bytes]:
-    if isinstance(error, Malformed):
-        return [f"400 {error}".encode(errors="replace")]
-    log.error("not done: %s", error)
-    return [f"500 {error}".encode(errors="replace")]
+    told = f"400 {error}" if isinstance(error, Malformed) else f"500 {error.text}"
+    return [told.encode(errors="replace")]

@@ -13,6 +13,8 @@ from zmdp.clients import Client
 from zmdp.mdp.journal import Drop, Loss, Refusal, Stats
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Reason
+from zmdp.titanic import schema
+from zmdp.titanic.options import NAMES
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +29,7 @@ def blocks(page, language):
 def shout(request):
     for word in request[0].split():
         yield word.upper()
+    return b"%d letters" % len(request[0])
 
 
 def fails(request):
@@ -66,13 +69,74 @@ def test_the_examples_of_the_readme(capsys):
 
 
 def test_the_commands_of_the_readme():
-    (session,) = blocks("README.md", "console")
+    session, _ = blocks("README.md", "console")
     lines = session.splitlines()
     commands = [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith("$ ")]
     assert [command[0] for command in commands] == ["mdp-broker", "mdworker", "mdclient"]
     with broker() as (_, at), process(*commands[1], MDP_BROKER=at) as worker:
         worker.line("serving echo")
         assert run(*commands[2], "--wait", MDP_BROKER=at).stdout.decode().splitlines() == lines[3:]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/titanic.md"])
+def test_the_commands_about_titanic(page, tmp_path):
+    """Each command of the session prints what the page says; the uuid is another one each time."""
+    lines = blocks(page, "console")[-1].splitlines()
+    uuid = next(line for line in lines if re.fullmatch("[0-9a-f]{32}", line))
+    with broker() as (_, at):
+        asked = {"MDP_BROKER": at, "TITANIC_DB": str(tmp_path / "titanic.db")}
+        serve = process("titanic", "serve", "--heartbeat", "0.2", **asked)
+        worker = process("mdworker", "zmdp.workers.echo:worker", **asked)
+        with serve as titanic, worker:
+            titanic.line("serving")
+            given = uuid
+            for command, *printed in sessions(lines):
+                words = shlex.split(command.replace(uuid, given))
+                if words[0] == "titanic" and words[1] != "serve":
+                    out = run(*words, **asked).stdout.decode().splitlines()
+                    if printed == [uuid]:
+                        (given,) = out
+                    else:
+                        assert out == printed
+
+
+def sessions(lines):
+    """Each command, and the lines it prints."""
+    found = []
+    for line in lines:
+        if line.startswith("$ "):
+            found.append([line.removeprefix("$ ")])
+        else:
+            found[-1].append(line)
+    return found
+
+
+def test_the_examples_of_the_titanic_page(endpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with process("titanic", "serve", "--broker", endpoint, "--heartbeat", "0.2", cwd=tmp_path) as titanic:
+        titanic.line("serving")
+        names = run_python("docs/titanic.md", endpoint)
+        out = capsys.readouterr().out
+        assert "[b'HELLO']" in out
+        assert "[b'15 letters']" in out
+        assert "it failed" not in out
+        reply = run("titanic", "reply", names["uuid"], "--wait", "--stream", MDP_BROKER=endpoint)
+        assert reply.stdout.split() == [b"A", b"NEW", b"ORDER", b"11", b"letters"]
+        names["engine"].dispose()
+
+
+def test_the_query_of_the_titanic_page(tmp_path):
+    engine = schema.open_engine(schema.database_url(str(tmp_path / "t.db")), create=True)
+    schema.upgrade(engine)
+    (query,) = blocks("docs/titanic.md", "sql")
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql(query).all() == []
+    engine.dispose()
+
+
+def test_every_option_of_titanic_is_documented():
+    page = (ROOT / "docs" / "titanic.md").read_text()
+    assert [name for names in NAMES.values() for name in names if f"`{name}" not in page] == []
 
 
 def test_the_examples_of_the_python_page(endpoint, capsys):
@@ -124,6 +188,8 @@ def test_links_lead_somewhere(page):
 
 
 def test_files_that_the_architecture_names_exist():
-    names = re.findall(r"`((?:mdp|mmi|clients|workers|tests)/[\w/]+(?:\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text())
+    names = re.findall(
+        r"`((?:mdp|mmi|clients|workers|titanic|tests)/[\w/]+(?:\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text()
+    )
     assert names
     assert [name for name in names if not (ROOT / name).exists()] == []
