@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 10000
+KILLS ?= 200
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml $(shell find src mdp mmi clients workers titanic migrations -name '*.py')
@@ -9,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Linked, not copied, so that an edit counts at once; `strict` so that mypy finds the package.
 INSTALL := $(PIP) install --config-settings editable_mode=strict
 
-.PHONY: demo test lint unit sim bench clean help
+.PHONY: demo test lint unit sim crash bench clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -17,7 +18,8 @@ help:
 	@echo "make test            check style and types, run all tests"
 	@echo "make unit            only the tests without sockets, with coverage of the protocol's core"
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
-	@echo "make bench           measure the broker beside a loop that only forwards, the asyncio client, recovery, mixed loads"
+	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and on PostgreSQL; nothing may be lost"
+	@echo "make bench           measure the broker beside a loop that only forwards, the asyncio client, recovery, mixed loads, Titanic"
 	@echo "make clean           remove what these made"
 
 $(BIN)/python:
@@ -54,9 +56,14 @@ unit: $(VENV)/dev.installed
 sim: $(VENV)/dev.installed
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
 
-bench: $(VENV)/zmdp.installed
+crash: $(VENV)/dev.installed
+	$(BIN)/python tests/crash.py --kills $(KILLS) --db sqlite --titanics 1
+	$(BIN)/python tests/crash.py --kills $(KILLS) --db postgres --titanics 2
+
+bench: $(VENV)/dev.installed
 	$(BIN)/python bench/broker.py
 	$(BIN)/python bench/x1.py
+	$(BIN)/python bench/titanic.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -66,6 +66,7 @@ class Batches:
         self._changed = threading.Condition()
         self._closed = False
         self._log_at = 0.0
+        self._done = self._transactions = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -98,6 +99,7 @@ class Batches:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
                 jobs, self._jobs = self._jobs, []
                 if not jobs:
+                    log.info("%s: %d jobs in %d transactions", self._thread.name, self._done, self._transactions)
                     return
             outcomes = self._perform(jobs)
             self._loop.call_soon_threadsafe(_deliver, outcomes)
@@ -127,6 +129,8 @@ class Batches:
         for job in jobs:
             groups[job.work].append(job)
         outcomes: list[Outcome] = []
+        self._done += len(jobs)
+        self._transactions += 1
         with self._engine.begin() as connection:
             for work in sorted(groups, key=self._order.__getitem__):
                 results = work(connection, [job.item for job in groups[work]])

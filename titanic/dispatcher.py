@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
-from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, ServiceError, StreamInterrupted
+from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, StreamInterrupted
 from ..mdp.codes import Code
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from . import store
@@ -375,7 +375,7 @@ class Dispatcher:
             pause = _pause(*BACKOFF, claimed.attempt - 1)
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
             return self._again(claimed.id, claimed.attempt, pause, text)
-        if isinstance(error, ServiceError) and claimed.failures < claimed.retries:
+        if claimed.failures < claimed.retries:
             pause = _pause(claimed.backoff or HANDLER_BACKOFF[0], HANDLER_BACKOFF[1], claimed.failures)
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
             return self._again(claimed.id, claimed.attempt, pause, text, claimed.failures + 1)
