@@ -66,6 +66,7 @@ class Batches:
         self._changed = threading.Condition()
         self._closed = False
         self._log_at = 0.0
+        self._failed_at: float | None = None
         self._done = self._transactions = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -136,15 +137,24 @@ class Batches:
                 results = work(connection, [job.item for job in groups[work]])
                 outcomes += [(job, result, None) for job, result in zip(groups[work], results, strict=True)]
             self._check_file()
+        self._log_success()
         return outcomes
 
     def _log(self, error: Exception) -> None:
         """Tell the operator, now and then: while the database is in trouble, everything fails."""
+        now = time.monotonic()
         if not isinstance(error, sa.exc.DBAPIError | StoreError):
             log.error("the database was not even asked", exc_info=error)
-        elif time.monotonic() >= self._log_at:
-            self._log_at = time.monotonic() + LOG_EVERY
+        elif self._failed_at is None or now >= self._log_at:
+            self._log_at = now + LOG_EVERY
             log.error("not done: %s", _store_error(error))
+        self._failed_at = now
+
+    def _log_success(self) -> None:
+        """Tell that it works again, but only after a while: reading may still work where writing fails."""
+        if self._failed_at is not None and time.monotonic() >= self._failed_at + LOG_EVERY:
+            self._failed_at = None
+            log.warning("the database works again")
 
     def _check_file(self) -> None:
         """A SQLite file that was removed or replaced is still written to, and nobody will ever see it again."""

@@ -33,13 +33,21 @@ HORIZON: Final = 0.05
 MOST: Final = 2000
 """Requests claimed for one service, however many workers it has."""
 MOST_BYTES: Final = 256 << 20
-"""Bytes of claimed requests above which no more are claimed."""
+"""Bytes of claimed requests above which a service gets one at a time."""
+LARGE: Final = MOST_BYTES // 8
+"""Bytes that a body is taken for before any was seen."""
+MAX_PARTS: Final = 1_000_000
+"""PARTIALs that are kept of one reply."""
 PARTS_AHEAD: Final = 64
 """PARTIALs of a stream that may wait to be stored before the next is taken."""
 LOOK: Final = 0.5
 """Seconds between two looks at the tables."""
 ASK: Final = 1.0
 """Seconds between two questions to the broker, who is there; a quarter of it while somebody is missed."""
+ASK_LEAST: Final = 0.05
+"""Seconds between two such questions at least, however many new services come up."""
+COUNT: Final = 60.0
+"""Seconds between two counts of what waits."""
 PATIENCE: Final = 5.0
 """Seconds that the broker has to answer these."""
 BACKOFF: Final = (0.5, 60.0)
@@ -59,7 +67,18 @@ log = logging.getLogger("zmdp.titanic")
 class _Lane:
     """What is under way for one service."""
 
-    __slots__ = ("accepted", "ahead", "buffer", "claiming", "ended", "in_flight", "pending", "service", "workers")
+    __slots__ = (
+        "accepted",
+        "ahead",
+        "buffer",
+        "claiming",
+        "ended",
+        "in_flight",
+        "largest",
+        "pending",
+        "service",
+        "workers",
+    )
 
     def __init__(self, service: str) -> None:
         self.service = service
@@ -74,6 +93,8 @@ class _Lane:
         self.in_flight = 0
         self.ended = 0
         """Requests that have ended since the last look."""
+        self.largest = LARGE
+        """Bytes of the largest body that was claimed last."""
         self.ahead = 0
         """Requests to claim beyond those that are given to the broker."""
 
@@ -130,12 +151,15 @@ class Dispatcher:
         self._bytes = 0
         self._waiting = 0
         """Requests that are neither done nor failed: when last counted, and those of this Titanic since."""
-        self._count = True
-        """They are to be counted again."""
+        self._count = False
+        """They are to be counted again, now."""
         self._wake = asyncio.Event()
         self._ask_now = asyncio.Event()
+        self._offered: dict[str, int] = {}
+        """How many workers services had when the broker was asked last."""
         self._draining = False
-        self._outage: str | None = None
+        self._page = ""
+        """Services up to this name have been looked at; there may be too many for one look."""
         self._looked = 0.0
         """When the tables were looked at, on the monotonic clock."""
 
@@ -158,8 +182,6 @@ class Dispatcher:
         lane.accepted += 1
         lane.pending = True
         self._fill(lane)
-        if not lane.workers:
-            self._ask_now.set()
 
     def gone(self, id_: int) -> None:
         """A request was closed: nobody wants its reply."""
@@ -176,22 +198,22 @@ class Dispatcher:
             tasks.create_task(self._ask_often())
 
     async def _look_often(self) -> None:
-        renew_at = 0.0
+        renew_at = count_at = 0.0
         while True:
             now = self._clock.now()
-            renew, count = now >= renew_at, self._count
+            renew, count = now >= renew_at, self._count or now >= count_at
             self._count = False
             self._wake.clear()
             held = dict(self._running)
-            asked = store.Round(self._new_lease(now), now, renew, self._max_waiting if count else None)
+            asked = store.Round(self._new_lease(now), now, self._page, renew, self._max_waiting if count else None)
             pause = LOOK
             try:
                 found = await self._writer.do(store.look, asked)
-            except StoreError as error:
-                self._note_outage(str(error))
+            except StoreError:
+                pass  # whoever runs the transactions tells of it
             else:
-                self._note_outage(None)
                 renew_at = now + self._lease / 3 if renew else renew_at
+                count_at = now + COUNT if count else count_at
                 self._take_in(found, held)
                 if found.next_due is not None:
                     pause = min(pause, max(0.0, found.next_due - self._clock.now()))
@@ -210,12 +232,11 @@ class Dispatcher:
         for id_, attempt in found.owned.items():
             if id_ not in self._running:  # claimed, but its transaction's answer was lost
                 self._writer.do(store.put_back, self._again(id_, attempt)).add_done_callback(_look_at)
+        self._page = found.services[-1] if len(found.services) == store.SERVICES_AT_ONCE else ""
         for service in found.services:
             lane = self._lane(service)
             lane.pending = True
             self._fill(lane)
-            if not lane.workers:
-                self._ask_now.set()
         now = time.monotonic()
         for lane in list(self._lanes.values()):
             lane.observe(max(now - self._looked, LOOK))
@@ -223,49 +244,39 @@ class Dispatcher:
                 del self._lanes[lane.service]
         self._looked = now
 
-    def _note_outage(self, reason: str | None) -> None:
-        """Tell of the database's troubles when they begin and when they end."""
-        if reason is not None and self._outage is None:
-            log.error("the database: %s; trying again until it works", reason)
-        elif reason is None and self._outage is not None:
-            log.warning("the database works again")
-        self._outage = reason
-
     async def _ask_often(self) -> None:
         """Keep up with who is there (C31)."""
         while True:
-            await self._ask_now.wait()
-            wanted = [lane for lane in self._lanes.values() if not lane.idle]
-            if wanted:
-                await self._ask(wanted)
             self._ask_now.clear()
+            await self._ask()
             missed = any(lane.pending and not lane.workers for lane in self._lanes.values())
+            await asyncio.sleep(ASK_LEAST)
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK / 4 if missed else ASK):
                     await self._ask_now.wait()
-                    await asyncio.sleep(ASK / 4)
-            self._ask_now.set()
 
-    async def _ask(self, lanes: list[_Lane]) -> None:
+    async def _ask(self) -> None:
         try:
-            (answer,) = await self._client.request("mmi.services", b"", timeout=PATIENCE)
-            told = json.loads(answer)
-            workers = {row["name"]: row["workers"] for row in told["services"]}
-            if told["more"]:
-                for lane in lanes:
-                    if lane.service not in workers:
-                        (answer,) = await self._client.request("mmi.services", lane.service.encode(), timeout=PATIENCE)
-                        workers |= {row["name"]: row["workers"] for row in json.loads(answer)["services"]}
+            self._offered, more = await self._workers(b"")
+            if more:
+                for service in [name for name in self._lanes if name not in self._offered]:
+                    self._offered |= (await self._workers(service.encode()))[0]
         except RequestTimeout as error:
             log.warning("%s", error)
-            workers = {}
+            self._offered = {}
         except (RequestError, ValueError, TypeError, KeyError) as error:
             log.error("the broker does not say who is there, which Titanic needs: %s", error)
-            workers = {}
-        for lane in lanes:
-            lane.workers = workers.get(lane.service, 0)
+            self._offered = {}
+        for lane in list(self._lanes.values()):
+            lane.workers = self._offered.get(lane.service, 0)
             self._send(lane)
             self._fill(lane)
+
+    async def _workers(self, service: bytes) -> tuple[dict[str, int], int]:
+        """How many workers services have, this one or all; and how many services are left out."""
+        (answer,) = await self._client.request("mmi.services", service, timeout=PATIENCE)
+        told = json.loads(answer)
+        return {row["name"]: row["workers"] for row in told["services"]}, told["more"]
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -273,6 +284,9 @@ class Dispatcher:
         lane = self._lanes.get(service)
         if lane is None:
             lane = self._lanes[service] = _Lane(service)
+            lane.workers = self._offered.get(service, 0)
+            if not lane.workers:
+                self._ask_now.set()
         return lane
 
     def _new_lease(self, now: float) -> store.Lease:
@@ -280,20 +294,24 @@ class Dispatcher:
 
     def _fill(self, lane: _Lane) -> None:
         """Claim requests for the service, if there may be some and it has room for them."""
-        if not lane.pending or not lane.workers or lane.claiming or self._draining or self._bytes > MOST_BYTES:
+        if not lane.pending or not lane.workers or lane.claiming or self._draining:
             return
         most, held = lane.room, lane.in_flight + len(lane.buffer)
         if held * 4 > most * 3:  # several at a time cost little more than one
             return
+        fit = (MOST_BYTES - self._bytes) // lane.largest
+        if fit < 1 and held:
+            return
         lane.claiming = True
-        now = self._clock.now()
-        claim = store.Claim(lane.service, most - held, self._new_lease(now), now)
-        self._writer.do(store.claim, claim).add_done_callback(partial(self._claimed, lane, lane.accepted, most - held))
+        now, limit = self._clock.now(), min(most - held, max(1, fit))
+        claim = store.Claim(lane.service, limit, self._new_lease(now), now)
+        self._writer.do(store.claim, claim).add_done_callback(partial(self._claimed, lane, lane.accepted, limit))
 
     def _claimed(self, lane: _Lane, accepted: int, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
         lane.claiming = False
         if done.cancelled() or done.exception() is not None:
             return  # the next look tells of the trouble, and fills anew
+        lane.largest = max([1, *(len(claimed.body) for claimed in done.result())])
         for claimed in done.result():
             before = self._running.get(claimed.id)
             if before is not None:
@@ -344,6 +362,8 @@ class Dispatcher:
                 async for part in parts:
                     if part.final:
                         break
+                    if number == MAX_PARTS:
+                        return self._too_much(claimed, f"the reply has more than {MAX_PARTS} PARTIALs")
                     saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
                     unsaved.append((saved, self._writer.do(store.add_parts, saved)))
                     number += 1
@@ -361,11 +381,14 @@ class Dispatcher:
             return self._again(claimed.id, claimed.attempt, pause, repr(error).replace("\0", "?"))
 
     def _done(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
-        now, size = self._clock.now(), sum(map(len, reply))
+        size = sum(map(len, reply))
         if size > MAX_KEPT or len(reply) >= MAX_BODY_FRAMES:
-            text = f"the reply is too large to be fetched: {size} bytes in {len(reply)} frames"
-            return store.Outcome(claimed.id, self._owner, claimed.attempt, now, None, Code.TOO_LARGE, text)
-        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, pack(reply))
+            return self._too_much(claimed, f"the reply is too large to be fetched: {size} bytes, {len(reply)} frames")
+        return store.Outcome(claimed.id, self._owner, claimed.attempt, self._clock.now(), pack(reply))
+
+    def _too_much(self, claimed: store.Claimed, text: str) -> store.Outcome:
+        now = self._clock.now()
+        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, None, Code.TOO_LARGE, text)
 
     def _failed(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Again:
         text = (error.text or str(error)).replace("\0", "?")  # which PostgreSQL does not store
@@ -394,8 +417,7 @@ class Dispatcher:
         while True:
             try:
                 return await self._writer.do(work, item)
-            except StoreError as error:
-                self._note_outage(str(error))
+            except StoreError:
                 await asyncio.sleep(_pause(0.1, 2.0, tries))
                 tries += 1
 

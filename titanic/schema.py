@@ -89,8 +89,8 @@ def open_engine(url: URL, *, write: bool = True, create: bool = False) -> Engine
     settings = {name: value for name, value in settings.items() if name == "options" or name not in url.query}
     try:
         return sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
-    except ModuleNotFoundError:
-        raise SettingError("PostgreSQL needs psycopg: pip install 'zmdp[postgres]'") from None
+    except ImportError as error:  # also where psycopg is there, but not its libpq
+        raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
 
 
 def _sqlite(url: URL, *, write: bool) -> Engine:

@@ -21,8 +21,10 @@ REQUESTS: Final = cast(sa.Table, Request.__table__)
 PARTS: Final = cast(sa.Table, Part.__table__)
 KEYS: Final = cast(sa.Table, Key.__table__)
 R, P, K = REQUESTS.c, PARTS.c, KEYS.c
-SWEEP: Final = 1000
+SWEEP: Final = 5000
 """Rows thrown away at a time."""
+SERVICES_AT_ONCE: Final = 1000
+"""Services that a look finds."""
 
 
 def is_in(state: str) -> sa.ColumnElement[bool]:
@@ -187,16 +189,22 @@ class Partial:
     body: bytes
 
 
-def add_parts(connection: Connection, batch: Sequence[Partial]) -> list[None]:
-    """Store PARTIALs of requests that are still there."""
-    row = sa.select(
-        sa.bindparam("id", type_=sa.BigInteger),
+_PART: Final = (
+    sa.select(
+        R.id,
         sa.bindparam("attempt", type_=sa.Integer),
         sa.bindparam("number", type_=sa.Integer),
         sa.bindparam("body", type_=sa.LargeBinary),
-    ).where(sa.exists().where(R.id == sa.bindparam("id", type_=sa.BigInteger)))
+    )
+    .where(R.id == sa.bindparam("id"))
+    .with_for_update(read=True, key_share=True)  # nobody closes it meanwhile
+)
+
+
+def add_parts(connection: Connection, batch: Sequence[Partial]) -> list[None]:
+    """Store PARTIALs of requests that are still there."""
     connection.execute(
-        _insert(connection, PARTS).from_select(["request", "attempt", "number", "body"], row).on_conflict_do_nothing(),
+        _insert(connection, PARTS).from_select([*P.keys()], _PART).on_conflict_do_nothing(),
         [{"id": each.id, "attempt": each.attempt, "number": each.number, "body": each.body} for each in batch],
     )
     return [None] * len(batch)
@@ -319,6 +327,8 @@ class Round:
 
     lease: Lease
     now: float
+    after: str
+    """Services whose names come after this one are looked for."""
     renew: bool
     count_up_to: int | None
     """Count what waits, but no further than this; None: do not count."""
@@ -331,7 +341,7 @@ class Found:
     owned: dict[int, int]
     """The requests that this Titanic runs, with their attempts."""
     services: list[str]
-    """Those for which requests are pending."""
+    """Those for which requests are pending; at most `SERVICES_AT_ONCE`, in order."""
     next_due: float | None
     """When the next of the delayed ones is due."""
     waiting: int | None
@@ -358,7 +368,7 @@ def _look(connection: Connection, now: Round) -> Found:
     owned = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.owner == now.lease.owner))
     return Found(
         owned={each.id: each.attempts for each in owned},
-        services=pending_services(connection),
+        services=pending_services(connection, now.after),
         next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
         waiting=None if now.count_up_to is None else count_waiting(connection, now.count_up_to),
         clock=_clock(connection),
@@ -371,13 +381,14 @@ def _clock(connection: Connection) -> float | None:
     return float(connection.scalar(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))) or 0)
 
 
-def pending_services(connection: Connection) -> list[str]:
+def pending_services(connection: Connection, after: str = "") -> list[str]:
     """The services for which requests are pending: one step in the index for each, however many requests there are."""
-    first = sa.select(sa.func.min(R.service).label("service")).where(is_in("pending"))
+    first = sa.select(sa.func.min(R.service).label("service")).where(is_in("pending"), R.service > after)
     each = first.cte("each", recursive=True)
     following = sa.select(sa.func.min(R.service)).where(is_in("pending"), R.service > each.c.service).scalar_subquery()
     each = each.union_all(sa.select(following).where(each.c.service.is_not(None)))
-    return list(connection.scalars(sa.select(each.c.service).where(each.c.service.is_not(None))))
+    found = sa.select(each.c.service).where(each.c.service.is_not(None)).limit(SERVICES_AT_ONCE)
+    return list(connection.scalars(found))
 
 
 def count_waiting(connection: Connection, most: int) -> int:
