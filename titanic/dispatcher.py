@@ -205,7 +205,7 @@ class Dispatcher:
             self._count = False
             self._wake.clear()
             held = dict(self._running)
-            asked = store.Round(self._new_lease(now), now, self._page, renew, self._max_waiting if count else None)
+            asked = store.Round(self._new_lease(now), now, renew, self._max_waiting if count else None, self._page)
             pause = LOOK
             try:
                 found = await self._writer.do(store.look, asked)

@@ -327,11 +327,11 @@ class Round:
 
     lease: Lease
     now: float
-    after: str
-    """Services whose names come after this one are looked for."""
     renew: bool
     count_up_to: int | None
     """Count what waits, but no further than this; None: do not count."""
+    after: str = ""
+    """Services whose names come after this one are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
