@@ -68,17 +68,8 @@ class _Lane:
     """What is under way for one service."""
 
     __slots__ = (
-        "accepted",
-        "ahead",
-        "buffer",
-        "claiming",
-        "ended",
-        "in_flight",
-        "largest",
-        "pending",
-        "service",
-        "workers",
-    )
+        "accepted", "ahead", "buffer", "claiming", "ended", "in_flight", "largest", "pending", "service", "workers",
+    )  # fmt: skip
 
     def __init__(self, service: str) -> None:
         self.service = service
@@ -311,7 +302,7 @@ class Dispatcher:
         lane.claiming = False
         if done.cancelled() or done.exception() is not None:
             return  # the next look tells of the trouble, and fills anew
-        lane.largest = max([1, *(len(claimed.body) for claimed in done.result())])
+        lane.largest = max((len(claimed.body) for claimed in done.result()), default=lane.largest) or 1
         for claimed in done.result():
             before = self._running.get(claimed.id)
             if before is not None:
@@ -330,27 +321,34 @@ class Dispatcher:
             running = lane.buffer.popleft()
             lane.in_flight += 1
             running.task = asyncio.get_running_loop().create_task(self._run(running))
+            running.task.add_done_callback(partial(self._ended, running))
 
     async def _run(self, running: _Running) -> None:
-        claimed, lane = running.claimed, running.lane
-        try:
-            try:
-                outcome = await self._do(claimed)
-            finally:
-                lane.in_flight -= 1
-                lane.ended += 1
-                running.answered = True
-                self._send(lane)
-                self._fill(lane)
-            if isinstance(outcome, store.Outcome):
-                await self._store(store.finish, outcome)
-                self._waiting -= 1
-            else:
-                await self._store(store.put_back, outcome)
-                self._wake.set()
-        finally:
-            self._forget(running)
-        self._changed(claimed.uuid)
+        outcome = await self._do(running.claimed)
+        self._answered(running)
+        if isinstance(outcome, store.Outcome):
+            await self._store(store.finish, outcome)
+            self._waiting -= 1
+        else:
+            await self._store(store.put_back, outcome)
+            self._wake.set()
+        self._changed(running.claimed.uuid)
+
+    def _answered(self, running: _Running) -> None:
+        """The service is done with it: the next can go there."""
+        running.answered = True
+        lane = running.lane
+        lane.in_flight -= 1
+        lane.ended += 1
+        self._send(lane)
+        self._fill(lane)
+
+    def _ended(self, running: _Running, task: "asyncio.Task[None]") -> None:
+        # Not in `_run`, into which a task that is cancelled before its first step never comes.
+        del task
+        if not running.answered:
+            self._answered(running)
+        self._forget(running)
 
     async def _do(self, claimed: store.Claimed) -> store.Outcome | store.Again:
         """Call the service; store PARTIALs as they come."""
@@ -457,7 +455,7 @@ class Dispatcher:
         if under_way:
             log.info("waiting for %d requests that are under way, up to %g s", len(under_way), timeout)
             await asyncio.wait(under_way, timeout=timeout)
-        rest = list(self._running.values())
+        rest = [running for running in self._running.values() if not running.answered]
         for running in rest:
             self._give_up(running)
         for running in [*buffered, *rest]:
