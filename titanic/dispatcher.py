@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
-from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, StreamInterrupted
+from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, SettingError, StreamInterrupted
 from ..mdp.codes import Code
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from . import store
@@ -136,6 +137,7 @@ class Dispatcher:
         self._lease = lease
         self._max_waiting = max_waiting
         self._changed = changed
+        self._context = copy_context()
         self._owner = secrets.token_hex(8)
         self._lanes: dict[str, _Lane] = {}
         self._running: dict[int, _Running] = {}
@@ -320,7 +322,8 @@ class Dispatcher:
         while lane.buffer and lane.in_flight < lane.workers * FACTOR and not self._draining:
             running = lane.buffer.popleft()
             lane.in_flight += 1
-            running.task = asyncio.get_running_loop().create_task(self._run(running))
+            # In a context of its own: where this is called from, another request may be handled, whose trace goes on.
+            running.task = asyncio.get_running_loop().create_task(self._run(running), context=self._context.copy())
             running.task.add_done_callback(partial(self._ended, running))
 
     async def _run(self, running: _Running) -> None:
@@ -361,7 +364,7 @@ class Dispatcher:
                     if part.final:
                         break
                     if number == MAX_PARTS:
-                        return self._too_much(claimed, f"the reply has more than {MAX_PARTS} PARTIALs")
+                        return self._ends(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTS} PARTIALs")
                     saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
                     unsaved.append((saved, self._writer.do(store.add_parts, saved)))
                     number += 1
@@ -373,24 +376,27 @@ class Dispatcher:
                 return self._done(claimed, part)
         except RequestError as error:
             return self._failed(claimed, error)
+        except SettingError as error:  # it cannot be sent, now or ever
+            return self._ends(claimed, Code.MALFORMED, str(error))
         except Exception as error:  # whatever is wrong with this one, others are dispatched
             log.exception("%s cannot be dispatched", claimed.uuid.hex)
             pause = _pause(*BACKOFF, claimed.attempt - 1)
-            return self._again(claimed.id, claimed.attempt, pause, repr(error).replace("\0", "?"))
+            return self._again(claimed.id, claimed.attempt, pause, repr(error))
 
     def _done(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
         size = sum(map(len, reply))
         if size > MAX_KEPT or len(reply) >= MAX_BODY_FRAMES:
-            return self._too_much(claimed, f"the reply is too large to be fetched: {size} bytes, {len(reply)} frames")
+            return self._ends(
+                claimed, Code.TOO_LARGE, f"the reply is too large to be fetched: {size} bytes, {len(reply)} frames"
+            )
         return store.Outcome(claimed.id, self._owner, claimed.attempt, self._clock.now(), pack(reply))
 
-    def _too_much(self, claimed: store.Claimed, text: str) -> store.Outcome:
-        now = self._clock.now()
-        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, None, Code.TOO_LARGE, text)
+    def _ends(self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None) -> store.Outcome:
+        text = text.replace("\0", "?")  # which PostgreSQL does not store
+        return store.Outcome(claimed.id, self._owner, claimed.attempt, self._clock.now(), detail, code, text)
 
     def _failed(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Again:
-        text = (error.text or str(error)).replace("\0", "?")  # which PostgreSQL does not store
-        code = error.code
+        text, code = error.text or str(error), error.code
         if code in NOT_NOW or (code is None and isinstance(error, RequestTimeout | StreamInterrupted)):
             # Nobody's fault, or a worker's that dies of it: it is tried for ever, but less and less often.
             pause = _pause(*BACKOFF, claimed.attempt - 1)
@@ -401,13 +407,13 @@ class Dispatcher:
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
             return self._again(claimed.id, claimed.attempt, pause, text, claimed.failures + 1)
         detail = None if error.detail is None else pack([error.detail])
-        now = self._clock.now()
-        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, detail, code or Code.FAILED, text)
+        return self._ends(claimed, code or Code.FAILED, text, detail)
 
     def _again(
         self, id_: int, attempt: int, pause: float = 0.0, error: str | None = None, failures: int | None = None
     ) -> store.Again:
-        return store.Again(id_, self._owner, attempt, self._clock.now() + pause, failures, error)
+        told = None if error is None else error.replace("\0", "?")
+        return store.Again(id_, self._owner, attempt, self._clock.now() + pause, failures, told)
 
     async def _store(self, work: Work[Item, Result], item: Item) -> Result:
         """Have it stored, whatever the database's troubles."""

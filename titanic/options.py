@@ -27,6 +27,8 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from ..mdp import wire
+from ..mdp.errors import SettingError
 from ..mdp.wire import MMI, valid_service
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from .frames import pack
@@ -34,6 +36,8 @@ from .frames import pack
 PREFIX: Final = b"titanic."
 MAX_KEY: Final = 255
 """Bytes."""
+ROOM: Final = 1000
+"""Bytes that Titanic may add to the headers: a trace context."""
 MAX_RETRIES: Final = 1000
 MAX_PRIORITY: Final = 9
 MAX_FROM: Final = 1_000_000_000
@@ -100,7 +104,7 @@ def submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) 
     at = _moment(options.get("at"))
     if delay is not None and at is not None:
         raise Malformed("delay and at are two ways to say one thing: give one of them")
-    headers = options.get("headers")
+    headers = _headers(options.get("headers"))
     return Submission(
         uuid=_new_uuid(),
         service=service.decode(),
@@ -113,7 +117,7 @@ def submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) 
         retries=_whole(options, "retries", MAX_RETRIES),
         backoff=_seconds(options, "backoff"),
         result_ttl=_seconds(options, "result_ttl"),
-        headers=json.dumps(headers) if headers else None,
+        headers=headers,
     )
 
 
@@ -182,6 +186,19 @@ def _key(value: Any) -> str | None:
         if size <= MAX_KEY and _encodable(value):
             return value
     raise Malformed(f"key is a text of 1 to {MAX_KEY} bytes")
+
+
+def _headers(value: Any) -> str | None:
+    """The headers as JSON, if they can be sent on to the service."""
+    if not value:
+        return None
+    try:
+        size = len(wire.options({"headers": value}))
+    except SettingError:
+        size = wire.MAX_OPTIONS
+    if size > wire.MAX_OPTIONS - ROOM:
+        raise Malformed(f"headers map text to text, and have at most {wire.MAX_OPTIONS - ROOM} bytes as JSON")
+    return json.dumps(value)
 
 
 def _encodable(value: str) -> bool:
