@@ -27,6 +27,8 @@ H = TypeVar("H", bound=AsyncHandler)
 
 SHRINK: Final = 10.0
 """Seconds for which connections beyond `concurrency` must have been idle to be given up."""
+SIBLINGS: Final = 1.0
+"""Seconds within which lost connections are told of once."""
 RETRY: Final = 0.01
 """Seconds until a message that the broker does not take yet is tried again."""
 
@@ -94,6 +96,8 @@ class AsyncWorker:
         """Slots whose request is worked on."""
         self._least_idle = 0
         """The fewest that were idle since the last look at whether there are too many."""
+        self._told_at = -SIBLINGS
+        """When a lost connection was last logged as a warning."""
         self._stopping = False
         self._session()  # checks the settings
 
@@ -165,6 +169,13 @@ class AsyncWorker:
 
     def _freed(self) -> None:
         self._busy -= 1
+
+    def _severity(self, now: float) -> int:
+        """How a lost connection is logged: its siblings are mostly lost for the same reason, in the same second."""
+        first = now >= self._told_at + SIBLINGS
+        if first:
+            self._told_at = now
+        return logging.WARNING if first else logging.DEBUG
 
     def _shrink(self) -> None:
         """Give up the slots that nobody has needed for a while."""
@@ -338,8 +349,8 @@ class _Slot:
         session = self._session
         if session.lost is None or self._socket is None:
             return
-        log.warning(
-            "%s: %s; connecting to %s again in %.1f s",
+        log.log(
+            self._worker._severity(now), "%s: %s; connecting to %s again in %.1f s",
             session.service.decode(), session.lost, self._endpoint, max(0.0, session.retry_at - now),
         )  # fmt: skip
         self._drop(0)

@@ -16,7 +16,7 @@ from support.router import Router
 from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
-from zmdp.workers import AsyncWorker, ClosedError, Final, SettingError, Worker, current_request
+from zmdp.workers import AsyncWorker, ClosedError, Final, SettingError, Worker, aio, current_request
 
 ALL = ["X1", "0.2", "0.1"]
 QUICK = {"heartbeat": 0.05, "liveness": 20}
@@ -180,6 +180,34 @@ def test_so_many_at_a_time(endpoint):
         assert most == 20
 
     serving(endpoint, scenario, AsyncWorker("meet", meet, concurrency=20, **QUICK))
+
+
+def test_more_connections_are_opened_while_none_is_idle_and_given_up_when_many_are(endpoint, monkeypatch):
+    monkeypatch.setattr(aio, "SHRINK", 0.1)
+    done = asyncio.Event()
+    running = 0
+
+    async def wait(request):
+        nonlocal running
+        running += 1
+        await done.wait()
+        return b"done"
+
+    async def connections(client):
+        return len(json.loads((await client.request("mmi.workers", b"wait"))[0])["workers"])
+
+    async def scenario(client):
+        asked = [asyncio.create_task(client.request("wait")) for _ in range(9)]
+        while running < 7:
+            await asyncio.sleep(0)
+        assert await connections(client) == 7  # that is the most
+        done.set()
+        await asyncio.gather(*asked)
+        assert running == 9
+        while await connections(client) > 2:
+            await asyncio.sleep(0.01)
+
+    serving(endpoint, scenario, AsyncWorker("wait", wait, concurrency=2, max_concurrency=7))
 
 
 @pytest.mark.parametrize(
@@ -587,6 +615,35 @@ def test_the_broker_is_restarted_during_a_handler(protocol, logged):
     assert cancelled == [True, False]
 
 
+def test_many_connections_that_are_lost_together_are_one_warning(caplog, monkeypatch):
+    monkeypatch.setattr(aio, "SIBLINGS", 60.0)
+
+    async def scenario():
+        async def workers():
+            return len(json.loads((await client.request("mmi.workers", b"echo"))[0])["workers"])
+
+        limits = Limits(heartbeat=0.05, liveness=40)
+        with running_broker(drain_timeout=0.0, limits=limits) as first:
+            at = first.endpoints[0]
+            worker = AsyncWorker("echo", echo, broker=at, concurrency=8, heartbeat=0.05, liveness=40)
+            worker.start()
+            client = AsyncClient(at, timeout=20)
+            while await workers() < 8:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(first.stop)
+        with running_broker(at, limits=limits):
+            while await workers() < 8:
+                await asyncio.sleep(0.01)
+            await client.close()
+            worker.stop()
+            await worker.wait()
+
+    caplog.set_level("DEBUG", "zmdp.worker")
+    asyncio.run(scenario())
+    levels = [each.levelname for each in caplog.records if "connecting to" in each.message]
+    assert sorted(levels) == ["DEBUG"] * 7 + ["WARNING"]
+
+
 @pytest.mark.parametrize("patient", [True, False])
 def test_a_broker_that_takes_nothing(logged, patient):
     """A stream waits for it, and is given up if it does not come back to life."""
@@ -679,6 +736,7 @@ def test_plain_functions_are_refused():
         ({"service": ""}, "no service name"),
         ({"service": "mmi.mine"}, "'mmi.mine' is reserved"),
         ({"concurrency": 0}, "concurrency is 0"),
+        ({"concurrency": 2, "max_concurrency": 1}, "max_concurrency is 1: it takes concurrency"),
         ({"heartbeat": 0}, "heartbeat is 0"),
         ({"liveness": 0}, "liveness is 0"),
         ({"handler_timeout": 0}, "handler_timeout is 0"),
