@@ -45,6 +45,8 @@ def frames(body: Sequence[str]) -> list[bytes]:
             found.append(sys.stdin.buffer.read())
         elif part.startswith("@@"):
             found.append(os.fsencode(part[1:]))
+        elif part == "@":
+            raise click.UsageError("@ takes the name of a file: @FILE")
         elif part.startswith("@"):
             try:
                 found.append(Path(part[1:]).read_bytes())

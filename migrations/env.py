@@ -27,5 +27,9 @@ if given is not None:
     migrate(given)
 else:
     url = schema.database_url(os.environ.get("TITANIC_DB", schema.DEFAULT_DB))
-    with schema.open_engine(url, create=True).begin() as opened:
-        migrate(opened)
+    engine = schema.open_engine(url, create=True)
+    try:
+        with engine.begin() as opened:
+            migrate(opened)
+    finally:
+        engine.dispose()

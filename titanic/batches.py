@@ -6,6 +6,7 @@ answered only once the transaction is committed.
 
 import asyncio
 import logging
+import sqlite3
 import threading
 import time
 from collections import defaultdict
@@ -132,6 +133,7 @@ class Batches:
         outcomes: list[Outcome] = []
         self._done += len(jobs)
         self._transactions += 1
+        self._check_file()  # before it is opened, which would make another
         with self._engine.begin() as connection:
             for work in sorted(groups, key=self._order.__getitem__):
                 results = work(connection, [job.item for job in groups[work]])
@@ -160,7 +162,7 @@ class Batches:
         """A SQLite file that was removed or replaced is still written to, and nobody will ever see it again."""
         if self._file != file_identity(self._engine.url):
             self._engine.dispose()
-            raise StoreError("the database file was removed or replaced: restart Titanic")
+            raise StoreError("the database file was removed or replaced: put it back, or restart Titanic")
 
 
 def _store_error(error: Exception) -> StoreError:
@@ -168,9 +170,13 @@ def _store_error(error: Exception) -> StoreError:
         return StoreError(str(error))
     told = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
     reason = " ".join(str(told).split())[:MAX_REASON] or type(told).__name__
-    if isinstance(error, sa.exc.DBAPIError) and (error.connection_invalidated or error.statement is None):
+    if isinstance(error, sa.exc.DBAPIError) and not isinstance(error.orig, sqlite3.Error) and _is_away(error):
         return StoreError(reason, "the database cannot be reached")  # its address is nobody's business
     return StoreError(reason)
+
+
+def _is_away(error: sa.exc.DBAPIError) -> bool:
+    return error.connection_invalidated or error.statement is None
 
 
 def _deliver(outcomes: list[Outcome]) -> None:

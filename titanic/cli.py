@@ -15,8 +15,8 @@ from ..mdp.console import Endpoint, Number, run, version_option, with_default
 from ..mdp.reach import check_listening
 from ..mdp.server import DEFAULT_ENDPOINT
 from .client import Titanic
-from .options import MAX_PRIORITY
-from .parameters import DURATION, UUID_TYPE, Moment
+from .options import MAX_PRIORITY, MAX_RETRIES
+from .parameters import DURATION, DURATION_FROM_0, UUID_TYPE, Moment
 
 DEFAULT_TIMEOUT: Final = 15.0
 OPERATORS: Final = ("serve", "ls", "show", "retry", "cancel", "purge", "stats", "db")
@@ -94,8 +94,10 @@ def cli(context: click.Context) -> None:
 @bodies.BODY
 @click.option("--key", help="The same key and service give the first request's uuid again; nothing is done twice.")
 @click.option("--key-ttl", type=DURATION, help=with_default("For how long.", "for ever"))
-@click.option("--delay", type=DURATION, help="Not before so long from now.")
-@click.option("--at", type=Moment(), help="Not before this time.")
+@click.option("--delay", type=DURATION_FROM_0, help="Not before so long from now.")
+@click.option(
+    "--at", type=Moment(), help="Not before this time: 2030-01-31T12:00, in this machine's zone if it has no offset."
+)
 @click.option(
     "--priority",
     type=click.IntRange(0, MAX_PRIORITY),
@@ -105,8 +107,9 @@ def cli(context: click.Context) -> None:
 )
 @click.option(
     "--retries",
-    type=Number("tries", whole=True, zero=True),
+    type=click.IntRange(0, MAX_RETRIES),
     default=0,
+    metavar="N",
     help=with_default("How often it is tried again if the service's handler fails.", 0, "times"),
 )
 @click.option(
@@ -201,7 +204,7 @@ def close(*, uuids: Sequence[UUID], broker: Sequence[str], timeout: float) -> No
 @contextmanager
 def _titanic(broker: Sequence[str], timeout: float) -> Iterator[Titanic]:
     check_listening(broker)
-    with Client(broker, timeout=timeout or DEFAULT_TIMEOUT, retries=0) as client:
+    with Client(broker, timeout=timeout, retries=0) as client:
         yield Titanic(client)
 
 

@@ -30,15 +30,17 @@ from ..clients import (
     SettingError,
     StreamInterrupted,
 )
+from ..clients.arguments import checked_body
 from ..mdp.codes import Code
 from ..mdp.errors import TitanicError, UnknownTicket
 from ..mdp.wire import service_name
 from .options import Malformed, parse_uuid, submission
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.orm import Session, scoped_session
 
-PATIENCE: Final = 30.0
+PATIENCE: Final = 15.0
 """Seconds after which somebody who waits for a reply looks whether there is a Titanic at all."""
 POLL: Final = (0.05, 1.0)
 """Seconds between two questions where Titanic cannot be asked to wait: at first, and at most."""
@@ -81,26 +83,48 @@ def _milliseconds(name: str, value: object) -> float:
 
 
 def enqueue(
-    session: "Session", service: str | bytes, *frames: bytes, headers: Mapping[str, str] | None = None, **options: Any
+    session: "Session | scoped_session[Any] | Connection",
+    service: str | bytes,
+    *frames: bytes,
+    key: str | None = None,
+    key_ttl: float | None = None,
+    delay: float | None = None,
+    at: datetime | float | None = None,
+    priority: int = 0,
+    retries: int = 0,
+    backoff: float | None = None,
+    ttl: float | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> str:
     """Hand a request over within the transaction of `session`; returns its uuid.
 
     Titanic finds it if that transaction commits, and only then: what the program writes and what it asks for are one
-    thing.  The session's database must be Titanic's own (`titanic db upgrade --db URL` makes the tables beside others).
-    `options` are those of `Titanic.submit`.  With asyncio: `await session.run_sync(enqueue, "service", b"…")`.
+    thing.  The session's database must be Titanic's own (`titanic db upgrade --db URL` makes the tables beside others);
+    a `Connection` will do as well.  All else is as in `Titanic.submit`.  With asyncio:
+    `await session.run_sync(enqueue, "service", b"…")`.
 
     Raises `SettingError` for what cannot be stored.
     """
-    from .store import accept  # noqa: PLC0415 - who only calls Titanic needs no SQLAlchemy
+    from sqlalchemy.engine import Connection  # noqa: PLC0415 - who only calls Titanic needs no SQLAlchemy
 
-    given = request_options(**options)
+    from . import models, store  # noqa: PLC0415
+
+    options = request_options(
+        key=key, key_ttl=key_ttl, delay=delay, at=at, priority=priority, retries=retries, backoff=backoff, ttl=ttl
+    )
     if headers:
-        given["headers"] = dict(headers)
+        options["headers"] = dict(headers)
     try:
-        asked = submission([service_name(service), *(frames or (b"",))], given, time.time())
+        asked = submission([service_name(service), *checked_body(frames)], options, time.time())
     except Malformed as error:
         raise SettingError(str(error)) from None
-    (uuid,) = accept(session, [asked])
+    if isinstance(session, Connection):
+        connection = session
+    else:
+        connection = session.connection(bind_arguments={"mapper": models.Request})
+    if connection.dialect.name not in {"sqlite", "postgresql"}:
+        raise SettingError(f"the session's database is {connection.dialect.name}: Titanic's is SQLite or PostgreSQL")
+    (uuid,) = store.accept(connection, [asked])
     return uuid.hex
 
 
@@ -120,12 +144,17 @@ def _status(reply: Sequence[bytes]) -> tuple[int, str]:
     return int(code) if code.isdigit() else int(Code.FAILED), text.decode(errors="replace")
 
 
-def _check(reply: Reply) -> None:
+def _check(reply: Reply, uuid: str = "") -> None:
     """Raise what Titanic has to say against it."""
     code, text = _status(reply)
-    if code not in {200, 300}:
-        kind = UnknownTicket if text.startswith("unknown uuid") else TitanicError
-        raise kind(f"Titanic: {text} ({code})", service=reply.service, code=code, text=text)
+    if code in {200, 300}:
+        return
+    if code == Code.MALFORMED and text.startswith("unknown uuid"):
+        known = f"Titanic knows no request {uuid}: it was closed, its reply has expired, or there never was one"
+        raise UnknownTicket(known, service=reply.service, code=code, text=text)
+    if code == Code.MALFORMED:
+        raise SettingError(f"Titanic takes it not: {text}")
+    raise TitanicError(f"Titanic could not do it: {text} ({code})", service=reply.service, code=code, text=text)
 
 
 def _result(reply: Reply, uuid: str) -> Reply | None:
@@ -133,7 +162,7 @@ def _result(reply: Reply, uuid: str) -> Reply | None:
     code, text = _status(reply)
     if code == Code.FAILED and len(reply) > 1 and reply[1].isdigit():  # else it is Titanic that failed
         raise ServiceError(int(reply[1]), text, reply[2] if len(reply) > 2 else None, service=f"request {uuid}")
-    _check(reply)
+    _check(reply, uuid)
     return None if code == 300 else Reply(reply[1:], service=reply.service, final=True)
 
 
@@ -161,6 +190,11 @@ class _Deadline:
     @property
     def left(self) -> float:
         return PATIENCE if self._at is None else self._at - time.monotonic()
+
+    def check(self, uuid: str) -> None:
+        """Raises `RequestTimeout` if they have passed."""
+        if self.timeout is not None and self.left <= 0:
+            raise _too_late(uuid, self.timeout)
 
     @property
     def step(self) -> float:
@@ -207,19 +241,22 @@ class Titanic:
         options = request_options(
             key=key, key_ttl=key_ttl, delay=delay, at=at, priority=priority, retries=retries, backoff=backoff, ttl=ttl
         )
-        name = service_name(service)
-        try:
-            reply = self.client.request(_REQUEST, name, *(frames or (b"",)), headers=headers, options=options or None)
-        except RequestTimeout:
-            if not self.client.available(_REQUEST):
-                raise _nobody(_REQUEST) from None
-            raise
+        body = (service_name(service), *(frames or (b"",)))
+        reply = self._ask(_REQUEST, *body, headers=headers, options=options or None)
         _check(reply)
         return Ticket(self, reply[1].decode())
 
     def ticket(self, uuid: str | bytes | UUID) -> "Ticket":
         """The ticket of a request that was handed over before.  Raises `SettingError` for what is no uuid."""
         return Ticket(self, _uuid_text(uuid))
+
+    def _ask(self, service: str, *frames: bytes, **settings: Any) -> Reply:
+        try:
+            return self.client.request(service, *frames, **settings)
+        except RequestTimeout as error:
+            if not isinstance(error, BrokerUnreachable) and not self.client.available(service):
+                raise _nobody(service) from None
+            raise
 
 
 class Ticket:
@@ -230,6 +267,7 @@ class Ticket:
 
     def __init__(self, titanic: Titanic, uuid: str) -> None:
         self.uuid = uuid
+        self._titanic = titanic
         self._client = titanic.client
 
     def __repr__(self) -> str:
@@ -238,7 +276,7 @@ class Ticket:
     def ready(self) -> bool:
         """Whether it has ended.  Raises `UnknownTicket`."""
         with suppress(ServiceError):
-            return _result(self._client.request(_REPLY, self.uuid.encode()), self.uuid) is not None
+            return _result(self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid) is not None
         return True
 
     def result(self, timeout: float | None = None) -> Reply:
@@ -250,25 +288,28 @@ class Ticket:
         `UnknownTicket` if it was closed or has expired, `BrokerUnreachable`, `ServiceNotFound`.
         """
         deadline = _Deadline(timeout)
+        if timeout == 0:
+            found = _result(self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid)
+            if found is None:
+                raise _too_late(self.uuid, timeout)
+            return found
+        options = {"wait": True} if self._client.protocol == "X1" else None
         pauses = _pauses()
-        options = {"wait": True} if timeout != 0 and self._client.protocol == "X1" else None
         while True:
             try:
-                reply = self._client.request(
+                reply = self._titanic._ask(
                     _REPLY, self.uuid.encode(), timeout=deadline.step, retries=0, options=options
                 )
             except BrokerUnreachable:
                 raise
             except RequestTimeout:
-                if deadline.left > 0 and not self._client.available(_REPLY):
-                    raise _nobody(_REPLY) from None
+                pass
             else:
                 found = _result(reply, self.uuid)
                 if found is not None:
                     return found
                 time.sleep(max(0.0, min(next(pauses), deadline.left)))
-            if timeout is not None and deadline.left <= 0:
-                raise _too_late(self.uuid, timeout)
+            deadline.check(self.uuid)
 
     def partials(self, start: int = 0, *, timeout: float | None = None) -> Generator[Reply, None, None]:
         """The PARTIALs of the reply from number `start` on, as they come, until it has ended.
@@ -276,8 +317,9 @@ class Ticket:
         They are kept, so it can be done again.  If the service was interrupted and began anew, those of the new attempt
         follow on from the same number.  `timeout` (seconds) is for how long none may come.  Raises as `result`.
         """
+        deadline = _Deadline(timeout)
+        pauses = _pauses()
         while True:
-            deadline = _Deadline(timeout)
             try:
                 asked = self._client.stream(
                     _REPLY, self.uuid.encode(), timeout=deadline.step, retries=0, options=_partials_from(start)
@@ -288,23 +330,24 @@ class Ticket:
                             return
                         if not part.final:
                             start += 1
-                            deadline = _Deadline(timeout)
+                            deadline, pauses = _Deadline(timeout), _pauses()
                             yield part
-                time.sleep(POLL[0])  # it says 300: it is about to end, or too many wait
+                time.sleep(
+                    max(0.0, min(next(pauses), deadline.left))
+                )  # it says 300: it is about to end, or too many wait
             except BrokerUnreachable:
                 raise
             except (RequestTimeout, StreamInterrupted):
-                if deadline.left > 0 and not self._client.available(_REPLY):
+                if not self._client.available(_REPLY):
                     raise _nobody(_REPLY) from None
-            if timeout is not None and deadline.left <= 0:
-                raise _too_late(self.uuid, timeout)
+            deadline.check(self.uuid)
 
     def close(self) -> None:
         """Have Titanic forget the request and its reply; what is under way of it is cancelled.
 
         Harmless when repeated.  Raises `TitanicError` if Titanic could not, else as `Client.request`.
         """
-        _check(self._client.request(_CLOSE, self.uuid.encode()))
+        _check(self._titanic._ask(_CLOSE, self.uuid.encode()))
 
     def __enter__(self) -> Self:
         return self
@@ -350,12 +393,7 @@ class AsyncTitanic:
             key=key, key_ttl=key_ttl, delay=delay, at=at, priority=priority, retries=retries, backoff=backoff, ttl=ttl
         )
         body = (service_name(service), *(frames or (b"",)))
-        try:
-            reply = await self.client.request(_REQUEST, *body, headers=headers, options=options or None)
-        except RequestTimeout:
-            if not await self.client.available(_REQUEST):
-                raise _nobody(_REQUEST) from None
-            raise
+        reply = await self._ask(_REQUEST, *body, headers=headers, options=options or None)
         _check(reply)
         return AsyncTicket(self, reply[1].decode())
 
@@ -363,12 +401,21 @@ class AsyncTitanic:
         """The ticket of a request that was handed over before.  Raises `SettingError` for what is no uuid."""
         return AsyncTicket(self, _uuid_text(uuid))
 
+    async def _ask(self, service: str, *frames: bytes, **settings: Any) -> Reply:
+        try:
+            return await self.client.request(service, *frames, **settings)
+        except RequestTimeout as error:
+            if not isinstance(error, BrokerUnreachable) and not await self.client.available(service):
+                raise _nobody(service) from None
+            raise
+
 
 class AsyncTicket:
     """`Ticket` for asyncio."""
 
     def __init__(self, titanic: AsyncTitanic, uuid: str) -> None:
         self.uuid = uuid
+        self._titanic = titanic
         self._client = titanic.client
 
     def __repr__(self) -> str:
@@ -377,34 +424,38 @@ class AsyncTicket:
     async def ready(self) -> bool:
         """Whether it has ended.  Raises `UnknownTicket`."""
         with suppress(ServiceError):
-            return _result(await self._client.request(_REPLY, self.uuid.encode()), self.uuid) is not None
+            return _result(await self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid) is not None
         return True
 
     async def result(self, timeout: float | None = None) -> Reply:
         """The frames of the reply's FINAL, once it is there.  As `Ticket.result`."""
         deadline = _Deadline(timeout)
+        if timeout == 0:
+            found = _result(await self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid)
+            if found is None:
+                raise _too_late(self.uuid, timeout)
+            return found
+        options = {"wait": True} if self._client.protocol == "X1" else None
         pauses = _pauses()
-        options = {"wait": True} if timeout != 0 and self._client.protocol == "X1" else None
         while True:
             try:
-                reply = await self._client.request(_REPLY, self.uuid.encode(), timeout=deadline.step, options=options)
+                reply = await self._titanic._ask(_REPLY, self.uuid.encode(), timeout=deadline.step, options=options)
             except BrokerUnreachable:
                 raise
             except RequestTimeout:
-                if deadline.left > 0 and not await self._client.available(_REPLY):
-                    raise _nobody(_REPLY) from None
+                pass
             else:
                 found = _result(reply, self.uuid)
                 if found is not None:
                     return found
                 await asyncio.sleep(max(0.0, min(next(pauses), deadline.left)))
-            if timeout is not None and deadline.left <= 0:
-                raise _too_late(self.uuid, timeout)
+            deadline.check(self.uuid)
 
     async def partials(self, start: int = 0, *, timeout: float | None = None) -> AsyncGenerator[Reply, None]:
         """The PARTIALs of the reply from number `start` on, until it has ended.  As `Ticket.partials`."""
+        deadline = _Deadline(timeout)
+        pauses = _pauses()
         while True:
-            deadline = _Deadline(timeout)
             try:
                 asked = self._client.stream(
                     _REPLY, self.uuid.encode(), timeout=deadline.step, options=_partials_from(start)
@@ -415,20 +466,21 @@ class AsyncTicket:
                             return
                         if not part.final:
                             start += 1
-                            deadline = _Deadline(timeout)
+                            deadline, pauses = _Deadline(timeout), _pauses()
                             yield part
-                await asyncio.sleep(POLL[0])  # it says 300: it is about to end, or too many wait
+                await asyncio.sleep(
+                    max(0.0, min(next(pauses), deadline.left))
+                )  # it says 300: it is about to end, or too many wait
             except BrokerUnreachable:
                 raise
             except (RequestTimeout, StreamInterrupted):
-                if deadline.left > 0 and not await self._client.available(_REPLY):
+                if not await self._client.available(_REPLY):
                     raise _nobody(_REPLY) from None
-            if timeout is not None and deadline.left <= 0:
-                raise _too_late(self.uuid, timeout)
+            deadline.check(self.uuid)
 
     async def close(self) -> None:
         """Have Titanic forget the request and its reply.  As `Ticket.close`."""
-        _check(await self._client.request(_CLOSE, self.uuid.encode()))
+        _check(await self._titanic._ask(_CLOSE, self.uuid.encode()))
 
     async def __aenter__(self) -> Self:
         return self

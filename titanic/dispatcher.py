@@ -43,10 +43,12 @@ PARTS_AHEAD: Final = 64
 """PARTIALs of a stream that may wait to be stored before the next is taken."""
 LOOK: Final = 0.5
 """Seconds between two looks at the tables."""
-ASK: Final = 1.0
-"""Seconds between two questions to the broker, who is there; a quarter of it while somebody is missed."""
+ASK: Final = 0.5
+"""Seconds between two questions to the broker, who is there."""
 ASK_LEAST: Final = 0.05
-"""Seconds between two such questions at least, however many new services come up."""
+"""The same, while requests come for services that were not there."""
+ASK_MORE: Final = 100
+"""Services that are asked for one by one, each time, at a broker with too many of them to tell of all."""
 COUNT: Final = 60.0
 """Seconds between two counts of what waits."""
 PATIENCE: Final = 5.0
@@ -102,7 +104,7 @@ class _Lane:
 
     @property
     def idle(self) -> bool:
-        return not (self.pending or self.claiming or self.buffer or self.in_flight)
+        return not ((self.pending and self.workers) or self.claiming or self.buffer or self.in_flight)
 
 
 class _Running:
@@ -152,7 +154,7 @@ class Dispatcher:
         """How many workers services had when the broker was asked last."""
         self._draining = False
         self._page = ""
-        """Services up to this name have been looked at; there may be too many for one look."""
+        """Services with pending requests up to this name have been asked for one by one."""
         self._looked = 0.0
         """When the tables were looked at, on the monotonic clock."""
 
@@ -170,6 +172,9 @@ class Dispatcher:
         self._waiting += 1
         if due > self._clock.now():
             self._wake.set()
+            return
+        if not self._offered.get(service):
+            self._ask_now.set()  # `_ask` has the tables looked at, if there is somebody now
             return
         lane = self._lane(service)
         lane.accepted += 1
@@ -198,7 +203,9 @@ class Dispatcher:
             self._count = False
             self._wake.clear()
             held = dict(self._running)
-            asked = store.Round(self._new_lease(now), now, renew, self._max_waiting if count else None, self._page)
+            asked = store.Round(
+                self._new_lease(now), now, renew, self._max_waiting if count else None, tuple(self._offered)
+            )
             pause = LOOK
             try:
                 found = await self._writer.do(store.look, asked)
@@ -225,7 +232,6 @@ class Dispatcher:
         for id_, attempt in found.owned.items():
             if id_ not in self._running:  # claimed, but its transaction's answer was lost
                 self._writer.do(store.put_back, self._again(id_, attempt)).add_done_callback(_look_at)
-        self._page = found.services[-1] if len(found.services) == store.SERVICES_AT_ONCE else ""
         for service in found.services:
             lane = self._lane(service)
             lane.pending = True
@@ -241,29 +247,39 @@ class Dispatcher:
         """Keep up with who is there (C31)."""
         while True:
             self._ask_now.clear()
-            await self._ask()
-            missed = any(lane.pending and not lane.workers for lane in self._lanes.values())
+            try:
+                offered = await self._ask()
+            except RequestTimeout as error:
+                log.warning("%s", error)
+                offered = {}
+            except (RequestError, ValueError, TypeError, KeyError) as error:
+                log.error("the broker does not say who is there, which Titanic needs: %s", error)
+                offered = {}
+            if not offered.keys() <= self._offered.keys():
+                self._wake.set()  # perhaps there are requests for the new ones
+            self._offered = offered
+            for lane in list(self._lanes.values()):
+                lane.workers = offered.get(lane.service, 0)
+                self._send(lane)
+                self._fill(lane)
             await asyncio.sleep(ASK_LEAST)
             with suppress(TimeoutError):
-                async with asyncio.timeout(ASK / 4 if missed else ASK):
+                async with asyncio.timeout(ASK):
                     await self._ask_now.wait()
 
-    async def _ask(self) -> None:
-        try:
-            self._offered, more = await self._workers(b"")
-            if more:
-                for service in [name for name in self._lanes if name not in self._offered]:
-                    self._offered |= (await self._workers(service.encode()))[0]
-        except RequestTimeout as error:
-            log.warning("%s", error)
-            self._offered = {}
-        except (RequestError, ValueError, TypeError, KeyError) as error:
-            log.error("the broker does not say who is there, which Titanic needs: %s", error)
-            self._offered = {}
-        for lane in list(self._lanes.values()):
-            lane.workers = self._offered.get(lane.service, 0)
-            self._send(lane)
-            self._fill(lane)
+    async def _ask(self) -> dict[str, int]:
+        """The services that have workers, and how many."""
+        offered, more = await self._workers(b"")
+        if more:
+            page: list[str] = []
+            with suppress(StoreError):
+                page = await self._writer.do(store.pending_after, (self._page, ASK_MORE))
+            self._page = page[-1] if len(page) == ASK_MORE else ""
+            # Those that were there are asked for again as well; what is under way there goes on.
+            names = [name for name in {*page, *self._lanes} if name not in offered]
+            for each, _ in await asyncio.gather(*(self._workers(name.encode()) for name in names)):
+                offered |= each
+        return {name: workers for name, workers in offered.items() if workers}
 
     async def _workers(self, service: bytes) -> tuple[dict[str, int], int]:
         """How many workers services have, this one or all; and how many services are left out."""
@@ -278,8 +294,6 @@ class Dispatcher:
         if lane is None:
             lane = self._lanes[service] = _Lane(service)
             lane.workers = self._offered.get(service, 0)
-            if not lane.workers:
-                self._ask_now.set()
         return lane
 
     def _new_lease(self, now: float) -> store.Lease:
@@ -354,34 +368,49 @@ class Dispatcher:
         self._forget(running)
 
     async def _do(self, claimed: store.Claimed) -> store.Outcome | store.Again:
-        """Call the service; store PARTIALs as they come."""
-        headers = json.loads(claimed.headers) if claimed.headers else None
+        """Have the service do it, and its PARTIALs stored; returns how that ended."""
+        saving: deque[asyncio.Task[None]] = deque()
+        outcome: store.Outcome | store.Again
         try:
-            async with aclosing(self._client.stream(claimed.service, *unpack(claimed.body), headers=headers)) as parts:
-                unsaved: deque[tuple[store.Partial, asyncio.Future[None]]] = deque()
-                number = 0
-                async for part in parts:
-                    if part.final:
-                        break
-                    if number == MAX_PARTS:
-                        return self._ends(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTS} PARTIALs")
-                    saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
-                    unsaved.append((saved, self._writer.do(store.add_parts, saved)))
-                    number += 1
-                    if len(unsaved) >= PARTS_AHEAD:
-                        await self._saved(*unsaved.popleft())
-                    self._changed(claimed.uuid)
-                for each in unsaved:
-                    await self._saved(*each)
-                return self._done(claimed, part)
-        except RequestError as error:
-            return self._failed(claimed, error)
-        except SettingError as error:  # it cannot be sent, now or ever
+            try:
+                outcome = await self._call(claimed, saving)
+            except RequestError as error:
+                outcome = self._failed(claimed, error)
+            except SettingError as error:  # it cannot be sent, now or ever
+                outcome = self._ends(claimed, Code.MALFORMED, str(error))
+            except Exception as error:  # whatever is wrong with this one, others are dispatched
+                log.exception("%s cannot be dispatched", claimed.uuid.hex)
+                outcome = self._again(claimed.id, claimed.attempt, _pause(*BACKOFF, claimed.attempt - 1), repr(error))
+            for each in saving:
+                await each
+        finally:
+            for each in saving:
+                each.cancel()
+        return outcome
+
+    async def _call(self, claimed: store.Claimed, saving: "deque[asyncio.Task[None]]") -> store.Outcome:
+        """Call the service; its PARTIALs are stored as they come, not too many at a time."""
+        try:
+            body, headers = unpack(claimed.body), json.loads(claimed.headers or "null")
+        except ValueError as error:  # somebody else has written it
             return self._ends(claimed, Code.MALFORMED, str(error))
-        except Exception as error:  # whatever is wrong with this one, others are dispatched
-            log.exception("%s cannot be dispatched", claimed.uuid.hex)
-            pause = _pause(*BACKOFF, claimed.attempt - 1)
-            return self._again(claimed.id, claimed.attempt, pause, repr(error))
+        async with aclosing(self._client.stream(claimed.service, *body, headers=headers)) as parts:
+            number = 0
+            async for part in parts:
+                if part.final:
+                    break
+                if number == MAX_PARTS:
+                    return self._ends(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTS} PARTIALs")
+                saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
+                saving.append(asyncio.create_task(self._save(claimed.uuid, saved)))
+                number += 1
+                if len(saving) >= PARTS_AHEAD:
+                    await saving.popleft()
+        return self._done(claimed, part)
+
+    async def _save(self, uuid: UUID, part: store.Partial) -> None:
+        await self._store(store.add_parts, part)
+        self._changed(uuid)
 
     def _done(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
         size = sum(map(len, reply))
@@ -425,12 +454,6 @@ class Dispatcher:
                 await asyncio.sleep(_pause(0.1, 2.0, tries))
                 tries += 1
 
-    async def _saved(self, part: store.Partial, saving: "asyncio.Future[None]") -> None:
-        try:
-            await saving
-        except StoreError:
-            await self._store(store.add_parts, part)
-
     def _give_up(self, running: _Running) -> None:
         """It is not this Titanic's any more, or nobody's."""
         if running.task is None:
@@ -454,20 +477,17 @@ class Dispatcher:
         `run` must still run, so that leases are renewed.
         """
         self._draining = True
-        buffered = [running for lane in self._lanes.values() for running in lane.buffer]
-        for running in buffered:
-            self._give_up(running)
-        under_way = {running.task for running in self._running.values() if running.task is not None}
+        for lane in self._lanes.values():
+            for running in list(lane.buffer):
+                self._give_up(running)
+        under_way = [running for running in self._running.values() if running.task is not None]
         if under_way:
             log.info("waiting for %d requests that are under way, up to %g s", len(under_way), timeout)
-            await asyncio.wait(under_way, timeout=timeout)
-        rest = [running for running in self._running.values() if not running.answered]
-        for running in rest:
+            await asyncio.wait([running.task for running in under_way if running.task is not None], timeout=timeout)
+        for running in under_way:
             self._give_up(running)
-        for running in [*buffered, *rest]:
-            claimed = running.claimed
-            with suppress(StoreError):
-                await self._writer.do(store.put_back, self._again(claimed.id, claimed.attempt))
+        with suppress(StoreError):
+            await self._writer.do(store.release, self._owner)
 
 
 def _pause(first: float, most: float, times: int) -> float:

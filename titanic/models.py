@@ -48,17 +48,6 @@ class Request(Base):
     """One request, from when it is accepted until it is closed."""
 
     __tablename__ = "titanic_requests"
-    __table_args__ = (
-        CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
-        _partial("titanic_requests_ready", "state = 'pending'", "service", text("priority DESC"), "id"),
-        _partial("titanic_requests_due", "state = 'delayed'", "due"),
-        _partial("titanic_requests_lease", "state = 'running'", "lease"),
-        _partial("titanic_requests_failed", "state = 'failed'", "id"),
-        _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
-        # An id must not come again once its request is closed: a late outcome would find another request.
-        {"sqlite_autoincrement": True},
-    )
-
     id: Mapped[int] = mapped_column(_Id, primary_key=True)
     """Grows with each request: what FIFO goes by."""
     uuid: Mapped[UUID] = mapped_column(Uuid, unique=True)
@@ -98,6 +87,17 @@ class Request(Base):
     body: Mapped[bytes] = mapped_column(LargeBinary)
     reply: Mapped[bytes | None] = mapped_column(LargeBinary)
     """The body of the FINAL; of a failed request the detail, if the service gave one."""
+
+    __table_args__ = (
+        CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
+        _partial("titanic_requests_ready", "state = 'pending'", "service", priority.desc(), "id"),
+        _partial("titanic_requests_due", "state = 'delayed'", "due"),
+        _partial("titanic_requests_lease", "state = 'running'", "lease"),
+        _partial("titanic_requests_failed", "state = 'failed'", "id"),
+        _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
+        # An id must not come again once its request is closed: a late outcome would find another request.
+        {"sqlite_autoincrement": True},
+    )
 
 
 class Part(Base):

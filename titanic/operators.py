@@ -18,14 +18,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..clients import bodies
-from ..mdp.console import EXIT_FAILED, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
+from ..mdp.console import EXIT_CODES, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
 from ..mdp.errors import TitanicError, UnknownTicket
 from ..mdp.reach import why_unreachable
 from ..mdp.server import DEFAULT_ENDPOINT
 from . import admin, schema
 from .frames import unpack
 from .models import STATES
-from .parameters import DURATION, UUID_TYPE
+from .parameters import DURATION, DURATION_FROM_0, UUID_TYPE
 from .server import (
     DEFAULT_CONNECTIONS,
     DEFAULT_DRAIN,
@@ -51,7 +51,9 @@ _DB = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _SERVICE = click.option("--service", help="Only those for this service.")
 _OLDER = click.option(
-    "--older-than", type=DURATION, help="Only those accepted longer ago than this (with a unit: 90s, 15m, 12h, 7d)."
+    "--older-than",
+    type=DURATION_FROM_0,
+    help="Only those accepted longer ago than this (with a unit: 90s, 15m, 12h, 7d).",
 )
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
 _ALL = click.option("--all", "everything", is_flag=True, help="All of them; see --service and --older-than.")
@@ -99,7 +101,7 @@ _ALL = click.option("--all", "everything", is_flag=True, help="All of them; see 
 )
 @click.option(
     "--drain-timeout",
-    type=DURATION,
+    type=DURATION_FROM_0,
     default=DEFAULT_DRAIN,
     help=with_default("How long running requests have to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
 )
@@ -351,7 +353,7 @@ def _change(
         if uuid not in changed and not everything:
             click.echo(f"{uuid.hex}: there is no such request in state {' or '.join(states)}", err=True)
     click.echo(f"{len(changed)} {what}")
-    return 0 if everything or len(changed) == len(set(uuids)) else EXIT_FAILED
+    return 0 if everything or len(changed) == len(set(uuids)) else EXIT_CODES[UnknownTicket]
 
 
 @click.command()
@@ -365,7 +367,7 @@ def _change(
 )
 @_SERVICE
 @click.option(
-    "--older-than", type=DURATION, required=True, help="Only those that ended longer ago than this; 0 for all."
+    "--older-than", type=DURATION_FROM_0, required=True, help="Only those that ended longer ago than this; 0 for all."
 )
 @click.option("--dry-run", is_flag=True, help="Only say how many there are.")
 @_DB

@@ -215,7 +215,7 @@ def _seconds(options: Mapping[str, Any], name: str, *, zero: bool = False) -> fl
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME * 1000:
-        raise Malformed(f"{name} is a number of milliseconds")
+        raise Malformed(f"{name} is a number of milliseconds, up to a hundred years")
     if not value and not zero:
         raise Malformed(f"{name} is a number of milliseconds above 0")
     return value / 1000

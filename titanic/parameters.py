@@ -6,7 +6,7 @@ from uuid import UUID
 
 import click
 
-from .options import parse_uuid
+from .options import MAX_TIME, parse_uuid
 
 
 class Uuid(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
@@ -28,6 +28,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in old
     """Seconds, or a number with s, m, h or d."""
 
     name = "duration"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
     units: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
@@ -43,8 +47,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in old
             seconds = float(number) * unit
         except ValueError:
             seconds = -1.0
-        if not 0 <= seconds <= 1e10:
-            self.fail(f"{value!r}: it takes seconds, or a number with s, m, h or d: 90, 15m, 7d", param, ctx)
+        if not 0 <= seconds <= MAX_TIME or not (seconds or self._zero):
+            least = "0 or more" if self._zero else "above 0"
+            takes = f"it takes seconds, or a number with s, m, h or d (90, 15m, 7d), {least}, up to a hundred years"
+            self.fail(f"{value!r}: {takes}", param, ctx)
         return seconds
 
 
@@ -67,4 +73,5 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in older
 
 
 DURATION: Final = Duration()
+DURATION_FROM_0: Final = Duration(zero=True)
 UUID_TYPE: Final = Uuid()

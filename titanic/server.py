@@ -26,7 +26,8 @@ MAX_CONNECTIONS: Final = 256
 DEFAULT_MAX_WAITING: Final = 1_000_000
 SHORTEST_LEASE: Final = 2.0
 WRITES: Final = (
-    store.accept, store.add_parts, store.finish, store.put_back, store.close, store.look, store.claim,
+    store.accept, store.add_parts, store.finish, store.put_back, store.close, store.look, store.claim, store.release,
+    store.pending_after,
 )  # fmt: skip
 """What is done in one transaction, in this order: a PARTIAL is there before its FINAL."""
 READS: Final = (store.fetch, store.fetch_parts, store.states)
@@ -76,18 +77,22 @@ class Server:
 
     def _prepared(self) -> Engine:
         engine = schema.open_engine(self.url, create=True)
-        if schema.is_sqlite(self.url):
-            before, now = schema.upgrade(engine)
-            if before != now:
-                log.info("%s: tables of version %s, before: %s", schema.shown(self.url), now, before or "none")
-        else:
-            with engine.connect() as connection:
-                schema.check(connection, self.url)
-                if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
-                    log.warning(
-                        "the PostgreSQL server runs with fsync off: what it commits may not survive a power cut"
-                    )
+        try:
+            if schema.is_sqlite(self.url):
+                before, now = schema.upgrade(engine)
+                if before != now:
+                    log.info("%s: tables of version %s, before: %s", schema.shown(self.url), now, before or "none")
+            else:
+                self._check(engine)
+        finally:
+            engine.dispose()  # it opens another connection when it is needed
         return engine
+
+    def _check(self, engine: Engine) -> None:
+        with engine.connect() as connection:
+            schema.check(connection, self.url)
+            if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
+                log.warning("the PostgreSQL server runs with fsync off: what it commits may not survive a power cut")
 
     @property
     def stopping(self) -> bool:

@@ -4,7 +4,7 @@ No clock: times are given.  No function commits.  An outcome counts only for the
 `owner` and `attempt` name together: a Titanic that was taken for dead changes nothing any more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 from uuid import UUID
@@ -12,7 +12,6 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
-from sqlalchemy.orm import Session
 
 from .models import Key, Part, Request
 from .options import Submission
@@ -23,8 +22,6 @@ KEYS: Final = cast(sa.Table, Key.__table__)
 R, P, K = REQUESTS.c, PARTS.c, KEYS.c
 SWEEP: Final = 5000
 """Rows thrown away at a time."""
-SERVICES_AT_ONCE: Final = 1000
-"""Services that a look finds."""
 
 
 def is_in(state: str) -> sa.ColumnElement[bool]:
@@ -35,7 +32,26 @@ def is_in(state: str) -> sa.ColumnElement[bool]:
 # ── accepting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def accept(connection: Connection | Session, batch: Sequence[Submission]) -> list[UUID]:
+def _in_both(build: Callable[[Any], sa.Executable]) -> dict[str, sa.Executable]:
+    """A statement with ON CONFLICT, which each dialect's INSERT has for itself, by the dialect's name."""
+    return {"sqlite": build(sqlite.insert), "postgresql": build(postgresql.insert)}
+
+
+def _enter_key(insert: Any) -> sa.Executable:
+    entered = insert(KEYS)
+    found: sa.Executable = entered.on_conflict_do_update(
+        index_elements=[K.service, K.key],
+        set_={"uuid": entered.excluded.uuid, "expires": entered.excluded.expires},
+        where=K.expires <= sa.bindparam("now", type_=sa.Double),
+    )
+    return found
+
+
+_ACCEPT: Final = _in_both(lambda insert: insert(REQUESTS).on_conflict_do_nothing())
+_ENTER_KEY: Final = _in_both(_enter_key)
+
+
+def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID]:
     """Store requests; for each the uuid by which it is known: with a key, that of the first one.
 
     Harmless when repeated with the same submissions.
@@ -44,7 +60,7 @@ def accept(connection: Connection | Session, batch: Sequence[Submission]) -> lis
     uuids = [each.uuid if each.key is None else known[each.service, each.key] for each in batch]
     rows = [_row(each) for each, uuid in zip(batch, uuids, strict=True) if uuid == each.uuid]
     if rows:
-        connection.execute(_insert(connection, REQUESTS).on_conflict_do_nothing(), rows)
+        connection.execute(_ACCEPT[connection.dialect.name], rows)
     return uuids
 
 
@@ -67,19 +83,13 @@ def _row(each: Submission) -> dict[str, Any]:
     }
 
 
-def _enter_keys(connection: Connection | Session, keyed: Sequence[Submission]) -> dict[tuple[str, str], UUID]:
+def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[tuple[str, str], UUID]:
     """The uuid that each key stands for, having entered those that are new or have expired."""
     first = {(each.service, str(each.key)): each for each in reversed(keyed)}
     if not first:
         return {}
-    insert = _insert(connection, KEYS)
-    fresh = insert.excluded
     connection.execute(
-        insert.on_conflict_do_update(
-            index_elements=[K.service, K.key],
-            set_={"uuid": fresh.uuid, "expires": fresh.expires},
-            where=K.expires <= sa.bindparam("now", type_=sa.Double),
-        ),
+        _ENTER_KEY[connection.dialect.name],
         # In one order, so that two Titanics with the same keys wait for each other and not both.
         [
             {"service": service, "key": key, "uuid": each.uuid, "expires": each.key_expires, "now": each.created}
@@ -88,12 +98,6 @@ def _enter_keys(connection: Connection | Session, keyed: Sequence[Submission]) -
     )
     found = connection.execute(sa.select(K.service, K.key, K.uuid).where(sa.tuple_(K.service, K.key).in_(list(first))))
     return {(service, key): uuid for service, key, uuid in found}
-
-
-def _insert(connection: Connection | Session, table: sa.Table) -> Any:
-    """An INSERT that knows ON CONFLICT, which each dialect has for itself."""
-    bind = connection.get_bind() if isinstance(connection, Session) else connection
-    return (postgresql if bind.dialect.name == "postgresql" else sqlite).insert(table)
 
 
 # ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,6 +164,12 @@ _CLAIM: Final = (
 )
 
 
+_FORGET_PARTS: Final = sa.delete(PARTS).where(
+    P.request.in_(sa.bindparam("b_ids", expanding=True)),
+    P.attempt < sa.select(R.attempts).where(R.id == P.request).scalar_subquery(),
+)
+
+
 def claim(connection: Connection, batch: Sequence[Claim]) -> list[list[Claimed]]:
     """Take requests for services, the most urgent and the oldest first."""
     return [_claim(connection, each) for each in batch]
@@ -176,6 +186,9 @@ def _claim(connection: Connection, wanted: Claim) -> list[Claimed]:
             "b_now": wanted.now,
         },
     ).all()
+    again = [row.id for row in rows if row.attempts > 1]
+    if again:  # what an attempt that broke off had streamed
+        connection.execute(_FORGET_PARTS, {"b_ids": again})
     return [Claimed(*row[:-1]) for row in sorted(rows, key=lambda row: (-row.priority, row.id))]
 
 
@@ -201,10 +214,13 @@ _PART: Final = (
 )
 
 
+_ADD_PART: Final = _in_both(lambda insert: insert(PARTS).from_select([*P.keys()], _PART).on_conflict_do_nothing())
+
+
 def add_parts(connection: Connection, batch: Sequence[Partial]) -> list[None]:
     """Store PARTIALs of requests that are still there."""
     connection.execute(
-        _insert(connection, PARTS).from_select([*P.keys()], _PART).on_conflict_do_nothing(),
+        _ADD_PART[connection.dialect.name],
         [{"id": each.id, "attempt": each.attempt, "number": each.number, "body": each.body} for each in batch],
     )
     return [None] * len(batch)
@@ -264,14 +280,6 @@ def finish(connection: Connection, batch: Sequence[Outcome]) -> list[None]:
             for each in batch
         ],
     )
-    again = [each.id for each in batch if each.attempt > 1]
-    if again:  # the parts of attempts that broke off
-        connection.execute(
-            sa.delete(PARTS).where(
-                P.request.in_(again),
-                P.attempt < sa.select(R.attempts).where(R.id == P.request).scalar_subquery(),
-            )
-        )
     return [None] * len(batch)
 
 
@@ -321,6 +329,14 @@ def put_back(connection: Connection, batch: Sequence[Again]) -> list[None]:
     return [None] * len(batch)
 
 
+def release(connection: Connection, batch: Sequence[str]) -> list[None]:
+    """Give everything back that these owners run."""
+    connection.execute(
+        sa.update(REQUESTS).where(is_in("running"), R.owner.in_(batch)).values(state="pending", owner=None, lease=None)
+    )
+    return [None] * len(batch)
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """The dispatcher looks at the tables: `lease` is what it holds its requests by from now on."""
@@ -330,8 +346,8 @@ class Round:
     renew: bool
     count_up_to: int | None
     """Count what waits, but no further than this; None: do not count."""
-    after: str = ""
-    """Services whose names come after this one are looked for."""
+    offered: tuple[str, ...] = ()
+    """Services for which it would have requests done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +357,7 @@ class Found:
     owned: dict[int, int]
     """The requests that this Titanic runs, with their attempts."""
     services: list[str]
-    """Those for which requests are pending; at most `SERVICES_AT_ONCE`, in order."""
+    """Those of the offered ones for which requests are pending."""
     next_due: float | None
     """When the next of the delayed ones is due."""
     waiting: int | None
@@ -368,7 +384,7 @@ def _look(connection: Connection, now: Round) -> Found:
     owned = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.owner == now.lease.owner))
     return Found(
         owned={each.id: each.attempts for each in owned},
-        services=pending_services(connection, now.after),
+        services=pending_services(connection, now.offered),
         next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
         waiting=None if now.count_up_to is None else count_waiting(connection, now.count_up_to),
         clock=_clock(connection),
@@ -381,14 +397,26 @@ def _clock(connection: Connection) -> float | None:
     return float(connection.scalar(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))) or 0)
 
 
-def pending_services(connection: Connection, after: str = "") -> list[str]:
-    """The services for which requests are pending: one step in the index for each, however many requests there are."""
+def pending_services(connection: Connection, offered: Sequence[str]) -> list[str]:
+    """Those of the services for which requests are pending: a step in the index for each, however many there are."""
+    if not offered:
+        return []
+    names = sa.values(sa.column("service", sa.Text), name="offered").data([(name,) for name in offered]).cte("offered")
+    some = sa.exists().where(is_in("pending"), R.service == names.c.service)
+    return list(connection.scalars(sa.select(names.c.service).where(some)))
+
+
+def pending_after(connection: Connection, batch: Sequence[tuple[str, int]]) -> list[list[str]]:
+    """For each name and limit the services with pending requests whose names come after it, in order."""
+    return [_pending_after(connection, *each) for each in batch]
+
+
+def _pending_after(connection: Connection, after: str, limit: int) -> list[str]:
     first = sa.select(sa.func.min(R.service).label("service")).where(is_in("pending"), R.service > after)
     each = first.cte("each", recursive=True)
     following = sa.select(sa.func.min(R.service)).where(is_in("pending"), R.service > each.c.service).scalar_subquery()
     each = each.union_all(sa.select(following).where(each.c.service.is_not(None)))
-    found = sa.select(each.c.service).where(each.c.service.is_not(None)).limit(SERVICES_AT_ONCE)
-    return list(connection.scalars(found))
+    return list(connection.scalars(sa.select(each.c.service).where(each.c.service.is_not(None)).limit(limit)))
 
 
 def count_waiting(connection: Connection, most: int) -> int:

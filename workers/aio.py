@@ -183,8 +183,8 @@ class AsyncWorker:
             return
         surplus = min(self._least_idle - self.concurrency, len(self._slots) - self.concurrency)
         for slot in [slot for slot in self._slots if slot.idle][: max(0, surplus)]:
-            self._slots.remove(slot)
             slot.stop()
+        self._slots = [slot for slot in self._slots if not slot.ended.is_set()]
         self._least_idle = len(self._slots) - self._busy
         self._loop.call_later(SHRINK, self._shrink)
 
@@ -205,8 +205,8 @@ class AsyncWorker:
 
     async def wait(self) -> None:
         """Wait until all has ended after `stop`."""
-        for slot in self._slots:
-            await slot.ended.wait()
+        while serving := [slot for slot in self._slots if not slot.ended.is_set()]:
+            await serving[0].ended.wait()
         context, self._own_context = self._own_context, None
         if context is not None:
             await asyncio.to_thread(end, context)  # it waits until the last messages are out
@@ -257,8 +257,8 @@ class _Slot:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no request."""
-        return self._task is None
+        """Whether it waits for a request."""
+        return self._task is None and not self._stopping
 
     def stop(self) -> None:
         """End now, or when the request that is worked on is finished."""
