@@ -15,9 +15,6 @@ from ..mdp.codes import Code
 from .models import STATES
 from .store import KEYS, PARTS, REQUESTS, P, R, is_in
 
-PURGE: Final = 1000
-"""Requests thrown away in one transaction, so that Titanic gets its turn in between."""
-
 _LISTED: Final = (
     R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.code,
     R.error, R.key,
@@ -94,9 +91,10 @@ def _change(connection: Connection, uuids: Sequence[UUID], states: Sequence[str]
     return list(connection.scalars(changed))
 
 
-def matching(connection: Connection, which: Which) -> list[UUID]:
-    """The uuids of all these requests."""
-    return list(connection.scalars(sa.select(R.uuid).where(*which.conditions()).order_by(R.id)))
+def matching(connection: Connection, which: Which, after: int, limit: int) -> list[tuple[int, UUID]]:
+    """The next `limit` of these requests whose id is above `after`: their ids and uuids."""
+    some = sa.select(R.id, R.uuid).where(*which.conditions(), R.id > after).order_by(R.id).limit(limit)
+    return [(row.id, row.uuid) for row in connection.execute(some)]
 
 
 def count(connection: Connection, which: Which) -> int:
@@ -104,10 +102,9 @@ def count(connection: Connection, which: Which) -> int:
     return connection.scalar(sa.select(sa.func.count()).select_from(REQUESTS).where(*which.conditions())) or 0
 
 
-def purge(connection: Connection, which: Which) -> int:
-    """Throw away up to `PURGE` of these requests; returns how many.  0: there are no more."""
-    some = sa.select(R.id).where(*which.conditions()).order_by(R.id).limit(PURGE)
-    return connection.execute(sa.delete(REQUESTS).where(R.id.in_(some))).rowcount
+def purge(connection: Connection, which: Which, ids: Sequence[int]) -> int:
+    """Throw away those of these requests that have these ids; returns how many."""
+    return connection.execute(sa.delete(REQUESTS).where(R.id.in_(ids), *which.conditions())).rowcount
 
 
 def stats(connection: Connection, now: float) -> dict[str, Any]:

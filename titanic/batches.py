@@ -138,7 +138,11 @@ class Batches:
             for work in sorted(groups, key=self._order.__getitem__):
                 results = work(connection, [job.item for job in groups[work]])
                 outcomes += [(job, result, None) for job, result in zip(groups[work], results, strict=True)]
-            self._check_file()
+            try:
+                self._check_file()
+            except StoreError:
+                connection.invalidate()
+                raise
         self._log_success()
         return outcomes
 
@@ -170,6 +174,8 @@ def _store_error(error: Exception) -> StoreError:
         return StoreError(str(error))
     told = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
     reason = " ".join(str(told).split())[:MAX_REASON] or type(told).__name__
+    if getattr(told, "sqlstate", "") in LOCKED:
+        return StoreError(reason, "somebody else is at it, with the same key perhaps: try again")
     if isinstance(error, sa.exc.DBAPIError) and not isinstance(error.orig, sqlite3.Error) and _is_away(error):
         return StoreError(reason, "the database cannot be reached")  # its address is nobody's business
     return StoreError(reason)

@@ -103,9 +103,10 @@ def enqueue(
     a `Connection` will do as well.  All else is as in `Titanic.submit`.  With asyncio:
     `await session.run_sync(enqueue, "service", b"…")`.
 
-    Raises `SettingError` for what cannot be stored.
+    Raises `SettingError` for what cannot be stored, `TitanicError` if the database has not Titanic's tables.
     """
     from sqlalchemy.engine import Connection  # noqa: PLC0415 - who only calls Titanic needs no SQLAlchemy
+    from sqlalchemy.exc import OperationalError, ProgrammingError  # noqa: PLC0415
 
     from . import models, store  # noqa: PLC0415
 
@@ -120,11 +121,21 @@ def enqueue(
         raise SettingError(str(error)) from None
     if isinstance(session, Connection):
         connection = session
+    elif not callable(getattr(session, "connection", None)):
+        raise SettingError(f"{session!r:.100} is no session: enqueue takes a SQLAlchemy Session or Connection")
     else:
         connection = session.connection(bind_arguments={"mapper": models.Request})
     if connection.dialect.name not in {"sqlite", "postgresql"}:
         raise SettingError(f"the session's database is {connection.dialect.name}: Titanic's is SQLite or PostgreSQL")
-    (uuid,) = store.accept(connection, [asked])
+    try:
+        (uuid,) = store.accept(connection, [asked])
+    except (OperationalError, ProgrammingError) as error:
+        if "titanic_" in str(error.orig):
+            told = (
+                f"the session's database has not the tables of Titanic (`titanic db upgrade` makes them): {error.orig}"
+            )
+            raise TitanicError(told, code=int(Code.FAILED)) from error
+        raise
     return uuid.hex
 
 
@@ -157,11 +168,11 @@ def _check(reply: Reply, uuid: str = "") -> None:
     raise TitanicError(f"Titanic could not do it: {text} ({code})", service=reply.service, code=code, text=text)
 
 
-def _result(reply: Reply, uuid: str) -> Reply | None:
+def _result(reply: Reply, uuid: str, service: str) -> Reply | None:
     """The reply that was fetched, None if it is not there yet.  Raises `ServiceError`, `UnknownTicket`."""
     code, text = _status(reply)
     if code == Code.FAILED and len(reply) > 1 and reply[1].isdigit():  # else it is Titanic that failed
-        raise ServiceError(int(reply[1]), text, reply[2] if len(reply) > 2 else None, service=f"request {uuid}")
+        raise ServiceError(int(reply[1]), text, reply[2] if len(reply) > 2 else None, service=service)
     _check(reply, uuid)
     return None if code == 300 else Reply(reply[1:], service=reply.service, final=True)
 
@@ -244,7 +255,7 @@ class Titanic:
         body = (service_name(service), *(frames or (b"",)))
         reply = self._ask(_REQUEST, *body, headers=headers, options=options or None)
         _check(reply)
-        return Ticket(self, reply[1].decode())
+        return Ticket(self, reply[1].decode(), body[0].decode())
 
     def ticket(self, uuid: str | bytes | UUID) -> "Ticket":
         """The ticket of a request that was handed over before.  Raises `SettingError` for what is no uuid."""
@@ -265,8 +276,10 @@ class Ticket:
     As a context manager it closes the request at the end of the block.
     """
 
-    def __init__(self, titanic: Titanic, uuid: str) -> None:
+    def __init__(self, titanic: Titanic, uuid: str, service: str = "") -> None:
         self.uuid = uuid
+        self.service = service
+        """Whose it is, if it was submitted here."""
         self._titanic = titanic
         self._client = titanic.client
 
@@ -276,7 +289,7 @@ class Ticket:
     def ready(self) -> bool:
         """Whether it has ended.  Raises `UnknownTicket`."""
         with suppress(ServiceError):
-            return _result(self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid) is not None
+            return _result(self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid, self.service) is not None
         return True
 
     def result(self, timeout: float | None = None) -> Reply:
@@ -289,7 +302,7 @@ class Ticket:
         """
         deadline = _Deadline(timeout)
         if timeout == 0:
-            found = _result(self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid)
+            found = _result(self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid, self.service)
             if found is None:
                 raise _too_late(self.uuid, timeout)
             return found
@@ -305,7 +318,7 @@ class Ticket:
             except RequestTimeout:
                 pass
             else:
-                found = _result(reply, self.uuid)
+                found = _result(reply, self.uuid, self.service)
                 if found is not None:
                     return found
                 time.sleep(max(0.0, min(next(pauses), deadline.left)))
@@ -326,7 +339,7 @@ class Ticket:
                 )
                 with closing(asked) as parts:
                     for part in parts:
-                        if part.final and _result(part, self.uuid) is not None:
+                        if part.final and _result(part, self.uuid, self.service) is not None:
                             return
                         if not part.final:
                             start += 1
@@ -395,7 +408,7 @@ class AsyncTitanic:
         body = (service_name(service), *(frames or (b"",)))
         reply = await self._ask(_REQUEST, *body, headers=headers, options=options or None)
         _check(reply)
-        return AsyncTicket(self, reply[1].decode())
+        return AsyncTicket(self, reply[1].decode(), body[0].decode())
 
     def ticket(self, uuid: str | bytes | UUID) -> "AsyncTicket":
         """The ticket of a request that was handed over before.  Raises `SettingError` for what is no uuid."""
@@ -413,8 +426,9 @@ class AsyncTitanic:
 class AsyncTicket:
     """`Ticket` for asyncio."""
 
-    def __init__(self, titanic: AsyncTitanic, uuid: str) -> None:
+    def __init__(self, titanic: AsyncTitanic, uuid: str, service: str = "") -> None:
         self.uuid = uuid
+        self.service = service
         self._titanic = titanic
         self._client = titanic.client
 
@@ -424,14 +438,14 @@ class AsyncTicket:
     async def ready(self) -> bool:
         """Whether it has ended.  Raises `UnknownTicket`."""
         with suppress(ServiceError):
-            return _result(await self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid) is not None
+            return _result(await self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid, self.service) is not None
         return True
 
     async def result(self, timeout: float | None = None) -> Reply:
         """The frames of the reply's FINAL, once it is there.  As `Ticket.result`."""
         deadline = _Deadline(timeout)
         if timeout == 0:
-            found = _result(await self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid)
+            found = _result(await self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid, self.service)
             if found is None:
                 raise _too_late(self.uuid, timeout)
             return found
@@ -445,7 +459,7 @@ class AsyncTicket:
             except RequestTimeout:
                 pass
             else:
-                found = _result(reply, self.uuid)
+                found = _result(reply, self.uuid, self.service)
                 if found is not None:
                     return found
                 await asyncio.sleep(max(0.0, min(next(pauses), deadline.left)))
@@ -462,7 +476,7 @@ class AsyncTicket:
                 )
                 async with aclosing(asked) as parts:
                     async for part in parts:
-                        if part.final and _result(part, self.uuid) is not None:
+                        if part.final and _result(part, self.uuid, self.service) is not None:
                             return
                         if not part.final:
                             start += 1

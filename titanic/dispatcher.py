@@ -432,7 +432,9 @@ class Dispatcher:
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
             return self._again(claimed.id, claimed.attempt, pause, text)
         if claimed.failures < claimed.retries:
-            pause = _pause(claimed.backoff or HANDLER_BACKOFF[0], HANDLER_BACKOFF[1], claimed.failures)
+            # Not less than was asked for, but a little more, so that what failed together does not come together.
+            pause = _growing(claimed.backoff or HANDLER_BACKOFF[0], HANDLER_BACKOFF[1], claimed.failures)
+            pause *= random.uniform(1.0, 1.2)  # noqa: S311 - jitter
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
             return self._again(claimed.id, claimed.attempt, pause, text, claimed.failures + 1)
         detail = None if error.detail is None else pack([error.detail])
@@ -483,16 +485,25 @@ class Dispatcher:
         under_way = [running for running in self._running.values() if running.task is not None]
         if under_way:
             log.info("waiting for %d requests that are under way, up to %g s", len(under_way), timeout)
-            await asyncio.wait([running.task for running in under_way if running.task is not None], timeout=timeout)
-        for running in under_way:
-            self._give_up(running)
+        tasks = [running.task for running in under_way if running.task is not None]
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=timeout)
+        finally:
+            for running in under_way:
+                self._give_up(running)
         with suppress(StoreError):
             await self._writer.do(store.release, self._owner)
 
 
+def _growing(first: float, most: float, times: int) -> float:
+    """Seconds: twice as long each time."""
+    return min(first * 2.0 ** min(times, 32), most)
+
+
 def _pause(first: float, most: float, times: int) -> float:
-    """Seconds: twice as long each time, and not the same for all."""
-    return min(first * 2.0 ** min(times, 32), most) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+    """The same, and not the same for all."""
+    return _growing(first, most, times) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 
 def _look_at(done: "asyncio.Future[None]") -> None:

@@ -7,8 +7,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -35,8 +35,8 @@ from .server import (
     Server,
 )
 
-CHUNK: Final = 500
-"""Requests changed in one transaction."""
+CHUNK: Final = 1000
+"""Requests changed in one transaction, so that Titanic gets its turn in between."""
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -150,7 +150,9 @@ async def _serve(broker: str, db: str, settings: dict[str, Any]) -> int:
         nonlocal forced
         if server.stopping and serving is not None:
             forced = True
+            log.info("ending at once; what is running is done again later")
             serving.cancel()
+            return
         log.info("ending: what is running is finished first; once more ends at once")
         server.stop()
 
@@ -200,9 +202,12 @@ def _opened(db: str, *, write: bool = False) -> Iterator[Callable[[], Any]]:
         engine.dispose()
 
 
-@click.group()
-def db() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def db(context: click.Context) -> None:
     """Make the tables, or bring them up to date."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @db.command()
@@ -338,14 +343,14 @@ def _change(
     narrowed = service is not None or older_than is not None
     if bool(uuids) == everything or (narrowed and not everything):
         raise click.UsageError("name requests by their UUIDs, or take --all (perhaps with --service, --older-than)")
-    with _opened(db, write=True) as begin:
+    changed: set[UUID] = set()
+    with _opened(db) as read, _opened(db, write=True) as begin:
+        which = _which(states, service, older_than)
+        chunks: Iterable[Sequence[UUID]] = (uuids[at : at + CHUNK] for at in range(0, len(uuids), CHUNK))
         if everything:
-            with begin() as connection:
-                uuids = admin.matching(connection, _which(states, service, older_than))
-        changed: set[UUID] = set()
-        with _progress(len(uuids), what) as advance:
-            for at in range(0, len(uuids), CHUNK):
-                chunk = uuids[at : at + CHUNK]
+            chunks = ([uuid for _, uuid in chunk] for chunk in _chunks(read, which))
+        with _progress(_count(read, which) if everything else len(uuids), what) as advance:
+            for chunk in chunks:
                 with begin() as connection:
                     changed |= set(change(connection, chunk, time.time()))
                 advance(len(chunk))
@@ -377,21 +382,17 @@ def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dr
     Their replies go with them, fetched or not.
     """
     which = admin.Which(states, service, finished_before=time.time() - older_than)
-    with _opened(db, write=True) as begin:
-        with begin() as connection:
-            total = admin.count(connection, which)
+    thrown = 0
+    with _opened(db) as read, _opened(db, write=True) as begin:
+        total = _count(read, which)
         if dry_run:
             click.echo(f"{total} would be thrown away")
             return
-        thrown = 0
         with _progress(total, "thrown away") as advance:
-            while True:
+            for chunk in _chunks(read, which):
                 with begin() as connection:
-                    step = admin.purge(connection, which)
-                if not step:
-                    break
-                thrown += step
-                advance(step)
+                    thrown += admin.purge(connection, which, [id_ for id_, _ in chunk])
+                advance(len(chunk))
     click.echo(f"{thrown} thrown away")
 
 
@@ -412,6 +413,27 @@ def stats(*, db: str, as_json: bool) -> None:
         oldest = "" if waited is None else _age(waited)
         click.echo(f"{name:{width}}" + "".join(f"  {counts[state]:9}" for state in STATES) + f"  {oldest:>7}".rstrip())
     click.echo(f"{found['partials']} PARTIALs, {found['keys']} keys")
+
+
+Begin = Callable[[], AbstractContextManager[Connection]]
+"""Begins a transaction."""
+
+
+def _count(read: Begin, which: admin.Which) -> int:
+    with read() as connection:
+        return admin.count(connection, which)
+
+
+def _chunks(read: Begin, which: admin.Which) -> Iterator[list[tuple[int, UUID]]]:
+    """The ids and uuids of these requests, looked for without holding anybody up."""
+    last = 0
+    while True:
+        with read() as connection:
+            chunk = admin.matching(connection, which, last, CHUNK)
+        if not chunk:
+            return
+        last = chunk[-1][0]
+        yield chunk
 
 
 def _which(states: tuple[str, ...], service: str | None, older_than: float | None) -> admin.Which:

@@ -64,8 +64,10 @@ def is_sqlite(url: URL) -> bool:
     return url.drivername.startswith("sqlite")
 
 
-def open_engine(url: URL, *, write: bool = True, create: bool = False) -> Engine:
+def open_engine(url: URL, *, write: bool = True, create: bool = False, lock_timeout: float = BUSY) -> Engine:
     """An engine for the database at `url`.  Unless `create`, a SQLite file must exist.
+
+    `lock_timeout` (seconds) is how long PostgreSQL waits for somebody else's lock.
 
     Raises `SettingError` if its driver is not installed or the file is not there.
     """
@@ -73,11 +75,13 @@ def open_engine(url: URL, *, write: bool = True, create: bool = False) -> Engine
         path = Path(str(url.database))
         if not create and not path.exists():
             raise SettingError(f"there is no database {path}: `titanic serve` makes it; see --db")
+        if path.is_dir():
+            raise SettingError(f"{path} is a folder: --db takes a file")
         if not path.parent.is_dir():
             raise SettingError(f"{path}: there is no folder {path.parent}")
         return _sqlite(url, write=write)
     # What is answered with 200 is on the disk, whatever the server's default; nobody's lock holds us up for ever.
-    ours = f"-c synchronous_commit=on -c lock_timeout={BUSY * 1000}"
+    ours = f"-c synchronous_commit=on -c lock_timeout={lock_timeout * 1000:.0f}"
     given = url.query.get("options", "")
     settings: dict[str, Any] = {
         "application_name": "titanic",

@@ -24,6 +24,8 @@ DEFAULT_CONNECTIONS: Final = 32
 MAX_CONNECTIONS: Final = 256
 """Connections that titanic.request and titanic.close may have at most."""
 DEFAULT_MAX_WAITING: Final = 1_000_000
+KEY_PATIENCE: Final = 1.0
+"""Seconds that a request with a key waits for somebody else who has entered the same and not committed."""
 SHORTEST_LEASE: Final = 2.0
 WRITES: Final = (
     store.accept, store.add_parts, store.finish, store.put_back, store.close, store.look, store.claim, store.release,
@@ -111,13 +113,19 @@ class Server:
             ending.push_async_callback(reader.close)
             writer = Batches("titanic-writer", self._writing, WRITES)
             ending.push_async_callback(writer.close)
+            keyed = writer
+            if not schema.is_sqlite(self.url):
+                # A key may be held by a program that has not committed yet: nobody else shall wait for that.
+                engine = schema.open_engine(self.url, lock_timeout=KEY_PATIENCE)
+                keyed = Batches("titanic-keys", engine, (store.accept,))
+                ending.push_async_callback(keyed.close)
             clock = Clock()
             dispatcher = Dispatcher(
                 client, writer, clock, lease=self._lease, max_waiting=self._max_waiting,
                 changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
             )  # fmt: skip
             service = Service(
-                writer, reader, clock, ttl=self._ttl,
+                writer, keyed, reader, clock, ttl=self._ttl,
                 room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
             )  # fmt: skip
             workers = [

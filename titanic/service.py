@@ -36,7 +36,7 @@ UNKNOWN: Final = b"400 unknown uuid"
 
 
 class Service:
-    """The handlers, on a `writer` and a `reader` of the database.
+    """The handlers, on a `writer` and a `reader` of the database, and `keyed`, which writes requests with keys.
 
     `ttl` (seconds, None for until they are closed) is for how long replies are kept whose requests do not say.
     `room()` tells whether one more request may be accepted; `accepted(service, due)` and `gone(id)` are told of what
@@ -46,6 +46,7 @@ class Service:
     def __init__(
         self,
         writer: Batches,
+        keyed: Batches,
         reader: Batches,
         clock: Clock,
         *,
@@ -55,6 +56,7 @@ class Service:
         gone: Callable[[int], None],
     ) -> None:
         self._writer = writer
+        self._keyed = keyed
         self._reader = reader
         self._clock = clock
         self._ttl = ttl
@@ -75,7 +77,7 @@ class Service:
                 asked = replace(asked, result_ttl=self._ttl)
             if not self._room():
                 return [FULL]
-            uuid = await self._writer.do(store.accept, asked)
+            uuid = await (self._writer if asked.key is None else self._keyed).do(store.accept, asked)
         except (Malformed, StoreError) as error:
             return _refused(error)
         if uuid == asked.uuid:

@@ -209,7 +209,7 @@ _PART: Final = (
         sa.bindparam("number", type_=sa.Integer),
         sa.bindparam("body", type_=sa.LargeBinary),
     )
-    .where(R.id == sa.bindparam("id"))
+    .where(R.id == sa.bindparam("id"), R.attempts == sa.bindparam("attempt"))
     .with_for_update(read=True, key_share=True)  # nobody closes it meanwhile
 )
 
