@@ -19,7 +19,7 @@ _LISTED: Final = (
     R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.code,
     R.error, R.key,
 )  # fmt: skip
-_SHOWN: Final = (*_LISTED, R.id, R.retries, R.backoff, R.result_ttl, R.expires, R.lease, R.owner, R.headers)
+_SHOWN: Final = (*_LISTED, R.id, R.retries, R.backoff, R.result_ttl, R.expires, R.owner, R.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def cancel(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UU
     """
     return _change(
         connection, uuids, ("delayed", "pending", "running"), state="failed", finished=now, expires=R.result_ttl + now,
-        owner=None, lease=None, code=int(Code.CANCELLED), error="cancelled by an operator",
+        owner=None, code=int(Code.CANCELLED), error="cancelled by an operator",
     )  # fmt: skip
 
 

@@ -30,6 +30,8 @@ MAX_REASON: Final = 300
 
 LOG_EVERY: Final = 5.0
 """Seconds between two log lines about what fails."""
+CLOSING: Final = 0.005
+"""Seconds between two looks at whether the thread has ended."""
 LOCKED: Final = frozenset({"40001", "40P01", "55P03"})
 """What PostgreSQL says if somebody else is at the same rows: that is about some jobs, not about the database."""
 
@@ -89,7 +91,8 @@ class Batches:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        await asyncio.to_thread(self._thread.join)
+        while self._thread.is_alive():  # not `join` in another thread: nobody could give that up
+            await asyncio.sleep(CLOSING)
         await asyncio.sleep(0)  # what the thread delivered last
         self._engine.dispose()
 

@@ -13,6 +13,6 @@ class Clock:
         """Seconds since 1970."""
         return time.time() + self._ahead
 
-    def set(self, now: float) -> None:
-        """The database says that it is `now`."""
-        self._ahead = now - time.time()
+    def set(self, ahead: float) -> None:
+        """The database's clock is so many seconds ahead of this host's."""
+        self._ahead = ahead

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
-from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, SettingError, StreamInterrupted
+from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, ServiceError, SettingError
 from ..mdp.codes import Code
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from . import store
@@ -34,9 +34,9 @@ HORIZON: Final = 0.05
 MOST: Final = 2000
 """Requests claimed for one service, however many workers it has."""
 MOST_BYTES: Final = 256 << 20
-"""Bytes of claimed requests above which a service gets one at a time."""
-LARGE: Final = MOST_BYTES // 8
-"""Bytes that a body is taken for before any was seen."""
+"""Bytes of claimed requests, and of outcomes that wait to be stored, above which a service gets one at a time."""
+MOST_UNSTORED: Final = 1000
+"""Outcomes that wait to be stored, above which no more requests are claimed."""
 MAX_PARTS: Final = 1_000_000
 """PARTIALs that are kept of one reply."""
 PARTS_AHEAD: Final = 64
@@ -71,7 +71,7 @@ class _Lane:
     """What is under way for one service."""
 
     __slots__ = (
-        "accepted", "ahead", "buffer", "claiming", "ended", "in_flight", "largest", "pending", "service", "workers",
+        "accepted", "ahead", "buffer", "claiming", "ended", "in_flight", "pending", "service", "workers",
     )  # fmt: skip
 
     def __init__(self, service: str) -> None:
@@ -87,8 +87,6 @@ class _Lane:
         self.in_flight = 0
         self.ended = 0
         """Requests that have ended since the last look."""
-        self.largest = LARGE
-        """Bytes of the largest body that was claimed last."""
         self.ahead = 0
         """Requests to claim beyond those that are given to the broker."""
 
@@ -121,7 +119,10 @@ class _Running:
 
 
 class Dispatcher:
-    """`changed(uuid)` is told of requests whose state or whose PARTIALs have changed."""
+    """`changed(uuid)` is told of requests whose state or whose PARTIALs have changed.
+
+    `ttl` (seconds, None for until they are closed) is for how long replies are kept whose requests do not say.
+    """
 
     def __init__(
         self,
@@ -130,6 +131,7 @@ class Dispatcher:
         clock: Clock,
         *,
         lease: float,
+        ttl: float | None,
         max_waiting: int,
         changed: Callable[[UUID], None],
     ) -> None:
@@ -137,6 +139,7 @@ class Dispatcher:
         self._writer = writer
         self._clock = clock
         self._lease = lease
+        self._ttl = ttl
         self._max_waiting = max_waiting
         self._changed = changed
         self._context = copy_context()
@@ -144,6 +147,7 @@ class Dispatcher:
         self._lanes: dict[str, _Lane] = {}
         self._running: dict[int, _Running] = {}
         self._bytes = 0
+        self._unstored = 0
         self._waiting = 0
         """Requests that are neither done nor failed: when last counted, and those of this Titanic since."""
         self._count = False
@@ -217,13 +221,14 @@ class Dispatcher:
                 self._take_in(found, held)
                 if found.next_due is not None:
                     pause = min(pause, max(0.0, found.next_due - self._clock.now()))
+                if found.more:
+                    pause = 0.0
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
 
     def _take_in(self, found: store.Found, held: dict[int, _Running]) -> None:
-        if found.clock is not None:
-            self._clock.set(found.clock)
+        self._clock.set(found.ahead)
         if found.waiting is not None:
             self._waiting = found.waiting
         for id_, running in held.items():
@@ -285,7 +290,7 @@ class Dispatcher:
         """How many workers services have, this one or all; and how many services are left out."""
         (answer,) = await self._client.request("mmi.services", service, timeout=PATIENCE)
         told = json.loads(answer)
-        return {row["name"]: row["workers"] for row in told["services"]}, told["more"]
+        return {str(row["name"]): int(row["workers"]) for row in told["services"]}, int(told["more"])
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -306,19 +311,17 @@ class Dispatcher:
         most, held = lane.room, lane.in_flight + len(lane.buffer)
         if held * 4 > most * 3:  # several at a time cost little more than one
             return
-        fit = (MOST_BYTES - self._bytes) // lane.largest
-        if fit < 1 and held:
+        if self._unstored >= MOST_UNSTORED or (self._bytes >= MOST_BYTES and held):
             return
         lane.claiming = True
-        now, limit = self._clock.now(), min(most - held, max(1, fit))
-        claim = store.Claim(lane.service, limit, self._new_lease(now), now)
+        now, limit = self._clock.now(), most - held
+        claim = store.Claim(lane.service, limit, self._new_lease(now), now, MOST_BYTES - self._bytes)
         self._writer.do(store.claim, claim).add_done_callback(partial(self._claimed, lane, lane.accepted, limit))
 
     def _claimed(self, lane: _Lane, accepted: int, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
         lane.claiming = False
         if done.cancelled() or done.exception() is not None:
             return  # the next look tells of the trouble, and fills anew
-        lane.largest = max((len(claimed.body) for claimed in done.result()), default=lane.largest) or 1
         for claimed in done.result():
             before = self._running.get(claimed.id)
             if before is not None:
@@ -343,12 +346,19 @@ class Dispatcher:
     async def _run(self, running: _Running) -> None:
         outcome = await self._do(running.claimed)
         self._answered(running)
-        if isinstance(outcome, store.Outcome):
-            await self._store(store.finish, outcome)
-            self._waiting -= 1
-        else:
-            await self._store(store.put_back, outcome)
-            self._wake.set()
+        size = len(outcome.reply or b"") if isinstance(outcome, store.Outcome) else 0
+        self._bytes += size
+        self._unstored += 1
+        try:
+            if isinstance(outcome, store.Outcome):
+                await self._store(store.finish, outcome)
+                self._waiting -= 1
+            else:
+                await self._store(store.put_back, outcome)
+                self._wake.set()
+        finally:
+            self._bytes -= size
+            self._unstored -= 1
         self._changed(running.claimed.uuid)
 
     def _answered(self, running: _Running) -> None:
@@ -401,6 +411,8 @@ class Dispatcher:
                     break
                 if number == MAX_PARTS:
                     return self._ends(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTS} PARTIALs")
+                if not _fits(part):
+                    return self._ends(claimed, Code.TOO_LARGE, f"PARTIAL {number} is too large to be fetched")
                 saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
                 saving.append(asyncio.create_task(self._save(claimed.uuid, saved)))
                 number += 1
@@ -413,21 +425,21 @@ class Dispatcher:
         self._changed(uuid)
 
     def _done(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
-        size = sum(map(len, reply))
-        if size > MAX_KEPT or len(reply) >= MAX_BODY_FRAMES:
-            return self._ends(
-                claimed, Code.TOO_LARGE, f"the reply is too large to be fetched: {size} bytes, {len(reply)} frames"
-            )
-        return store.Outcome(claimed.id, self._owner, claimed.attempt, self._clock.now(), pack(reply))
+        if not _fits(reply):
+            return self._ends(claimed, Code.TOO_LARGE, "the reply is too large to be fetched")
+        now = self._clock.now()
+        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, pack(reply), ttl=self._ttl)
 
     def _ends(self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None) -> store.Outcome:
         text = text.replace("\0", "?")  # which PostgreSQL does not store
-        return store.Outcome(claimed.id, self._owner, claimed.attempt, self._clock.now(), detail, code, text)
+        now = self._clock.now()
+        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, detail, code, text, self._ttl)
 
     def _failed(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Again:
         text, code = error.text or str(error), error.code
-        if code in NOT_NOW or (code is None and isinstance(error, RequestTimeout | StreamInterrupted)):
-            # Nobody's fault, or a worker's that dies of it: it is tried for ever, but less and less often.
+        if code in NOT_NOW or (code is None and not isinstance(error, ServiceError)):
+            # Nobody's fault, or a worker's or a broker's that dies of it: it is tried for ever, but less and less
+            # often.
             pause = _pause(*BACKOFF, claimed.attempt - 1)
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
             return self._again(claimed.id, claimed.attempt, pause, text)
@@ -437,7 +449,7 @@ class Dispatcher:
             pause *= random.uniform(1.0, 1.2)  # noqa: S311 - jitter
             log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
             return self._again(claimed.id, claimed.attempt, pause, text, claimed.failures + 1)
-        detail = None if error.detail is None else pack([error.detail])
+        detail = pack([error.detail]) if error.detail is not None and len(error.detail) <= MAX_KEPT else None
         return self._ends(claimed, code or Code.FAILED, text, detail)
 
     def _again(
@@ -494,6 +506,11 @@ class Dispatcher:
                 self._give_up(running)
         with suppress(StoreError):
             await self._writer.do(store.release, self._owner)
+
+
+def _fits(part: Reply) -> bool:
+    """Whether it can be sent to whoever fetches it."""
+    return sum(map(len, part)) <= MAX_KEPT and len(part) < MAX_BODY_FRAMES
 
 
 def _growing(first: float, most: float, times: int) -> float:

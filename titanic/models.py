@@ -1,4 +1,4 @@
-"""The tables: what was accepted, the PARTIALs of its replies, and the keys by which callers know their requests.
+"""The tables: what was accepted, the PARTIALs of its replies, callers' keys, and the Titanics at work.
 
 Times are seconds since 1970 (UTC), so that one arithmetic serves both databases.  Bodies are packed frames
 (`titanic/frames.py`).  All names begin with `titanic_`: the tables may live beside those of the caller's own.
@@ -63,8 +63,6 @@ class Request(Base):
     finished: Mapped[float | None] = mapped_column(Double)
     expires: Mapped[float | None] = mapped_column(Double)
     """When the reply is thrown away by itself; NULL for never."""
-    lease: Mapped[float | None] = mapped_column(Double)
-    """Until when `owner` has it; it renews that in time, or is taken for dead."""
     owner: Mapped[str | None] = mapped_column(Text)
     """The Titanic that has it, while it is running."""
     attempts: Mapped[int] = mapped_column(Integer)
@@ -92,12 +90,22 @@ class Request(Base):
         CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
         _partial("titanic_requests_ready", "state = 'pending'", "service", priority.desc(), "id"),
         _partial("titanic_requests_due", "state = 'delayed'", "due"),
-        _partial("titanic_requests_lease", "state = 'running'", "lease"),
+        _partial("titanic_requests_owner", "state = 'running'", "owner"),
         _partial("titanic_requests_failed", "state = 'failed'", "id"),
         _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
         # An id must not come again once its request is closed: a late outcome would find another request.
         {"sqlite_autoincrement": True},
     )
+
+
+class Owner(Base):
+    """A Titanic that runs requests."""
+
+    __tablename__ = "titanic_owners"
+
+    owner: Mapped[str] = mapped_column(Text, primary_key=True)
+    lease: Mapped[float] = mapped_column(Double)
+    """Until when its requests are its own; it renews that in time, or is taken for dead."""
 
 
 class Part(Base):

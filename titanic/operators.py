@@ -38,6 +38,9 @@ from .server import (
 CHUNK: Final = 1000
 """Requests changed in one transaction, so that Titanic gets its turn in between."""
 
+SHOWN: Final = 1000
+"""Characters of a value that are shown to people."""
+
 log = logging.getLogger("zmdp.titanic")
 
 _DB = click.option(
@@ -301,7 +304,7 @@ def show(*, uuid: UUID, db: str, as_json: bool) -> None:
     for name, value in row.items():
         if value not in (None, []):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            click.echo(f"{name:11} {printable(text)}")
+            click.echo(f"{name:11} {_short(printable(text))}")
 
 
 @click.command()
@@ -452,13 +455,18 @@ def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
 
 def _with_times(row: dict[str, Any]) -> dict[str, Any]:
     """`row` with times that people can read."""
-    times = {"created", "due", "started", "finished", "expires", "lease"}
+    times = {"created", "due", "started", "finished", "expires"}
     return {
         name: datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds")
         if name in times and value is not None
         else value
         for name, value in row.items()
     }
+
+
+def _short(text: str) -> str:
+    """Not more than a screenful; --json has all of it."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters; --json shows all)"
 
 
 def _age(seconds: float) -> str:

@@ -21,7 +21,7 @@ from .service import MAX_WAITING, Service
 DEFAULT_LEASE: Final = 10.0
 DEFAULT_DRAIN: Final = 10.0
 DEFAULT_CONNECTIONS: Final = 32
-MAX_CONNECTIONS: Final = 256
+MAX_CONNECTIONS: Final = 64
 """Connections that titanic.request and titanic.close may have at most."""
 DEFAULT_MAX_WAITING: Final = 1_000_000
 KEY_PATIENCE: Final = 1.0
@@ -32,7 +32,7 @@ WRITES: Final = (
     store.pending_after,
 )  # fmt: skip
 """What is done in one transaction, in this order: a PARTIAL is there before its FINAL."""
-READS: Final = (store.fetch, store.fetch_parts, store.states)
+READS: Final = (store.fetch, store.fetch_reply, store.fetch_parts, store.states)
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -64,6 +64,8 @@ class Server:
     ) -> None:
         if lease < SHORTEST_LEASE:
             raise SettingError(f"lease is {lease!r}: it takes {SHORTEST_LEASE:g} seconds or more")
+        if ttl is not None and not ttl > 0:
+            raise SettingError(f"ttl is {ttl!r}: it takes a number of seconds above 0, or None")
         if max_waiting < 1:
             raise SettingError(f"max_waiting is {max_waiting!r}: it takes a number of requests, 1 or more")
         self.url = schema.database_url(db)
@@ -121,11 +123,11 @@ class Server:
                 ending.push_async_callback(keyed.close)
             clock = Clock()
             dispatcher = Dispatcher(
-                client, writer, clock, lease=self._lease, max_waiting=self._max_waiting,
+                client, writer, clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
                 changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
             )  # fmt: skip
             service = Service(
-                writer, keyed, reader, clock, ttl=self._ttl,
+                writer, keyed, reader, clock,
                 room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
             )  # fmt: skip
             workers = [

@@ -30,15 +30,29 @@ NOT_YET: Final = b"300"
 POLL: Final = 0.5
 """Seconds between two looks for what other Titanics, or an operator, did to requests that somebody waits for."""
 MAX_WAITING: Final = 1000
-"""Callers that may wait for replies at a time; more are answered with 300."""
+"""Callers that may wait for replies at a time; if there are more, those who have waited longest are told 300."""
 FULL: Final = b"500 full: too many requests are waiting to be done; try again later"
 UNKNOWN: Final = b"400 unknown uuid"
+
+
+class _Waiter:
+    """A caller of `titanic.reply` who waits for something to happen."""
+
+    __slots__ = ("dismissed", "happened")
+
+    def __init__(self, *, dismissed: bool) -> None:
+        self.happened = asyncio.Event()
+        self.dismissed = dismissed
+        """He is told what there is now."""
+
+    def dismiss(self) -> None:
+        self.dismissed = True
+        self.happened.set()
 
 
 class Service:
     """The handlers, on a `writer` and a `reader` of the database, and `keyed`, which writes requests with keys.
 
-    `ttl` (seconds, None for until they are closed) is for how long replies are kept whose requests do not say.
     `room()` tells whether one more request may be accepted; `accepted(service, due)` and `gone(id)` are told of what
     was stored and of what was closed.
     """
@@ -50,7 +64,6 @@ class Service:
         reader: Batches,
         clock: Clock,
         *,
-        ttl: float | None,
         room: Callable[[], bool],
         accepted: Callable[[str, float], None],
         gone: Callable[[int], None],
@@ -59,22 +72,18 @@ class Service:
         self._keyed = keyed
         self._reader = reader
         self._clock = clock
-        self._ttl = ttl
         self._room = room
         self._accepted = accepted
         self._gone = gone
-        self._waiting: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
-        self._waiters = 0
-        self._followers: set[asyncio.Event] = set()
-        """Those who want to hear of PARTIALs as well."""
+        self._waiters: dict[_Waiter, None] = {}
+        """Those who wait for replies, the one who has waited longest first."""
+        self._waiting: defaultdict[UUID, set[_Waiter]] = defaultdict(set)
         self._ending = False
 
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
         try:
             asked = submission(request, request.options, self._clock.now())
-            if asked.result_ttl is None and self._ttl is not None:
-                asked = replace(asked, result_ttl=self._ttl)
             if not self._room():
                 return [FULL]
             uuid = await (self._writer if asked.key is None else self._keyed).do(store.accept, asked)
@@ -101,19 +110,21 @@ class Service:
         try:
             asked = wanted(request, request.options)
             sent = asked.start
-            with self._waits(asked) as woken:
+            with self._waits(asked) as waiter:
                 while True:
-                    if woken is not None:
-                        woken.clear()  # before the look: what happens after it is not missed
+                    waiter.happened.clear()  # before the look: what happens after it is not missed
                     found = await self._reader.do(store.fetch, asked.uuid)
                     if found is not None and asked.partials:
                         while parts := await self._parts(found, sent):
                             for part in parts:
                                 sent += 1
                                 yield unpack(part)
-                    if found is None or found.ended or woken is None or self._ending:
+                    if found is None or found.ended or waiter.dismissed or self._ending:
                         break
-                    await woken.wait()
+                    await waiter.happened.wait()
+            if found is not None and found.reply is None and found.size is not None:
+                reply = await self._reader.do(store.fetch_reply, found.id)
+                found = None if reply is None else replace(found, reply=reply)  # None: it was closed meanwhile
             yield FinalReply(_told(found))
         except (Malformed, StoreError) as error:
             yield FinalReply(_refused(error))
@@ -122,44 +133,45 @@ class Service:
         return self._reader.do(store.fetch_parts, store.Parts(found.id, found.attempt, start))
 
     @contextmanager
-    def _waits(self, asked: Wanted) -> Iterator[asyncio.Event | None]:
-        """An event that is set when something happens to the request; None if it is not to be waited for."""
-        if not asked.wait or self._waiters >= MAX_WAITING:
-            yield None
+    def _waits(self, asked: Wanted) -> Iterator["_Waiter"]:
+        """One who waits for something to happen to the request, unless he does not want to."""
+        waiter = _Waiter(dismissed=not asked.wait)
+        if waiter.dismissed:
+            yield waiter
             return
-        woken = asyncio.Event()
-        self._waiters += 1
-        self._waiting[asked.uuid].add(woken)
-        if asked.partials:
-            self._followers.add(woken)
+        if len(self._waiters) >= MAX_WAITING:
+            oldest = next(iter(self._waiters))
+            del self._waiters[oldest]
+            oldest.dismiss()
+        self._waiters[waiter] = None
+        self._waiting[asked.uuid].add(waiter)
         try:
-            yield woken
+            yield waiter
         finally:
-            self._waiters -= 1
-            self._waiting[asked.uuid].discard(woken)
-            self._followers.discard(woken)
+            self._waiters.pop(waiter, None)
+            self._waiting[asked.uuid].discard(waiter)
             if not self._waiting[asked.uuid]:
                 del self._waiting[asked.uuid]
 
     def changed(self, uuid: UUID) -> None:
         """Something happened to the request: those who wait for it look."""
         for each in self._waiting.get(uuid, ()):
-            each.set()
+            each.happened.set()
 
     async def watch(self) -> None:
         """Look now and then for what others did to the requests that somebody here waits for.  Runs until cancelled."""
+        before: dict[UUID, store.Seen] = {}
         while True:
             await asyncio.sleep(POLL)
             waiting = frozenset(self._waiting)
             if not waiting:
                 continue
             with suppress(StoreError):  # those who wait are told when they look themselves
-                states = await self._reader.do(store.states, waiting)
+                now = await self._reader.do(store.states, waiting)
                 for uuid in waiting:
-                    if states.get(uuid) not in {"pending", "delayed", "running"}:
+                    if uuid not in now or now[uuid].ended or now[uuid] != before.get(uuid):
                         self.changed(uuid)
-                for each in self._followers:
-                    each.set()
+                before = now
 
     def end(self) -> None:
         """Answer those who wait."""

@@ -1,27 +1,35 @@
 """What Titanic does to its tables: functions of a connection and a batch, inside a transaction of the caller's.
 
-No clock: times are given.  No function commits.  An outcome counts only for the attempt that it is of, which `id`,
-`owner` and `attempt` name together: a Titanic that was taken for dead changes nothing any more.
+No clock but to compare it with the database's: times are given.  No function commits.  An outcome counts only for the
+attempt that it is of, which `id`, `owner` and `attempt` name together: a Titanic that was taken for dead changes
+nothing any more.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from .models import Key, Part, Request
+from .models import Key, Owner, Part, Request
 from .options import Submission
 
 REQUESTS: Final = cast(sa.Table, Request.__table__)
 PARTS: Final = cast(sa.Table, Part.__table__)
 KEYS: Final = cast(sa.Table, Key.__table__)
-R, P, K = REQUESTS.c, PARTS.c, KEYS.c
+OWNERS: Final = cast(sa.Table, Owner.__table__)
+R, P, K, W = REQUESTS.c, PARTS.c, KEYS.c, OWNERS.c
+ENDED: Final = frozenset({"done", "failed"})
 SWEEP: Final = 5000
-"""Rows thrown away at a time."""
+"""Rows changed or thrown away at a time."""
+LARGE: Final = 1 << 20
+"""Bytes from which a reply is fetched by itself."""
+PARTS_BYTES: Final = 4 << 20
+"""Bytes of PARTIALs fetched at a time."""
 
 
 def is_in(state: str) -> sa.ColumnElement[bool]:
@@ -47,6 +55,15 @@ def _enter_key(insert: Any) -> sa.Executable:
     return found
 
 
+def _renewal(insert: Any) -> sa.Executable:
+    entered = insert(OWNERS)
+    found: sa.Executable = entered.on_conflict_do_update(
+        index_elements=[W.owner], set_={"lease": entered.excluded.lease}, where=W.lease < entered.excluded.lease
+    )
+    return found
+
+
+_RENEW: Final = _in_both(_renewal)
 _ACCEPT: Final = _in_both(lambda insert: insert(REQUESTS).on_conflict_do_nothing())
 _ENTER_KEY: Final = _in_both(_enter_key)
 
@@ -119,6 +136,8 @@ class Claim:
     limit: int
     lease: Lease
     now: float
+    most_bytes: int = 1 << 28
+    """Of all bodies together; but one request, however large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +162,20 @@ _CLAIMED: Final = (
 
 
 _READY: Final = (
-    sa.select(R.id)
+    sa.select(R.id, sa.func.length(R.body).label("size"))
     .where(is_in("pending"), R.service == sa.bindparam("b_service"))
     .order_by(R.priority.desc(), R.id)
     .limit(sa.bindparam("b_limit", type_=sa.Integer))
     .with_for_update(skip_locked=True)
-    .cte("ready")
 )
 _CLAIM: Final = (
     sa.update(REQUESTS)
-    .where(R.id.in_(sa.select(_READY.c.id)))
+    .where(R.id.in_(sa.bindparam("b_ids", expanding=True)))
     .values(
-        state="running",
-        owner=sa.bindparam("b_owner"),
-        lease=sa.bindparam("b_lease"),
-        attempts=R.attempts + 1,
-        started=sa.bindparam("b_now"),
+        state="running", owner=sa.bindparam("b_owner"), attempts=R.attempts + 1, started=sa.bindparam("b_now"),
     )
     .returning(*_CLAIMED)
-)
-
-
+)  # fmt: skip
 _FORGET_PARTS: Final = sa.delete(PARTS).where(
     P.request.in_(sa.bindparam("b_ids", expanding=True)),
     P.attempt < sa.select(R.attempts).where(R.id == P.request).scalar_subquery(),
@@ -176,20 +188,25 @@ def claim(connection: Connection, batch: Sequence[Claim]) -> list[list[Claimed]]
 
 
 def _claim(connection: Connection, wanted: Claim) -> list[Claimed]:
-    rows = connection.execute(
-        _CLAIM,
-        {
-            "b_service": wanted.service,
-            "b_limit": wanted.limit,
-            "b_owner": wanted.lease.owner,
-            "b_lease": wanted.lease.until,
-            "b_now": wanted.now,
-        },
-    ).all()
+    ids: list[int] = []
+    left = wanted.most_bytes
+    for row in connection.execute(_READY, {"b_service": wanted.service, "b_limit": wanted.limit}):
+        left -= row.size
+        if ids and left < 0:
+            break
+        ids.append(row.id)
+    if not ids:
+        return []
+    _renew(connection, wanted.lease)
+    rows = connection.execute(_CLAIM, {"b_ids": ids, "b_owner": wanted.lease.owner, "b_now": wanted.now}).all()
     again = [row.id for row in rows if row.attempts > 1]
     if again:  # what an attempt that broke off had streamed
         connection.execute(_FORGET_PARTS, {"b_ids": again})
     return [Claimed(*row[:-1]) for row in sorted(rows, key=lambda row: (-row.priority, row.id))]
+
+
+def _renew(connection: Connection, lease: Lease) -> None:
+    connection.execute(_RENEW[connection.dialect.name], {"owner": lease.owner, "lease": lease.until})
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +254,8 @@ class Outcome:
     reply: bytes | None
     code: int | None = None
     error: str | None = None
+    ttl: float | None = None
+    """Seconds that the reply is kept if the request does not say; None for until it is closed."""
 
 
 def _attempt() -> sa.ColumnElement[bool]:
@@ -252,9 +271,9 @@ _FINISH: Final = (
     .values(
         state=sa.bindparam("b_state"),
         finished=sa.bindparam("b_now", type_=sa.Double),
-        expires=R.result_ttl + sa.bindparam("b_now", type_=sa.Double),
+        expires=sa.func.coalesce(R.result_ttl, sa.bindparam("b_ttl", type_=sa.Double))
+        + sa.bindparam("b_now", type_=sa.Double),
         owner=None,
-        lease=None,
         reply=sa.bindparam("b_reply"),
         code=sa.bindparam("b_code"),
         error=sa.bindparam("b_error"),
@@ -276,6 +295,7 @@ def finish(connection: Connection, batch: Sequence[Outcome]) -> list[None]:
                 "b_reply": each.reply,
                 "b_code": each.code,
                 "b_error": each.error,
+                "b_ttl": each.ttl,
             }
             for each in batch
         ],
@@ -303,7 +323,6 @@ _PUT_BACK: Final = (
         state="delayed",
         due=sa.bindparam("b_due"),
         owner=None,
-        lease=None,
         failures=sa.func.coalesce(sa.bindparam("b_failures", type_=sa.Integer), R.failures),
         error=sa.bindparam("b_error"),
     )
@@ -332,7 +351,7 @@ def put_back(connection: Connection, batch: Sequence[Again]) -> list[None]:
 def release(connection: Connection, batch: Sequence[str]) -> list[None]:
     """Give everything back that these owners run."""
     connection.execute(
-        sa.update(REQUESTS).where(is_in("running"), R.owner.in_(batch)).values(state="pending", owner=None, lease=None)
+        sa.update(REQUESTS).where(is_in("running"), R.owner.in_(batch)).values(state="pending", owner=None)
     )
     return [None] * len(batch)
 
@@ -362,8 +381,10 @@ class Found:
     """When the next of the delayed ones is due."""
     waiting: int | None
     """How many are neither done nor failed."""
-    clock: float | None
-    """What time it is at the database, if that may be on another host."""
+    ahead: float
+    """Seconds by which the database's clock is ahead of this host's."""
+    more: bool = False
+    """There was more to do than is done at a time."""
 
 
 def look(connection: Connection, batch: Sequence[Round]) -> list[Found]:
@@ -373,28 +394,35 @@ def look(connection: Connection, batch: Sequence[Round]) -> list[Found]:
 
 def _look(connection: Connection, now: Round) -> Found:
     if now.renew:
-        connection.execute(
-            sa.update(REQUESTS).where(is_in("running"), R.owner == now.lease.owner).values(lease=now.lease.until)
-        )
-    for stale in (sa.and_(is_in("delayed"), R.due <= now.now), sa.and_(is_in("running"), R.lease <= now.now)):
-        connection.execute(sa.update(REQUESTS).where(stale).values(state="pending", owner=None, lease=None))
+        _renew(connection, now.lease)
+    more = False
+    living = sa.select(W.owner).where(W.lease > now.now)
+    for stale in (sa.and_(is_in("delayed"), R.due <= now.now), sa.and_(is_in("running"), R.owner.not_in(living))):
+        some = sa.select(R.id).where(stale).limit(SWEEP).with_for_update(skip_locked=True).cte("some")
+        moved = sa.update(REQUESTS).where(R.id.in_(sa.select(some.c.id))).values(state="pending", owner=None)
+        more |= connection.execute(moved).rowcount == SWEEP
     for table, key, expires in ((REQUESTS, R.id, R.expires), (KEYS, K.key, K.expires)):
         old = sa.select(key).where(expires <= now.now).limit(SWEEP)
         connection.execute(sa.delete(table).where(expires <= now.now, key.in_(old)))
+    connection.execute(sa.delete(OWNERS).where(W.lease <= now.now))
     owned = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.owner == now.lease.owner))
     return Found(
         owned={each.id: each.attempts for each in owned},
         services=pending_services(connection, now.offered),
         next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
         waiting=None if now.count_up_to is None else count_waiting(connection, now.count_up_to),
-        clock=_clock(connection),
+        ahead=_ahead(connection),
+        more=more,
     )
 
 
-def _clock(connection: Connection) -> float | None:
+def _ahead(connection: Connection) -> float:
     if connection.dialect.name == "sqlite":
-        return None
-    return float(connection.scalar(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))) or 0)
+        return 0.0  # a file of this host's
+    return float(connection.scalar(_DATABASE_TIME) or 0) - time.time()
+
+
+_DATABASE_TIME: Final = sa.select(sa.extract("epoch", sa.func.clock_timestamp()))
 
 
 def pending_services(connection: Connection, offered: Sequence[str]) -> list[str]:
@@ -438,19 +466,22 @@ class Fetched:
     id: int
     state: str
     attempt: int
-    reply: bytes | None
     code: int | None
     error: str | None
+    size: int | None
+    reply: bytes | None
+    """None also if its `size` is `LARGE` or more: then `fetch_reply` gets it."""
 
     @property
     def ended(self) -> bool:
         """Whether nothing more happens to it."""
-        return self.state in {"done", "failed"}
+        return self.state in ENDED
 
 
-_FETCH: Final = sa.select(R.uuid, R.id, R.state, R.attempts, R.reply, R.code, R.error).where(
-    R.uuid.in_(sa.bindparam("b_uuids", expanding=True))
-)
+_SIZE: Final = sa.func.length(R.reply)
+_FETCH: Final = sa.select(
+    R.uuid, R.id, R.state, R.attempts, R.code, R.error, _SIZE, sa.case((_SIZE < LARGE, R.reply), else_=None)
+).where(R.uuid.in_(sa.bindparam("b_uuids", expanding=True)))
 
 
 def fetch(connection: Connection, batch: Sequence[UUID]) -> list[Fetched | None]:
@@ -460,11 +491,34 @@ def fetch(connection: Connection, batch: Sequence[UUID]) -> list[Fetched | None]
     return [found.get(uuid) for uuid in batch]
 
 
-def states(connection: Connection, batch: Sequence[frozenset[UUID]]) -> list[dict[UUID, str]]:
-    """The states of many requests, those that nobody knows left out."""
+def fetch_reply(connection: Connection, batch: Sequence[int]) -> list[bytes | None]:
+    """Large replies, by the ids of their requests; None for those that are gone."""
+    return [connection.scalar(sa.select(R.reply).where(R.id == each)) for each in batch]
+
+
+class Seen(NamedTuple):
+    """By what one sees that something has happened to a request."""
+
+    state: str
+    attempt: int
+    last_part: int | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in ENDED
+
+
+_LAST_PART: Final = sa.select(sa.func.max(P.number)).where(P.request == R.id, P.attempt == R.attempts).scalar_subquery()
+_STATES: Final = sa.select(R.uuid, R.state, R.attempts, _LAST_PART).where(
+    R.uuid.in_(sa.bindparam("b_uuids", expanding=True))
+)
+
+
+def states(connection: Connection, batch: Sequence[frozenset[UUID]]) -> list[dict[UUID, Seen]]:
+    """How far many requests have come; those that nobody knows are left out."""
     return [
-        {row.uuid: row.state for row in connection.execute(sa.select(R.uuid, R.state).where(R.uuid.in_(each)))}
-        for each in batch
+        {row.uuid: Seen(*row[1:]) for row in connection.execute(_STATES, {"b_uuids": list(each)})} for each in batch
     ]
 
 
@@ -481,19 +535,30 @@ PARTS_AT_ONCE: Final = 64
 
 
 def fetch_parts(connection: Connection, batch: Sequence[Parts]) -> list[list[bytes]]:
-    """PARTIALs in order, as far as they are there without a gap; at most `PARTS_AT_ONCE`."""
+    """PARTIALs in order, as far as they are there without a gap; at most `PARTS_AT_ONCE`, and some `PARTS_BYTES`."""
     return [_fetch_parts(connection, each) for each in batch]
 
 
+_FETCH_PARTS: Final = (
+    sa.select(P.number, P.body, sa.func.sum(sa.func.length(P.body)).over(order_by=P.number).label("total"))
+    .where(
+        P.request == sa.bindparam("b_id"),
+        P.attempt == sa.bindparam("b_attempt"),
+        P.number >= sa.bindparam("b_start"),
+        P.number < sa.bindparam("b_start") + PARTS_AT_ONCE,
+    )
+    .subquery()
+)
+_SOME_PARTS: Final = (
+    sa.select(_FETCH_PARTS.c.number, _FETCH_PARTS.c.body)
+    .where(sa.or_(_FETCH_PARTS.c.total <= PARTS_BYTES, _FETCH_PARTS.c.number == sa.bindparam("b_start")))
+    .order_by(_FETCH_PARTS.c.number)
+)
+
+
 def _fetch_parts(connection: Connection, wanted: Parts) -> list[bytes]:
-    rows = connection.execute(
-        sa.select(P.number, P.body)
-        .where(
-            P.request == wanted.id, P.attempt == wanted.attempt, P.number >= wanted.start,
-            P.number < wanted.start + PARTS_AT_ONCE,
-        )
-        .order_by(P.number)
-    )  # fmt: skip
+    given = {"b_id": wanted.id, "b_attempt": wanted.attempt, "b_start": wanted.start}
+    rows = connection.execute(_SOME_PARTS, given)
     return [row.body for at, row in enumerate(rows) if row.number == wanted.start + at]
 
 

@@ -1,4 +1,4 @@
-"""Requests, the PARTIALs of their replies, and keys."""
+"""Requests, the PARTIALs of their replies, keys, and Titanics at work."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -25,7 +25,6 @@ def upgrade() -> None:
         sa.Column("started", sa.Double),
         sa.Column("finished", sa.Double),
         sa.Column("expires", sa.Double),
-        sa.Column("lease", sa.Double),
         sa.Column("owner", sa.Text),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("failures", sa.Integer, nullable=False),
@@ -47,9 +46,14 @@ def upgrade() -> None:
         "titanic_requests_ready", "titanic_requests", ["service", sa.text("priority DESC"), "id"], "state = 'pending'"
     )
     _partial("titanic_requests_due", "titanic_requests", ["due"], "state = 'delayed'")
-    _partial("titanic_requests_lease", "titanic_requests", ["lease"], "state = 'running'")
+    _partial("titanic_requests_owner", "titanic_requests", ["owner"], "state = 'running'")
     _partial("titanic_requests_failed", "titanic_requests", ["id"], "state = 'failed'")
     _partial("titanic_requests_expires", "titanic_requests", ["expires"], "expires IS NOT NULL")
+    op.create_table(
+        "titanic_owners",
+        sa.Column("owner", sa.Text, primary_key=True),
+        sa.Column("lease", sa.Double, nullable=False),
+    )
     op.create_table(
         "titanic_parts",
         sa.Column("request", ID, sa.ForeignKey("titanic_requests.id", ondelete="CASCADE"), primary_key=True),
@@ -75,4 +79,5 @@ def downgrade() -> None:
     """No tables, and nothing of what was in them."""
     op.drop_table("titanic_keys")
     op.drop_table("titanic_parts")
+    op.drop_table("titanic_owners")
     op.drop_table("titanic_requests")
