@@ -475,7 +475,7 @@ class Dispatcher:
                 running.lane.buffer.remove(running)
             self._forget(running)
         elif not running.answered:
-            log.info("%s: not wanted any more", running.claimed.uuid.hex)
+            log.info("%s: given up: somebody else has it, it was closed, or Titanic ends", running.claimed.uuid.hex)
             running.task.cancel()
 
     def _forget(self, running: _Running) -> None:

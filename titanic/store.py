@@ -159,8 +159,6 @@ class Claimed:
 _CLAIMED: Final = (
     R.id, R.uuid, R.service, R.owner, R.attempts, R.failures, R.retries, R.backoff, R.headers, R.body, R.priority,
 )  # fmt: skip
-
-
 _READY: Final = (
     sa.select(R.id, sa.func.length(R.body).label("size"))
     .where(is_in("pending"), R.service == sa.bindparam("b_service"))
@@ -190,7 +188,7 @@ def claim(connection: Connection, batch: Sequence[Claim]) -> list[list[Claimed]]
 def _claim(connection: Connection, wanted: Claim) -> list[Claimed]:
     ids: list[int] = []
     left = wanted.most_bytes
-    for row in connection.execute(_READY, {"b_service": wanted.service, "b_limit": wanted.limit}):
+    for row in connection.execute(_READY, {"b_service": wanted.service, "b_limit": wanted.limit}).all():
         left -= row.size
         if ids and left < 0:
             break
@@ -229,8 +227,6 @@ _PART: Final = (
     .where(R.id == sa.bindparam("id"), R.attempts == sa.bindparam("attempt"))
     .with_for_update(read=True, key_share=True)  # nobody closes it meanwhile
 )
-
-
 _ADD_PART: Final = _in_both(lambda insert: insert(PARTS).from_select([*P.keys()], _PART).on_conflict_do_nothing())
 
 
