@@ -80,8 +80,12 @@ def open_engine(url: URL, *, write: bool = True, create: bool = False, lock_time
         if not path.parent.is_dir():
             raise SettingError(f"{path}: there is no folder {path.parent}")
         return _sqlite(url, write=write)
-    # What is answered with 200 is on the disk, whatever the server's default; nobody's lock holds us up for ever.
-    ours = f"-c synchronous_commit=on -c lock_timeout={lock_timeout * 1000:.0f}"
+    # What is answered with 200 is on the disk, whatever the server's default.  Nobody's lock holds us up for ever, nor
+    # do our own others, if this host vanishes in the middle of a transaction.
+    ours = (
+        f"-c synchronous_commit=on -c lock_timeout={lock_timeout * 1000:.0f} "
+        f"-c idle_in_transaction_session_timeout={BUSY * 1000}"
+    )
     given = url.query.get("options", "")
     settings: dict[str, Any] = {
         "application_name": "titanic",

@@ -391,16 +391,20 @@ def look(connection: Connection, batch: Sequence[Round]) -> list[Found]:
 def _look(connection: Connection, now: Round) -> Found:
     if now.renew:
         _renew(connection, now.lease)
-    more = False
     living = sa.select(W.owner).where(W.lease > now.now)
-    for stale in (sa.and_(is_in("delayed"), R.due <= now.now), sa.and_(is_in("running"), R.owner.not_in(living))):
-        some = sa.select(R.id).where(stale).limit(SWEEP).with_for_update(skip_locked=True).cte("some")
-        moved = sa.update(REQUESTS).where(R.id.in_(sa.select(some.c.id))).values(state="pending", owner=None)
-        more |= connection.execute(moved).rowcount == SWEEP
-    for table, key, expires in ((REQUESTS, R.id, R.expires), (KEYS, K.key, K.expires)):
-        old = sa.select(key).where(expires <= now.now).limit(SWEEP)
-        connection.execute(sa.delete(table).where(expires <= now.now, key.in_(old)))
-    connection.execute(sa.delete(OWNERS).where(W.lease <= now.now))
+    due = _free(connection, [R.id], sa.and_(is_in("delayed"), R.due <= now.now))
+    lapsed = _free(connection, [R.id], sa.and_(is_in("running"), R.owner.not_in(living)))
+    if due or lapsed:
+        back = [row.id for row in (*due, *lapsed)]
+        connection.execute(sa.update(REQUESTS).where(R.id.in_(back)).values(state="pending", owner=None))
+    for table, key, over in (
+        (REQUESTS, [R.id], R.expires <= now.now),
+        (KEYS, [K.service, K.key], K.expires <= now.now),
+        (OWNERS, [W.owner], W.lease <= now.now),
+    ):
+        old = _free(connection, key, over)
+        if old:
+            connection.execute(sa.delete(table).where(sa.tuple_(*key).in_([tuple(row) for row in old])))
     owned = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.owner == now.lease.owner))
     return Found(
         owned={each.id: each.attempts for each in owned},
@@ -408,8 +412,14 @@ def _look(connection: Connection, now: Round) -> Found:
         next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
         waiting=None if now.count_up_to is None else count_waiting(connection, now.count_up_to),
         ahead=_ahead(connection),
-        more=more,
+        more=max(len(due), len(lapsed)) == SWEEP,
     )
+
+
+def _free(connection: Connection, columns: Sequence[Any], where: Any) -> Sequence[sa.Row[Any]]:
+    """Rows that nobody else is at, who may be frozen in the middle of it; not too many at a time."""
+    found = sa.select(*columns).where(where).limit(SWEEP).with_for_update(skip_locked=True)
+    return connection.execute(found).all()
 
 
 def _ahead(connection: Connection) -> float:
