@@ -404,7 +404,7 @@ def _look(connection: Connection, now: Round) -> Found:
     ):
         old = _free(connection, key, over)
         if old:
-            connection.execute(sa.delete(table).where(sa.tuple_(*key).in_([tuple(row) for row in old])))
+            connection.execute(sa.delete(table).where(over, sa.tuple_(*key).in_([tuple(row) for row in old])))
     owned = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.owner == now.lease.owner))
     return Found(
         owned={each.id: each.attempts for each in owned},
