@@ -1,0 +1,913 @@
+"""Kill a broker, Titanics and workers under load, for real, and see that nothing which was accepted is lost.
+
+python tests/crash.py --kills 200 --db sqlite --titanics 1 --seed 1
+python tests/crash.py --kills 200 --db postgres --titanics 2
+
+The seed gives what is done to whom, and after which pause; when that hits is up to the machine.  Exit code 1: something
+is wrong; then the folder with the database, the logs and the report is kept.
+"""
+
+import itertools
+import json
+import os
+import queue
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import sqlalchemy as sa
+from support.processes import BIN, eventually
+
+from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
+from zmdp.titanic import Ticket, Titanic, UnknownTicket, schema
+from zmdp.titanic.frames import unpack
+from zmdp.titanic.models import Part, Request
+
+SERVICES: Final = Path(__file__).parent / "titanic"
+WORKERS: Final = ("echo", "echo", "parts", "parts")
+HEARTBEAT: Final = 0.2
+LIVENESS: Final = 3
+LEASE: Final = 2.0
+PATIENCE: Final = 3.0
+"""Seconds that callers wait for an answer."""
+AT_WORK: Final = {"broker": "ready on", "titanic": "serving titanic.", "worker": "serving crash."}
+"""What programs say in their logs once they have started."""
+GRACEFUL_END: Final = 20.0
+"""Seconds within which a program that was sent SIGTERM has ended."""
+TICK: Final = 0.02
+SHOWN: Final = 20
+"""Troubles that are told one by one."""
+
+
+# ── requests: all about one follows from its number ──────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Task:
+    """The request with this number: what is sent, what has to come back, and what its caller does with it."""
+
+    seed: int
+    number: int
+
+    def _random(self, purpose: str) -> random.Random:
+        return random.Random(f"{self.seed} {self.number} {purpose}")
+
+    @property
+    def streams(self) -> bool:
+        return self.number % 4 == 0
+
+    @property
+    def fails(self) -> bool:
+        return self.number % 10 == 7
+
+    @property
+    def count(self) -> int:
+        """How many PARTIALs it has: now and then more than Titanic takes ahead."""
+        return 150 if self.number % 60 == 0 else 1 + self.number % 17
+
+    @property
+    def payload(self) -> bytes:
+        rng = self._random("payload")
+        return rng.randbytes(rng.choice((0, 20, 500, 2000)) if rng.random() < 0.97 else 300_000)
+
+    @property
+    def request(self) -> tuple[str, bytes, bytes, bytes]:
+        how = b"%d" % self.count if self.streams else b"fail" if self.fails else b"echo"
+        return f"crash.{'parts' if self.streams else 'echo'}", b"%d" % self.number, how, self.payload
+
+    @property
+    def options(self) -> dict[str, Any]:
+        rng = self._random("options")
+        delay = {"delay": rng.uniform(0, 1.5)} if rng.random() < 0.1 else {}
+        return {"priority": rng.choice((0, 0, 0, 3, 9)), **delay}
+
+    @property
+    def closed_unread(self) -> bool:
+        return self._random("close").random() < 0.03
+
+    @property
+    def closed_when_read(self) -> bool:
+        return self._random("close").random() < 0.3
+
+    def mark_of(self, outcome: Reply | ServiceError) -> str:
+        """The mark of the execution that `outcome` is of.  Raises `Wrong` if it is not what this task's should be."""
+        if isinstance(outcome, ServiceError):
+            mark, _, payload = (outcome.detail or b"").partition(b" ")
+            right = self.fails and not self.streams and outcome.code == 422 and payload == self.payload
+            right = right and outcome.text == f"{self.number} fails, as it should"
+        else:
+            number, mark, rest = (*outcome, b"", b"", b"")[:3]
+            right = len(outcome) == 3 and number == b"%d" % self.number
+            right = right and rest == (b"%d" % self.count if self.streams else self.payload)
+            right = right and (self.streams or not self.fails)
+        if not right:
+            raise Wrong(f"wrong reply: {outcome!r:.200}")
+        return mark.decode()
+
+    def mark_of_part(self, at: int, part: Reply) -> str:
+        """The same for the PARTIAL with this number."""
+        if not self.streams or at >= self.count:
+            raise Wrong(f"PARTIAL {at} is one too many: {part!r:.200}")
+        number, mark, told, slice_ = (*part, b"", b"", b"", b"")[:4]
+        if (number, told, slice_) != (b"%d" % self.number, b"%d" % at, self.payload[at :: self.count]):
+            raise Wrong(f"wrong PARTIAL {at}: {part!r:.200}")
+        return mark.decode()
+
+
+class Wrong(Exception):
+    """Something that must not be."""
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Program:
+    """A command that is started again whenever it has ended."""
+
+    def __init__(self, role: str, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        self.role = role
+        self.name = name
+        self._command = [str(BIN / command[0]), *command[1:]]
+        self._log = (folder / f"{name}.log").open("a+b")
+        self._env = {**os.environ, **env}
+        self.thaw_at: float | None = None
+        """When it goes on, if it is frozen."""
+        self.must_end_by: float | None = None
+        """When it must have ended, if it was asked to."""
+        self.start()
+
+    def start(self) -> None:
+        self.thaw_at = self.must_end_by = None
+        self.note("started")
+        self._started_at = self._log.seek(0, os.SEEK_END)
+        self._popen = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=SERVICES, env=self._env
+        )
+
+    def note(self, what: str) -> None:
+        """A line of ours in its log."""
+        self._log.write(f"───── {datetime.now():%H:%M:%S.%f} {what}\n".encode())
+        self._log.flush()
+
+    def has_said(self, text: str) -> bool:
+        """Whether that is in its log since it was started."""
+        self._log.seek(self._started_at)
+        return text.encode() in self._log.read()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.note(number.name)
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._popen.wait()
+
+    def ended(self) -> int | None:
+        """Its exit code, if it has ended."""
+        return self._popen.poll()
+
+    def is_undisturbed(self) -> bool:
+        return self.thaw_at is None and self.must_end_by is None and self.ended() is None
+
+    def close(self) -> int:
+        """End it for good; returns the exit code."""
+        if self.ended() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+        try:
+            return self._popen.wait(GRACEFUL_END)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL
+        finally:
+            self._log.close()
+
+
+class Database:
+    """A SQLite file, or a PostgreSQL cluster from tests/support/postgres.py."""
+
+    def __init__(self, url: str, cluster: Any = None) -> None:
+        self.url = url
+        self.cluster = cluster
+        self.disturbed_at = float("-inf")
+        parsed = schema.database_url(url)
+        self.engine = sa.create_engine(parsed, poolclass=sa.NullPool)
+
+    def cut(self) -> None:
+        """End all connections but ours."""
+        self.disturbed_at = time.monotonic()
+        ours = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND "
+        with self.engine.connect() as connection:
+            connection.exec_driver_sql(ours + "backend_type = 'client backend'")
+
+    def restart(self) -> None:
+        """As a crash: `immediate` does not wait for anybody."""
+        self.disturbed_at = time.monotonic()
+        self.cluster.restart("immediate")
+        self.disturbed_at = time.monotonic()
+
+    def rows(self, *columns: Any) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(sa.select(*columns)).all())
+
+    def all_ended(self) -> bool:
+        """Whether no request waits or runs; False if the database does not say."""
+        waiting = sa.exists().where(Request.state.in_(("pending", "delayed", "running")))
+        try:
+            with self.engine.connect() as connection:
+                return not connection.scalar(sa.select(waiting))
+        except sa.exc.DBAPIError:
+            return False
+
+
+@contextmanager
+def database(kind: str, folder: Path) -> Iterator[Database]:
+    """The database for one run, its tables made if it is PostgreSQL."""
+    if kind == "sqlite":
+        yield Database(f"sqlite:///{folder / 'titanic.db'}")
+        return
+    from support.postgres import cluster
+
+    with cluster(fsync=True) as postgres:
+        found = Database(postgres.url(), postgres)
+        subprocess.run([BIN / "titanic", "db", "upgrade", "--db", found.url], check=True, stdout=sys.stderr)
+        yield found
+
+
+class Site:
+    """All the programs, and what is done to them."""
+
+    def __init__(self, db: Database, titanics: int, folder: Path, troubles: "Troubles") -> None:
+        self.db = db
+        self.folder = folder
+        self.executions = folder / "executions"
+        self.executions.touch()
+        self.done = Counter[str]()
+        """What was done to them."""
+        self._troubles = troubles
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        beats = ("--heartbeat", str(HEARTBEAT), "--liveness", str(LIVENESS))
+        commands: list[tuple[str, str, tuple[str, ...]]] = [
+            ("broker", "broker", ("mdp-broker", "--bind", self.endpoint, "--drain-timeout", "2", *beats))
+        ]
+        serve = ("titanic", "serve", "--db", db.url, "--lease", str(LEASE), "--broker", self.endpoint, *beats)
+        commands += [("titanic", f"titanic-{at}", serve) for at in range(titanics)]
+        for at, each in enumerate(WORKERS):
+            command = ("mdworker", f"crash_services:{each}", "--broker", self.endpoint, *beats)
+            commands.append(("worker", f"worker-{each}-{at}", command))
+        self.programs = [Program(*each, folder, {"CRASH_LOG": str(self.executions)}) for each in commands]
+
+    def wait_until_ready(self) -> None:
+        with Client(self.endpoint, timeout=PATIENCE) as client:
+            for each in ("titanic.request", "titanic.reply", "titanic.close", "crash.echo", "crash.parts"):
+                eventually(lambda each=each: client.available(each))
+
+    def look(self) -> None:
+        """Start again what has ended, let go on what was frozen long enough."""
+        now = time.monotonic()
+        for each in self.programs:
+            code = each.ended()
+            if code is not None:
+                self._judge(each, code)
+                each.start()
+            elif each.thaw_at is not None and now >= each.thaw_at:
+                each.thaw_at = None
+                each.signal(signal.SIGCONT)
+            elif each.must_end_by is not None and now >= each.must_end_by:
+                self._troubles.add(f"{each.name} has not ended {GRACEFUL_END:g} s after SIGTERM")
+                each.kill()
+
+    def _judge(self, program: Program, code: int) -> None:
+        if program.must_end_by is not None:
+            if code not in {0, -signal.SIGTERM}:  # the latter: it had not come so far as to handle it
+                self._troubles.add(f"{program.name} ended with {code} after SIGTERM")
+        elif time.monotonic() < self.db.disturbed_at + 10 and not program.has_said(AT_WORK["titanic"]):
+            self.done["Titanic found no database to start with"] += 1
+        else:
+            self._troubles.add(f"{program.name} ended by itself, with {code}: see its log")
+        program.note(f"ended with {code}")
+
+    def kill(self, role: str, rng: random.Random) -> None:
+        for program in self._one_of(role, rng):
+            self._kill(program)
+
+    def kill_all(self, rng: random.Random) -> None:
+        """As when the power fails, but for the database."""
+        for each in rng.sample(self.programs, len(self.programs)):
+            self._kill(each)
+
+    def _kill(self, program: Program) -> None:
+        self.done[f"kill -9 {program.role}"] += 1
+        program.kill()
+        program.start()
+
+    @property
+    def kills(self) -> int:
+        return sum(number for what, number in self.done.items() if what.startswith("kill"))
+
+    def end(self, role: str, rng: random.Random) -> None:
+        """Ask one to end; `look` will start it again."""
+        for program in filter(Program.is_undisturbed, self._one_of(role, rng)):
+            self.done[f"SIGTERM {role}"] += 1
+            program.must_end_by = time.monotonic() + GRACEFUL_END
+            program.signal(signal.SIGTERM)
+
+    def freeze(self, role: str, rng: random.Random) -> None:
+        """Stop one for so long that it is taken for dead; `look` will let it go on."""
+        for program in filter(Program.is_undisturbed, self._one_of(role, rng)):
+            self.done[f"SIGSTOP {role}"] += 1
+            taken_for_dead = LEASE if role == "titanic" else HEARTBEAT * LIVENESS
+            # Now and then longer than the other Titanic waits for a lock that this one may have.
+            more = rng.uniform(4, 7) if role == "titanic" and rng.random() < 0.15 else rng.uniform(0.3, 2)
+            program.thaw_at = time.monotonic() + taken_for_dead + more
+            program.signal(signal.SIGSTOP)
+
+    def _one_of(self, role: str, rng: random.Random) -> list[Program]:
+        """A program to disturb, mostly one that is at work: on a slow machine none would ever have come so far."""
+        found = [each for each in self.programs if each.role == role]
+        if rng.random() < 0.75:
+            found = [each for each in found if each.is_undisturbed() and each.has_said(AT_WORK[role])]
+        return [rng.choice(found)] if found else []
+
+    def cut(self, rng: random.Random) -> None:
+        del rng
+        with suppress(sa.exc.DBAPIError):
+            self.db.cut()
+            self.done["all database connections cut"] += 1
+
+    def restart_database(self, rng: random.Random) -> None:
+        del rng
+        self.done["database restarted"] += 1
+        self.db.restart()
+
+    def deeds(self) -> list[tuple[float, Callable[[random.Random], None]]]:
+        """What can be done to them, and how often that shall be."""
+        found: list[tuple[float, Callable[[random.Random], None]]] = [(0.15, self.kill_all)]
+        for role, kills, ends, freezes in (
+            ("broker", 2.0, 0.3, 0.3), ("titanic", 4.0, 0.7, 1.2), ("worker", 4.0, 0.5, 0.5),
+        ):  # fmt: skip
+            for weight, deed in ((kills, self.kill), (ends, self.end), (freezes, self.freeze)):
+                found.append((weight, lambda rng, deed=deed, role=role: deed(role, rng)))
+        if self.db.cluster is not None:
+            found += [(1.0, self.cut), (1.0, self.restart_database)]
+        return found
+
+    def disturb(self, kills: int, pause: float, rng: random.Random, tell: Callable[[], None]) -> None:
+        """Until so many have been killed; `pause` seconds between two deeds, on the average."""
+        weights, deeds = zip(*self.deeds(), strict=True)
+        while self.kills < kills:
+            until = time.monotonic() + max(0.02, rng.expovariate(1 / pause))
+            while time.monotonic() < until:
+                self.look()
+                tell()
+                time.sleep(TICK)
+            rng.choices(deeds, weights)[0](rng)
+
+    def settle(self, done: Callable[[], bool], deadline: float, tell: Callable[[], None]) -> bool:
+        """Leave them alone until all is `done`; False if it is not in time."""
+        for each in self.programs:
+            if each.thaw_at is not None:
+                each.thaw_at = 0.0
+        while not done():
+            if time.monotonic() > deadline:
+                return False
+            self.look()
+            tell()
+            time.sleep(TICK)
+        return True
+
+    def close(self) -> None:
+        """End them in order: callers of others first."""
+        for each in sorted(self.programs, key=lambda each: each.role, reverse=True):
+            code = each.close()
+            if code not in {0, -signal.SIGTERM}:
+                self._troubles.add(f"{each.name} ended with {code} at the end of the run")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Troubles:
+    """What must not be."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+
+    def add(self, text: str) -> None:
+        self.all.append(text)
+        click.echo(f"\nWRONG: {text}", err=True)
+
+
+class Book:
+    """What callers know: which requests were accepted, what came for them."""
+
+    def __init__(self, troubles: Troubles) -> None:
+        self._troubles = troubles
+        self._lock = threading.Lock()
+        self.uuids: dict[int, str] = {}
+        """By number, of what was accepted."""
+        self.keys: dict[int, str] = {}
+        self.marks: dict[int, str] = {}
+        """By number, the execution whose reply was seen."""
+        self.closed: set[int] = set()
+        self.finished = 0
+        """Of what was accepted, how many have been seen to their end: read, or closed."""
+        self.errors: dict[str, Counter[str]] = defaultdict(Counter)
+        """What was tried, and what came of it instead."""
+
+        self.submitting: list[float] = []
+        """Seconds that those submits took which were answered with a uuid."""
+
+    def error(self, what: str, error: Exception) -> None:
+        text = "" if isinstance(error, RequestTimeout) else f": {error}"
+        with self._lock:
+            self.errors[what][f"{type(error).__name__}{text:.90}"] += 1
+
+    def accepted(self, task: Task, uuid: str) -> None:
+        with self._lock:
+            before = self.uuids.setdefault(task.number, uuid)
+        if before != uuid:
+            self.wrong(task, f"its key stands for {before} and for {uuid}")
+
+    def saw(self, task: Task, mark: str) -> None:
+        """A reply was fetched: it must never be another."""
+        with self._lock:
+            before = self.marks.setdefault(task.number, mark)
+        if before != mark:
+            self.wrong(task, f"its reply changed: it was of execution {before}, then of {mark}")
+
+    def finish(self) -> None:
+        with self._lock:
+            self.finished += 1
+
+    def wrong(self, task: Task, text: str) -> None:
+        self._troubles.add(f"request {task.number} ({self.uuids.get(task.number)}): {text}")
+
+
+class Caller:
+    """Hands requests over at a steady rate, and at the same time fetches their replies."""
+
+    FETCHERS: Final = 4
+
+    def __init__(self, site: Site, book: Book, numbers: Iterator[int], *, rate: float, keyed: bool, seed: int) -> None:
+        self._book = book
+        self._numbers = numbers
+        self._pause = 1 / rate
+        self._keyed = keyed
+        self._seed = seed
+        self._client = Client(site.endpoint, timeout=PATIENCE, retries=0, heartbeat=HEARTBEAT, liveness=LIVENESS)
+        self._titanic = Titanic(self._client)
+        self._no_more = threading.Event()
+        self._given_up = threading.Event()
+        self._open: queue.Queue[Errand | None] = queue.Queue()
+        self._pool = ThreadPoolExecutor(2)
+        self._submitter = threading.Thread(target=self._submit_steadily)
+        self._fetchers = [threading.Thread(target=self._fetch_all) for _ in range(self.FETCHERS)]
+        for each in (self._submitter, *self._fetchers):
+            each.start()
+
+    def stop(self) -> None:
+        """Hand no more over; go on fetching."""
+        self._no_more.set()
+        self._submitter.join()
+
+    def close(self) -> None:
+        """End, whatever is still to be fetched."""
+        self._given_up.set()
+        self.stop()
+        for _ in self._fetchers:
+            self._open.put(None)
+        for each in self._fetchers:
+            each.join()
+        self._pool.shutdown()
+        self._client.close()
+
+    def _submit_steadily(self) -> None:
+        due = time.monotonic()
+        while not self._no_more.wait(max(0.0, due - time.monotonic())):
+            due += self._pause
+            task = Task(self._seed, next(self._numbers))
+            at_once = 2 if self._keyed and task.number % 5 == 0 else 1
+            for ticket in [*self._pool.map(self._submit, [task] * at_once)][:1]:
+                if ticket is not None:
+                    self._open.put(Errand(task, ticket))
+
+    def _submit(self, task: Task) -> Ticket | None:
+        """Hand it over; what got no answer is handed over again, until it does."""
+        key = {"key": f"{self._seed}-{task.number}"} if self._keyed else {}
+        if key:
+            self._book.keys[task.number] = key["key"]
+        while not self._given_up.is_set():
+            began = time.monotonic()
+            try:
+                ticket = self._titanic.submit(*task.request, **key, **task.options)
+            except RequestError as error:
+                self._book.error("submit", error)
+                self._no_more.wait(self._pause)
+            else:
+                self._book.submitting.append(time.monotonic() - began)
+                self._book.accepted(task, ticket.uuid)
+                return ticket
+        return None
+
+    def _fetch_all(self) -> None:
+        rng = random.Random()
+        while (errand := self._open.get()) is not None and not self._given_up.is_set():
+            try:
+                done = self._pursue(errand, rng)
+            except RequestError as error:
+                done = False
+                self._book.error(errand.stage, error)
+                self._given_up.wait(0.1)
+            except Wrong as error:
+                done = True
+                self._book.wrong(errand.task, str(error))
+            except Exception as error:  # noqa: BLE001 - whatever it is, a caller must not see it
+                done = True
+                self._book.wrong(errand.task, f"{errand.stage} raised {error!r}")
+            if done:
+                self._book.finish()
+            else:
+                self._open.put(errand)
+
+    def _pursue(self, errand: "Errand", rng: random.Random) -> bool:
+        """Try to get further with it; whether it is done.  Raises `RequestError`, `Wrong`."""
+        task = errand.task
+        if errand.stage == "fetch":
+            if self._keyed and rng.random() < 0.1:
+                self._submit(task)  # handing it over once more changes nothing
+            if not task.closed_unread and not self._fetch(errand, rng):
+                return False
+            if not task.closed_unread and not task.closed_when_read:
+                return True
+            errand.stage = "close"
+        if errand.stage == "close":
+            errand.ticket.close()
+            self._book.closed.add(task.number)
+            errand.stage = "look after closing"
+        if self._keyed and rng.random() < 0.2:
+            self._submit(task)
+        check_gone(errand.ticket)
+        return True
+
+    def _fetch(self, errand: "Errand", rng: random.Random) -> bool:
+        way = rng.choice(("look", "wait", "follow"))
+        if way == "look" and not look_whether_ready(errand):
+            self._given_up.wait(0.02)
+            return False
+        if way == "follow":
+            errand.follow(PATIENCE)
+        for _ in range(rng.choice((1, 1, 2))):
+            self._book.saw(errand.task, errand.result(PATIENCE if way != "look" else 0))
+        return True
+
+
+class Errand:
+    """A request that was accepted, on its way to its end."""
+
+    def __init__(self, task: Task, ticket: Ticket) -> None:
+        self.task = task
+        self.ticket = ticket
+        self.stage = "fetch"
+        self._parts = 0
+        """PARTIALs that were followed so far."""
+
+    def result(self, timeout: float) -> str:
+        """The mark of the execution whose reply it has.  Raises `RequestError`, `Wrong`."""
+        try:
+            outcome: Reply | ServiceError = self.ticket.result(timeout)
+        except ServiceError as error:
+            outcome = error
+        except UnknownTicket:
+            raise Wrong("lost: it was accepted, and Titanic says that it knows no such request") from None
+        return self.task.mark_of(outcome)
+
+    def follow(self, timeout: float) -> None:
+        """Take the PARTIALs from where we have been; they may be of several executions."""
+        try:
+            with closing(self.ticket.partials(self._parts, timeout=timeout)) as parts:
+                for part in parts:
+                    self.task.mark_of_part(self._parts, part)
+                    self._parts += 1
+        except ServiceError:
+            return  # it failed, which `result` looks into
+        except UnknownTicket:
+            raise Wrong("lost: it was accepted, and Titanic knows no PARTIALs of it") from None
+        if self.task.streams and self._parts != self.task.count:
+            raise Wrong(f"{self._parts} PARTIALs, and then the end: it has {self.task.count}")
+
+    def check_parts(self, mark: str, timeout: float) -> None:
+        """All PARTIALs that are kept are of the execution whose FINAL is."""
+        if not self.task.streams:
+            return
+        parts = list(self.ticket.partials(timeout=timeout))
+        marks = {self.task.mark_of_part(at, part) for at, part in enumerate(parts)}
+        if len(parts) != self.task.count:
+            raise Wrong(f"{len(parts)} PARTIALs are kept: it has {self.task.count}")
+        if marks != {mark}:
+            raise Wrong(f"PARTIALs of executions {sorted(marks)} are kept, and a FINAL of {mark}")
+
+
+def look_whether_ready(errand: Errand) -> bool:
+    try:
+        return errand.ticket.ready()
+    except UnknownTicket:
+        raise Wrong("lost: it was accepted, and Titanic does not know whether it is ready") from None
+
+
+def check_gone(ticket: Ticket) -> None:
+    try:
+        found: object = ticket.result(0)
+    except UnknownTicket:
+        return
+    except ServiceError as error:
+        found = error
+    raise Wrong(f"closed, but still there: {found!r:.200}")
+
+
+# ── afterwards ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Audit:
+    """What is in the tables once all is quiet, against what callers know."""
+
+    def __init__(self, site: Site, book: Book, seed: int) -> None:
+        self._site = site
+        self._book = book
+        self._seed = seed
+        self._rows = site.db.rows(
+            Request.id, Request.uuid, Request.state, Request.key, Request.attempts, Request.owner, Request.body
+        )
+        self._states = {row.uuid.hex: row.state for row in self._rows}
+        self._executed = Counter(int(line.split()[0]) for line in site.executions.read_bytes().splitlines())
+        self.stored = Counter(int(unpack(row.body)[0]) for row in self._rows)
+        """By number, how many requests there are."""
+        for number in book.closed:
+            self.stored[number] += 1
+
+    @property
+    def lost(self) -> list[int]:
+        kept = self._book.uuids.keys() - self._book.closed
+        return sorted(number for number in kept if self._book.uuids[number] not in self._states)
+
+    @property
+    def missing(self) -> list[int]:
+        kept = self._book.uuids.keys() - self._book.closed - set(self.lost)
+        return sorted(n for n in kept if self._states[self._book.uuids[n]] not in {"done", "failed"})
+
+    @property
+    def stored_twice(self) -> int:
+        return sum(number - 1 for number in self.stored.values())
+
+    @property
+    def executions(self) -> int:
+        return sum(self._executed.values())
+
+    @property
+    def executed_again(self) -> int:
+        return sum(max(0, executed - self.stored[number]) for number, executed in self._executed.items())
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """How many requests had so many attempts."""
+        return {str(n): count for n, count in sorted(Counter(row.attempts for row in self._rows).items())}
+
+    def states(self) -> Counter[str]:
+        return Counter(row.state for row in self._rows)
+
+    def troubles(self) -> Iterator[str]:
+        """What is wrong with the tables."""
+        for number in self.lost:
+            yield f"request {number} ({self._book.uuids[number]}) was accepted and is not there"
+        for number in sorted(self._book.closed):
+            if self._book.uuids[number] in self._states:
+                yield f"request {number} ({self._book.uuids[number]}) was closed and is there"
+        for row in self._rows:
+            if row.state not in {"done", "failed"}:
+                yield f"request {row.uuid.hex} is {row.state}, after {row.attempts} attempts, owned by {row.owner}"
+        for key, count in Counter(row.key for row in self._rows if row.key is not None).items():
+            if count > 1:
+                yield f"{count} requests were stored for the key {key}"
+        for number, stored in self.stored.items():
+            if number in self._book.keys and stored > 1:
+                yield f"{stored} requests were stored for request {number}, which has a key"
+        ended = Counter(int(unpack(row.body)[0]) for row in self._rows if row.state in {"done", "failed"})
+        for number, count in ended.items():
+            if self._executed[number] < count:
+                yield f"{count} requests {number} have ended, of which {self._executed[number]} were executed"
+
+    def stale_parts(self) -> int:
+        """PARTIALs of attempts that broke off, which are still kept."""
+        latest = {row.id: row.attempts for row in self._rows}
+        return sum(latest[each.request] != each.attempt for each in self._site.db.rows(Part.request, Part.attempt))
+
+    def fetch_all_again(self, deadline: float) -> None:
+        """Each reply is there, the right one, and the one that was seen before; what was closed is not."""
+        with Client(self._site.endpoint, timeout=PATIENCE) as client, ThreadPoolExecutor(8) as pool:
+            titanic = Titanic(client)
+            for _ in pool.map(lambda pair: self._fetch_again(titanic, *pair, deadline), self._book.uuids.items()):
+                pass
+
+    def _fetch_again(self, titanic: Titanic, number: int, uuid: str, deadline: float) -> None:
+        task = Task(self._seed, number)
+        errand = Errand(task, titanic.ticket(uuid))
+        try:
+            if number in self._book.closed:
+                check_gone(errand.ticket)
+                return
+            left = max(0.0, min(PATIENCE, deadline - time.monotonic()))
+            mark = errand.result(left)
+            self._book.saw(task, mark)
+            errand.check_parts(mark, left)
+        except (RequestError, Wrong) as error:
+            self._book.wrong(task, f"in the end: {error}")
+
+    def show(self, number: int) -> str:
+        """All that Titanic's own command tells of a request."""
+        command = [BIN / "titanic", "show", self._book.uuids[number], "--db", self._site.db.url]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)
+        return "\n".join(line[:200] for line in (shown.stdout + shown.stderr).splitlines())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run."""
+
+    db: str = "sqlite"
+    titanics: int = 1
+    kills: int = 200
+    seed: int = 1
+    rate: float = 40.0
+    """Requests handed over in a second, by all callers together."""
+    callers: int = 4
+    pause: float = 0.6
+    """Seconds between two deeds, on the average."""
+    least: int = 100
+    """Requests that are to be accepted, at least: on a slow machine also after the last kill."""
+    settle: float = 120.0
+    """Seconds that all may take to come to rest."""
+
+
+def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
+    """Run it; returns the report, in which `troubles` is empty if all is well."""
+    started = time.monotonic()
+    troubles = Troubles()
+    book = Book(troubles)
+    with ExitStack() as stack:
+        db = stack.enter_context(database(plan.db, folder))
+        site = Site(db, plan.titanics, folder, troubles)
+        stack.callback(site.close)
+        site.wait_until_ready()
+        numbers = itertools.count(1)
+        callers = [
+            Caller(site, book, numbers, rate=plan.rate / plan.callers, keyed=at % 2 == 0, seed=plan.seed)
+            for at in range(plan.callers)
+        ]
+        for each in callers:
+            stack.callback(each.close)
+        tell = progress(site, book, quiet=quiet)
+        site.disturb(plan.kills, plan.pause, random.Random(plan.seed), tell)
+        stopped = time.monotonic()
+        deadline = stopped + plan.settle
+        site.settle(lambda: len(book.uuids) >= plan.least, deadline, tell)
+        stopping = [threading.Thread(target=each.stop) for each in callers]
+        for each in stopping:
+            each.start()
+        all_done = site.settle(lambda: settled(site, book, stopping), deadline, tell)
+        settling = time.monotonic() - stopped
+        for each in callers:
+            each.close()
+        audit = Audit(site, book, plan.seed)
+        if not all_done:
+            troubles.add(f"not all was done {plan.settle:g} s after the last kill")
+        for text in audit.troubles():
+            troubles.add(text)
+        audit.fetch_all_again(time.monotonic() + 60)
+        site.close()
+        report = {
+            "plan": vars(plan),
+            "done": dict(sorted(site.done.items())),
+            "kills": site.kills,
+            "accepted": len(book.uuids),
+            "with a key": len(book.keys.keys() & book.uuids.keys()),
+            "fetched": len(book.marks),
+            "closed": len(book.closed),
+            "lost": len(audit.lost),
+            "missing": len(audit.missing),
+            "wrong": len(troubles.all),
+            "states": dict(audit.states()),
+            "stored twice, without a key": audit.stored_twice,
+            "executions": audit.executions,
+            "executed again": audit.executed_again,
+            "executed again, ratio": round(audit.executed_again / max(1, sum(audit.stored.values())), 4),
+            "attempts": audit.attempts,
+            "stale PARTIALs": audit.stale_parts(),
+            "errors": {what: dict(errors.most_common()) for what, errors in sorted(book.errors.items())},
+            "seconds of a submit": {f"p{at}": percentile(book.submitting, at) for at in (50, 90, 99)},
+            "submits that got an error": sum(book.errors["submit"].values()),
+            "settling seconds": round(settling, 1),
+            "seconds": round(time.monotonic() - started, 1),
+            "troubles": troubles.all,
+            "shown": {number: audit.show(number) for number in (*audit.missing, *audit.lost)[:SHOWN]},
+        }
+    (folder / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
+    return report
+
+
+def percentile(values: list[float], at: int) -> float:
+    ordered = sorted(values) or [0.0]
+    return round(ordered[len(ordered) * at // 100], 3)
+
+
+def settled(site: Site, book: Book, stopping: list[threading.Thread]) -> bool:
+    """Nothing is handed over any more, each accepted request was seen to its end, and no other is waiting."""
+    if any(each.is_alive() for each in stopping) or book.finished < len(book.uuids):
+        return False
+    return site.db.all_ended()
+
+
+def progress(site: Site, book: Book, *, quiet: bool) -> Callable[[], None]:
+    """What tells on stderr how far it is, every few seconds."""
+    started = told_at = time.monotonic()
+
+    def tell() -> None:
+        nonlocal told_at
+        now = time.monotonic()
+        if quiet or now < told_at + 5:
+            return
+        told_at = now
+        errors = sum(sum(each.values()) for each in book.errors.values())
+        click.echo(
+            f"{now - started:5.0f} s: {site.kills} kills, {sum(site.done.values()) - site.kills} other deeds; "
+            f"{len(book.uuids)} accepted, {book.finished} seen to their end, {errors} answers that were errors",
+            err=True,
+        )
+
+    return tell
+
+
+def told(report: dict[str, Any]) -> str:
+    """The report as a short text."""
+    plan = report["plan"]
+    lines = [
+        f"{plan['db']}, {plan['titanics']} Titanics, seed {plan['seed']}, {report['seconds']} s",
+        ", ".join(f"{number} {what}" for what, number in report["done"].items()),
+        f"{report['accepted']} accepted: {report['lost']} lost, {report['missing']} without a reply, "
+        f"{report['wrong']} troubles; {report['closed']} closed",
+        f"{report['executed again']} executed again ({report['executed again, ratio']:.2%}); "
+        f"{report['stored twice, without a key']} stored twice, for want of a key",
+        f"{report['submits that got an error']} submits got an error and were repeated; "
+        f"all was done {report['settling seconds']} s after the last kill",
+        *(f"WRONG: {each}" for each in report["troubles"][:SHOWN]),
+        *(f"\n{each}" for each in report["shown"].values()),
+    ]
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--kills", default=200, show_default=True, help="How many processes to kill.")
+@click.option("--db", type=click.Choice(["sqlite", "postgres"]), default="sqlite", show_default=True)
+@click.option("--titanics", default=1, show_default=True, help="How many share the database.")
+@click.option("--seed", default=1, show_default=True, help="Which deeds, and which requests.")
+@click.option("--rate", default=Plan.rate, show_default=True, help="Requests a second.")
+@click.option("--pause", default=Plan.pause, show_default=True, help="Seconds between two deeds, on the average.")
+@click.option("--settle", default=Plan.settle, show_default=True, help="Seconds that all may take to come to rest.")
+@click.option("--keep", is_flag=True, help="Keep the folder even if all is well.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, not as text.")
+def main(*, keep: bool, as_json: bool, **settings: Any) -> None:
+    """Kill a broker, Titanics and workers under load, and see whether anything is lost."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left running
+    folder = Path(tempfile.mkdtemp(prefix="crash-"))
+    click.echo(f"in {folder}", err=True)
+    report = crash(Plan(**settings), folder)
+    click.echo(json.dumps(report, indent=1, ensure_ascii=False) if as_json else told(report))
+    if report["troubles"] or keep:
+        click.echo(f"kept: {folder}", err=True)
+    else:
+        shutil.rmtree(folder)
+    sys.exit(bool(report["troubles"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,662 @@
+"""The command `titanic` as a user meets it: output, exit codes, errors, signals."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import pytest
+from support.postgres import cluster as new_cluster
+from support.processes import BIN, broker, eventually, process, run
+from support.titanics import BEATS, LIMITS, row, state
+
+from zmdp.clients import Client
+from zmdp.mdp.testing import running_broker
+from zmdp.titanic import Titanic, cli
+from zmdp.workers import ServiceError, Worker
+
+QUICK = ("--heartbeat", "0.2", "--liveness", "50", "--connections", "2")
+STRANGE = "0123456789abcdef0123456789abcdef"
+"""A uuid that nobody was given."""
+UUID = re.compile(rb"[0-9a-f]{32}\n")
+
+
+def count(request):
+    for number in range(int(request[0])):
+        yield [b"%d" % number, b"."]
+    return b"end"
+
+
+def fail(request):
+    raise ServiceError(404, "no such\n\x1b[31mrecord", b"\x1b]detail")
+
+
+@contextmanager
+def services():
+    """A broker with three services; its endpoint."""
+    with running_broker(limits=LIMITS, drain_timeout=0.1) as server, ExitStack() as stack:
+        at = server.endpoints[0]
+        for name, handler in (("echo", list), ("count", count), ("fail", fail)):
+            stack.enter_context(Worker(name, handler, broker=at, **BEATS))
+        yield at
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with services() as at:
+        yield at
+
+
+@contextmanager
+def serve(at, db, *options, **env):
+    """A `titanic serve` that is ready."""
+    with process("titanic", "serve", "--broker", at, "--db", str(db), *QUICK, *options, **env) as running:
+        running.line("serving titanic.request, titanic.reply, titanic.close")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def db(endpoint, tmp_path_factory):
+    """The database of a Titanic that serves."""
+    path = tmp_path_factory.mktemp("titanic") / "titanic.db"
+    with serve(endpoint, path):
+        yield path
+
+
+@pytest.fixture
+def titanic(endpoint, db):
+    """The command, in an environment that names both."""
+
+    def call(*arguments, **more):
+        return run("titanic", *arguments, **{"MDP_BROKER": endpoint, "TITANIC_DB": str(db), **more})
+
+    return call
+
+
+class Ended(NamedTuple):
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+@pytest.fixture
+def here(monkeypatch, capsysbinary):
+    """The command in this process, where it begins sooner."""
+
+    def call(*arguments, **env):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["titanic", *arguments])
+        capsysbinary.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Ended(ended.value.code, *capsysbinary.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def api(endpoint, db):
+    with Client(endpoint, timeout=20) as client:
+        yield Titanic(client)
+
+
+def one_line(result):
+    (line,) = result.stderr.decode().splitlines()
+    return line
+
+
+def done(result):
+    """What a command has printed that succeeded without a word beside it."""
+    assert (result.returncode, result.stderr) == (0, b""), result.stderr
+    return result.stdout
+
+
+# ── request, reply, close ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_from_beginning_to_end(titanic):
+    told = done(titanic("request", "echo", "hello"))
+    assert UUID.fullmatch(told)
+    uuid = told.decode().strip()
+    assert done(titanic("reply", uuid, "--wait")) == b"hello"
+    assert done(titanic("reply", uuid.upper())) == b"hello"
+    assert done(titanic("close", uuid, STRANGE)) == b""
+    assert done(titanic("close", uuid)) == b""
+    result = titanic("reply", uuid)
+    assert (result.returncode, result.stdout) == (4, b"")
+    assert f"Titanic knows no request {uuid}" in one_line(result)
+
+
+def test_bodies_are_bytes_from_files_and_stdin(titanic, tmp_path):
+    data = bytes(range(256)) * 100
+    (tmp_path / "data").write_bytes(data)
+    uuid = done(titanic("request", "echo", "-", stdin=data)).decode().strip()
+    assert done(titanic("reply", "--wait", uuid)) == data
+    uuid = done(titanic("request", "echo", f"@{tmp_path}/data", "@@home", "")).decode().strip()
+    assert done(titanic("reply", "--wait", uuid)) == data + b"\n@home\n\n"
+    uuid = done(titanic("request", "echo")).decode().strip()
+    assert done(titanic("reply", "--wait", uuid)) == b""
+
+
+def test_as_json(titanic):
+    told = json.loads(done(titanic("request", "--json", "echo", "text", "-", stdin=b"\xff\0")))
+    assert told == {"uuid": told["uuid"], "service": "echo"}
+    frames = ["text", {"base64": "/wA="}]
+    assert json.loads(done(titanic("reply", "--json", "--wait", told["uuid"]))) == {"final": True, "frames": frames}
+
+
+def test_a_reply_that_is_not_there_yet(titanic, db):
+    uuid = done(titanic("request", "nobody", "")).decode().strip()
+    result = titanic("reply", uuid)
+    assert (result.returncode, result.stdout) == (3, b"")
+    assert one_line(result) == f"titanic: the reply to {uuid} is not there yet: --wait waits for it"
+    result = titanic("reply", uuid, "--wait", "--timeout", "0.1")
+    assert (result.returncode, result.stdout) == (3, b"")
+    assert one_line(result) == f"titanic: request {uuid} has no reply within 0.1 s"
+    done(titanic("close", uuid))
+
+
+def test_stream_prints_part_by_part(titanic):
+    uuid = done(titanic("request", "count", "3")).decode().strip()
+    assert done(titanic("reply", uuid, "--stream")) == b"0\n.\n1\n.\n2\n.\nend\n"
+    assert done(titanic("reply", uuid, "--stream", "--from", "2")) == b"2\n.\nend\n"
+    lines = done(titanic("reply", uuid, "--stream", "--json", "--from", "1")).splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"final": False, "frames": ["1", "."]},
+        {"final": False, "frames": ["2", "."]},
+        {"final": True, "frames": ["end"]},
+    ]
+    assert done(titanic("reply", uuid)) == b"end"
+
+
+def test_stream_prints_what_comes_while_it_comes(endpoint, db, api):
+    gate = threading.Event()
+
+    def hold(request):
+        yield b"first"
+        gate.wait(20)
+        return b"last"
+
+    with Worker("hold", hold, broker=endpoint, **BEATS):
+        uuid = api.submit("hold").uuid
+        with process("titanic", "reply", uuid, "--stream", "--broker", endpoint) as reading:
+            reading.line("first", "stdout")
+            gate.set()
+            reading.line("last", "stdout")
+            assert reading.wait() == 0
+
+
+def test_a_request_that_failed(titanic):
+    uuid = done(titanic("request", "fail")).decode().strip()
+    for options in (["--wait"], [], ["--stream"]):
+        result = titanic("reply", uuid, *options)
+        assert (result.returncode, result.stdout) == (6, b"")
+        assert one_line(result) == "titanic: failed with 404: no such ?[31mrecord"
+
+
+def test_everything_that_can_be_asked_for(titanic):
+    options = "--key k --key-ttl 1h --priority 7 --retries 3 --backoff 0.5 --ttl 7d --header a=b --header größe=x=y"
+    uuid = done(titanic("request", "nobody", "x", *options.split(), "--delay", "90m")).decode().strip()
+    assert done(titanic("request", "nobody", "y", "--key", "k")).decode().strip() == uuid
+    told = json.loads(done(titanic("show", "--json", uuid)))
+    assert {name: told[name] for name in ("service", "state", "priority", "key", "retries", "backoff", "body")} == {
+        "service": "nobody", "state": "delayed", "priority": 7, "key": "k", "retries": 3, "backoff": 0.5, "body": ["x"]
+    }  # fmt: skip
+    assert (told["result_ttl"], json.loads(told["headers"])) == (7 * 86400, {"a": "b", "größe": "x=y"})
+    uuid = done(titanic("request", "nobody", "--at", "2100-01-31T12:00:00+01:00")).decode().strip()
+    assert json.loads(done(titanic("show", "--json", uuid)))["due"] == "2100-01-31T11:00:00.000+00:00"
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+WRONG = [
+    (["request"], 2, "Missing argument 'SERVICE'"),
+    (["request", "a\tb"], 2, "is no service name"),
+    (["request", "mmi.service", "x"], 2, "mmi.service is not asked through Titanic: ask it directly"),
+    (["request", "echo", "--priority", "10"], 2, "10 is not in the range 0<=x<=9"),
+    (["request", "echo", "--delay", "soon"], 2, "'soon': it takes seconds, or a number with s, m, h or d"),
+    (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "give one of them"),
+    (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow': it takes a time such as 2030-01-31T12:00"),
+    (["request", "echo", "--retries", "-1"], 2, "-1 is not in the range 0<=x<=1000"),
+    (["request", "echo", "--key", ""], 2, "key is a text of 1 to 255 bytes"),
+    (["request", "echo", "--header", "nameonly"], 2, "'nameonly': it takes NAME=VALUE"),
+    (["request", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
+    (["request", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there. Is the broker running?"),
+    (["reply", STRANGE], 4, f"Titanic knows no request {STRANGE}"),
+    (["reply", STRANGE, "--wait"], 4, f"Titanic knows no request {STRANGE}"),
+    (["reply", STRANGE, "--stream"], 4, f"Titanic knows no request {STRANGE}"),
+    (["reply", "../../etc/passwd"], 2, "'../../etc/passwd' is no uuid: it takes 32 hex digits"),
+    (["reply", STRANGE, "--from", "-1"], 2, "'-1': it takes a whole number of parts, 0 or more"),
+    (["close"], 2, "Missing argument 'UUID"),
+    (["close", STRANGE, "x"], 2, "'x' is no uuid"),
+    (["show", STRANGE], 4, f"there is no request {STRANGE} in sqlite:///"),
+    (["show", "x"], 2, "'x' is no uuid"),
+    (["ls", "--state", "gone"], 2, "'gone' is not one of 'delayed', 'pending', 'running', 'done', 'failed'"),
+    (["ls", "--limit", "0"], 2, "'0': it takes a whole number of requests, above 0"),
+    (["ls", "--older-than", "x"], 2, "'x': it takes seconds"),
+    (["ls", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db: `titanic serve` makes"),
+    (["ls", "--db", "mysql://host/db"], 2, "'mysql' is not supported: Titanic takes sqlite:///FILE or postgresql"),
+    (["ls", "--db", "sqlite://"], 2, "Titanic's SQLite is a file"),
+    (["ls", "--db", "/etc/passwd"], 6, "sqlite:////etc/passwd: file is not a database"),
+    (["stats", "--db", "postgresql://me:secret@127.0.0.1:1/x"], 6, "postgresql://me:***@127.0.0.1:1/x: "),
+    (["purge"], 2, "Missing option '--older-than'"),
+    (["purge", "--older-than", "1d", "--state", "pending"], 2, "'pending' is not one of 'done', 'failed'"),
+    (["retry"], 2, "name requests by their UUIDs, or take --all (perhaps with --service, --older-than)"),
+    (["retry", STRANGE, "--all"], 2, "name requests by their UUIDs, or take --all"),
+    (["cancel", "--service", "echo"], 2, "name requests by their UUIDs, or take --all"),
+    (["cancel", STRANGE, "--older-than", "1d"], 2, "name requests by their UUIDs, or take --all"),
+    (["db", "upgrade", "--db", "/no/such/folder/titanic.db"], 2, "there is no folder /no/such/folder"),
+    (["db", "current", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db"),
+    (["serve", "--lease", "1"], 2, "lease is 1.0: it takes 2 seconds or more"),
+    (["serve", "--connections", "0"], 2, "'0': it takes a whole number of connections, above 0"),
+    (["serve", "--max-waiting", "0"], 2, "'0': it takes a whole number of requests, above 0"),
+    (["serve", "--heartbeat", "0.001"], 2, "heartbeat is 0.001: it takes 0.01 seconds or more"),
+    (["serve", "--broker", "localhost"], 2, "'localhost': it takes an endpoint"),
+    (["serve", "--db", "/etc/passwd"], 6, "sqlite:////etc/passwd: file is not a database"),
+    (["serve", "--db", "/no/such/folder/titanic.db"], 2, "there is no folder /no/such/folder"),
+    (["serve", "--db", "postgresql://127.0.0.1:1/x"], 6, "postgresql://127.0.0.1:1/x: "),
+    (["sink"], 2, "No such command 'sink'"),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: " ".join(wrong[0]))
+def test_what_goes_wrong_is_told_in_one_line_with_a_code(here, endpoint, db, wrong):
+    arguments, code, told = wrong
+    result = here(*arguments, MDP_BROKER=endpoint, TITANIC_DB=str(db))
+    assert (result.returncode, result.stdout) == (code, b"")
+    assert told in one_line(result)
+    assert one_line(result).startswith("titanic: ")
+    assert "secret" not in one_line(result)
+
+
+def test_no_titanic(here):
+    with running_broker(limits=LIMITS) as server:
+        at = server.endpoints[0]
+        for arguments in (["request", "echo"], ["reply", STRANGE, "--wait"], ["reply", STRANGE, "--stream"]):
+            result = here(*arguments, "--broker", at, "--timeout", "0.1")
+            assert (result.returncode, result.stdout) == (4, b"")
+            assert f"no Titanic serves 'titanic.{arguments[0]}'" in one_line(result)
+
+
+def test_ctrl_c_while_waiting(endpoint, db, api):
+    ticket = api.submit("nobody")
+
+    def waiting():
+        workers = json.loads(api.client.request("mmi.workers", b"titanic.reply")[0])["workers"]
+        return sum(each["busy"] for each in workers)
+
+    for options in (["--wait"], ["--stream"]):
+        with process("titanic", "reply", ticket.uuid, *options, "--broker", endpoint) as asking:
+            eventually(waiting)
+            assert asking.end(signal.SIGINT) == 130
+            assert asking.stderr.split("\n") in (["titanic: interrupted"], ["", "titanic: interrupted"])
+        eventually(lambda: not waiting())
+    ticket.close()
+
+
+def test_the_bare_command_shows_its_help(here):
+    result = here()
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert b"titanic request echo hello" in result.stdout
+    assert here("--version").stdout.startswith(b"titanic 0.")
+
+
+def test_output_that_nobody_reads(titanic, endpoint, api):
+    uuid = api.submit("count", b"3").uuid
+    command = f"{BIN}/titanic reply {uuid} --stream --broker {endpoint} | true"
+    assert os.system(f"bash -c 'set -o pipefail; {command}' 2>/dev/null") in {0, 256}
+
+
+# ── operators ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def harbour(tmp_path_factory):
+    """A database with a request in each state, and their uuids; no Titanic serves any more."""
+    path = tmp_path_factory.mktemp("harbour") / "titanic.db"
+    gate, at_work = threading.Event(), threading.Event()
+
+    def hold(request):
+        yield b"half"
+        at_work.set()
+        gate.wait(20)
+
+    with services() as endpoint, ExitStack() as stack:
+        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=20)))
+        serving = stack.enter_context(serve(endpoint, path, "--drain-timeout", "0"))
+        stack.enter_context(Worker("hold", hold, broker=endpoint, **BEATS))
+        stack.callback(gate.set)
+        uuids = {
+            "done": titanic.submit("count", b"2").uuid,
+            "failed": titanic.submit("fail", b"\xff").uuid,
+            "pending": titanic.submit("nobody", priority=9, headers={"a": "b"}).uuid,
+            "delayed": titanic.submit("nobody", delay=3600, key="k").uuid,
+            "running": titanic.submit("hold").uuid,
+        }
+        titanic.ticket(uuids["done"]).result(timeout=20)
+        with pytest.raises(ServiceError):
+            titanic.ticket(uuids["failed"]).result(timeout=20)
+        assert at_work.wait(20)
+        eventually(lambda: row(str(path), uuids["running"])["partials"])
+        serving.kill()
+    return path, uuids
+
+
+@pytest.fixture
+def operator(harbour, tmp_path, here):
+    """The command on a database of one's own, with a request in each state; their uuids; the database."""
+    source, uuids = harbour
+    path = tmp_path / "titanic.db"
+    with sqlite3.connect(source) as from_, sqlite3.connect(path) as to:
+        from_.backup(to)
+    from_.close()
+    to.close()
+
+    def call(*arguments):
+        return here(*arguments, "--db", str(path))
+
+    return call, uuids, str(path)
+
+
+def uuids_of(told):
+    return [json.loads(line)["uuid"] for line in told.splitlines()]
+
+
+def test_ls(operator):
+    titanic, uuids, _ = operator
+    assert sorted(uuids_of(done(titanic("ls", "--json")))) == sorted(uuids.values())
+    for name, uuid in uuids.items():
+        assert uuids_of(done(titanic("ls", "--json", "--state", name))) == [uuid]
+    two = uuids_of(done(titanic("ls", "--json", "--state", "done", "--state", "failed")))
+    assert two == [uuids["done"], uuids["failed"]]
+    assert uuids_of(done(titanic("ls", "--json", "--service", "nobody"))) == [uuids["pending"], uuids["delayed"]]
+    assert uuids_of(done(titanic("ls", "--json", "--service", "nobody", "--state", "delayed"))) == [uuids["delayed"]]
+    assert len(uuids_of(done(titanic("ls", "--json", "--older-than", "0")))) == 5
+    result = titanic("ls", "--json", "--older-than", "1d")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"there are none\n")
+    result = titanic("ls", "--json", "--limit", "2")
+    assert uuids_of(result.stdout) == [uuids["done"], uuids["failed"]]
+    assert result.stderr == b"there are more: see --limit\n"
+
+
+def test_ls_for_people(operator):
+    titanic, uuids, _ = operator
+    header, *lines = done(titanic("ls")).decode().splitlines()
+    assert header.split() == ["UUID", "SERVICE", "STATE", "PRI", "AGE", "TRIES", "NOTE"]
+    told = {line.split()[0]: line for line in lines}
+    assert set(told) == set(uuids.values())
+    for name, uuid in uuids.items():
+        assert name in told[uuid]
+    assert told[uuids["failed"]].endswith("404: no such ?[31mrecord")
+    assert "due in 60m" in told[uuids["delayed"]] or "due in 1h" in told[uuids["delayed"]]
+    assert "took " in told[uuids["done"]]
+
+
+def test_show(operator):
+    titanic, uuids, _ = operator
+    told = {name: json.loads(done(titanic("show", "--json", uuid))) for name, uuid in uuids.items()}
+    assert {name: each["state"] for name, each in told.items()} == {name: name for name in uuids}
+    assert (told["done"]["reply"], told["done"]["partials"]) == (["end"], [["0", "."], ["1", "."]])
+    assert (told["failed"]["code"], told["failed"]["error"]) == (404, "no such\n\x1b[31mrecord")
+    assert (told["failed"]["body"], told["failed"]["reply"]) == ([{"base64": "/w=="}], ["\x1b]detail"])
+    assert (told["running"]["reply"], told["running"]["partials"]) == (None, [["half"]])
+    assert json.loads(told["pending"]["headers"]) == {"a": "b"}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", each["created"]) for each in told.values())
+    lines = done(titanic("show", uuids["failed"])).decode().splitlines()
+    assert all(line.isprintable() for line in lines)
+    told = dict(line.split(maxsplit=1) for line in lines)
+    assert (told["uuid"], told["state"], told["code"]) == (uuids["failed"], "failed", "404")
+    assert "finished" in told
+    assert "lease" not in told
+
+
+def test_retry(operator):
+    titanic, uuids, db = operator
+    result = titanic("retry", uuids["failed"], uuids["done"], STRANGE)
+    assert (result.returncode, result.stdout) == (4, b"1 retried\n")
+    assert result.stderr.decode().splitlines() == [
+        f"{uuid}: there is no such request in state failed" for uuid in (uuids["done"], STRANGE)
+    ]
+    assert [state(db, uuids[name]) for name in ("failed", "done")] == ["pending", "done"]
+    assert done(titanic("retry", "--all")) == b"0 retried\n"
+
+
+def test_retry_all(operator):
+    titanic, uuids, db = operator
+    assert done(titanic("retry", "--all", "--service", "echo")) == b"0 retried\n"
+    assert done(titanic("retry", "--all", "--older-than", "1d")) == b"0 retried\n"
+    assert done(titanic("retry", "--all", "--service", "fail", "--older-than", "0")) == b"1 retried\n"
+    assert state(db, uuids["failed"]) == "pending"
+
+
+def test_cancel(operator):
+    titanic, uuids, db = operator
+    assert done(titanic("cancel", uuids["running"])) == b"1 cancelled\n"
+    assert (row(db, uuids["running"])["state"], row(db, uuids["running"])["code"]) == ("failed", 499)
+    result = titanic("cancel", uuids["running"])
+    assert (result.returncode, result.stdout) == (4, b"0 cancelled\n")
+    assert "there is no such request in state delayed or pending or running" in one_line(result)
+    assert done(titanic("cancel", "--all", "--service", "nobody")) == b"2 cancelled\n"
+    assert {state(db, uuids[name]) for name in ("pending", "delayed", "running", "failed")} == {"failed"}
+    assert state(db, uuids["done"]) == "done"
+
+
+def test_purge(operator):
+    titanic, uuids, _ = operator
+    assert done(titanic("purge", "--older-than", "1d")) == b"0 thrown away\n"
+    assert done(titanic("purge", "--older-than", "0", "--dry-run")) == b"1 would be thrown away\n"
+    assert done(titanic("purge", "--older-than", "0", "--service", "echo")) == b"0 thrown away\n"
+    assert len(uuids_of(titanic("ls", "--json").stdout)) == 5
+    assert done(titanic("purge", "--older-than", "0")) == b"1 thrown away\n"
+    assert uuids["done"] not in uuids_of(titanic("ls", "--json").stdout)
+    assert done(titanic("purge", "--older-than", "0", "--state", "failed", "--state", "done")) == b"1 thrown away\n"
+    assert sorted(uuids_of(titanic("ls", "--json").stdout)) == sorted(
+        uuids[name] for name in ("pending", "delayed", "running")
+    )
+    assert json.loads(done(titanic("stats", "--json")))["partials"] == 1
+
+
+def test_stats(operator):
+    titanic, _, _ = operator
+    told = json.loads(done(titanic("stats", "--json")))
+    assert told["total"] == {"delayed": 1, "pending": 1, "running": 1, "done": 1, "failed": 1}
+    assert set(told["services"]) == {"count", "fail", "nobody", "hold"}
+    assert told["services"]["nobody"]["pending"] == 1
+    assert told["services"]["nobody"]["oldest_waiting_seconds"] > 0
+    assert told["services"]["count"]["oldest_waiting_seconds"] is None
+    assert (told["keys"], told["partials"]) == (1, 3)
+    header, *_, last, rest = done(titanic("stats")).decode().splitlines()
+    assert header.split() == ["SERVICE", "DELAYED", "PENDING", "RUNNING", "DONE", "FAILED", "OLDEST"]
+    assert last.split() == ["1"] * 5
+    assert rest == "3 PARTIALs, 1 keys"
+
+
+def test_what_an_operator_changes_is_done_by_a_titanic(operator):
+    titanic, uuids, db = operator
+    with services() as at, serve(at, db):
+        done(titanic("retry", uuids["failed"]))
+        eventually(lambda: row(db, uuids["failed"])["attempts"] == 2 and state(db, uuids["failed"]) == "failed")
+        done(titanic("cancel", uuids["pending"]))
+        with Client(at) as client, pytest.raises(ServiceError, match="cancelled by an operator"):
+            Titanic(client).ticket(uuids["pending"]).result(timeout=20)
+
+
+# ── the tables ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_tables_of_sqlite(here, tmp_path):
+    path = tmp_path / "new.db"
+
+    def titanic(*arguments):
+        return here("db", *arguments, TITANIC_DB=f"sqlite:///{path}")
+
+    assert titanic("check").returncode == 2
+    assert not path.exists()
+    path.touch()
+    assert done(titanic("current")) == b"no tables\n"
+    assert json.loads(done(titanic("current", "--json")))["version"] is None
+    result = titanic("check")
+    assert (result.returncode, result.stdout) == (6, b"")
+    assert f"has no tables yet: run `titanic db upgrade --db sqlite:///{path}`" in one_line(result)
+    assert re.fullmatch(f"sqlite:///{path}: no tables → \\d{{4}}\n", done(titanic("upgrade")).decode())
+    assert re.fullmatch(f"sqlite:///{path}: is of version \\d{{4}}\n", done(titanic("upgrade")).decode())
+    assert re.fullmatch(rb"\d{4}\n", done(titanic("current")))
+    told = json.loads(done(titanic("current", "--json")))
+    assert told["version"] == told["needed"]
+    assert b"as it should be" in done(titanic("check"))
+
+
+def test_tables_of_a_newer_version_are_refused(operator, endpoint):
+    titanic, _, db = operator
+    with sqlite3.connect(db) as connection:
+        connection.execute("UPDATE titanic_version SET version_num = '9999'")
+    connection.close()
+    for command in (["ls"], ["db", "check"], ["db", "upgrade"], ["serve", "--broker", endpoint], ["retry", "--all"]):
+        result = titanic(*command)
+        assert (result.returncode, result.stdout) == (6, b"")
+        assert "has tables of version 9999, made by a newer zmdp" in one_line(result)
+        assert one_line(result).endswith(": upgrade zmdp")
+    assert done(titanic("db", "current")) == b"9999\n"
+
+
+def test_postgresql(endpoint, api):
+    with new_cluster() as cluster:
+        env = {"TITANIC_DB": cluster.url(), "MDP_BROKER": endpoint}
+        result = run("titanic", "serve", **env)
+        assert (result.returncode, result.stdout) == (6, b"")
+        told = re.search(r"has no tables yet: run `(titanic db upgrade --db (\S+))`", one_line(result))
+        assert b"no tables" in done(run(*told[1].split()))  # as it says
+        assert b"as it should be" in done(run("titanic", "db", "check", **env))
+        with running_broker(limits=LIMITS) as server, Worker("echo", list, broker=server.endpoints[0], **BEATS):
+            with serve(server.endpoints[0], cluster.url()) as serving:
+                env["MDP_BROKER"] = server.endpoints[0]
+                uuid = done(run("titanic", "request", "echo", "hello", **env)).decode().strip()
+                assert done(run("titanic", "reply", uuid, "--wait", **env)) == b"hello"
+                assert uuids_of(done(run("titanic", "ls", "--json", **env))) == [uuid]
+                assert serving.end() == 0
+        assert done(run("titanic", "purge", "--older-than", "0", **env)) == b"1 thrown away\n"
+        cluster.stop()
+        result = run("titanic", "ls", **env)
+        assert (result.returncode, result.stdout) == (6, b"")
+        one_line(result)
+
+
+# ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def port(tmp_path):
+    """A broker of one's own, and its client."""
+    with running_broker(limits=LIMITS, drain_timeout=0.1) as server:
+        with Client(server.endpoints[0], timeout=20) as client:
+            yield server.endpoints[0], Titanic(client), str(tmp_path / "titanic.db")
+
+
+@contextmanager
+def holding(at):
+    """The service `hold`; gives what tells that it has a request, and what lets that go."""
+    held, gate = threading.Event(), threading.Event()
+
+    def hold(request):
+        held.set()
+        gate.wait(20)
+        return request[0]
+
+    with Worker("hold", hold, broker=at, **BEATS):
+        try:
+            yield held, gate
+        finally:
+            gate.set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_finishes_what_is_running_and_leaves_what_waits(port, number):
+    at, titanic, db = port
+    with serve(at, db) as serving, holding(at) as (held, gate):
+        running = titanic.submit("hold", b"running")
+        waiting, later = titanic.submit("nobody", b"waiting"), titanic.submit("hold", delay=0.1)
+        assert held.wait(20)
+        serving.send_signal(number)
+        serving.line("waiting for 1 requests that are under way")
+        eventually(lambda: not titanic.client.available("titanic.request"))
+        gate.set()
+        assert serving.wait() == 0
+        assert [state(db, each.uuid) for each in (running, waiting)] == ["done", "pending"]
+        assert state(db, later.uuid) in {"delayed", "pending"}
+    with serve(at, db), Worker("nobody", list, broker=at, **BEATS):
+        assert running.result(timeout=20) == [b"running"]
+        assert waiting.result(timeout=20) == [b"waiting"]
+
+
+def test_a_second_signal_ends_it_at_once_and_loses_nothing(port):
+    at, titanic, db = port
+    with holding(at) as (held, gate):
+        with serve(at, db, "--drain-timeout", "600", "--lease", "2") as serving:
+            ticket = titanic.submit("hold", b"body")
+            assert held.wait(20)
+            serving.send_signal(signal.SIGTERM)
+            serving.line("under way")
+            assert serving.end() == 1
+            assert "Traceback" not in serving.stderr
+        gate.set()
+        with serve(at, db):
+            assert ticket.result(timeout=20) == [b"body"]
+
+
+def test_the_drain_is_bounded(port):
+    at, titanic, db = port
+    with holding(at) as (held, gate):
+        with serve(at, db, "--drain-timeout", "0.1") as serving:
+            ticket = titanic.submit("hold", b"body")
+            assert held.wait(20)
+            assert serving.end() == 0
+        assert state(db, ticket.uuid) in {"delayed", "pending"}  # due at once, and nobody's
+        gate.set()
+        with serve(at, db):
+            assert ticket.result(timeout=20) == [b"body"]
+
+
+def test_two_serve_one_database(port):
+    at, titanic, db = port
+    with serve(at, db) as first, serve(at, db), Worker("echo", list, broker=at, concurrency=2, **BEATS):
+        tickets = [titanic.submit("echo", b"%d" % number) for number in range(50)]
+        assert first.end() == 0
+        tickets += [titanic.submit("echo", b"%d" % number) for number in range(50, 60)]
+        assert [ticket.result(timeout=20) for ticket in tickets] == [[b"%d" % number] for number in range(60)]
+        assert {row(db, ticket.uuid)["attempts"] for ticket in tickets} == {1}
+
+
+def test_serve_waits_for_its_broker(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    with serve(at, tmp_path / "titanic.db") as serving:
+        serving.line(f"no broker at {at} yet: nobody listens there")
+        with broker("--heartbeat", "0.2", "--liveness", "50", bind=at):
+            assert UUID.fullmatch(done(run("titanic", "request", "echo", "--broker", at)))
+        assert serving.end() == 0
+
+
+def test_settings_of_serve(port):
+    at, titanic, db = port
+    env = {"MDP_BROKER": at, "TITANIC_DB": db, "MDP_HEARTBEAT": "0.2", "MDP_LIVENESS": "50"}
+    command = ("titanic", "serve", "--max-waiting", "2", "--ttl", "1h", "--log-level", "warning")
+    with process(*command, **env) as serving, Worker("echo", list, broker=at, **BEATS):
+        ticket = titanic.submit("echo")
+        ticket.result(timeout=20)
+        assert row(db, ticket.uuid)["expires"] - row(db, ticket.uuid)["finished"] == pytest.approx(3600)
+        for _ in range(2):
+            titanic.submit("nobody")
+        result = run("titanic", "request", "nobody", "--broker", at)
+        assert (result.returncode, result.stdout) == (6, b"")
+        assert "full: too many requests are waiting to be done" in one_line(result)
+        assert serving.end() == 0
+        assert serving.stderr == ""

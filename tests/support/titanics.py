@@ -1,0 +1,108 @@
+"""Titanics in threads of this process, and a look into their databases."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from threading import Event
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+import zmq
+from support.peers import Bench
+from support.processes import eventually
+
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+from zmdp.titanic import admin, schema
+from zmdp.titanic.server import Server
+
+BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 50}
+"""Of all that is in one test: nobody is taken for dead because a machine is slow."""
+LIMITS = Limits(**BEATS)
+
+
+@contextmanager
+def running_bench() -> Iterator[Bench]:
+    """A broker in a thread, and peers made by hand."""
+    context: zmq.Context[Any] = zmq.Context()
+    with ExitStack() as stack:
+        stack.callback(context.term)
+        server = stack.enter_context(running_broker(limits=LIMITS, drain_timeout=0.0, context=context))
+        bench = Bench(server, context)
+        stack.callback(bench.close)
+        yield bench
+        assert server.broker.stats.failures == 0
+
+
+@contextmanager
+def serving(endpoint: str, db: str, **settings: Any) -> Iterator[Server]:
+    """A Titanic in a thread; its event loop must have nothing to complain of."""
+    server = Server(db, broker=endpoint, **{**BEATS, "connections": 2, "drain_timeout": 0.0, **settings})
+    started = Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+    complaints: list[dict[str, Any]] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        loops[0].set_exception_handler(lambda loop, context: complaints.append(context))
+        await server.run(started.set)
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(lambda: asyncio.run(serve()))
+        try:
+            eventually(lambda: started.is_set() or running.done())
+            yield server
+        finally:
+            if not running.done():
+                loops[0].call_soon_threadsafe(server.stop)
+            running.result()
+    assert complaints == []
+
+
+@contextmanager
+def connected(db: str) -> Iterator[sa.Connection]:
+    """A transaction on the database."""
+    engine = sa.create_engine(schema.database_url(db), poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        yield connection
+
+
+def stored(db: str) -> dict[str, list[dict[str, Any]]]:
+    """All that is in the tables, the oldest first."""
+    with connected(db) as connection:
+        return {
+            name: [dict(row) for row in connection.execute(sa.text(f"SELECT * FROM titanic_{name} {order}")).mappings()]
+            for name, order in (
+                ("requests", "ORDER BY id"),
+                ("parts", "ORDER BY request, attempt, number"),
+                ("keys", "ORDER BY service, key"),
+            )
+        }
+
+
+def row(db: str, uuid: str) -> dict[str, Any]:
+    """All there is of one request."""
+    with connected(db) as connection:
+        found = admin.show(connection, UUID(uuid))
+    assert found is not None
+    return found
+
+
+def state(db: str, uuid: str) -> str:
+    """The state of one request."""
+    return str(row(db, uuid)["state"])
+
+
+def lease(db: str) -> float:
+    """Until when the Titanics have what they run: the latest moment."""
+    with connected(db) as connection:
+        return float(connection.scalar(sa.text("SELECT max(lease) FROM titanic_owners")) or 0)
+
+
+def operate(db: str, what: Callable[..., Any], *uuids: str) -> list[str]:
+    """Have an operator do something to requests: `admin.retry` or `admin.cancel`; returns those that were changed."""
+    with connected(db) as connection:
+        return [uuid.hex for uuid in what(connection, [UUID(uuid) for uuid in uuids], time.time())]

@@ -1,0 +1,211 @@
+"""Databases for the tests of Titanic: each test that asks for one runs on a SQLite file and on PostgreSQL."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.postgres import cluster as new_cluster
+
+from zmdp.titanic import schema, store
+from zmdp.titanic.frames import pack
+from zmdp.titanic.options import Submission
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The PostgreSQL of this test run; whoever stops it starts it again."""
+    with new_cluster(deadlock_timeout="100ms", full_page_writes="off", shared_buffers="16MB") as made:
+        yield made
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def backend(request):
+    """For one of them only: `@pytest.mark.parametrize("backend", ["postgresql"], indirect=True)`."""
+    return request.param
+
+
+@contextmanager
+def opened(url, **how):
+    engine = schema.open_engine(schema.database_url(url), **how)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def prepared(request, tmp_path_factory):
+    """`prepared(backend, fill)`: an engine for a database that `fill(engine)` has made, once."""
+    made = {}
+
+    def prepare(backend, fill):
+        if (backend, fill) not in made:
+            name = f"prepared_{fill.__name__}"
+            if backend == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp(name)}/titanic.db"
+            else:
+                cluster = request.getfixturevalue("cluster")
+                cluster.execute(f"CREATE DATABASE {name}")
+                url = cluster.url(name)
+            made[backend, fill] = schema.open_engine(schema.database_url(url), create=True)
+            fill(made[backend, fill])
+        return made[backend, fill]
+
+    yield prepare
+    for engine in made.values():
+        engine.dispose()
+
+
+@pytest.fixture
+def engine(backend, prepared):
+    """A database with tables and nothing in them, the same one for all tests: a new one each would take long."""
+    made = prepared(backend, schema.upgrade)
+    with made.begin() as connection:
+        for table in (store.REQUESTS, store.KEYS, store.OWNERS):
+            connection.execute(sa.delete(table))
+    yield made
+    made.dispose()  # nothing of this test's is left in the next
+
+
+@pytest.fixture
+def empty_url(backend, request, tmp_path):
+    """A database without tables; of SQLite, not even the file."""
+    if backend == "sqlite":
+        yield f"sqlite:///{tmp_path}/titanic.db"
+    else:
+        cluster = request.getfixturevalue("cluster")
+        with cluster.database() as name:
+            yield cluster.url(name)
+
+
+def pristine(engine):
+    """Tables that nobody uses: they are copied."""
+    schema.upgrade(engine)
+    engine.dispose()
+
+
+@pytest.fixture
+def own_url(backend, prepared, request, tmp_path):
+    """A database with tables, for this test only."""
+    made = prepared(backend, pristine).url.database
+    if backend == "sqlite":
+        yield f"sqlite:///{shutil.copy(made, tmp_path)}"
+    else:
+        cluster = request.getfixturevalue("cluster")
+        with cluster.database(made) as name:
+            yield cluster.url(name)
+
+
+class Tables:
+    """What is in a database, and short ways to put it there."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def do(self, work, *batch):
+        """Have `work` done for all of `batch` in one transaction."""
+        with self.engine.begin() as connection:
+            return work(connection, batch)
+
+    def add(self, service="echo", **fields):
+        """Have a request accepted; returns what was submitted."""
+        made = submission(service, **fields)
+        self.do(store.accept, made)
+        return made
+
+    def claim(self, service="echo", limit=1, owner="me", until=NOW + 10, now=NOW, **asked):
+        (claimed,) = self.do(store.claim, store.Claim(service, limit, store.Lease(owner, until), now, **asked))
+        return claimed
+
+    def running(self, owner="me", until=NOW + 10, **fields):
+        """A request that was accepted and claimed."""
+        asked = self.add(**fields)
+        (claimed,) = self.claim(asked.service, owner=owner, until=until)
+        assert claimed.uuid == asked.uuid
+        return claimed
+
+    def done(self, reply=b"reply", code=None, error=None, now=NOW, **fields):
+        """A request that has ended."""
+        claimed = self.running(**fields)
+        self.do(store.finish, store.Outcome(claimed.id, claimed.owner, claimed.attempt, now, reply, code, error))
+        return claimed
+
+    def look(self, now=NOW, owner="me", until=None, **asked):
+        lease = store.Lease(owner, now + 10 if until is None else until)
+        (found,) = self.do(store.look, a_round(lease, now, **asked))
+        return found
+
+    def row(self, uuid):
+        """All that is stored of a request; None if it is not there."""
+        with self.engine.begin() as connection:
+            found = connection.execute(sa.select(store.REQUESTS).where(store.R.uuid == uuid)).one_or_none()
+        return None if found is None else SimpleNamespace(**found._mapping)
+
+    def leases(self):
+        """Until when each Titanic has what it has."""
+        with self.engine.begin() as connection:
+            return dict(connection.execute(sa.select(store.W.owner, store.W.lease)).all())
+
+    def count(self, table=store.REQUESTS):
+        with self.engine.begin() as connection:
+            return connection.scalar(sa.select(sa.func.count()).select_from(table))
+
+
+def a_round(lease, now=NOW, renew=False, count_up_to=None, offered=()):
+    return store.Round(lease=lease, now=now, renew=renew, count_up_to=count_up_to, offered=offered)
+
+
+def submission(service="echo", *, now=NOW, **fields):
+    made = Submission(uuid=uuid4(), service=service, body=pack([b"body"]), created=now, due=now)
+    return replace(made, **fields)
+
+
+@pytest.fixture
+def tables(engine):
+    return Tables(engine)
+
+
+@pytest.fixture(name="submission")
+def _submission():
+    """`submission(service, **fields)`: what a caller asks for."""
+    return submission
+
+
+@pytest.fixture(name="a_round")
+def _a_round():
+    """`a_round(lease, now, …)`: a look of the dispatcher's."""
+    return a_round
+
+
+@pytest.fixture
+def pool():
+    """For transactions beside each other."""
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def executed():
+    """`with executed(engine) as statements:` collects (SQL, parameters); of many at once, those of the first."""
+
+    @contextmanager
+    def listening(engine):
+        statements = []
+
+        def executing(*, statement, parameters, executemany, **other):
+            statements.append((statement, parameters[0] if executemany else parameters))
+
+        sa.event.listen(engine, "before_cursor_execute", executing, named=True)
+        try:
+            yield statements
+        finally:
+            sa.event.remove(engine, "before_cursor_execute", executing)
+
+    return listening

@@ -1,0 +1,337 @@
+"""What an operator asks of the tables and has done to them."""
+
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+
+from zmdp.titanic import admin, store
+from zmdp.titanic.admin import Which
+from zmdp.titanic.models import STATES
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def do(engine):
+    def done(work, *asked):
+        with engine.begin() as connection:
+            return work(connection, *asked)
+
+    return done
+
+
+@pytest.fixture
+def each(tables):
+    """A request in each state."""
+    done, failed = tables.done(b"reply", result_ttl=60), tables.done(b"detail", 503, "broken", result_ttl=60)
+    running = tables.running(result_ttl=60)
+    return SimpleNamespace(
+        delayed=tables.add(due=NOW + 5, result_ttl=60), pending=tables.add(result_ttl=60), running=running, done=done,
+        failed=failed,
+    )  # fmt: skip
+
+
+def names(rows):
+    return [row["uuid"] for row in rows]
+
+
+def hexes(requests):
+    return [request.uuid.hex for request in requests]
+
+
+def matching(do, which):
+    return [uuid for _, uuid in do(admin.matching, which, 0, 1000)]
+
+
+# ── ls, matching, count ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_are_listed_the_oldest_first(do, each):
+    order = [each.done, each.failed, each.running, each.delayed, each.pending]
+    assert names(do(admin.ls, Which(), 100)) == hexes(order)
+
+
+def test_a_row_of_the_list(do, tables):
+    asked = tables.add("größe", priority=3, key="k", due=NOW + 1)
+    assert do(admin.ls, Which(), 1) == [{
+        "uuid": asked.uuid.hex, "service": "größe", "state": "delayed", "priority": 3, "created": NOW, "due": NOW + 1,
+        "started": None, "finished": None, "attempts": 0, "failures": 0, "code": None, "error": None, "key": "k",
+    }]  # fmt: skip
+
+
+def test_no_more_are_listed_than_wanted(do, tables):
+    asked = [tables.add() for _ in range(5)]
+    assert names(do(admin.ls, Which(), 3)) == hexes(asked[:3])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_those_in_one_state(do, each, state):
+    which = Which(states=(state,))
+    (row,) = do(admin.ls, which, 100)
+    assert (row["uuid"], row["state"]) == (getattr(each, state).uuid.hex, state)
+    assert matching(do, which) == [getattr(each, state).uuid]
+    assert do(admin.count, which) == 1
+
+
+def test_those_in_some_states(do, each):
+    which = Which(states=("pending", "done"))
+    assert matching(do, which) == [each.done.uuid, each.pending.uuid]
+    assert do(admin.count, which) == 2
+
+
+def test_those_of_a_service(do, tables):
+    tables.add("one")
+    other = tables.add("other")
+    which = Which(service="other")
+    assert names(do(admin.ls, which, 100)) == [other.uuid.hex]
+    assert matching(do, which) == [other.uuid]
+    assert do(admin.count, which) == 1
+    assert do(admin.count, Which(service="oth%")) == 0
+
+
+def test_those_that_are_older(do, tables):
+    old, at = tables.add(now=NOW - 1), tables.add(now=NOW)
+    tables.add(now=NOW + 1)
+    assert matching(do, Which(created_before=NOW)) == [old.uuid]
+    assert matching(do, Which(created_before=NOW + 0.5)) == [old.uuid, at.uuid]
+
+
+def test_those_that_ended_longer_ago(do, tables):
+    old = tables.done(now=NOW - 1)
+    tables.done(now=NOW)
+    tables.add(now=NOW - 5)
+    assert matching(do, Which(finished_before=NOW)) == [old.uuid]
+
+
+def test_all_conditions_hold_together(do, tables):
+    wanted = tables.done(service="one", now=NOW - 5)
+    tables.done(service="other", now=NOW - 5)
+    tables.done(service="one", now=NOW + 5)
+    tables.add("one", now=NOW - 5)
+    which = Which(("done",), "one", created_before=NOW + 1, finished_before=NOW)
+    assert matching(do, which) == [wanted.uuid]
+
+
+def test_they_are_walked_through_bit_by_bit(do, tables):
+    asked = [tables.add() if number % 3 else tables.done(service="done") for number in range(10)]
+    found = [(0, None)]
+    while some := do(admin.matching, Which(("pending",)), found[-1][0], 4):
+        assert len(some) <= 4
+        found += some
+    assert [uuid for _, uuid in found[1:]] == [each.uuid for number, each in enumerate(asked) if number % 3]
+    assert [id_ for id_, _ in found[1:]] == [tables.row(uuid).id for _, uuid in found[1:]]
+
+
+# ── show ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_there_is_to_know_of_a_request(do, tables):
+    asked = tables.add(
+        priority=2, retries=3, backoff=0.5, result_ttl=60, key="k", key_expires=NOW + 9, headers='{"a": "b"}',
+        body=b"\0body",
+    )  # fmt: skip
+    (claimed,) = tables.claim(now=NOW + 1)
+    tables.do(store.add_parts, *(store.Partial(claimed.id, 1, number, b"%d" % number) for number in (1, 0)))
+    tables.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW + 2, b"\0reply"))
+    assert do(admin.show, asked.uuid) == {
+        "uuid": asked.uuid.hex, "service": "echo", "state": "done", "priority": 2, "created": NOW, "due": NOW,
+        "started": NOW + 1, "finished": NOW + 2, "attempts": 1, "failures": 0, "code": None, "error": None, "key": "k",
+        "retries": 3, "backoff": 0.5, "result_ttl": 60, "expires": NOW + 62, "owner": None,
+        "headers": '{"a": "b"}', "body": b"\0body", "reply": b"\0reply", "partials": [b"0", b"1"],
+    }  # fmt: skip
+
+
+def test_who_has_a_request_is_shown(do, each):
+    shown = do(admin.show, each.running.uuid)
+    assert (shown["owner"], shown["started"], shown["reply"]) == ("me", NOW, None)
+
+
+def test_the_partials_shown_are_those_of_the_latest_attempt(do, tables):
+    first = tables.running()
+    tables.do(store.add_parts, store.Partial(first.id, 1, 0, b"old"))
+    tables.look(NOW + 10)
+    tables.claim()
+    tables.do(store.add_parts, store.Partial(first.id, 2, 0, b"new"))
+    assert do(admin.show, first.uuid)["partials"] == [b"new"]
+
+
+def test_nobody_knows_it(do, each):
+    assert do(admin.show, uuid4()) is None
+
+
+# ── retry ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_what_failed_is_done_again(do, tables, each):
+    uuids = [getattr(each, state).uuid for state in STATES]
+    before = [tables.row(uuid) for uuid in uuids[:4]]
+    assert do(admin.retry, [*uuids, uuid4()], NOW + 5) == [each.failed.uuid]
+    assert [tables.row(uuid) for uuid in uuids[:4]] == before
+
+
+def test_a_retried_request_begins_anew(do, tables):
+    claimed = tables.running(retries=2, result_ttl=1)
+    tables.do(store.put_back, store.Again(claimed.id, "me", 1, NOW, failures=1))
+    tables.look(NOW)
+    tables.claim()
+    tables.do(store.finish, store.Outcome(claimed.id, "me", 2, NOW, b"detail", 500, "broken"))
+    do(admin.retry, [claimed.uuid], NOW + 5)
+    row = tables.row(claimed.uuid)
+    assert (row.state, row.due, row.failures, row.attempts) == ("pending", NOW + 5, 0, 2)
+    assert (row.finished, row.expires, row.code, row.error, row.reply) == (None, None, None, None, None)
+    tables.look(NOW + 1000)  # it does not expire while it waits
+    (again,) = tables.claim()
+    assert (again.uuid, again.attempt, again.failures, again.retries) == (claimed.uuid, 3, 0, 2)
+
+
+def test_a_late_outcome_of_before_the_retry_does_not_count(do, tables):
+    failed = tables.done(None, 500, "broken")
+    do(admin.retry, [failed.uuid], NOW)
+    (again,) = tables.claim()
+    tables.do(store.finish, store.Outcome(failed.id, "me", failed.attempt, NOW, b"late"))
+    assert tables.row(failed.uuid).state == "running"
+    tables.do(store.finish, store.Outcome(again.id, "me", again.attempt, NOW, b"in time"))
+    assert tables.row(failed.uuid).reply == b"in time"
+
+
+def test_to_retry_twice_is_to_retry_once(do, each):
+    do(admin.retry, [each.failed.uuid], NOW)
+    assert do(admin.retry, [each.failed.uuid], NOW) == []
+
+
+# ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_what_has_not_ended_is_cancelled(do, tables, each):
+    uuids = [getattr(each, state).uuid for state in STATES]
+    before = [tables.row(uuid) for uuid in uuids[3:]]
+    assert set(do(admin.cancel, [*uuids, uuid4()], NOW + 5)) == set(uuids[:3])
+    assert [tables.row(uuid) for uuid in uuids[3:]] == before
+    for uuid in uuids[:3]:
+        row = tables.row(uuid)
+        assert (row.state, row.code, row.error) == ("failed", 499, "cancelled by an operator")
+        assert (row.owner, row.finished, row.expires) == (None, NOW + 5, NOW + 65)
+
+
+def test_what_is_cancelled_is_neither_done_nor_waited_for(do, tables, each):
+    do(admin.cancel, [each.delayed.uuid, each.pending.uuid, each.running.uuid], NOW)
+    found = tables.look(NOW + 9, count_up_to=10, offered=("echo",))
+    assert (found.owned, found.services, found.next_due, found.waiting) == ({}, [], None, 0)
+    assert tables.claim(limit=10) == []
+
+
+@pytest.mark.parametrize("late", ["outcome", "again"])
+def test_a_reply_to_what_was_cancelled_comes_too_late(do, tables, late):
+    claimed = tables.running()
+    do(admin.cancel, [claimed.uuid], NOW)
+    if late == "outcome":
+        tables.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"late"))
+    else:
+        tables.do(store.put_back, store.Again(claimed.id, "me", 1, NOW))
+    row = tables.row(claimed.uuid)
+    assert (row.state, row.code, row.reply) == ("failed", 499, None)
+
+
+def test_what_was_cancelled_can_be_retried(do, tables):
+    claimed = tables.running()
+    do(admin.cancel, [claimed.uuid], NOW)
+    assert do(admin.retry, [claimed.uuid], NOW) == [claimed.uuid]
+    (again,) = tables.claim()
+    assert (again.uuid, again.attempt) == (claimed.uuid, 2)
+
+
+@pytest.mark.parametrize("change", [admin.retry, admin.cancel])
+def test_nothing_is_asked_for(do, each, change):
+    assert do(change, [], NOW) == []
+
+
+# ── purge ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def purge(do, which):
+    return do(admin.purge, which, [id_ for id_, _ in do(admin.matching, which, 0, 1000)])
+
+
+def test_only_what_was_meant_is_thrown_away(do, tables, each):
+    tables.do(store.add_parts, store.Partial(each.done.id, 1, 0, b""), store.Partial(each.running.id, 1, 0, b""))
+    tables.add(key="k")
+    assert purge(do, Which(("done",))) == 1
+    assert tables.row(each.done.uuid) is None
+    assert tables.count() == 5
+    assert tables.count(store.PARTS) == 1
+    assert tables.count(store.KEYS) == 1
+    assert purge(do, Which(("done",))) == 0
+
+
+def test_what_has_changed_since_is_not_thrown_away(do, tables, each):
+    which = Which(("failed", "done"))
+    found = do(admin.matching, which, 0, 1000)
+    assert do(admin.retry, [each.failed.uuid], NOW) == [each.failed.uuid]
+    assert do(admin.purge, which, [id_ for id_, _ in found]) == 1
+    assert tables.row(each.failed.uuid).state == "pending"
+
+
+def test_only_those_named_are_thrown_away(do, tables):
+    one, other = tables.done(), tables.done()
+    assert do(admin.purge, Which(("done",)), [other.id, 10**9]) == 1
+    assert matching(do, Which()) == [one.uuid]
+    assert do(admin.purge, Which(("done",)), []) == 0
+
+
+def test_what_ended_lately_is_not_thrown_away(do, tables):
+    old, new = tables.done(now=NOW - 10), tables.done(now=NOW)
+    failed = tables.done(code=500, now=NOW - 10)
+    which = Which(("done",), finished_before=NOW - 5)
+    assert do(admin.count, which) == 1
+    assert do(admin.purge, which, [old.id, new.id, failed.id]) == 1
+    assert matching(do, Which()) == [new.uuid, failed.uuid]
+
+
+def test_a_key_outlives_a_purge(do, tables, submission):
+    claimed = tables.done(key="k")
+    purge(do, Which(("done",)))
+    assert tables.do(store.accept, submission(key="k")) == [claimed.uuid]
+    assert tables.count() == 0
+
+
+# ── stats ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_counts_of_nothing(do, engine):
+    assert do(admin.stats, NOW) == {"total": dict.fromkeys(STATES, 0), "services": {}, "keys": 0, "partials": 0}
+
+
+def test_counts_by_service_and_state(do, tables, each):
+    tables.done(service="größe")
+    tables.done(service="größe")
+    tables.add("größe", now=NOW - 60, key="k")
+    tables.do(store.add_parts, *(store.Partial(each.running.id, 1, number, b"") for number in range(3)))
+    found = do(admin.stats, NOW + 2)
+    assert found == {
+        "total": {"delayed": 1, "pending": 2, "running": 1, "done": 3, "failed": 1},
+        "services": {
+            "echo": {**dict.fromkeys(STATES, 1), "oldest_waiting_seconds": 2.0},
+            "größe": {**dict.fromkeys(STATES, 0), "pending": 1, "done": 2, "oldest_waiting_seconds": 62.0},
+        },
+        "keys": 1,
+        "partials": 3,
+    }
+    assert list(found["services"]) == ["echo", "größe"]
+
+
+def test_what_has_ended_does_not_wait(do, tables):
+    tables.done(now=NOW - 100)
+    assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] is None
+
+
+def test_the_oldest_is_the_oldest_of_any_state(do, tables):
+    tables.add(now=NOW - 1)
+    tables.add(now=NOW - 5, due=NOW + 5)
+    tables.add(now=NOW + 3)
+    assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] == 5.0
+
+
+def test_a_clock_that_is_behind_counts_as_none(do, tables):
+    tables.add(now=NOW + 3)
+    assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] == 0.0

@@ -1,0 +1,710 @@
+"""Titanic for Python programs: `Titanic` and `AsyncTitanic`, their tickets, and `enqueue`."""
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta, timezone
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from support.processes import eventually
+from support.titanics import BEATS, LIMITS, connected, row, serving, stored
+
+from zmdp.clients import (
+    AsyncClient,
+    BrokerUnreachable,
+    Client,
+    RequestTimeout,
+    ServiceError,
+    ServiceNotFound,
+    SettingError,
+)
+from zmdp.mdp.testing import running_broker
+from zmdp.titanic import AsyncTicket, AsyncTitanic, Titanic, TitanicError, UnknownTicket, client, enqueue, service
+from zmdp.titanic.models import Base
+from zmdp.workers import Worker
+
+STRANGE = "0123456789abcdef0123456789abcdef"
+"""A uuid that nobody was given."""
+on_both = pytest.mark.parametrize("backend", ["sqlite", "postgresql"], indirect=True)
+
+
+class Driven:
+    """Something of asyncio's, called from this thread as its twin for threads is."""
+
+    def __init__(self, loop, target):
+        self._loop = loop
+        self._target = target
+
+    def __getattr__(self, name):
+        found = getattr(self._target, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments, **named):
+            result = found(*arguments, **named)
+            if inspect.isasyncgen(result):
+                return self._steps(result)
+            if inspect.isawaitable(result):
+                result = self._wait(result)
+            return Driven(self._loop, result) if isinstance(result, AsyncTicket) else result
+
+        return call
+
+    def _wait(self, awaitable):
+        async def wait():
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+
+    def _steps(self, parts):
+        try:
+            while (part := self._wait(anext(parts, None))) is not None:
+                yield part
+        finally:
+            self._wait(parts.aclose())
+
+    def __repr__(self):
+        return repr(self._target).removeprefix("Async")
+
+    def __enter__(self):
+        self._wait(self._target.__aenter__())
+        return self
+
+    def __exit__(self, *error):
+        self._wait(self._target.__aexit__(*error))
+
+
+@contextmanager
+def running_loop():
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def opened(twin, endpoint, **settings):
+    """The API for threads, or that for asyncio made to look like it."""
+    settings = {"timeout": 20, **settings}
+    if twin == "threads":
+        with Client(endpoint, retries=0, **settings) as opened:
+            yield Titanic(opened)
+        return
+    with running_loop() as loop:
+
+        async def make():
+            return AsyncClient(endpoint, **settings)
+
+        asynchronous = asyncio.run_coroutine_threadsafe(make(), loop).result()
+        try:
+            yield Driven(loop, AsyncTitanic(asynchronous))
+        finally:
+            asyncio.run_coroutine_threadsafe(asynchronous.close(), loop).result()
+
+
+@pytest.fixture
+def backend(request):
+    """The API is the same for every database, unless a test asks for others."""
+    return getattr(request, "param", "sqlite")
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def twin(request):
+    return request.param
+
+
+@pytest.fixture
+def url(engine):
+    return engine.url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def endpoint():
+    with running_broker(limits=LIMITS, drain_timeout=0.1) as broker:
+        yield broker.endpoints[0]
+
+
+@pytest.fixture
+def server(endpoint, url):
+    with serving(endpoint, url) as server:
+        yield server
+
+
+@pytest.fixture
+def titanic(twin, endpoint, server):
+    with opened(twin, endpoint) as titanic:
+        yield titanic
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(30) as pool:
+        yield pool
+
+
+@pytest.fixture
+def echo(endpoint):
+    with Worker("echo", list, broker=endpoint, concurrency=2, **BEATS):
+        yield
+
+
+@pytest.fixture
+def gate():
+    """What `held` waits for."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def held(endpoint, gate):
+    """The service `held` gives two PARTIALs, and the end once `gate` is open."""
+
+    def hold(request):
+        yield b"one"
+        yield [b"two", request[0]]
+        gate.wait(20)
+        yield b"three"
+        return b"end"
+
+    with Worker("held", hold, broker=endpoint, **BEATS):
+        yield
+        gate.set()
+
+
+# ── tickets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("echo")
+def test_submit_and_result(titanic):
+    ticket = titanic.submit("echo", b"one", b"", b"three")
+    assert UUID(ticket.uuid).hex == ticket.uuid
+    assert repr(ticket) == f"Ticket('{ticket.uuid}')"
+    for _ in range(2):
+        reply = ticket.result()
+        assert reply == [b"one", b"", b"three"]
+        assert reply.final
+    assert titanic.submit(b"echo").result(timeout=20) == [b""]
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_ticket_is_known_by_its_uuid_however_that_is_written(titanic):
+    uuid = titanic.submit("echo", b"body").uuid
+    for written in (uuid, uuid.upper(), uuid.encode(), UUID(uuid), str(UUID(uuid))):
+        ticket = titanic.ticket(written)
+        assert ticket.uuid == uuid
+        assert ticket.result(timeout=20) == [b"body"]
+
+
+def test_what_is_no_uuid_is_not_even_sent(titanic):
+    for wrong in ("", "../../etc/passwd", "0" * 31, "0" * 33, "g" * 32, b"\xff" * 32, "0x" + "1" * 30, "é" * 32):
+        with pytest.raises(SettingError, match="is no uuid: it takes 32 hex digits"):
+            titanic.ticket(wrong)
+
+
+@pytest.mark.usefixtures("held")
+def test_result_waits_as_long_as_it_is_told_to(titanic, gate, pool):
+    ticket = titanic.submit("held", b"")
+    assert not ticket.ready()
+    for timeout in (0, 0.05):
+        with pytest.raises(RequestTimeout, match=f"request {ticket.uuid} has no reply within {timeout} s"):
+            ticket.result(timeout=timeout)
+    with pytest.raises(TimeoutError):
+        ticket.result(0)
+    waiting = [pool.submit(ticket.result, timeout) for timeout in (None, 20)]
+    gate.set()
+    assert [each.result() for each in waiting] == [[b"end"]] * 2
+    assert ticket.ready()
+    assert ticket.result(timeout=0) == [b"end"]
+
+
+@pytest.mark.usefixtures("echo")
+def test_no_timeout_but_seconds(titanic):
+    ticket = titanic.submit("echo")
+    for wrong in (-1, "1", True):
+        with pytest.raises(SettingError, match="timeout"):
+            ticket.result(timeout=wrong)
+        with pytest.raises(SettingError, match="timeout"):
+            list(ticket.partials(timeout=wrong))
+
+
+@pytest.mark.usefixtures("echo")
+def test_what_is_closed_is_unknown(titanic, url):
+    ticket = titanic.submit("echo")
+    ticket.result()
+    ticket.close()
+    ticket.close()
+    assert stored(url)["requests"] == []
+    for ask in (ticket.ready, ticket.result, lambda: ticket.result(timeout=0), lambda: list(ticket.partials())):
+        with pytest.raises(UnknownTicket, match=f"Titanic knows no request {ticket.uuid}") as told:
+            ask()
+        assert isinstance(told.value, TitanicError)
+        assert isinstance(told.value, LookupError)
+        assert told.value.code == 400
+    with pytest.raises(UnknownTicket):
+        titanic.ticket(STRANGE).result()
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_ticket_closes_itself_at_the_end_of_a_block(titanic, url):
+    with titanic.submit("echo", b"body") as ticket:
+        assert ticket.result(timeout=20) == [b"body"]
+        assert len(stored(url)["requests"]) == 1
+    assert stored(url)["requests"] == []
+    with pytest.raises(ZeroDivisionError), titanic.submit("echo"):
+        raise ZeroDivisionError
+    assert stored(url)["requests"] == []
+
+
+@pytest.mark.usefixtures("held")
+def test_partials_come_as_they_are_made_and_again_later(titanic, gate):
+    ticket = titanic.submit("held", b"body")
+    live = ticket.partials()
+    assert [next(live), next(live)] == [[b"one"], [b"two", b"body"]]
+    assert next(ticket.partials(1)) == [b"two", b"body"]
+    with pytest.raises(RequestTimeout):
+        list(ticket.partials(2, timeout=0.05))
+    gate.set()
+    assert [list(part) for part in live] == [[b"three"]]
+    assert [list(part) for part in ticket.partials()] == [[b"one"], [b"two", b"body"], [b"three"]]
+    assert [list(part) for part in ticket.partials(2)] == [[b"three"]]
+    assert list(ticket.partials(3)) == []
+    assert ticket.result(timeout=0) == [b"end"]
+
+
+# ── what is asked for ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_everything_that_can_be_asked_for_arrives(titanic, url):
+    before = time.time()
+    ticket = titanic.submit(
+        "later", b"body", key="k", key_ttl=60, delay=3600, priority=7, retries=3, backoff=0.25, ttl=86400,
+        headers={"tenant": "größer"},
+    )  # fmt: skip
+    told = row(url, ticket.uuid)
+    assert (told["service"], told["state"], told["key"], told["priority"]) == ("later", "delayed", "k", 7)
+    assert (told["retries"], told["backoff"], told["result_ttl"]) == (3, 0.25, 86400)
+    assert json.loads(told["headers"]) == {"tenant": "größer"}
+    assert before <= told["created"] <= time.time()
+    assert told["due"] - told["created"] == pytest.approx(3600)
+    (key,) = stored(url)["keys"]
+    assert key["expires"] - told["created"] == pytest.approx(60)
+
+
+def test_a_moment_is_a_datetime_or_seconds(titanic, url):
+    moment = datetime(2100, 1, 31, 12, tzinfo=UTC)
+    for at in (moment, moment.astimezone(timezone(timedelta(hours=-7, minutes=-30))), moment.timestamp()):
+        assert row(url, titanic.submit("later", at=at).uuid)["due"] == moment.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"at": datetime(2100, 1, 1)}, "give it a tzinfo"),
+        ({"at": "2100-01-01T00:00:00Z"}, "at is '2100-01-01T00:00:00Z': it takes a number of seconds"),
+        ({"delay": "1"}, "delay is '1': it takes a number of seconds"),
+        ({"ttl": True}, "ttl is True: it takes a number of seconds"),
+        ({"backoff": timedelta(1)}, "backoff is"),
+        ({"service": "no\tname"}, "is no service name"),
+        ({"headers": {"a": 1}}, "headers"),
+    ],
+)
+def test_what_cannot_be_said_is_a_setting_error(titanic, url, asked, told):
+    with pytest.raises(SettingError, match=told):
+        titanic.submit(**{"service": "later", **asked})
+    assert stored(url)["requests"] == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"priority": 10}, "priority is a whole number from 0 to 9"),
+        ({"retries": -1}, "retries is a whole number"),
+        ({"delay": -1}, "delay is a number of milliseconds"),
+        ({"delay": 1, "at": 1}, "give one of them"),
+        ({"key": ""}, "key is a text of 1 to 255 bytes"),
+        ({"key_ttl": 1}, "key_ttl goes with a key"),
+        ({"ttl": 0}, "result_ttl is a number of milliseconds above 0"),
+        ({"service": "titanic.request"}, "is not asked through Titanic"),
+        ({"service": "mmi.service"}, "is not asked through Titanic"),
+    ],
+)
+def test_what_titanic_does_not_take_is_a_setting_error(titanic, url, asked, told):
+    with pytest.raises(SettingError, match=told):
+        titanic.submit(**{"service": "later", **asked})
+    assert stored(url)["requests"] == []
+
+
+def test_when_it_is_full_it_says_so(twin, endpoint, url):
+    with serving(endpoint, url, max_waiting=1), opened(twin, endpoint) as titanic:
+        titanic.submit("later")
+        with pytest.raises(TitanicError, match="full") as told:
+            titanic.submit("later")
+        assert told.value.code == 500
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_titanic_may_have_a_ttl_for_all_replies(twin, endpoint, url):
+    with serving(endpoint, url, ttl=60), opened(twin, endpoint) as titanic:
+        for asked, ttl in (({}, 60), ({"ttl": 5}, 5)):
+            ticket = titanic.submit("echo", **asked)
+            ticket.result(timeout=20)
+            told = row(url, ticket.uuid)
+            assert told["expires"] - told["finished"] == pytest.approx(ttl)
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_key_makes_it_safe_to_repeat(titanic, url):
+    tickets = [titanic.submit("echo", b"body", key="k") for _ in range(3)]
+    assert len({ticket.uuid for ticket in tickets}) == 1
+    assert [ticket.result(timeout=20) for ticket in tickets] == [[b"body"]] * 3
+    assert row(url, tickets[0].uuid)["attempts"] == 1
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
+    def fail(request):
+        yield b"part"
+        raise ServiceError(404, "no such größe", b"\0detail")
+
+    def crash(request):
+        raise ZeroDivisionError("by zero")
+
+    with Worker("fail", fail, broker=endpoint, **BEATS), Worker("crash", crash, broker=endpoint, **BEATS):
+        ticket = titanic.submit("fail")
+        for _ in range(2):
+            with pytest.raises(ServiceError) as told:
+                ticket.result(timeout=20)
+            assert (told.value.code, told.value.text, told.value.detail) == (404, "no such größe", b"\0detail")
+            assert "service 'fail' failed with 404: no such größe" in str(told.value)
+        assert ticket.ready()
+        parts = ticket.partials()
+        assert next(parts) == [b"part"]
+        with pytest.raises(ServiceError, match="no such größe"):
+            next(parts)
+        with pytest.raises(ServiceError, match="ZeroDivisionError: by zero") as told:
+            titanic.submit("crash").result(timeout=20)
+        assert (told.value.code, told.value.detail) == (500, None)
+
+
+def test_without_a_titanic_it_is_service_not_found(twin, endpoint, monkeypatch):
+    monkeypatch.setattr(client, "PATIENCE", 0.1)
+    with opened(twin, endpoint, timeout=0.1) as titanic:
+        ticket = titanic.ticket(STRANGE)
+        for ask in (
+            lambda: titanic.submit("echo"),
+            ticket.result,
+            lambda: ticket.result(timeout=20),
+            lambda: ticket.result(timeout=0),
+            lambda: list(ticket.partials()),
+            lambda: list(ticket.partials(timeout=20)),
+            ticket.ready,
+            ticket.close,
+        ):
+            with pytest.raises(ServiceNotFound, match=r"no Titanic serves 'titanic\..*': start one"):
+                ask()
+
+
+def test_without_a_broker_it_is_broker_unreachable(twin, monkeypatch):
+    monkeypatch.setattr(client, "PATIENCE", 0.1)
+    with opened(twin, "tcp://127.0.0.1:1", timeout=0.1) as titanic:
+        ticket = titanic.ticket(STRANGE)
+        for ask in (
+            lambda: titanic.submit("echo"),
+            ticket.ready,
+            ticket.result,
+            lambda: ticket.result(timeout=0.1),
+            lambda: list(ticket.partials()),
+            ticket.close,
+        ):
+            with pytest.raises(BrokerUnreachable):
+                ask()
+
+
+@pytest.mark.usefixtures("held")
+def test_who_waits_outlives_titanic(twin, endpoint, url, gate, pool):
+    with ExitStack() as stack:
+        titanic = stack.enter_context(opened(twin, endpoint))
+        first = stack.enter_context(ExitStack())
+        first.enter_context(serving(endpoint, url))
+        ticket = titanic.submit("held", b"body")
+        live = ticket.partials()
+        assert [next(live), next(live)] == [[b"one"], [b"two", b"body"]]
+        waiting = pool.submit(ticket.result)
+        rest = pool.submit(lambda: [list(part) for part in live])
+        first.close()
+        gate.set()  # the first attempt of `held` has been cancelled
+        assert not waiting.done()
+        stack.enter_context(serving(endpoint, url))
+        assert waiting.result(20) == [b"end"]
+        assert rest.result(20) == [[b"three"]]
+
+
+@pytest.mark.usefixtures("held")
+def test_who_may_not_wait_asks_again(titanic, gate, pool, monkeypatch):
+    monkeypatch.setattr(service, "MAX_WAITING", 1)
+    ticket = titanic.submit("held", b"body")
+    waiting = [pool.submit(ticket.result) for _ in range(5)]
+    following = [pool.submit(lambda: [part[0] for part in ticket.partials()]) for _ in range(2)]
+    gate.set()
+    assert [each.result(20) for each in waiting] == [[b"end"]] * 5
+    assert [each.result(20) for each in following] == [[b"one", b"two", b"three"]] * 2
+
+
+# ── many at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("echo")
+def test_many_threads_share_one_client(titanic, pool):
+    def one(number):
+        with titanic.submit("echo", b"%d" % number) as ticket:
+            return ticket.result(timeout=20)
+
+    assert list(pool.map(one, range(200))) == [[b"%d" % number] for number in range(200)]
+
+
+@pytest.mark.usefixtures("echo", "server")
+def test_many_tasks_share_one_client(endpoint):
+    async def scenario():
+        async with AsyncClient(endpoint, timeout=20) as asynchronous:
+            titanic = AsyncTitanic(asynchronous)
+
+            async def one(number):
+                async with await titanic.submit("echo", b"%d" % number) as ticket:
+                    return await ticket.result(timeout=20)
+
+            assert await asyncio.gather(*map(one, range(200))) == [[b"%d" % number] for number in range(200)]
+
+    asyncio.run(scenario())
+
+
+def test_a_task_that_is_cancelled_does_not_wait_any_more(endpoint, url, monkeypatch):
+    monkeypatch.setattr(service, "MAX_WAITING", 1)
+
+    async def scenario():
+        async with AsyncClient(endpoint, timeout=20) as asynchronous:
+            ticket = await AsyncTitanic(asynchronous).submit("later")
+
+            async def waiting():
+                (told,) = await asynchronous.request("mmi.workers", b"titanic.reply")
+                return sum(each["busy"] for each in json.loads(told)["workers"])
+
+            for _ in range(3):
+                task = asyncio.ensure_future(ticket.result())
+                while not await waiting():
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                while await waiting():
+                    await asyncio.sleep(0.01)
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+    with serving(endpoint, url):
+        asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+# ── clients of MDP/0.2 and 0.1 ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("protocol", ["0.2", "0.1"])
+@pytest.mark.usefixtures("server")
+def test_a_client_of_mdp(twin, endpoint, protocol):
+    with opened(twin, endpoint, protocol=protocol) as titanic:
+        ticket = titanic.submit("echo", b"one", b"")
+        assert not ticket.ready()
+        for timeout in (0, 0.1):
+            with pytest.raises(RequestTimeout):
+                ticket.result(timeout=timeout)
+        with Worker("echo", list, broker=endpoint, **BEATS):
+            assert ticket.result() == [b"one", b""]
+        assert ticket.result(timeout=0) == [b"one", b""]
+        ticket.close()
+        with pytest.raises(UnknownTicket):
+            ticket.result()
+        with pytest.raises(SettingError):
+            titanic.submit("echo", key="k")
+        with pytest.raises(SettingError):
+            next(titanic.ticket(STRANGE).partials())
+
+
+# ── enqueue ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def orders(own_url):
+    """A database that has a table of the caller's own beside Titanic's, and its engine."""
+    engine = sa.create_engine(sa.make_url(own_url).set(drivername=DRIVERS[own_url.partition(":")[0]]))
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE orders (number INTEGER PRIMARY KEY)"))
+    yield engine
+    engine.dispose()
+
+
+DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
+
+
+@pytest.fixture
+def shop(endpoint, own_url, orders):
+    """The API of a Titanic at that database; what it has executed, by body."""
+    executed = Counter()
+
+    def ship(request):
+        executed[request[0]] += 1
+        return [b"shipped", *request]
+
+    with ExitStack() as stack:
+        stack.enter_context(serving(endpoint, own_url))
+        stack.enter_context(Worker("ship", ship, broker=endpoint, **BEATS))
+        yield stack.enter_context(opened("threads", endpoint)), executed
+
+
+@on_both
+def test_what_is_enqueued_is_done_once_its_transaction_commits(shop, orders, own_url):
+    titanic, executed = shop
+    with Session(orders) as session:
+        session.execute(sa.text("INSERT INTO orders VALUES (1)"))
+        uuid = enqueue(session, "ship", b"1", b"", headers={"a": "b"}, priority=3)
+        assert executed == {}
+        session.commit()
+    assert titanic.ticket(uuid).result(timeout=20) == [b"shipped", b"1", b""]
+    assert executed == {b"1": 1}
+    told = row(own_url, uuid)
+    assert (told["priority"], json.loads(told["headers"]), told["attempts"]) == (3, {"a": "b"}, 1)
+
+
+@on_both
+def test_what_is_enqueued_is_never_done_if_its_transaction_does_not_commit(shop, orders, own_url):
+    titanic, executed = shop
+    with Session(orders) as session:
+        lost = enqueue(session, "ship", b"lost", key="k")
+        session.rollback()
+        with session.begin():
+            session.execute(sa.text("INSERT INTO orders VALUES (1)"))
+            savepoint = session.begin_nested()
+            undone = enqueue(session, "ship", b"undone")
+            savepoint.rollback()
+            kept = enqueue(session, "ship", b"kept", key="k")
+    assert titanic.ticket(kept).result(timeout=20) == [b"shipped", b"kept"]
+    for uuid in (lost, undone):
+        with pytest.raises(UnknownTicket):
+            titanic.ticket(uuid).result()
+    assert executed == {b"kept": 1}
+    assert [each["key"] for each in stored(own_url)["keys"]] == ["k"]
+
+
+@on_both
+def test_a_key_is_one_key_whoever_brings_it(shop, orders, own_url):
+    titanic, executed = shop
+    with Session(orders) as session, session.begin():
+        first = enqueue(session, "ship", b"1", key="k")
+        assert enqueue(session, "ship", b"2", key="k") == first
+    assert titanic.submit("ship", b"3", key="k").uuid == first
+    titanic.ticket(first).result(timeout=20)
+    with Session(orders) as session, session.begin():
+        assert enqueue(session, "ship", b"4", key="k") == first
+        other = enqueue(session, "ship", b"5", key="other", key_ttl=60)
+    titanic.ticket(other).result(timeout=20)
+    assert executed == {b"1": 1, b"5": 1}
+
+
+@on_both
+def test_enqueue_takes_what_submit_takes(orders, own_url):
+    with Session(orders) as session, session.begin():
+        uuid = enqueue(session, b"later", delay=3600, retries=2, backoff=0.5, ttl=60)
+        with connected(own_url) as other:
+            assert other.scalar(sa.text("SELECT count(*) FROM titanic_requests")) == 0
+    told = row(own_url, uuid)
+    assert (told["state"], told["retries"], told["backoff"], told["result_ttl"]) == ("delayed", 2, 0.5, 60)
+    assert told["due"] - told["created"] == pytest.approx(3600)
+
+
+@on_both
+def test_enqueue_takes_a_connection_and_a_scoped_session_too(shop, orders):
+    titanic, executed = shop
+    with orders.begin() as connection:
+        kept = enqueue(connection, "ship", b"kept")
+    with orders.connect() as connection:
+        lost = enqueue(connection, "ship", b"lost")
+        connection.rollback()
+    session = scoped_session(sessionmaker(orders))
+    also = enqueue(session, "ship", b"also")
+    session.commit()
+    session.remove()
+    assert [titanic.ticket(uuid).result(timeout=20)[1] for uuid in (kept, also)] == [b"kept", b"also"]
+    with pytest.raises(UnknownTicket):
+        titanic.ticket(lost).result()
+    assert executed == {b"kept": 1, b"also": 1}
+
+
+@on_both
+def test_a_session_with_several_databases_says_which_is_titanics(orders, own_url):
+    elsewhere = sa.create_engine("sqlite://")
+    with Session(elsewhere, binds={Base: orders}) as session, session.begin():
+        uuid = enqueue(session, "later")
+    elsewhere.dispose()
+    assert row(own_url, uuid)["service"] == "later"
+
+
+@on_both
+def test_a_database_without_titanics_tables_is_told(empty_url):
+    engine = sa.create_engine(sa.make_url(empty_url).set(drivername=DRIVERS[empty_url.partition(":")[0]]))
+    with Session(engine) as session, pytest.raises(TitanicError, match="titanic db upgrade"):
+        enqueue(session, "later")
+    engine.dispose()
+    with pytest.raises(SettingError, match="is no session"):
+        enqueue("session", "later")
+
+
+@on_both
+def test_what_cannot_be_enqueued_is_a_setting_error_and_stores_nothing(orders, own_url):
+    with Session(orders) as session:
+        for service_, asked, told in (
+            ("later", {"priority": 10}, "priority"),
+            ("later", {"delay": "x"}, "delay"),
+            ("later", {"key": "a\0b"}, "key"),
+            ("later", {"headers": {"a": 1}}, "headers"),
+            ("titanic.request", {}, "not asked through Titanic"),
+            ("no\tname", {}, "is no service name"),
+        ):
+            with pytest.raises(SettingError, match=told):
+                enqueue(session, service_, b"body", **asked)
+        session.commit()
+    assert stored(own_url)["requests"] == []
+
+
+@pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
+def test_a_key_in_a_transaction_that_is_open_holds_up_nobody_without_it(shop, orders, own_url, pool):
+    titanic, executed = shop
+    with Session(orders) as session:
+        first = enqueue(session, "ship", b"first", key="k")
+        same = pool.submit(titanic.submit, "ship", b"same", key="k")
+        eventually(lambda: blocked(own_url))
+        others = [pool.submit(titanic.submit, "ship", b"other") for _ in range(5)]
+        session.commit()
+        assert same.result(20).uuid == first
+        assert {each.result(20).result(timeout=20)[1] for each in others} == {b"other"}
+    assert titanic.ticket(first).result(timeout=20) == [b"shipped", b"first"]
+    assert executed == {b"first": 1, b"other": 5}
+
+
+def blocked(url):
+    with connected(url) as connection:
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        return connection.scalar(sa.text(waiting))

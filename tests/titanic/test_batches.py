@@ -1,0 +1,751 @@
+"""Group commit: one transaction for many, nothing answered before it is committed, and what happens when it fails."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from support.processes import eventually
+
+from zmdp.titanic import batches as batches_module
+from zmdp.titanic import schema, store
+from zmdp.titanic.batches import MAX_REASON, Batches, StoreError
+from zmdp.titanic.server import READS, WRITES
+
+NOW = 1_800_000_000.0
+only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
+only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+
+
+def running(scenario, *arguments):
+    """Run a coroutine function; nothing may be left for the event loop to complain of."""
+    complaints = []
+
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        await scenario(*arguments)
+
+    asyncio.run(run())
+    assert complaints == []
+
+
+@asynccontextmanager
+async def batches(engine, *order):
+    """Batches that do these kinds of work, and what Titanic writes."""
+    made = Batches("test", engine, (*order, *WRITES))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@contextmanager
+def listening(target, event, function):
+    sa.event.listen(target, event, function)
+    try:
+        yield
+    finally:
+        sa.event.remove(target, event, function)
+
+
+class Gate:
+    """Work that waits in its transaction until it may go on; `batches` are the items that came with each."""
+
+    def __init__(self):
+        self.batches = []
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, connection, batch):
+        self.batches.append(list(batch))
+        self.entered.set()
+        assert self.open.wait(20)
+        return batch
+
+    async def holding(self, made, item=None):
+        """The future of an item, whose transaction is under way now."""
+        future = made.do(self, item)
+        assert await asyncio.to_thread(self.entered.wait, 20)
+        return future
+
+
+class Recorded:
+    """Work that notes its name and its items."""
+
+    def __init__(self, name, seen):
+        self.name, self.seen = name, seen
+
+    def __call__(self, connection, batch):
+        self.seen.append((self.name, *batch))
+        return [f"{self.name} {item}" for item in batch]
+
+
+def errors(outcomes):
+    """What was raised, each by its own."""
+    assert all(isinstance(each, StoreError) for each in outcomes), outcomes
+    assert len({id(each) for each in outcomes}) == len(outcomes)
+    return [str(each) for each in outcomes]
+
+
+async def gathered(*futures):
+    return await asyncio.gather(*futures, return_exceptions=True)
+
+
+# ── one transaction for many ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_comes_while_a_transaction_runs_is_done_in_one(tables, submission):
+    async def scenario():
+        gate, commits = Gate(), []
+        async with batches(tables.engine, gate) as made:
+            with listening(tables.engine, "commit", commits.append):
+                first = await gate.holding(made, 0)
+                others = [made.do(gate, number) for number in range(1, 10)]
+                stored = [made.do(store.accept, each) for each in asked]
+                gate.open.set()
+                assert await asyncio.gather(first, *others) == list(range(10))
+                assert await asyncio.gather(*stored) == [each.uuid for each in asked]
+        assert gate.batches == [[0], list(range(1, 10))]
+        assert len(commits) == 2
+
+    asked = [submission() for _ in range(20)]
+    running(scenario)
+    assert tables.count() == 20
+
+
+def test_within_a_transaction_each_kind_of_work_has_its_place(tables):
+    async def scenario():
+        gate, seen = Gate(), []
+        first, second, third = (Recorded(name, seen) for name in ("first", "second", "third"))
+        async with batches(tables.engine, gate, first, second, third) as made:
+            held = await gate.holding(made)
+            futures = [made.do(work, number) for number, work in enumerate((third, first, second, third, first))]
+            gate.open.set()
+            await held
+            assert await asyncio.gather(*futures) == ["third 0", "first 1", "second 2", "third 3", "first 4"]
+        assert seen == [("first", 1, 4), ("second", 2), ("third", 0, 3)]
+
+    running(scenario)
+
+
+def test_parts_are_stored_before_the_end_and_what_was_accepted_can_be_claimed(tables, submission):
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate) as made:
+            held = await gate.holding(made)
+            claiming = made.do(store.claim, store.Claim("new", 1, store.Lease("me", NOW + 10), NOW))
+            finishing = made.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"reply"))
+            closing = made.do(store.close, claimed.uuid)
+            storing = made.do(store.add_parts, store.Partial(claimed.id, 1, 0, b"part"))
+            accepting = made.do(store.accept, new)
+            gate.open.set()
+            await gathered(held, finishing, storing)
+            assert await accepting == new.uuid
+            assert [each.uuid for each in await claiming] == [new.uuid]
+            assert await closing == claimed.id
+
+    claimed, new = tables.running(), submission("new")
+    running(scenario)
+    assert tables.count(store.PARTS) == 0
+
+
+def test_nothing_is_answered_before_it_is_committed(tables, submission):
+    async def scenario():
+        committing, go_on = threading.Event(), threading.Event()
+
+        def commit(connection):
+            committing.set()
+            assert go_on.wait(20)
+
+        async with batches(tables.engine) as made:
+            with listening(tables.engine, "commit", commit):
+                futures = [made.do(store.accept, each) for each in asked]
+                assert await asyncio.to_thread(committing.wait, 20)
+                for _ in range(10):
+                    await asyncio.sleep(0)  # what was answered before would be here by now
+                assert not any(future.done() for future in futures)
+                go_on.set()
+                assert await asyncio.gather(*futures) == [each.uuid for each in asked]
+
+    asked = [submission() for _ in range(3)]
+    running(scenario)
+
+
+def test_what_is_answered_can_be_seen_by_others(tables, submission, engine):
+    async def scenario():
+        other = schema.open_engine(engine.url, write=False)
+        async with batches(tables.engine) as made:
+            for _ in range(5):
+                uuid = await made.do(store.accept, submission())
+                with other.connect() as connection:
+                    assert store.fetch(connection, [uuid])[0] is not None
+        other.dispose()
+
+    running(scenario)
+
+
+def test_many_at_a_time_get_each_his_own_answer(tables, submission):
+    async def scenario():
+        async with batches(tables.engine) as made:
+
+            async def one():
+                asked = submission()
+                assert await made.do(store.accept, asked) == asked.uuid
+                (claimed,) = await made.do(store.claim, store.Claim("echo", 1, store.Lease("me", NOW + 10), NOW))
+                reply = claimed.uuid.bytes
+                await made.do(store.finish, store.Outcome(claimed.id, "me", claimed.attempt, NOW, reply))
+                return claimed.uuid
+
+            uuids = await asyncio.gather(*(one() for _ in range(100)))
+        assert len(set(uuids)) == 100
+        assert all(tables.row(uuid).reply == uuid.bytes for uuid in uuids[::10])
+
+    running(scenario)
+
+
+def test_who_does_not_wait_any_more_disturbs_nobody(tables, submission):
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate) as made:
+            held = await gate.holding(made)
+            gone, stays = made.do(store.accept, asked[0]), made.do(store.accept, asked[1])
+            gone.cancel()
+            held.cancel()
+            gate.open.set()
+            assert await stays == asked[1].uuid
+
+    asked = [submission(), submission()]
+    running(scenario)
+    assert tables.count() == 2  # it was asked for
+
+
+# ── close ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_close_does_what_was_asked_for_before(tables, submission):
+    async def scenario():
+        gate = Gate()
+        made = Batches("to be closed", tables.engine, (gate, *WRITES))
+        held = await gate.holding(made)
+        futures = [made.do(store.accept, submission()) for _ in range(5)]
+        closing = asyncio.ensure_future(made.close())
+        await asyncio.sleep(0)
+        refused = made.do(store.accept, submission())
+        gate.open.set()
+        await closing
+        assert all(future.done() for future in (held, *futures))
+        assert (await gathered(*futures)) == [future.result() for future in futures]
+        assert errors(await gathered(refused)) == ["Titanic is ending"]
+        assert "to be closed" not in {thread.name for thread in threading.enumerate()}
+
+    running(scenario)
+    assert tables.count() == 5
+
+
+def test_close_when_there_is_nothing_to_do(tables):
+    async def scenario():
+        made = Batches("idle", tables.engine, WRITES)
+        await made.close()
+        await made.close()
+
+    running(scenario)
+
+
+# ── what is wrong with one ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_that_the_database_refuses_fails_alone(tables, submission):
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate) as made:
+            held = await gate.holding(made)
+            futures = [made.do(store.accept, each) for each in asked]
+            closing = made.do(store.close, closed.uuid)
+            gate.open.set()
+            outcomes = await gathered(*futures)
+            assert await closing is not None
+            await held
+        (said,) = errors([outcomes.pop(2)])
+        assert "null" in said.lower()
+        assert "\n" not in said
+        assert outcomes == [each.uuid for each in asked if each.body is not None]
+
+    asked = [submission(body=b"x", key=f"{number}") for number in range(5)]
+    asked[2] = replace(asked[2], body=None)
+    closed = tables.add()
+    running(scenario)
+    assert tables.count() == 4
+    assert tables.count(store.KEYS) == 4
+
+
+def test_work_that_is_broken_fails_alone(tables, submission, caplog):
+    def broken(connection, batch):
+        raise ValueError("broken:\n" + "x" * 1000)
+
+    def forgetful(connection, batch):
+        connection.execute(sa.delete(store.REQUESTS))
+        return []
+
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate, broken, forgetful) as made:
+            await gate.holding(made)
+            futures = [made.do(work, 0) for work in (broken, forgetful, broken)]
+            good = made.do(store.accept, submission())
+            gate.open.set()
+            said = errors(await gathered(*futures))
+            assert await good
+        assert said[0] == said[2] == ("broken: " + "x" * 1000)[:MAX_REASON]
+
+    running(scenario)
+    assert tables.count() == 1  # what the forgetful one did was not committed
+    assert "Traceback" in caplog.text
+
+
+@contextmanager
+def locker(cluster, tables):
+    """A transaction of somebody else's; gives what executes in it."""
+    with psycopg.connect(f"{cluster.url(tables.engine.url.database)}&application_name=titanic") as connection:
+        yield connection.execute
+
+
+@only_postgresql
+def test_one_whose_row_is_locked_fails_alone(tables, submission, cluster):
+    def finish(connection, batch):
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 50")
+        return store.finish(connection, batch)
+
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate, finish) as made:
+            held = await gate.holding(made)
+            futures = [made.do(finish, store.Outcome(each.id, "me", 1, NOW, b"reply")) for each in (locked, free)]
+            accepting = made.do(store.accept, submission())
+            gate.open.set()
+            outcomes = await gathered(*futures)
+            await accepting
+            await held
+        assert "lock timeout" in errors(outcomes[:1])[0]
+        assert "somebody else is at it" in outcomes[0].text
+        assert outcomes[1] is None
+
+    locked, free = tables.running(), tables.running()
+    with locker(cluster, tables) as lock:
+        lock(f"SELECT 1 FROM titanic_requests WHERE id = {locked.id} FOR UPDATE")
+        running(scenario)
+    assert [tables.row(each.uuid).state for each in (locked, free)] == ["running", "done"]
+
+
+@only_postgresql
+def test_who_loses_a_deadlock_is_done_nevertheless(tables, cluster):
+    def finish(connection, batch):
+        for each in batch:
+            store.finish(connection, [each])
+            if not blocked.is_set():
+                blocked.set()
+                eventually(lambda: waiting(cluster) == 1)  # the other one, for what we have
+        return [None] * len(batch)
+
+    def other():
+        with locker(cluster, tables) as lock:
+            lock("SET LOCAL deadlock_timeout = '60s'")  # it is not this one that finds out
+            lock(f"SELECT 1 FROM titanic_requests WHERE id = {two.id} FOR UPDATE")
+            locked.set()
+            assert blocked.wait(20)
+            lock(f"SELECT 1 FROM titanic_requests WHERE id = {one.id} FOR UPDATE")
+
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate, finish) as made:
+            held = await gate.holding(made)
+            futures = [made.do(finish, store.Outcome(each.id, "me", 1, NOW, b"")) for each in (one, two)]
+            gate.open.set()
+            assert await gathered(*futures) == [None, None]
+            await held
+
+    one, two = tables.running(), tables.running()
+    locked, blocked = threading.Event(), threading.Event()
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert locked.wait(20)
+    running(scenario)
+    thread.join(20)
+    assert [tables.row(each.uuid).state for each in (one, two)] == ["done", "done"]
+
+
+def waiting(cluster):
+    ((number,),) = cluster.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
+    )
+    return number
+
+
+# ── what is wrong with the database ──────────────────────────────────────────────────────────────────────────────────
+
+
+@only_postgresql
+def test_a_server_that_is_not_there_is_told_to_each_and_works_again_later(tables, submission, cluster):
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate) as made:
+            held = await gate.holding(made)
+            futures = [made.do(store.accept, submission()) for _ in range(3)]
+            cluster.stop()
+            gate.open.set()
+            outcomes = await gathered(*futures)
+            said = errors(outcomes)
+            await gathered(held)
+            later = await gathered(made.do(store.accept, submission()))
+            assert len(errors(later)) == 1
+            cluster.start()
+            assert await made.do(store.accept, asked) == asked.uuid
+        assert {each.text for each in (*outcomes, *later)} == {"the database cannot be reached"}
+        assert {each.code for each in outcomes} == {500}
+        assert all(each and "\n" not in each for each in said)
+
+    asked = submission()
+    try:
+        running(scenario)
+    finally:
+        if not cluster.running:
+            cluster.start()
+    assert tables.count() == 1
+    assert tables.row(asked.uuid) is not None
+
+
+@only_postgresql
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+def test_a_server_that_was_restarted_since_is_not_even_noticed(tables, submission, cluster, how):
+    async def scenario():
+        async with batches(tables.engine) as made:
+            await made.do(store.accept, submission())
+            cluster.restart(how)
+            await made.do(store.accept, submission())
+
+    running(scenario)
+    assert tables.count() == 2
+
+
+@only_sqlite
+def test_a_file_that_somebody_locks_is_told_to_each_and_works_again_later(own_url, submission, monkeypatch):
+    monkeypatch.setattr(schema, "BUSY", 0.05)
+    engine = schema.open_engine(schema.database_url(own_url))
+    other = sqlite3.connect(engine.url.database, isolation_level=None)
+
+    async def scenario():
+        gate = Gate()
+        async with batches(engine, gate) as made:
+            held = await gate.holding(made)
+            futures = [made.do(store.accept, submission()) for _ in range(3)]
+            gate.open.set()
+            await held
+            await asyncio.wait(futures)
+            other.execute("BEGIN IMMEDIATE")
+            late = [made.do(store.accept, submission()) for _ in range(3)]
+            assert set(errors(await gathered(*late))) == {"database is locked"}
+            other.execute("ROLLBACK")
+            await made.do(store.accept, submission())
+
+    running(scenario)
+    assert other.execute("SELECT count(*) FROM titanic_requests").fetchone() == (4,)
+    other.close()
+
+
+@only_sqlite
+def test_a_full_disk_is_told_to_each_and_works_again_later(own_url, submission):
+    engine = schema.open_engine(schema.database_url(own_url))
+
+    def limited(connection, batch):
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {batch[0]}")
+        return batch
+
+    async def scenario():
+        gate = Gate()
+        async with batches(engine, limited, gate) as made:
+            await made.do(limited, 30)
+            held = await gate.holding(made)
+            large = [made.do(store.accept, submission(body=bytes(1_000_000))) for _ in range(2)]
+            small = made.do(store.accept, submission())
+            gate.open.set()
+            assert set(errors(await gathered(*large, small))) == {"database or disk is full"}
+            await held
+            await made.do(limited, 1_000_000)
+            await made.do(store.accept, submission(body=bytes(1_000_000)))
+
+    running(scenario)
+    other = sqlite3.connect(engine.url.database)
+    assert other.execute("SELECT count(*) FROM titanic_requests").fetchone() == (1,)
+    assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    other.close()
+
+
+def test_trouble_is_logged_once_and_its_end_as_well(tables, submission, monkeypatch, caplog):
+    def broken(connection, batch):
+        connection.exec_driver_sql("SELECT nothing FROM nowhere")
+
+    async def scenario():
+        async with batches(tables.engine, broken) as made:
+            for _ in range(3):
+                await gathered(made.do(broken, 0))
+            await made.do(store.accept, submission())
+            assert "works again" not in caplog.text
+            monkeypatch.setattr(batches_module, "LOG_EVERY", 0.0)
+            await made.do(store.accept, submission())
+
+    running(scenario)
+    assert caplog.text.count("not done: ") == 1
+    assert caplog.text.count("the database works again") == 1
+    assert "Traceback" not in caplog.text
+
+
+# ── connections that are cut (PostgreSQL) ────────────────────────────────────────────────────────────────────────────
+
+
+def cut(cluster, connection):
+    """End the server's side of a connection, which does not know yet."""
+    pid = connection.info.backend_pid
+    cluster.execute(f"SELECT pg_terminate_backend({pid})")
+    eventually(lambda: cluster.execute(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}") == [(0,)])
+
+
+def cutting(cluster, times):
+    """Work whose connection is cut in its transaction, so many times."""
+    left = [None] * times
+
+    def work(connection, batch):
+        if left:
+            left.pop()
+            cut(cluster, connection.connection.driver_connection)
+        return batch
+
+    return work
+
+
+@only_postgresql
+def test_a_transaction_whose_connection_is_cut_is_repeated_once(tables, submission, cluster):
+    async def scenario():
+        gate, work = Gate(), cutting(cluster, 1)
+        async with batches(tables.engine, gate) as made:
+            made._order[work] = len(made._order)  # the last
+            held = await gate.holding(made)
+            futures = [made.do(store.accept, each) for each in asked]
+            last = made.do(work, "cut")
+            gate.open.set()
+            assert await asyncio.gather(*futures) == [each.uuid for each in asked]
+            assert await last == "cut"
+            await held
+
+    asked = [submission(key=f"key {number % 2}" if number > 2 else None) for number in range(4)]
+    asked[0] = replace(asked[0], due=NOW + 1)
+    running(scenario)
+    assert tables.count() == 4
+    assert tables.count(store.KEYS) == 1
+
+
+@only_postgresql
+def test_who_is_cut_again_is_told(tables, submission, cluster):
+    async def scenario():
+        gate, work = Gate(), cutting(cluster, 2)
+        async with batches(tables.engine, gate) as made:
+            made._order[work] = len(made._order)
+            held = await gate.holding(made)
+            futures = [made.do(store.accept, submission()), made.do(work, "cut")]
+            gate.open.set()
+            await held
+            outcomes = await gathered(*futures)
+            assert len(errors(outcomes)) == 2
+            assert {each.text for each in outcomes} == {"the database cannot be reached"}
+            assert tables.count() == 0
+            await made.do(store.accept, submission())
+
+    running(scenario)
+    assert tables.count() == 1
+
+
+@only_postgresql
+def test_a_connection_that_is_cut_while_it_is_idle_is_not_even_noticed(tables, submission, cluster):
+    async def scenario():
+        async with batches(tables.engine) as made:
+            await made.do(store.accept, submission())
+            with tables.engine.connect() as connection:
+                cut(cluster, connection.connection.driver_connection)
+            await made.do(store.accept, submission())
+
+    running(scenario)
+    assert tables.count() == 2
+
+
+def accepting(tables, submission):
+    asked = [submission(), submission(key="k"), submission(key="k"), submission(key="l", key_expires=NOW + 1)]
+    return [(store.accept, each) for each in asked], [asked[0].uuid, asked[1].uuid, asked[1].uuid, asked[3].uuid]
+
+
+def ending(tables, submission):
+    one, other = tables.running(result_ttl=9), tables.running()
+    return [
+        (store.add_parts, store.Partial(one.id, 1, 0, b"part")),
+        (store.add_parts, store.Partial(one.id, 1, 1, b"part")),
+        (store.finish, store.Outcome(one.id, "me", 1, NOW, b"reply")),
+        (store.finish, store.Outcome(other.id, "me", 1, NOW, None, 500, "broken")),
+    ], [None] * 4
+
+
+def putting_back(tables, submission):
+    one = tables.running()
+    return [(store.put_back, store.Again(one.id, "me", 1, NOW + 5, failures=1, error="broken"))], [None]
+
+
+def closing(tables, submission):
+    return [(store.close, tables.add().uuid)], [None]
+
+
+@only_postgresql
+@pytest.mark.parametrize("what", [accepting, ending, putting_back, closing])
+def test_if_only_the_answer_to_the_commit_is_lost_nothing_is_done_twice(tables, submission, cluster, monkeypatch, what):
+    jobs, expected = what(tables, submission)
+    commits = []
+    commit = tables.engine.dialect.do_commit
+
+    def lost(connection):
+        commit(connection)
+        commits.append(contents())
+        if len(commits) == 2:  # the first is the gate's
+            cut(cluster, connection.driver_connection)
+            connection.driver_connection.execute("SELECT 1")
+
+    def contents():
+        with psycopg.connect(cluster.url(tables.engine.url.database)) as reading:
+            return [
+                reading.execute(f"SELECT * FROM titanic_{name} ORDER BY 1, 2").fetchall()
+                for name in ("requests", "parts", "keys")
+            ]
+
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate) as made:
+            held = await gate.holding(made)
+            futures = [made.do(*job) for job in jobs]
+            gate.open.set()
+            assert await gathered(*futures) == expected
+            await held
+
+    monkeypatch.setattr(tables.engine.dialect, "do_commit", lost)
+    running(scenario)
+    assert len(commits) == 3
+    assert commits[1] != commits[0]
+    assert commits[2] == commits[1]
+
+
+# ── a file that is taken away (SQLite) ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def file(own_url):
+    return Path(schema.database_url(own_url).database)
+
+
+def remove(file):
+    for each in file.parent.glob(f"{file.name}*"):
+        each.unlink()
+
+
+def remove_only_the_database(file):
+    file.unlink()
+
+
+def move_away(file):
+    file.rename(file.with_name("elsewhere.db"))
+
+
+def replace_by_nothing(file):
+    file.rename(file.with_name("elsewhere.db"))
+    file.touch()
+
+
+def replace_by_a_copy(file):
+    copied = shutil.copy(file, file.with_name("copy.db"))
+    os.replace(copied, file)
+
+
+def replace_by_a_new_one(file):
+    remove(file)
+    engine = schema.open_engine(schema.database_url(str(file)), create=True)
+    schema.upgrade(engine)
+    engine.dispose()
+
+
+TAKEN_AWAY = [remove, remove_only_the_database, move_away, replace_by_nothing, replace_by_a_copy, replace_by_a_new_one]
+
+
+@only_sqlite
+@pytest.mark.parametrize("taken_away", TAKEN_AWAY)
+def test_a_file_that_was_taken_away_is_never_a_success(own_url, submission, file, taken_away):
+    engine = schema.open_engine(schema.database_url(own_url))
+
+    async def scenario():
+        gate = Gate()
+        async with batches(engine, gate) as made:
+            await made.do(store.accept, submission())
+            held = await gate.holding(made)
+            taken_away(file)
+            gate.open.set()
+            (said,) = errors(await gathered(held))
+            assert "the database file was removed or replaced" in said
+            for _ in range(3):
+                errors(await gathered(*(made.do(store.accept, each) for each in (submission(), submission()))))
+                errors(await gathered(made.do(store.close, submission().uuid)))
+            assert file.exists() == (taken_away not in {remove, remove_only_the_database, move_away})
+
+    running(scenario)
+
+
+@only_sqlite
+@pytest.mark.parametrize("taken_away", TAKEN_AWAY)
+def test_who_reads_of_a_file_that_was_taken_away_is_not_told_that_there_is_nothing(
+    own_url, submission, file, taken_away
+):
+    writing = schema.open_engine(schema.database_url(own_url))
+    asked = submission()
+    with writing.begin() as connection:
+        store.accept(connection, [asked])
+    engine = schema.open_engine(schema.database_url(own_url), write=False)
+
+    async def scenario():
+        made = Batches("reader", engine, READS)
+        found = await made.do(store.fetch, asked.uuid)
+        assert found is not None
+        taken_away(file)
+        for _ in range(3):
+            errors(await gathered(made.do(store.fetch, asked.uuid), made.do(store.states, frozenset([asked.uuid]))))
+        await made.close()
+
+    running(scenario)
+    writing.dispose()
+
+
+@only_sqlite
+def test_a_file_that_was_put_back_is_worked_with_again(own_url, submission, file):
+    engine = schema.open_engine(schema.database_url(own_url))
+
+    async def scenario():
+        async with batches(engine) as made:
+            await made.do(store.accept, asked[0])
+            file.rename(file.with_name("elsewhere.db"))
+            errors(await gathered(made.do(store.accept, asked[1])))
+            file.with_name("elsewhere.db").rename(file)
+            assert await made.do(store.accept, asked[2]) == asked[2].uuid
+
+    asked = [submission() for _ in range(3)]
+    running(scenario)
+    other = sqlite3.connect(file)
+    stored = {uuid for (uuid,) in other.execute("SELECT uuid FROM titanic_requests")}
+    other.close()
+    assert asked[2].uuid.hex in stored
+    assert asked[1].uuid.hex not in stored

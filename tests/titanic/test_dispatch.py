@@ -1,0 +1,854 @@
+"""How stored requests are done (C31): for whom, in which order, how often, and what becomes of them meanwhile."""
+
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from support.processes import broker, eventually, process
+from support.titanics import BEATS, connected, lease, operate, row, running_bench, serving, state, stored
+
+from zmdp.clients import Client, ServiceError
+from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, service
+from zmdp.workers import Worker
+
+PROCESSES = Path(__file__).parents[1] / "processes"
+QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+
+on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+"""For what is the same with every database."""
+
+
+@pytest.fixture
+def url(engine):
+    return engine.url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def bench():
+    with running_bench() as bench:
+        yield bench
+
+
+@pytest.fixture
+def server(bench, url):
+    """A Titanic whose database is `url`."""
+    with serving(bench.endpoint, url) as server:
+        yield server
+
+
+@pytest.fixture
+def client(bench):
+    with Client(bench.endpoint, timeout=20, retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def titanic(client, server):
+    """The API for that Titanic."""
+    return Titanic(client)
+
+
+@pytest.fixture
+def quick_retries(monkeypatch):
+    """A short pause before what was interrupted is tried again."""
+    monkeypatch.setattr(dispatcher, "BACKOFF", (0.01, 0.02))
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(40) as pool:
+        yield pool
+
+
+def given(worker):
+    """The next request that the X1 worker is given: the client's address, and the first frame of the body."""
+    while (message := worker.command())[1] == b"\x08":
+        pass  # a CANCEL that has met the FINAL
+    head, command, address, empty, _, body, *_ = message
+    assert (head, command, empty) == (b"MDPWX1", b"\x02", b"")
+    return address, body
+
+
+def answer(worker, reply=b"done"):
+    """Have the worker do its next request; returns the first frame of its body."""
+    address, body = given(worker)
+    worker.final(address, reply)
+    return body
+
+
+def services(bench):
+    """What the broker has to do, by service."""
+    return {each["name"]: each for each in json.loads(bench.mmi(b"mmi.services", b""))["services"]}
+
+
+def failed(ticket):
+    """The failure that is the outcome of a request."""
+    with pytest.raises(ServiceError) as told:
+        ticket.result(timeout=20)
+    return told.value
+
+
+# ── when, and for whom ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_sqlite
+def test_c31_the_broker_is_not_bothered_with_what_nobody_can_do(bench, titanic, url):
+    for number in range(20):
+        titanic.submit("later", b"%d" % number)
+    worker = bench.x1_worker(b"now")
+    ticket = titanic.submit("now", b"")
+    answer(worker)
+    ticket.result(timeout=20)
+    assert set(services(bench)) == {"now", "titanic.request", "titanic.reply", "titanic.close"}
+    assert {each["state"] for each in stored(url)["requests"]} == {"pending", "done"}
+    later = bench.x1_worker(b"later")
+    assert [answer(later) for _ in range(20)] == [b"%d" % number for number in range(20)]
+
+
+@on_sqlite
+def test_a_service_is_given_a_few_requests_for_each_worker_and_no_more(bench, titanic, url):
+    for number in range(50):
+        titanic.submit("slow", b"%d" % number)
+    workers = [bench.x1_worker(b"slow") for _ in range(2)]
+    held = [given(worker) for worker in workers]
+    bench.until(lambda: services(bench)["slow"]["queued"] == 2)
+    ticket = titanic.submit("other", b"")
+    answer(bench.x1_worker(b"other"))
+    ticket.result(timeout=20)
+    assert services(bench)["slow"]["queued"] == 2
+    states = Counter(each["state"] for each in stored(url)["requests"])
+    assert 4 <= states["running"] <= 10
+    assert states["running"] + states["pending"] == 50
+    for worker, (address, _) in zip(workers, held, strict=True):
+        worker.final(address, b"done")
+        given(worker)  # the next is there at once
+
+
+@on_sqlite
+def test_a_slow_service_holds_nobody_else_back(bench, titanic):
+    slow = bench.x1_worker(b"slow")
+    held = [titanic.submit("slow", b"%d" % number) for number in range(100)]
+    address, _ = given(slow)
+    with Worker("quick", list, broker=bench.endpoint, **BEATS):
+        for number in range(10):
+            assert titanic.submit("quick", b"%d" % number).result(timeout=20) == [b"%d" % number]
+    assert not any(ticket.ready() for ticket in held)
+    slow.final(address, b"done")
+    assert held[0].result(timeout=20) == [b"done"]
+
+
+def test_the_most_urgent_goes_first_and_then_the_oldest(bench, titanic):
+    asked = [0, 5, 9, 5, 0, 9, 1]
+    for number, priority in enumerate(asked):
+        titanic.submit("later", b"%d" % number, priority=priority)
+    worker = bench.x1_worker(b"later")
+    assert [answer(worker) for _ in asked] == [b"2", b"5", b"1", b"3", b"6", b"0", b"4"]
+
+
+def test_what_is_delayed_waits_and_the_others_do_not(bench, titanic, url):
+    worker = bench.x1_worker(b"echo")
+    delayed = titanic.submit("echo", b"delayed", delay=0.3)
+    dated = titanic.submit("echo", b"dated", at=time.time() + 0.6)
+    never = titanic.submit("echo", b"never", delay=3600)
+    titanic.submit("echo", b"at once")
+    titanic.submit("echo", b"overdue", at=0)
+    assert [answer(worker) for _ in range(4)] == [b"at once", b"overdue", b"delayed", b"dated"]
+    for ticket, delay in ((delayed, 0.3), (dated, 0.5)):
+        ticket.result(timeout=20)
+        told = row(url, ticket.uuid)
+        assert told["started"] - told["created"] >= delay
+    assert state(url, never.uuid) == "delayed"
+    worker.nothing()
+
+
+@on_sqlite
+def test_headers_reach_the_handler(bench, titanic):
+    def look(request):
+        return json.dumps(dict(request.headers)).encode()
+
+    with Worker("look", look, broker=bench.endpoint, **BEATS):
+        headers = {"tenant": "größer", "empty": ""}
+        reply = titanic.submit("look", headers=headers).result(timeout=20)
+        assert json.loads(reply[0]) == headers
+
+
+def test_a_reply_expires(bench, titanic, url):
+    worker = bench.x1_worker(b"echo")
+    short, long, none = (titanic.submit("echo", b"", ttl=ttl) for ttl in (0.1, 60, None))
+    waits = titanic.submit("later", b"", ttl=0.1)  # it has no reply yet that could expire
+    for _ in range(3):
+        answer(worker)
+    eventually(lambda: short.uuid not in [each["uuid"].replace("-", "") for each in known(url)])
+    with pytest.raises(UnknownTicket):
+        short.result(timeout=20)
+    assert long.result(timeout=20) == none.result(timeout=20) == [b"done"]
+    assert not waits.ready()
+
+
+def known(url):
+    return [{**each, "uuid": str(each["uuid"])} for each in stored(url)["requests"]]
+
+
+@on_sqlite
+def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypatch):
+    monkeypatch.setattr(dispatcher, "MAX_KEPT", 10)
+    worker = bench.x1_worker(b"echo")
+    fits, large = (titanic.submit("echo", b"") for _ in range(2))
+    answer(worker, b"x" * 10)
+    answer(worker, b"x" * 11)
+    assert fits.result(timeout=20) == [b"x" * 10]
+    assert failed(large).code == 413
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_with_a_key_a_request_is_done_once(bench, titanic, url):
+    worker = bench.x1_worker(b"echo")
+    first = titanic.submit("echo", b"first", key="k")
+    again = titanic.submit("echo", b"again", key="k")
+    other = titanic.submit("echo", b"other key", key="K")
+    elsewhere = titanic.submit("elsewhere", b"", key="k")
+    plain = titanic.submit("echo", b"no key")
+    assert first.uuid == again.uuid
+    assert len({first.uuid, other.uuid, elsewhere.uuid, plain.uuid}) == 4
+    assert [answer(worker) for _ in range(3)] == [b"first", b"other key", b"no key"]
+    assert again.result(timeout=20) == [b"done"]
+    assert titanic.submit("echo", b"", key="k").uuid == first.uuid
+    worker.nothing()
+    assert len(stored(url)["requests"]) == 4
+
+
+def test_a_key_outlives_its_request(bench, titanic, url):
+    worker = bench.x1_worker(b"echo")
+    first = titanic.submit("echo", b"1", key="k")
+    answer(worker)
+    first.result(timeout=20)
+    first.close()
+    again = titanic.submit("echo", b"2", key="k")
+    assert again.uuid == first.uuid
+    with pytest.raises(UnknownTicket):
+        again.result(timeout=20)
+    worker.nothing()
+    assert stored(url)["requests"] == []
+
+
+def test_a_key_expires(bench, titanic, url):
+    worker = bench.x1_worker(b"echo")
+    first = titanic.submit("echo", b"1", key="k", key_ttl=0.2)
+    second = eventually(lambda: new(titanic.submit("echo", b"2", key="k", key_ttl=0.2), first))
+    assert [answer(worker), answer(worker)] == [b"1", b"2"]
+    assert first.result(timeout=20) == second.result(timeout=20) == [b"done"]
+    eventually(lambda: stored(url)["keys"] == [])
+
+
+def new(ticket, other):
+    return ticket if ticket.uuid != other.uuid else None
+
+
+def test_of_many_who_come_with_a_key_at_once_one_is_the_first(bench, url, pool):
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(serving(bench.endpoint, url))
+        client = stack.enter_context(Client(bench.endpoint, timeout=20))
+        titanic = Titanic(client)
+        tickets = list(pool.map(lambda n: titanic.submit("later", b"%d" % n, key=f"k{n % 3}"), range(120)))
+        by_key = [{ticket.uuid for ticket in tickets[n::3]} for n in range(3)]
+        assert [len(uuids) for uuids in by_key] == [1, 1, 1]
+        assert {each["uuid"].replace("-", "") for each in known(url)} == set.union(*by_key)
+        worker = bench.x1_worker(b"later")
+        for _ in range(3):
+            answer(worker)
+        assert [ticket.result(timeout=20) for ticket in tickets] == [[b"done"]] * 120
+        worker.nothing()
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_sqlite
+def test_what_a_handler_says_is_the_outcome(bench, titanic, url):
+    worker = bench.x1_worker(b"records")
+    for code in (400, 403, 404, 413, 422, 499, 500, 599):
+        ticket = titanic.submit("records")
+        address, _ = given(worker)
+        worker.error(address, b"%d" % code, b"no such record", b"detail")
+        told = failed(ticket)
+        assert (told.code, told.text, told.detail) == (code, "no such record", b"detail")
+        assert row(url, ticket.uuid)["attempts"] == 1
+
+
+def test_a_handler_that_fails_is_tried_again_as_often_as_was_asked_for(bench, titanic, url):
+    worker = bench.x1_worker(b"records")
+    ticket = titanic.submit("records", b"", retries=2, backoff=0.01)
+    for number in range(3):  # whatever the code is
+        address, _ = given(worker)
+        assert not ticket.ready()
+        worker.error(address, b"40%d" % number, b"not the %d." % number)
+    assert (failed(ticket).code, failed(ticket).text) == (402, "not the 2.")
+    told = row(url, ticket.uuid)
+    assert (told["state"], told["attempts"], told["failures"]) == ("failed", 3, 2)
+    worker.nothing()
+
+
+def test_a_retry_may_succeed(bench, titanic, url):
+    worker = bench.x1_worker(b"records")
+    ticket = titanic.submit("records", b"", retries=5, backoff=0.01)
+    address, _ = given(worker)
+    worker.partial(address, b"of the first")
+    worker.error(address, b"500", b"not yet")
+    address, _ = given(worker)
+    worker.partial(address, b"of the second")
+    worker.final(address, b"done")
+    assert ticket.result(timeout=20) == [b"done"]
+    assert [list(part) for part in ticket.partials()] == [[b"of the second"]]
+    assert len(stored(url)["parts"]) == 1
+
+
+@on_sqlite
+def test_between_two_tries_there_is_a_pause_in_which_others_are_done(bench, titanic, url):
+    worker = bench.x1_worker(b"records")
+    ticket = titanic.submit("records", b"fails", retries=1, backoff=3600)
+    address, _ = given(worker)
+    worker.error(address, b"500", b"not yet")
+    eventually(lambda: state(url, ticket.uuid) == "delayed")
+    assert row(url, ticket.uuid)["error"] == "not yet"
+    other = titanic.submit("records", b"other")
+    assert answer(worker) == b"other"
+    other.result(timeout=20)
+    told = row(url, ticket.uuid)
+    assert 3600 <= told["due"] - told["started"] <= 4400
+    with connected(url) as connection:
+        connection.execute(sa.text("UPDATE titanic_requests SET due = 0 WHERE state = 'delayed'"))  # an hour later
+    assert answer(worker) == b"fails"
+    assert ticket.result(timeout=20) == [b"done"]
+
+
+@on_sqlite
+@pytest.mark.usefixtures("quick_retries")
+def test_what_is_nobodys_fault_is_tried_again_for_ever(bench, titanic, url):
+    worker = bench.x1_worker(b"echo")
+    ticket = titanic.submit("echo", b"")
+    for code in (b"408", b"429", b"502", b"503") * 2:
+        address, _ = given(worker)
+        worker.error(address, code, b"not now")
+        assert not ticket.ready()
+    answer(worker)
+    assert ticket.result(timeout=20) == [b"done"]
+    told = row(url, ticket.uuid)
+    assert (told["attempts"], told["failures"], told["error"]) == (9, 0, None)
+
+
+@on_sqlite
+@pytest.mark.usefixtures("quick_retries")
+def test_a_request_that_kills_workers_is_given_to_the_next(bench, titanic, url):
+    ticket = titanic.submit("echo", b"body")
+    for _ in range(4):  # one more than the broker gives it to
+        worker = bench.x1_worker(b"echo")
+        given(worker)
+        worker.disconnect()
+    answer(bench.x1_worker(b"echo"))
+    assert ticket.result(timeout=20) == [b"done"]
+    assert row(url, ticket.uuid)["attempts"] == 2
+
+
+def test_a_try_that_was_interrupted_is_not_one_of_the_retries(bench, url, client):
+    worker = bench.x1_worker(b"records")
+    with serving(bench.endpoint, url):
+        ticket = Titanic(client).submit("records", b"", retries=1, backoff=0.01)
+        address, _ = given(worker)
+        worker.error(address, b"500", b"the first failure")
+        address, _ = given(worker)
+    worker.cancelled(address)  # that Titanic has ended
+    worker.error(address, b"499", b"cancelled")
+    assert (row(url, ticket.uuid)["attempts"], row(url, ticket.uuid)["failures"]) == (2, 1)
+    with serving(bench.endpoint, url):
+        address, _ = given(worker)
+        worker.error(address, b"500", b"the second failure")
+        assert failed(ticket).text == "the second failure"
+    assert (row(url, ticket.uuid)["attempts"], row(url, ticket.uuid)["failures"]) == (3, 1)
+
+
+def test_failed_requests_are_listed_and_retried_by_an_operator(bench, titanic, url):
+    worker = bench.x1_worker(b"records")
+    tickets = [titanic.submit("records", b"%d" % number) for number in range(3)]
+    for _ in range(2):
+        address, body = given(worker)
+        worker.error(address, b"404", b"no " + body)
+    answer(worker)
+    assert [failed(ticket).text for ticket in tickets[:2]] == ["no 0", "no 1"]
+    tickets[2].result(timeout=20)
+    listed = ls(url, states=("failed",))
+    assert [(each["uuid"], each["code"], each["error"]) for each in listed] == [
+        (tickets[0].uuid, 404, "no 0"),
+        (tickets[1].uuid, 404, "no 1"),
+    ]
+    everything = [ticket.uuid for ticket in tickets]
+    assert sorted(operate(url, admin.retry, *everything)) == sorted(everything[:2])
+    assert [answer(worker), answer(worker)] == [b"0", b"1"]
+    assert [ticket.result(timeout=20) for ticket in tickets] == [[b"done"]] * 3
+    assert ls(url, states=("failed",)) == []
+
+
+def ls(url, **which):
+    with connected(url) as connection:
+        return admin.ls(connection, admin.Which(**which), 100)
+
+
+# ── PARTIALs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parts(ticket, start=0):
+    """The first frames of the PARTIALs."""
+    return [part[0] for part in ticket.partials(start, timeout=20)]
+
+
+def follow(client, ticket, start=0):
+    """Have an X1 client by hand follow a request, live."""
+    options = {"partials": True, "wait": True, "from": start}
+    client.request(b"titanic.reply", ticket.uuid.encode(), options=json.dumps(options).encode())
+
+
+def test_partials_are_kept_in_order_and_replayed_from_anywhere(bench, titanic, url):
+    worker = bench.x1_worker(b"count")
+    ticket = titanic.submit("count")
+    address, _ = given(worker)
+    for number in range(500):  # more than are stored, and more than are fetched, at a time
+        worker.partial(address, b"%d" % number, b"", b"\0\xff")
+    worker.final(address, b"end")
+    everything = [[b"%d" % number, b"", b"\0\xff"] for number in range(500)]
+    assert [list(part) for part in ticket.partials(timeout=20)] == everything
+    assert [list(part) for part in ticket.partials()] == everything
+    for start in (0, 1, 63, 64, 65, 499, 500, 10_000):
+        assert [list(part) for part in ticket.partials(start)] == everything[start:]
+    assert ticket.result() == [b"end"]
+    assert len(stored(url)["parts"]) == 500
+
+
+def test_partials_are_followed_live(bench, titanic, monkeypatch):
+    monkeypatch.setattr(service, "POLL", 3600)  # nobody has to look whether there is something
+    worker, early, late = bench.x1_worker(b"count"), bench.x1_client(), bench.x1_client()
+    ticket = titanic.submit("count")
+    follow(early, ticket)
+    address, _ = given(worker)
+    for number in range(3):
+        worker.partial(address, b"%d" % number)
+        early.partial(b"titanic.reply", b"%d" % number)
+    follow(late, ticket, start=2)
+    late.partial(b"titanic.reply", b"2")
+    worker.partial(address, b"3", b"more")
+    for client in (early, late):
+        client.partial(b"titanic.reply", b"3", b"more")
+    assert not ticket.ready()
+    worker.final(address, b"end")
+    for client in (early, late):
+        client.final(b"titanic.reply", b"200", b"end")
+
+
+@on_sqlite
+def test_the_failure_of_a_stream_comes_after_its_partials(bench, titanic):
+    worker = bench.x1_worker(b"count")
+    ticket = titanic.submit("count")
+    address, _ = given(worker)
+    worker.partial(address, b"0")
+    worker.error(address, b"422", b"no more")
+    stream = ticket.partials(timeout=20)
+    assert next(stream) == [b"0"]
+    with pytest.raises(ServiceError, match="no more"):
+        next(stream)
+
+
+@on_sqlite
+def test_a_reader_that_does_not_read_holds_nobody_up(bench, titanic, url):
+    worker, idle = bench.x1_worker(b"count"), bench.x1_client()
+    ticket = titanic.submit("count")
+    follow(idle, ticket)
+    address, _ = given(worker)
+    large = bytes(10_000)
+    for number in range(3000):
+        worker.partial(address, b"%d" % number, large)
+    worker.final(address, b"end")
+    assert ticket.result(timeout=20) == [b"end"]
+    assert len(parts(ticket, 2990)) == 10
+    for number in range(3000):
+        idle.partial(b"titanic.reply", b"%d" % number, large)
+    idle.final(b"titanic.reply", b"200", b"end")
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_a_stream_that_broke_off_is_done_again(bench, titanic, url):
+    ticket = titanic.submit("count")
+    live, behind = bench.x1_client(), bench.x1_client()
+    first = bench.x1_worker(b"count")
+    follow(live, ticket)
+    address, _ = given(first)
+    for number in range(3):
+        first.partial(address, b"first %d" % number)
+        live.partial(b"titanic.reply", b"first %d" % number)
+    first.disconnect()
+    second = bench.x1_worker(b"count")
+    address, _ = given(second)
+    second.partial(address, b"second 0")
+    follow(behind, ticket)
+    behind.partial(b"titanic.reply", b"second 0")
+    for number in (1, 2, 3):
+        second.partial(address, b"second %d" % number)
+        behind.partial(b"titanic.reply", b"second %d" % number)
+    live.partial(b"titanic.reply", b"second 3")  # it has had three
+    second.final(address, b"end")
+    for client in (live, behind):
+        client.final(b"titanic.reply", b"200", b"end")
+    assert parts(ticket) == [b"second %d" % number for number in range(4)]
+    assert len(stored(url)["parts"]) == 4
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_a_second_attempt_may_have_fewer_partials(bench, titanic, url):
+    ticket = titanic.submit("count")
+    live = bench.x1_client()
+    first = bench.x1_worker(b"count")
+    follow(live, ticket)
+    address, _ = given(first)
+    for number in range(3):
+        first.partial(address, b"%d" % number)
+        live.partial(b"titanic.reply", b"%d" % number)
+    first.disconnect()
+    second = bench.x1_worker(b"count")
+    address, _ = given(second)
+    second.partial(address, b"only")
+    second.final(address, b"end")
+    live.final(b"titanic.reply", b"200", b"end")
+    assert parts(ticket) == [b"only"]
+
+
+def test_partials_are_followed_at_another_titanic(bench, url):
+    # The other one, and whoever reads there, has a broker of its own; they share the database only.
+    with running_bench() as elsewhere, ExitStack() as stack:
+        stack.enter_context(serving(bench.endpoint, url))
+        stack.enter_context(serving(elsewhere.endpoint, url))
+        ticket = Titanic(stack.enter_context(Client(bench.endpoint))).submit("count")
+        readers = [bench.x1_client(), elsewhere.x1_client(), elsewhere.x1_client()]
+        for reader in readers:
+            follow(reader, ticket)
+        worker = bench.x1_worker(b"count")
+        address, _ = given(worker)
+        for number in range(3):
+            worker.partial(address, b"%d" % number)
+            for reader in readers:
+                reader.partial(b"titanic.reply", b"%d" % number)
+        worker.final(address, b"end")
+        for reader in readers:
+            reader.final(b"titanic.reply", b"200", b"end")
+
+
+# ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wait(client, ticket):
+    """Have an X1 client by hand wait for a reply."""
+    client.request(b"titanic.reply", ticket.uuid.encode(), options=b'{"wait":true}')
+
+
+@on_sqlite
+def test_any_number_of_callers_wait_for_one_reply(bench, titanic):
+    worker, clients = bench.x1_worker(b"echo"), [bench.x1_client() for _ in range(40)]
+    ticket = titanic.submit("echo")
+    for client in clients:
+        wait(client, ticket)
+    address, _ = given(worker)
+    for client in clients:
+        client.sync()
+        assert client.waiting == 0
+    worker.final(address, b"done")
+    for client in clients:
+        client.final(b"titanic.reply", b"200", b"done")
+
+
+@on_sqlite
+def test_those_who_wait_are_told_of_a_failure(bench, titanic):
+    worker, client = bench.x1_worker(b"echo"), bench.x1_client()
+    ticket = titanic.submit("echo")
+    wait(client, ticket)
+    address, _ = given(worker)
+    worker.error(address, b"422", b"no", b"detail")
+    client.final(b"titanic.reply", b"500 no", b"422", b"detail")
+
+
+@on_sqlite
+def test_of_more_callers_than_may_wait_those_who_have_waited_longest_are_told_300(bench, titanic, monkeypatch):
+    monkeypatch.setattr(service, "MAX_WAITING", 2)
+    worker, clients = bench.x1_worker(b"count"), [bench.x1_client() for _ in range(5)]
+    ticket = titanic.submit("count")
+    address, _ = given(worker)
+    worker.partial(address, b"half")
+
+    def wait_too(client):
+        follow(client, ticket)
+        client.partial(b"titanic.reply", b"half")  # it waits for what comes next
+
+    wait_too(clients[0])
+    wait_too(clients[1])
+    wait_too(clients[2])
+    clients[0].final(b"titanic.reply", b"300")
+    wait_too(clients[3])
+    clients[1].final(b"titanic.reply", b"300")
+    clients[2].cancel(b"titanic.reply")
+    clients[2].error(b"titanic.reply", b"499")
+    eventually(lambda: waiting(bench) == 1)
+    wait_too(clients[4])  # there is a place: nobody has to go
+    worker.final(address, b"end")
+    for client in clients[3:]:
+        client.final(b"titanic.reply", b"200", b"end")
+
+
+def waiting(bench):
+    """How many callers wait for replies."""
+    workers = json.loads(bench.mmi(b"mmi.workers", b"titanic.reply"))["workers"]
+    return sum(each["busy"] for each in workers)
+
+
+@on_sqlite
+def test_those_who_wait_are_told_when_another_closes_the_request(bench, titanic):
+    clients = [bench.x1_client() for _ in range(3)]
+    ticket = titanic.submit("later")
+    for client in clients[:2]:
+        wait(client, ticket)
+    follow(clients[2], ticket)
+    eventually(lambda: waiting(bench) == 3)
+    ticket.close()
+    for client in clients:
+        client.final(b"titanic.reply", b"400 unknown uuid")
+
+
+@on_sqlite
+def test_those_who_wait_are_told_300_when_titanic_ends(bench, url, client):
+    caller, worker = bench.x1_client(), bench.x1_worker(b"count")
+    with serving(bench.endpoint, url):
+        ticket = Titanic(client).submit("count")
+        follow(caller, ticket)
+        worker.partial(given(worker)[0], b"half")
+        caller.partial(b"titanic.reply", b"half")
+    caller.final(b"titanic.reply", b"300")
+
+
+def test_those_who_wait_are_told_what_happens_at_another_titanic(bench, url):
+    with running_bench() as elsewhere, ExitStack() as stack:
+        stack.enter_context(serving(bench.endpoint, url))
+        stack.enter_context(serving(elsewhere.endpoint, url))
+        titanic = Titanic(stack.enter_context(Client(bench.endpoint)))
+        done, closed, cancelled = (titanic.submit(name) for name in ("echo", "later", "later"))
+        callers = [elsewhere.x1_client() for _ in range(3)]
+        for caller, ticket in zip(callers, (done, closed, cancelled), strict=True):
+            wait(caller, ticket)
+        eventually(lambda: waiting(elsewhere) == 3)
+        answer(bench.x1_worker(b"echo"))
+        closed.close()
+        operate(url, admin.cancel, cancelled.uuid)
+        callers[0].final(b"titanic.reply", b"200", b"done")
+        callers[1].final(b"titanic.reply", b"400 unknown uuid")
+        callers[2].final(b"titanic.reply", b"500 cancelled by an operator", b"499")
+
+
+# ── closing and cancelling ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_closing_a_running_request_cancels_it_at_the_worker(bench, titanic, url):
+    worker = bench.x1_worker(b"slow")
+    ticket = titanic.submit("slow")
+    address, _ = given(worker)
+    worker.partial(address, b"half")
+    ticket.close()
+    worker.cancelled(address)
+    worker.final(address, b"too late")
+    other = titanic.submit("slow", b"other")
+    assert answer(worker) == b"other"
+    assert other.result(timeout=20) == [b"done"]
+    assert [each["state"] for each in stored(url)["requests"]] == ["done"]
+    assert stored(url)["parts"] == []
+
+
+def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(bench, url):
+    with running_bench() as elsewhere, ExitStack() as stack:
+        stack.enter_context(serving(bench.endpoint, url))
+        stack.enter_context(serving(elsewhere.endpoint, url))
+        here, there = (Titanic(stack.enter_context(Client(each.endpoint))) for each in (bench, elsewhere))
+        worker = bench.x1_worker(b"slow")
+        ticket = here.submit("slow")
+        address, _ = given(worker)
+        there.ticket(ticket.uuid).close()
+        worker.cancelled(address)
+        worker.final(address, b"too late")
+        assert stored(url)["requests"] == []
+
+
+def test_an_operator_cancels_a_running_request_at_the_worker(bench, titanic, url):
+    worker = bench.x1_worker(b"slow")
+    ticket = titanic.submit("slow")
+    address, _ = given(worker)
+    assert operate(url, admin.cancel, ticket.uuid) == [ticket.uuid]
+    assert failed(ticket).code == 499
+    worker.cancelled(address)
+    worker.final(address, b"too late")
+    assert failed(ticket).code == 499
+    assert operate(url, admin.retry, ticket.uuid) == [ticket.uuid]
+    answer(worker)
+    assert ticket.result(timeout=20) == [b"done"]
+
+
+def test_an_operator_cancels_what_is_not_done_and_nothing_else(bench, titanic, url):
+    worker = bench.x1_worker(b"echo")
+    done = titanic.submit("echo")
+    answer(worker)
+    done.result(timeout=20)
+    pending, delayed = titanic.submit("later"), titanic.submit("echo", delay=3600)
+    everything = [ticket.uuid for ticket in (done, pending, delayed)]
+    assert sorted(operate(url, admin.cancel, *everything)) == sorted(everything[1:])
+    assert [state(url, uuid) for uuid in everything] == ["done", "failed", "failed"]
+    assert operate(url, admin.cancel, *everything) == []
+    assert done.result() == [b"done"]
+
+
+# ── several Titanics ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_two_titanics_do_each_request_once(bench, url, pool):
+    executed, lock = Counter(), threading.Lock()
+
+    def count(request):
+        with lock:
+            executed[request[0]] += 1
+        return request[0]
+
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(serving(bench.endpoint, url))
+        stack.enter_context(Worker("count", count, broker=bench.endpoint, concurrency=4, **BEATS))
+        titanic = Titanic(stack.enter_context(Client(bench.endpoint, timeout=20)))
+        bodies = [b"%d" % number for number in range(300)]
+        tickets = list(pool.map(lambda body: titanic.submit("count", body), bodies))
+        assert [ticket.result(timeout=20) for ticket in tickets] == [[body] for body in bodies]
+        assert executed == dict.fromkeys(bodies, 1)
+        assert {each["attempts"] for each in stored(url)["requests"]} == {1}
+
+
+def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, client):
+    # Two Titanics, so that there is one to take the request if its lease were not renewed.
+    with serving(bench.endpoint, url, lease=2), serving(bench.endpoint, url, lease=2):
+        workers = [bench.x1_worker(b"slow") for _ in range(2)]
+        ticket = Titanic(client).submit("slow")
+        started = eventually(lambda: row(url, ticket.uuid)["started"])
+        eventually(lambda: lease(url) > started + 2 * 2)  # it was renewed when the first had run out
+        (worker,) = [each for each in workers if not only_heartbeats(each)]
+        worker.final(given(worker)[0], b"done")
+        assert ticket.result(timeout=20) == [b"done"]
+        assert row(url, ticket.uuid)["attempts"] == 1
+        for each in workers:
+            each.nothing()
+
+
+def only_heartbeats(worker):
+    """Whether nothing else has come yet; what came is kept."""
+    worker.sync()
+    return all(message == [b"MDPWX1", b"\x05"] for message in worker._came)
+
+
+# ── real deaths ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def titanic_process(endpoint, url, *options):
+    command = ("titanic", "serve", "--broker", endpoint, "--db", url, "--connections", "2", *QUICK)
+    return process(*command, *options)
+
+
+def held_by(path):
+    """The pid of the worker that has the request which holds on to that file."""
+    return int(eventually(lambda: path.exists() and path.read_text()))
+
+
+def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):
+    titanic, worker = Titanic(client), bench.x1_worker(b"slow")
+    with titanic_process(bench.endpoint, url, "--lease", "2") as first:
+        first.line("serving titanic.request")
+        tickets = [titanic.submit("slow", b"%d" % number) for number in range(5)]
+        delayed = titanic.submit("slow", b"delayed", delay=0.1)
+        later = titanic.submit("later", b"later")
+        address, body = given(worker)
+        worker.partial(address, b"half")
+        eventually(lambda: len(stored(url)["parts"]) == 1)
+        first.kill()
+    worker.final(address, b"to nobody")
+    worker.disconnect()
+    assert body == b"0"
+    assert "done" not in {each["state"] for each in stored(url)["requests"]}
+    with ExitStack() as stack:
+        stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "2"))
+        for name in ("slow", "later"):
+            stack.enter_context(Worker(name, list, broker=bench.endpoint, **BEATS))
+        assert [ticket.result(timeout=20) for ticket in tickets] == [[b"%d" % number] for number in range(5)]
+        assert [delayed.result(timeout=20), later.result(timeout=20)] == [[b"delayed"], [b"later"]]
+        assert parts(tickets[0]) == []
+        assert row(url, tickets[0].uuid)["attempts"] == 2
+
+
+def test_a_titanic_that_was_frozen_does_not_overwrite_what_another_did(bench, url, client):
+    with running_bench() as elsewhere, ExitStack() as stack:
+        frozen = stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "2"))
+        frozen.line("serving titanic.request")
+        ticket = Titanic(client).submit("slow", b"body")
+        worker, other = bench.x1_worker(b"slow"), elsewhere.x1_worker(b"slow")
+        address, _ = given(worker)
+        frozen.send_signal(signal.SIGSTOP)
+        stack.enter_context(serving(elsewhere.endpoint, url))
+        assert answer(other, b"the other's") == b"body"
+        there = Titanic(stack.enter_context(Client(elsewhere.endpoint))).ticket(ticket.uuid)
+        assert there.result(timeout=20) == [b"the other's"]
+        before = stored(url)
+        worker.final(address, b"too late")
+        worker.sync()
+        frozen.send_signal(signal.SIGCONT)
+        assert ticket.result(timeout=20) == [b"the other's"]
+        assert frozen.end() == 0
+        assert stored(url) == before
+
+
+@on_sqlite
+def test_c31_a_request_outlives_its_worker_that_is_killed(bench, titanic, tmp_path, url):
+    held = tmp_path / "held"
+    command = ("mdworker", "services:slow", "--broker", bench.endpoint, *QUICK)
+    ticket = titanic.submit("slow", str(held).encode())
+    with process(*command, cwd=PROCESSES) as first:
+        assert held_by(held) == first.pid
+        first.kill()
+    held.unlink()
+    with process(*command, cwd=PROCESSES) as second:
+        assert held_by(held) == second.pid
+        held.unlink()
+        assert ticket.result(timeout=20) == [b"%d" % second.pid]
+    assert row(url, ticket.uuid)["failures"] == 0
+
+
+@on_sqlite
+def test_c31_requests_outlive_the_broker_that_is_killed(tmp_path, url):
+    held = tmp_path / "held"
+    with ExitStack() as stack:
+        first, endpoint = stack.enter_context(broker(*QUICK))
+        stack.enter_context(process("mdworker", "services:slow", "--broker", endpoint, *QUICK, cwd=PROCESSES))
+        stack.enter_context(serving(endpoint, url))
+        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=20)))
+        tickets = [titanic.submit("slow", str(held).encode()) for _ in range(3)]
+        held_by(held)
+        first.kill()
+        held.unlink()
+        stack.enter_context(broker(*QUICK, bind=endpoint))
+        for _ in tickets:
+            held_by(held)
+            held.unlink()
+        assert len({ticket.result(timeout=20)[0] for ticket in tickets}) == 1
+        assert titanic.submit("nobody").uuid

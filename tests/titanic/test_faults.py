@@ -1,0 +1,456 @@
+"""A database in trouble: nothing is answered with 200 that is not stored, and afterwards all goes on by itself."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from support.processes import PATIENCE, eventually
+from support.titanics import BEATS, LIMITS, connected, lease, row, running_bench, serving, state, stored
+
+from zmdp.clients import Client
+from zmdp.mdp.testing import running_broker
+from zmdp.titanic import Titanic, TitanicError, schema
+from zmdp.titanic.schema import SchemaError
+from zmdp.titanic.server import Server
+from zmdp.workers import Worker
+
+on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
+LARGE = bytes(20_000)
+"""What each request of a `Load` has besides, so that the database grows."""
+
+
+@pytest.fixture
+def bench():
+    with running_bench() as bench:
+        yield bench
+
+
+@pytest.fixture
+def client(bench):
+    with Client(bench.endpoint, timeout=20, retries=0) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    """Nobody waits long for a lock."""
+    monkeypatch.setattr(schema, "BUSY", 1)
+
+
+class Load:
+    """Callers who hand requests over, one after the other, while the block lasts; and the service that does them."""
+
+    def __init__(self, bench, callers=3):
+        self.accepted = {}
+        """The body of each request that was answered with 200, by its uuid."""
+        self.refused = []
+        """What the others were told."""
+        self.executed = Counter()
+        """How often each body was."""
+        self._bench = bench
+        self._callers = callers
+        self._numbers = count()
+        self._ending = False
+        self._changed = threading.Condition()
+
+    def _call(self, titanic):
+        while not self._ending:
+            body = b"%d" % next(self._numbers)
+            try:
+                uuid, told = titanic.submit("load", body, LARGE).uuid, None
+            except TitanicError as error:
+                uuid, told = None, (error.code, error.text)
+            with self._changed:
+                if uuid is None:
+                    self.refused.append(told)
+                else:
+                    self.accepted[uuid] = body
+                self._changed.notify_all()
+
+    def _execute(self, request):
+        with self._changed:
+            self.executed[request[0]] += 1
+        return request[0]
+
+    @contextmanager
+    def running(self):
+        endpoint = self._bench.endpoint
+        with (
+            Client(endpoint, timeout=60, retries=0) as client,
+            Worker("load", self._execute, broker=endpoint, concurrency=2, **BEATS),
+            ThreadPoolExecutor(self._callers) as threads,
+        ):
+            titanic = Titanic(client)
+            calls = [threads.submit(self._call, titanic) for _ in range(self._callers)]
+            try:
+                self.more()
+                yield self
+                self.more()
+            finally:
+                self._ending = True
+            for call in calls:
+                call.result()
+            for uuid, body in self.accepted.items():
+                assert titanic.ticket(uuid).result(timeout=20) == [body]
+        assert {self.executed[body] for body in self.accepted.values()} == {1}
+
+    def more(self):
+        """Wait until some more are accepted."""
+        self._wait_for(self.accepted, 10)
+
+    def wait_refused(self):
+        """Wait until some more are refused; returns what the last was told."""
+        self._wait_for(self.refused, 3)
+        code, text = self.refused[-1]
+        assert code == 500
+        return text
+
+    def _wait_for(self, answers, more):
+        before = len(answers)
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(answers) >= before + more, PATIENCE)
+
+    def check(self, url):
+        """All that was answered with 200 is in the database."""
+        known = {str(each["uuid"]).replace("-", "") for each in stored(url)["requests"]}
+        assert set(self.accepted) <= known
+
+
+@contextmanager
+def loaded(bench, url, **settings):
+    """A Titanic under load."""
+    load = Load(bench)
+    with serving(bench.endpoint, url, **settings), load.running():
+        yield load
+    load.check(url)
+
+
+# ── SQLite ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of two megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a file system here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk(bench, small_disk, client):
+    url, filler = f"sqlite:///{small_disk}/titanic.db", small_disk / "filler"
+    with serving(bench.endpoint, url):
+        titanic = Titanic(client)
+        worker = bench.x1_worker(b"echo")
+        before = titanic.submit("echo", b"before")
+        worker.final(worker.request(b"before")[0], b"done")
+        before.result(timeout=20)
+        running = titanic.submit("echo", b"running")
+        address, _ = worker.request(b"running")
+        fill(filler)
+        accepted, refused = {}, []
+        while len(refused) < 3:
+            try:
+                ticket = titanic.submit("later", LARGE)
+                accepted[ticket.uuid] = ticket
+            except TitanicError as error:
+                refused.append((error.code, error.text))
+                fill(filler)
+        assert {code for code, _ in refused} == {500}
+        assert all("full" in text or "I/O" in text for _, text in refused), refused
+        worker.final(address, LARGE)  # it cannot be stored now
+        assert before.result(timeout=20) == [b"done"]  # to read works
+        assert not running.ready()
+        filler.unlink()
+        assert running.result(timeout=20) == [LARGE]
+        with Worker("later", list, broker=bench.endpoint, **BEATS):
+            after = titanic.submit("later", b"after")
+            assert after.result(timeout=20) == [b"after"]
+            assert [ticket.result(timeout=20) for ticket in accepted.values()] == [[LARGE]] * len(accepted)
+        known = {each["uuid"] for each in stored(url)["requests"]}
+        assert known == {before.uuid, running.uuid, after.uuid, *accepted}
+        assert row(url, running.uuid)["attempts"] == 1
+
+
+def fill(path):
+    """Leave no room on the disk."""
+    with path.open("ab", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return
+
+
+@pytest.fixture
+def writing():
+    """The SQLite connections over which is written, of those that are opened from now on."""
+    found = []
+
+    def connect(connection, record):
+        if not connection.execute("PRAGMA query_only").fetchone()[0]:
+            found.append(connection)
+
+    sa.event.listen(sa.engine.Engine, "connect", connect)
+    yield found
+    sa.event.remove(sa.engine.Engine, "connect", connect)
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("pragma", "told"),
+    [
+        (("max_page_count = 1", "max_page_count = 1000000"), "database or disk is full"),
+        (("query_only = ON", "query_only = OFF"), "attempt to write a readonly database"),
+    ],
+)
+def test_a_database_that_takes_no_more(bench, own_url, writing, pragma, told):
+    with loaded(bench, own_url) as load:
+        (connection,) = writing[-1:]
+        connection.execute(f"PRAGMA {pragma[0]}")
+        assert load.wait_refused() == told
+        connection.execute(f"PRAGMA {pragma[1]}")
+    assert set(load.refused) == {(500, told)}
+
+
+@on_sqlite
+def test_a_database_that_another_has_locked(bench, own_url, monkeypatch):
+    monkeypatch.setattr(schema, "BUSY", 0.05)
+    path = sa.make_url(own_url).database
+    with loaded(bench, own_url) as load:
+        code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=20, isolation_level=None); "
+        code += "c.execute('BEGIN IMMEDIATE'); print('locked', flush=True); input()"
+        other = subprocess.Popen(["python3", "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert other.stdout.readline() == b"locked\n"
+        assert load.wait_refused() == "database is locked"
+        other.communicate(b"\n")
+        assert other.returncode == 0
+    assert set(load.refused) == {(500, "database is locked")}
+
+
+@on_sqlite
+def test_a_running_request_outlives_an_outage_that_is_longer_than_its_lease(bench, own_url, client, monkeypatch):
+    monkeypatch.setattr(schema, "BUSY", 0.05)
+    with serving(bench.endpoint, own_url, lease=2):
+        ticket = Titanic(client).submit("count", b"body")
+        worker = bench.x1_worker(b"count")
+        address, _ = worker.request(b"body")
+        worker.partial(address, b"0")
+        eventually(lambda: len(stored(own_url)["parts"]) == 1)
+        until = lease(own_url)
+        with locked(own_url):
+            for number in range(1, 100):
+                worker.partial(address, b"%d" % number)
+            eventually(lambda: now(own_url) > until + 0.5)
+            assert ticket.ready() is False
+            worker.final(address, b"end")
+        assert ticket.result(timeout=20) == [b"end"]
+        assert [part[0] for part in ticket.partials()] == [b"%d" % number for number in range(100)]
+        assert row(own_url, ticket.uuid)["attempts"] == 1
+        worker.nothing()
+
+
+@contextmanager
+def locked(url):
+    """Another program writes."""
+    connection = sqlite3.connect(sa.make_url(url).database, timeout=20, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+def now(url):
+    with connected(url) as connection:
+        return connection.scalar(sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0"))
+
+
+@on_sqlite
+def test_a_file_that_is_removed_is_noticed(bench, own_url, client, tmp_path):
+    path, aside = Path(sa.make_url(own_url).database), tmp_path / "aside.db"
+    with serving(bench.endpoint, own_url):
+        titanic = Titanic(client)
+        before = titanic.submit("later", b"before")
+        path.rename(aside)
+        for ask in (lambda: titanic.submit("later", b"lost"), before.ready, before.close):
+            with pytest.raises(TitanicError, match="removed or replaced") as told:
+                ask()
+            assert told.value.code == 500
+        assert not path.exists()  # nobody makes another in its place
+        aside.rename(path)
+        with Worker("later", list, broker=bench.endpoint, **BEATS):
+            assert before.result(timeout=20) == [b"before"]
+            assert titanic.submit("later", b"after").result(timeout=20) == [b"after"]
+    assert len(stored(own_url)["requests"]) == 2
+
+
+@on_sqlite
+def test_a_file_that_is_replaced_is_noticed(bench, own_url, client, tmp_path):
+    path, copy = Path(sa.make_url(own_url).database), tmp_path / "copy.db"
+    shutil.copy(path, copy)
+    with serving(bench.endpoint, own_url):
+        titanic = Titanic(client)
+        titanic.submit("later", b"before")
+        for each in path.parent.glob(f"{path.name}*"):
+            each.unlink()
+        copy.rename(path)
+        for _ in range(2):
+            with pytest.raises(TitanicError, match="removed or replaced"):
+                titanic.submit("later", b"lost")
+    with serving(bench.endpoint, own_url):  # as it says: restart Titanic
+        titanic.submit("later", b"after")
+    assert [bytes(each["body"])[4:] for each in stored(own_url)["requests"]] == [b"after"]
+
+
+@on_sqlite
+def test_a_file_that_cannot_be_written(own_url):
+    path = Path(sa.make_url(own_url).database)
+    with read_only(path), pytest.raises(sa.exc.OperationalError, match=r"readonly|read-only|unable to open"):
+        Server(own_url)
+
+
+@contextmanager
+def read_only(path):
+    """Nobody can write that file or beside it, root neither."""
+    if os.geteuid():
+        path.chmod(0o400)
+        path.parent.chmod(0o500)
+        yield
+        path.parent.chmod(0o700)
+        path.chmod(0o600)
+        return
+    folder = path.parent
+    mounts = [["mount", "--bind", folder, folder], ["mount", "-o", "remount,bind,ro", folder]]
+    for mount in mounts:
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("cannot mount a file system here")
+    yield
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_what_is_no_database(tmp_path):
+    path = tmp_path / "titanic.db"
+    path.write_bytes(b"this is a letter to my aunt, and no database. " * 100)
+    with pytest.raises(sa.exc.DatabaseError, match="file is not a database"):
+        Server(str(path))
+    assert path.read_bytes().startswith(b"this is a letter")
+
+
+# ── PostgreSQL ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_postgresql
+def test_connections_that_are_cut_under_load(bench, own_url, cluster):
+    with loaded(bench, own_url) as load:
+        for _ in range(10):
+            cluster.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'titanic'")
+            load.more()
+
+
+@on_postgresql
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+def test_a_server_that_is_restarted_under_load(bench, own_url, cluster, how):
+    with loaded(bench, own_url):
+        cluster.restart(how)
+
+
+@on_postgresql
+def test_a_server_that_is_away_for_a_while(bench, own_url, cluster):
+    with loaded(bench, own_url) as load:
+        cluster.stop()
+        try:
+            told = load.wait_refused()
+            assert told
+            assert str(cluster.url()).partition("host=")[2] not in told  # where it is, is nobody's business
+        finally:
+            cluster.start()
+
+
+@on_postgresql
+def test_who_waits_while_the_server_is_away_is_told_or_gets_the_reply(bench, own_url, cluster, client):
+    with serving(bench.endpoint, own_url):
+        ticket = Titanic(client).submit("echo", b"body")
+        worker = bench.x1_worker(b"echo")
+        address, _ = worker.request(b"body")
+        cluster.stop()
+        try:
+            with pytest.raises(TitanicError) as told:
+                ticket.result(timeout=20)
+            assert told.value.code == 500
+            worker.final(address, b"done")
+        finally:
+            cluster.start()
+        assert ticket.result(timeout=20) == [b"done"]
+        assert row(own_url, ticket.uuid)["attempts"] == 1
+
+
+@on_postgresql
+def test_two_titanics_that_close_the_same_requests_at_once(bench, own_url):
+    with running_bench() as elsewhere, ExitStack() as stack:
+        both = []
+        for each in (bench, elsewhere):
+            stack.enter_context(serving(each.endpoint, own_url, connections=32))
+            both.append(Titanic(stack.enter_context(Client(each.endpoint, timeout=20))))
+        uuids = [both[0].submit("later", b"").uuid for _ in range(100)]
+        pool = stack.enter_context(ThreadPoolExecutor(64))
+        closing = [pool.submit(both[0].ticket(uuid).close) for uuid in uuids]
+        closing += [pool.submit(both[1].ticket(uuid).close) for uuid in reversed(uuids)]
+        for each in closing:
+            each.result()
+    assert stored(own_url)["requests"] == []
+
+
+# ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_database_of_a_newer_version_is_refused(own_url):
+    with connected(own_url) as connection:
+        connection.execute(sa.text("UPDATE titanic_version SET version_num = '9999'"))
+    before = stored(own_url)
+    with pytest.raises(SchemaError, match=r"version 9999, made by a newer zmdp .*: upgrade zmdp"):
+        Server(own_url)
+    assert stored(own_url) == before
+
+
+@on_postgresql
+def test_postgresql_without_tables_is_refused_with_the_command_that_makes_them(empty_url):
+    with pytest.raises(SchemaError) as told:
+        Server(empty_url)
+    assert "has no tables yet: run `titanic db upgrade --db postgresql://postgres@/test_" in str(told.value)
+
+
+@on_sqlite
+def test_sqlite_is_made_if_it_is_not_there(bench, empty_url, client):
+    with serving(bench.endpoint, empty_url):
+        ticket = Titanic(client).submit("later")
+    assert state(empty_url, ticket.uuid) == "pending"
+
+
+# ── the broker ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_sqlite
+def test_titanic_may_be_there_before_the_broker(own_url, tmp_path):
+    endpoint = f"ipc://{tmp_path}/broker"
+    with ExitStack() as stack:
+        stack.enter_context(serving(endpoint, own_url))
+        stack.enter_context(running_broker(endpoint, limits=LIMITS, drain_timeout=0.1))
+        stack.enter_context(Worker("echo", list, broker=endpoint, **BEATS))
+        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=20)))
+        assert titanic.submit("echo", b"body").result(timeout=20) == [b"body"]

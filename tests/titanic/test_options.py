@@ -1,0 +1,322 @@
+"""What callers may ask of Titanic: each option, and anything else that somebody may send."""
+
+import json
+import os
+import re
+import warnings
+from datetime import UTC, datetime
+from types import MappingProxyType
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from zmdp.titanic.frames import unpack
+from zmdp.titanic.options import (
+    MAX_FROM,
+    MAX_KEY,
+    MAX_PRIORITY,
+    MAX_RETRIES,
+    MAX_TIME,
+    Malformed,
+    Submission,
+    Wanted,
+    closed,
+    parse_uuid,
+    submission,
+    wanted,
+)
+from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES
+
+NOW = 1_800_000_000.0
+CENTURY = MAX_TIME * 1000
+UUID_TEXT = b"00112233445566778899aabbccddeeff"
+HUGE = 10**400
+"""A number that JSON can tell and no float can hold."""
+
+
+def asked(*frames, **options):
+    return submission(frames or (b"echo", b"body"), options, NOW)
+
+
+# ── titanic.request ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_without_options():
+    made = asked(b"echo", b"one", b"", b"three")
+    assert made == Submission(uuid=made.uuid, service="echo", body=made.body, created=NOW, due=NOW)
+    assert unpack(made.body) == [b"one", b"", b"three"]
+    assert made.uuid.version == 4
+
+
+def test_every_request_has_a_uuid_of_its_own():
+    assert len({asked().uuid for _ in range(2000)}) == 2000
+
+
+def test_a_forked_process_makes_other_uuids():
+    asked()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of newer Pythons, if there is a thread of another test's
+        child = os.fork()
+    if not child:
+        os.write(writing, asked().uuid.bytes)
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = UUID(bytes=os.read(reading, 16))
+    os.close(reading)
+    os.close(writing)
+    assert theirs not in {asked().uuid for _ in range(1000)}
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"key": "k"}, {"key": "k", "key_expires": None}),
+        ({"key": "k", "key_ttl": 1500}, {"key": "k", "key_expires": NOW + 1.5}),
+        ({"key": "ü" * (MAX_KEY // 2)}, {"key": "ü" * (MAX_KEY // 2)}),
+        ({"key": None}, {"key": None}),
+        ({"delay": 250}, {"due": NOW + 0.25}),
+        ({"delay": 0}, {"due": NOW}),
+        ({"delay": 0.5}, {"due": NOW + 0.0005}),
+        ({"delay": CENTURY}, {"due": NOW + MAX_TIME}),
+        ({"at": (NOW + 60) * 1000}, {"due": NOW + 60}),
+        ({"at": int(NOW + 60) * 1000}, {"due": NOW + 60}),
+        ({"at": 0}, {"due": NOW}),
+        ({"at": "2030-01-31T12:00:00+00:00"}, {"due": datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()}),
+        ({"at": "2030-01-31T12:00:00Z"}, {"due": datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()}),
+        ({"at": "2030-01-31T12:00:00-05:00"}, {"due": datetime(2030, 1, 31, 17, tzinfo=UTC).timestamp()}),
+        ({"at": "1999-01-01T00:00:00Z"}, {"due": NOW}),
+        ({"priority": 9, "retries": 3}, {"priority": 9, "retries": 3}),
+        ({"priority": 0, "retries": MAX_RETRIES}, {"priority": 0, "retries": MAX_RETRIES}),
+        ({"backoff": 100, "result_ttl": 1}, {"backoff": 0.1, "result_ttl": 0.001}),
+        ({"headers": {"a": "ü"}}, {"headers": '{"a": "\\u00fc"}'}),
+        ({"headers": {}}, {"headers": None}),
+        ({"ttl": 5, "wait": False, "attempt": 2}, {"due": NOW}),
+    ],
+    ids=str,
+)
+def test_options_of_a_request(options, fields):
+    made = asked(**options)
+    assert {name: getattr(made, name) for name in fields} == fields
+
+
+TIMES = "{} is a number of milliseconds"
+WHOLE = "{} is a whole number"
+AT = "at is milliseconds since 1970"
+FAR = "at is further away"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        *[({name: value}, TIMES.format(name)) for name in ("delay", "backoff", "result_ttl") for value in (
+            -1, "5", True, [], CENTURY + 1, HUGE, float("nan"), float("inf"),
+        )],
+        *[({name: 0}, TIMES.format(name)) for name in ("backoff", "result_ttl")],
+        ({"key": "k", "key_ttl": 0}, TIMES.format("key_ttl")),
+        ({"key": "k", "key_ttl": "1"}, TIMES.format("key_ttl")),
+        ({"key_ttl": 5}, "key_ttl goes with a key"),
+        *[({"key": value}, "key is a text") for value in ("", 5, True, ["k"], "a\0b", "\ud800", "k" * (MAX_KEY + 1),
+                                                            "ü" * (MAX_KEY // 2 + 1))],
+        *[({name: value}, WHOLE.format(name)) for name in ("priority", "retries") for value in (
+            -1, 1.0, "1", None, True, HUGE,
+        )],
+        ({"priority": MAX_PRIORITY + 1}, WHOLE.format("priority")),
+        ({"retries": MAX_RETRIES + 1}, WHOLE.format("retries")),
+        *[({"at": value}, AT) for value in ("soon", "", "2030-01-31", "2030-01-31T12:00:00", "\ud800", True, {}, [5])],
+        *[({"at": value}, FAR) for value in (HUGE, -HUGE, 1e300, "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+14:00",
+                                             float("inf"), float("nan"))],
+        ({"delay": 5, "at": 5}, "give one of them"),
+        ({"deley": 5}, "titanic.request has no option 'deley': it takes key, "),
+        ({"x" * 100: 5}, "no option 'x"),
+        ({"partials": True}, "no option 'partials'"),
+    ],
+    ids=lambda value: str(value)[:50].encode("ascii", "replace").decode(),
+)  # fmt: skip
+def test_what_is_wrong_is_told(options, said):
+    with pytest.raises(Malformed, match=re.escape(said)) as refused:
+        asked(**options)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        ([], "takes the name of a service"),
+        ([b"echo"], "takes the name of a service"),
+        ([b"", b"x"], "names the service"),
+        ([b"a\0b", b"x"], "names the service"),
+        ([b"\xff", b"x"], "names the service"),
+        ([b"e" * 256, b"x"], "names the service"),
+        ([b"mmi.service", b"x"], "mmi.service is not asked through Titanic"),
+        ([b"titanic.request", b"x"], "titanic.request is not asked through Titanic"),
+        ([b"titanic.", b"x"], "titanic. is not asked through Titanic"),
+        ([b"echo", bytes(MAX_BODY), b"x"], "the body is too large"),
+        ([b"echo", *[b""] * (MAX_BODY_FRAMES + 1)], "the body is too large"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value)[:30],
+)
+def test_frames_that_are_no_request(frames, said):
+    with pytest.raises(Malformed, match=re.escape(said)):
+        submission(frames, {}, NOW)
+
+
+def test_the_largest_body():
+    assert len(unpack(asked(b"echo", bytes(MAX_BODY)).body)[0]) == MAX_BODY
+    assert len(unpack(asked(b"echo", *[b""] * MAX_BODY_FRAMES).body)) == MAX_BODY_FRAMES
+
+
+def test_a_service_may_have_titanic_in_its_name():
+    assert asked(b"titanic", b"x").service == "titanic"
+    assert asked(b"my.titanic.request", b"x").service == "my.titanic.request"
+
+
+# ── titanic.reply, titanic.close ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (False, 0, False)),
+        ({"partials": True}, (True, 0, False)),
+        ({"partials": True, "from": 7}, (True, 7, False)),
+        ({"partials": False}, (False, 0, False)),
+        ({"wait": True}, (False, 0, True)),
+        ({"wait": False}, (False, 0, False)),
+        ({"partials": True, "wait": True, "from": 0, "ttl": 5.5}, (True, 0, True)),
+    ],
+    ids=str,
+)
+def test_options_of_a_reply(options, expected):
+    assert wanted([UUID_TEXT], options) == Wanted(UUID(UUID_TEXT.decode()), *expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"partials": 1}, "partials is true or false"),
+        ({"partials": None}, "partials is true or false"),
+        ({"from": 0}, "from goes with partials"),
+        ({"partials": False, "from": 0}, "from goes with partials"),
+        *[
+            ({"partials": True, "from": value}, "from is a whole number")
+            for value in (-1, 0.0, "0", None, True, MAX_FROM + 1, HUGE)
+        ],
+        ({"key": "k"}, "titanic.reply has no option 'key': it takes partials, from"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_is_wrong_with_a_reply_is_told(options, said):
+    with pytest.raises(Malformed, match=re.escape(said)):
+        wanted([UUID_TEXT], options)
+
+
+def test_a_close():
+    assert closed([UUID_TEXT], {"ttl": 5, "headers": {"a": "b"}, "wait": True}) == UUID(UUID_TEXT.decode())
+    with pytest.raises(Malformed, match=r"titanic.close has no option 'key': it takes none"):
+        closed([UUID_TEXT], {"key": "k"})
+
+
+@pytest.mark.parametrize("text", [UUID_TEXT, UUID_TEXT.upper(), b"0" * 32, b"f" * 32, b"01234567abcDEF89" * 2])
+def test_32_hex_digits_are_a_uuid(text):  # C30
+    assert parse_uuid(text) == UUID(text.decode())
+
+
+NO_UUIDS = [
+    b"", b"x", UUID_TEXT[:-1], UUID_TEXT + b"0", b"g" * 32, b"0x" + b"a" * 30, b"0X" + b"1" * 30, b"-" + b"1" * 31,
+    b"+" + b"1" * 31, b" " + b"1" * 31, b"1_" * 16, b"{" + b"1" * 30 + b"}", str(UUID(UUID_TEXT.decode())).encode(),
+    b"urn:uuid:" + b"1" * 23, b"/etc/passwd" + b"0" * 21, b"\0" * 32, b"\xff" * 32, b"1" * 31 + b"\n",
+    "١".encode() * 16,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_UUIDS, ids=repr)
+def test_anything_else_is_none(text):  # C30
+    assert parse_uuid(text) is None
+
+
+@pytest.mark.parametrize("read", [wanted, closed])
+@pytest.mark.parametrize("frames", [[], [b"x"], [UUID_TEXT, b""], [UUID_TEXT, UUID_TEXT]], ids=str)
+def test_frames_that_are_no_uuid(read, frames):
+    with pytest.raises(Malformed, match="takes one frame, a uuid: 32 hex digits"):
+        read(frames, {})
+
+
+# ── anything ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+numbers = st.integers() | st.floats() | st.sampled_from([HUGE, -HUGE, 0, 1, -0.0, CENTURY, 1e-320])
+moments = st.datetimes(timezones=st.sampled_from([UTC, None])).map(datetime.isoformat)
+texts = st.text(max_size=40) | moments | st.sampled_from(["\ud800", "a\0b", "k" * 300])
+values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = [
+    "key", "key_ttl", "delay", "at", "priority", "retries", "backoff", "result_ttl", "partials", "from", "wait", "ttl",
+    "attempt",
+]  # fmt: skip
+options = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=60), values, max_size=6)
+headers = st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3)
+names = st.binary(max_size=20) | st.sampled_from([b"echo", b"titanic.reply", b"mmi.service", "größe".encode()])
+frames = st.lists(names | st.sampled_from([UUID_TEXT, *NO_UUIDS]), max_size=4)
+
+
+@given(st.sampled_from(NAMES[:8]), values)
+@example("at", HUGE)
+@example("delay", HUGE)
+def test_any_value_of_any_option_is_taken_or_refused(name, value):
+    try:
+        made = asked(**{name: value})
+    except Malformed:
+        return
+    assert isinstance(made, Submission)
+    check(made)
+
+
+@given(frames, options, headers | st.none())
+def test_any_request_is_taken_or_refused(frames, options, headers):
+    given = options if headers is None else {**options, "headers": headers}
+    for read in (lambda *asked: submission(*asked, NOW), wanted, closed):
+        try:
+            made = read(frames, MappingProxyType(given))
+        except Malformed:
+            continue
+        if isinstance(made, Submission):
+            check(made)
+        else:
+            assert isinstance(made, Wanted | UUID)
+
+
+def check(made):
+    """What every submission is, so that both databases can keep it and the dispatcher can have it done."""
+    assert NOW == made.created <= made.due <= NOW + 3 * MAX_TIME
+    assert 0 <= made.priority <= 9
+    assert 0 <= made.retries <= 1000
+    assert made.key is None or ("\0" not in made.key and 1 <= len(made.key.encode()) <= 255)
+    for each in (made.backoff, made.result_ttl):
+        assert each is None or 0 <= each <= MAX_TIME
+    assert made.key_expires is None or NOW <= made.key_expires <= NOW + MAX_TIME
+    assert made.headers is None or (isinstance(json.loads(made.headers), dict) and made.headers.isascii())
+    assert unpack(made.body)
+
+
+@given(st.sampled_from(["partials", "from", "wait"]), values, st.booleans())
+@example("from", HUGE, True)
+def test_any_value_of_a_replys_options_is_taken_or_refused(name, value, partials):
+    try:
+        made = wanted([UUID_TEXT], {"partials": partials, name: value})
+    except Malformed:
+        return
+    assert isinstance(made.partials, bool)
+    assert isinstance(made.wait, bool)
+    assert made.start >= 0
+
+
+@given(st.binary(max_size=40) | st.text("0123456789abcdefABCDEFxX-_ +", min_size=32, max_size=32).map(str.encode))
+def test_only_32_hex_digits_are_a_uuid(text):  # C30
+    found = parse_uuid(text)
+    assert (found is not None) == bool(re.fullmatch(rb"[0-9a-fA-F]{32}", text))
+    assert found is None or found.hex == text.decode().lower()

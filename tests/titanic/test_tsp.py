@@ -1,0 +1,529 @@
+"""TSP, the Titanic Service Protocol (RFC 9, C27 to C30), with frames written by hand."""
+
+import json
+import re
+
+import pytest
+from support.peers import Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+from support.processes import eventually
+from support.titanics import running_bench, serving, stored
+
+from zmdp.titanic import dispatcher, options
+
+STATUS = re.compile(rb"[0-9]{3}( .+)?", re.DOTALL)
+UUID = re.compile(rb"[0-9a-f]{32}")
+STRANGE = b"0123456789abcdef0123456789abcdef"
+"""A uuid that nobody was given."""
+NO_UUIDS = [
+    b"",
+    b"../../etc/passwd",
+    b"/etc/passwd",
+    b"..",
+    b"0" * 31,
+    b"0" * 33,
+    b"g" * 32,
+    b"1_2" * 10 + b"12",
+    b"+" + b"1" * 31,
+    b"0x" + b"1" * 30,
+    b" " + b"1" * 31,
+    b"1" * 31 + b"\n",
+    b"1" * 31 + b"\0",
+    b"1" * 32 + b"\0",
+    b"\xff" * 32,
+    "１".encode() * 10 + b"11",
+    b"01234567-89ab-cdef-0123-456789abcdef",
+    b"{0123456789abcdef0123456789abcd}",
+    b"%" * 32,
+    b"' OR uuid IS NOT NULL OR uuid = '",
+    b"1" * 100_000,
+]
+
+
+@pytest.fixture
+def url(engine):
+    return engine.url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def bench():
+    with running_bench() as bench:
+        yield bench
+
+
+@pytest.fixture
+def titanic(bench, url):
+    """A Titanic whose database is `url`."""
+    with serving(bench.endpoint, url) as server:
+        yield server
+
+
+def ask(client, service, *body, **options):
+    """The frames of the FINAL that answers a request to Titanic; before it nothing comes."""
+    client.request(service, *body, **options)
+    message = client.recv()
+    head = {
+        Client: [b"MDPC02", b"\x03", service],
+        OldClient: [b"", b"MDPC01", service],
+        X1Client: [client.number, b"", b"MDPCX1", b"\x03", service] if isinstance(client, X1Client) else [],
+    }[type(client)]
+    assert message[: len(head)] == head
+    frames = message[len(head) :]
+    assert STATUS.fullmatch(frames[0])
+    assert frames[0][:3] in {b"200", b"300", b"400", b"500"}
+    return frames
+
+
+def submit(client, service, *body, **options):
+    """Hand a request over; returns its uuid."""
+    status, uuid = ask(client, b"titanic.request", service, *body, **options)
+    assert status == b"200"
+    assert UUID.fullmatch(uuid)
+    return uuid
+
+
+def end(client, uuid):
+    """What `titanic.reply` says once it says anything but 300."""
+
+    def reply():
+        frames = ask(client, b"titanic.reply", uuid)
+        return None if frames == [b"300"] else frames
+
+    return eventually(reply)
+
+
+def refused(frames, code=b"400"):
+    """Whether it is one frame: the status with a text."""
+    return len(frames) == 1 and frames[0].startswith(code + b" ")
+
+
+# ── titanic.request ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_c27_a_request_is_answered_with_200_and_a_uuid(bench, titanic):
+    client = bench.client()
+    client.request(b"titanic.request", b"nobody", b"body")
+    head, command, service, status, uuid = client.recv()
+    assert (head, command, service, status) == (b"MDPC02", b"\x03", b"titanic.request", b"200")
+    assert UUID.fullmatch(uuid)
+
+
+def test_c27_when_it_is_answered_it_is_stored(bench, titanic, url):
+    client = bench.client()
+    for number in range(20):
+        uuid = submit(client, b"nobody", b"%d" % number, b"")
+        (row,) = [row for row in stored(url)["requests"] if str(row["uuid"]).replace("-", "") == uuid.decode()]
+        assert row["service"] == "nobody"
+        assert bytes(row["body"]) == len(b"%d" % number).to_bytes(4, "big") + b"%d" % number + bytes(4)
+
+
+def test_c27_each_request_has_a_uuid_of_its_own(bench, titanic):
+    client = bench.client()
+    assert len({submit(client, b"nobody", b"the same") for _ in range(50)}) == 50
+
+
+def test_c27_nobody_needs_to_offer_the_service(bench, titanic):
+    client = bench.client()
+    uuid = submit(client, b"later", b"body")
+    client.request(b"titanic.reply", uuid)
+    client.final(b"titanic.reply", b"300")
+    worker = bench.worker(b"later")
+    worker.final(worker.work(b"body"), b"done")
+    assert end(client, uuid) == [b"200", b"done"]
+
+
+NO_REQUESTS = [
+    [b""],
+    [b"echo"],
+    [b"", b"body"],
+    [b"x" * 256, b"body"],
+    [b"no\ttab", b"body"],
+    [b"\xff", b"body"],
+    [b"mmi.service", b"echo"],
+    [b"titanic.request", b"echo", b"body"],
+    [b"titanic.", b"body"],
+]
+
+
+def test_c30_a_request_without_service_and_body_is_400(bench, titanic, url):
+    client = bench.client()
+    submit(client, b"nobody", b"there before")
+    before = stored(url)
+    for body in NO_REQUESTS:
+        assert refused(ask(client, b"titanic.request", *body)), body
+    assert stored(url) == before
+
+
+def test_names_of_services_may_have_any_letters(bench, titanic):
+    client, worker = bench.client(), bench.worker("größer ' \" \\ %s :x".encode())
+    uuid = submit(client, "größer ' \" \\ %s :x".encode(), b"body")
+    worker.final(worker.work(b"body"), b"done")
+    assert end(client, uuid) == [b"200", b"done"]
+
+
+def test_a_body_that_is_too_large_is_400(bench, titanic, url, monkeypatch):
+    monkeypatch.setattr(options, "MAX_BODY", 10)
+    monkeypatch.setattr(options, "MAX_BODY_FRAMES", 3)
+    client = bench.client()
+    submit(client, b"nobody", b"12345", b"", b"67890")
+    before = stored(url)
+    assert refused(ask(client, b"titanic.request", b"nobody", b"12345", b"678901"))
+    assert refused(ask(client, b"titanic.request", b"nobody", b"", b"", b"", b""))
+    assert stored(url) == before
+
+
+def test_a_large_request_and_a_large_reply(bench, titanic):
+    client, worker = bench.client(), bench.worker(b"echo")
+    large = bytes(range(256)) * 20_000
+    uuid = submit(client, b"echo", large, b"", *[b"%d" % n for n in range(900)])
+    address = worker.work(large, b"", *[b"%d" % n for n in range(900)])
+    worker.final(address, *[b"%d" % n for n in range(900)], large)
+    assert end(client, uuid) == [b"200", *[b"%d" % n for n in range(900)], large]
+
+
+def test_when_it_is_full_the_answer_is_500(bench, url, monkeypatch):
+    monkeypatch.setattr(dispatcher, "COUNT", 0.1)
+    with serving(bench.endpoint, url, max_waiting=2):
+        client = bench.client()
+        for _ in range(2):
+            submit(client, b"later", b"body")
+        before = stored(url)
+        assert refused(ask(client, b"titanic.request", b"later", b"body"), b"500")
+        assert stored(url) == before
+        worker = bench.worker(b"later")
+        for _ in range(2):
+            worker.final(worker.work(b"body"), b"done")
+        eventually(lambda: ask(client, b"titanic.request", b"later", b"body")[0] == b"200")
+        worker.final(worker.work(b"body"), b"done")
+
+
+# ── titanic.reply ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("body", [[b""], [b"", b""], [b"one"], [b"", b"\0\xff", b"", b"three", b""], [b"200", b"300"]])
+def test_c28_the_reply_has_all_frames_also_empty_ones(bench, titanic, body):
+    client, worker = bench.client(), bench.worker(b"echo")
+    uuid = submit(client, b"echo", *body)
+    worker.final(worker.work(*body), *body)
+    assert end(client, uuid) == [b"200", *body]
+
+
+def test_c28_it_can_be_repeated_by_anybody(bench, titanic):
+    client, worker = bench.client(), bench.worker(b"echo")
+    uuid = submit(client, b"echo", b"body")
+    worker.final(worker.work(b"body"), b"one", b"two")
+    end(client, uuid)
+    for _ in range(3):
+        client.request(b"titanic.reply", uuid)
+        client.final(b"titanic.reply", b"200", b"one", b"two")
+    other = bench.client()
+    other.request(b"titanic.reply", uuid)
+    other.final(b"titanic.reply", b"200", b"one", b"two")
+
+
+def test_c28_while_it_is_worked_on_it_is_300(bench, titanic):
+    client, worker = bench.client(), bench.worker(b"echo")
+    uuid = submit(client, b"echo", b"body")
+    address = worker.work(b"body")
+    for _ in range(3):
+        client.request(b"titanic.reply", uuid)
+        client.final(b"titanic.reply", b"300")
+    worker.partial(address, b"half")
+    client.request(b"titanic.reply", uuid)
+    client.final(b"titanic.reply", b"300")  # RFC 9 knows no PARTIALs
+    worker.final(address, b"done")
+    assert end(client, uuid) == [b"200", b"done"]
+
+
+def test_c28_a_uuid_that_nobody_was_given_is_400(bench, titanic):
+    assert refused(ask(bench.client(), b"titanic.reply", STRANGE))
+
+
+def test_c30_a_uuid_is_taken_in_either_case(bench, titanic):
+    client, worker = bench.client(), bench.worker(b"echo")
+    uuid = submit(client, b"echo", b"body")
+    while not (re.search(rb"[a-f]", uuid)):  # pragma: no cover - one of 3 million
+        uuid = submit(client, b"echo", b"body")
+    mixed = b"".join(bytes([digit]).upper() if at % 2 else bytes([digit]) for at, digit in enumerate(uuid))
+    worker.final(worker.work(b"body"), b"done")
+    end(client, uuid)
+    for each in (uuid.upper(), mixed):
+        assert ask(client, b"titanic.reply", each) == [b"200", b"done"]
+    assert ask(client, b"titanic.close", uuid.upper()) == [b"200"]
+    assert refused(ask(client, b"titanic.reply", uuid))
+
+
+@pytest.mark.parametrize("service", [b"titanic.reply", b"titanic.close"])
+def test_c30_what_is_no_uuid_is_400_and_touches_nothing(bench, titanic, url, service):
+    client = bench.client()
+    uuid = submit(client, b"nobody", b"body")
+    before = stored(url)
+    for each in NO_UUIDS:
+        assert refused(ask(client, service, each)), each
+    assert refused(ask(client, service, uuid, b""))
+    assert refused(ask(client, service, uuid, uuid))
+    assert refused(ask(client, service, b"", uuid))
+    assert stored(url) == before
+    assert ask(client, b"titanic.reply", uuid) == [b"300"]
+
+
+# ── titanic.close ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_c29_close_forgets_the_request_and_its_reply(bench, titanic, url):
+    client, worker = bench.client(), bench.worker(b"echo")
+    uuid, other = submit(client, b"echo", b"1"), submit(client, b"echo", b"2")
+    address = worker.work(b"1")
+    worker.partial(address, b"part")
+    worker.final(address, b"one")
+    worker.final(worker.work(b"2"), b"two")
+    end(client, uuid)
+    end(client, other)
+    assert len(stored(url)["parts"]) == 1
+    client.request(b"titanic.close", uuid)
+    client.final(b"titanic.close", b"200")
+    client.request(b"titanic.reply", uuid)
+    client.final(b"titanic.reply", b"400 unknown uuid")
+    assert ask(client, b"titanic.reply", other) == [b"200", b"two"]
+    assert len(stored(url)["requests"]) == 1
+    assert stored(url)["parts"] == []
+
+
+def test_c29_close_is_200_also_for_what_is_not_there(bench, titanic, url):
+    client = bench.client()
+    uuid = submit(client, b"nobody", b"body")
+    for _ in range(3):
+        assert ask(client, b"titanic.close", uuid) == [b"200"]
+        assert ask(client, b"titanic.close", STRANGE) == [b"200"]
+    assert stored(url)["requests"] == []
+
+
+def test_c29_what_is_closed_before_it_is_done_is_not_done(bench, titanic):
+    client = bench.client()
+    closed, open_ = submit(client, b"later", b"closed"), submit(client, b"later", b"open")
+    assert ask(client, b"titanic.close", closed) == [b"200"]
+    worker = bench.worker(b"later")
+    worker.final(worker.work(b"open"), b"done")
+    assert end(client, open_) == [b"200", b"done"]
+    worker.nothing()
+
+
+# ── requests that fail ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failed_request_is_500_then_the_code_and_the_detail(bench, titanic):
+    client, worker = bench.client(), bench.x1_worker(b"records")
+    with_detail, without, empty = (submit(client, b"records", b"%d" % n) for n in range(3))
+    worker.error(worker.work(b"0"), b"404", "no such größe".encode(), b"\0detail")
+    worker.error(worker.work(b"1"), b"500", b"ValueError: no\nsuch")
+    worker.error(worker.work(b"2"), b"422", b"", b"")
+    assert end(client, with_detail) == [b"500 no such gr\xc3\xb6\xc3\x9fe", b"404", b"\0detail"]
+    assert end(client, without) == [b"500 ValueError: no\nsuch", b"500"]
+    status, *rest = end(client, empty)
+    assert status[:3] == b"500"
+    assert rest == [b"422", b""]
+    assert ask(client, b"titanic.close", with_detail) == [b"200"]
+    assert refused(ask(client, b"titanic.reply", with_detail))
+
+
+def test_a_worker_of_mdp_02_that_fails(bench, titanic):
+    client, worker = bench.client(), bench.worker(b"records")
+    uuid = submit(client, b"records", b"")
+    worker.final(worker.work(b""), b"zmdp.error", b"404", b"no such record")
+    assert end(client, uuid) == [b"500 no such record", b"404"]
+
+
+# ── other dialects ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [OldClient, Client, X1Client])
+@pytest.mark.parametrize("worker_kind", [OldWorker, Worker, X1Worker])
+def test_any_client_and_any_worker(bench, titanic, kind, worker_kind):
+    client, worker = bench.connect(kind), bench.connect(worker_kind)
+    uuid = submit(client, b"echo", b"1", b"", b"3")
+    assert ask(client, b"titanic.reply", uuid) == [b"300"]
+    worker.ready(b"echo")
+    worker.final(worker.work(b"1", b"", b"3"), b"", b"two")
+    assert end(client, uuid) == [b"200", b"", b"two"]
+    assert refused(ask(client, b"titanic.reply", STRANGE))
+    assert refused(ask(client, b"titanic.request", b"echo"))
+    assert ask(client, b"titanic.close", uuid) == [b"200"]
+    assert refused(ask(client, b"titanic.reply", uuid))
+
+
+def test_what_looks_like_options_is_a_body_to_mdp_02(bench, titanic):
+    client, worker = bench.client(), bench.worker(b"echo")
+    uuid = submit(client, b"echo", b'{"delay":100000}', b"{}")
+    worker.final(worker.work(b'{"delay":100000}', b"{}"), b"done")
+    assert end(client, uuid) == [b"200", b"done"]
+
+
+def test_the_broker_tells_that_titanic_is_there(bench, url):
+    services = (b"titanic.request", b"titanic.reply", b"titanic.close")
+    assert [bench.status(service) for service in services] == [b"404"] * 3
+    with serving(bench.endpoint, url):
+        bench.until(lambda: [bench.status(service) for service in services] == [b"200"] * 3)
+    bench.until(lambda: [bench.status(service) for service in services] == [b"404"] * 3)
+
+
+# ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+FOR_REQUEST = [
+    {"key": "k", "key_ttl": 1000, "priority": 9, "retries": 1000, "backoff": 0.5, "result_ttl": 1e9},
+    {"delay": 0, "priority": 0, "retries": 0, "headers": {"a": "ü"}, "ttl": 5000, "wait": False},
+    {"delay": 60000.5},
+    {"at": 4102444800000},
+    {"at": -5},
+    {"at": "2100-01-01T00:00:00Z"},
+    {"at": "2100-01-01T00:00:00.5+05:30"},
+    {"key": "ü" * 127},
+    {},
+]
+
+
+def test_the_options_of_titanic_request(bench, titanic):
+    client = bench.x1_client()
+    for given in FOR_REQUEST:
+        submit(client, b"nobody", b"body", options=json.dumps(given).encode())
+
+
+NOT_FOR_REQUEST = [
+    '{"prio": 1}',
+    '{"partials": true}',
+    '{"Key": "k"}',
+    '{"": 1}',
+    '{"key": 1}',
+    '{"key": ""}',
+    '{"key": ["k"]}',
+    '{"key": {"k": 1}}',
+    '{"key": "a\\u0000b"}',
+    '{"key": "\\ud800"}',
+    '{"key": "%s"}' % ("x" * 256),
+    '{"key": "%s"}' % ("ü" * 128),
+    '{"key_ttl": 1000}',
+    '{"key": "k", "key_ttl": 0}',
+    '{"key": "k", "key_ttl": "1"}',
+    '{"delay": -1}',
+    '{"delay": "1"}',
+    '{"delay": true}',
+    '{"delay": [1]}',
+    '{"delay": 1e15}',
+    '{"delay": 1, "at": 1}',
+    '{"at": "tomorrow"}',
+    '{"at": ""}',
+    '{"at": "2100-01-01T00:00:00"}',
+    '{"at": "\\ud800"}',
+    '{"at": true}',
+    '{"at": {}}',
+    '{"at": 1e300}',
+    '{"at": -1e300}',
+    '{"at": 1%s}' % ("0" * 400),
+    '{"at": "9999-12-31T23:59:59-23:59"}',
+    '{"at": "0001-01-01T00:00:00+23:59"}',
+    '{"priority": 10}',
+    '{"priority": -1}',
+    '{"priority": 1.5}',
+    '{"priority": "high"}',
+    '{"priority": true}',
+    '{"retries": 1001}',
+    '{"retries": -1}',
+    '{"retries": 1%s}' % ("0" * 400),
+    '{"backoff": 0}',
+    '{"backoff": "x"}',
+    '{"result_ttl": 0}',
+    '{"result_ttl": -1}',
+    '{"result_ttl": false}',
+]
+
+
+def test_options_that_titanic_request_does_not_take_are_400(bench, titanic, url):
+    client = bench.x1_client()
+    for given in NOT_FOR_REQUEST:
+        assert refused(ask(client, b"titanic.request", b"nobody", b"body", options=given.encode())), given
+    assert stored(url) == {"requests": [], "parts": [], "keys": []}
+
+
+NOT_FOR_REPLY = [
+    '{"partials": 1}',
+    '{"partials": null}',
+    '{"partials": "yes"}',
+    '{"from": 1}',
+    '{"partials": false, "from": 1}',
+    '{"partials": true, "from": -1}',
+    '{"partials": true, "from": 1.5}',
+    '{"partials": true, "from": "1"}',
+    '{"partials": true, "from": 1%s}' % ("0" * 400),
+    '{"key": "k"}',
+    '{"timeout": 1}',
+]
+
+
+def test_options_that_titanic_reply_does_not_take_are_400(bench, titanic):
+    client, worker = bench.x1_client(), bench.worker(b"echo")
+    uuid = submit(client, b"echo", b"body")
+    worker.final(worker.work(b"body"), b"done")
+    end(client, uuid)
+    for given in NOT_FOR_REPLY:
+        assert refused(ask(client, b"titanic.reply", uuid, options=given.encode())), given
+
+
+def test_titanic_close_takes_no_options(bench, titanic):
+    client = bench.x1_client()
+    uuid = submit(client, b"nobody", b"body")
+    assert refused(ask(client, b"titanic.close", uuid, options=b'{"partials": true}'))
+    assert ask(client, b"titanic.reply", uuid) == [b"300"]
+    assert ask(client, b"titanic.close", uuid, options=b'{"ttl": 5000, "headers": {"a": "b"}}') == [b"200"]
+
+
+def test_partials_are_sent_as_partials_if_they_are_asked_for(bench, titanic):
+    client, worker = bench.x1_client(), bench.x1_worker(b"count")
+    uuid = submit(client, b"count", b"body")
+    address = worker.work(b"body")
+    for part in ([b"0"], [b"one", b""], [b""]):
+        worker.partial(address, *part)
+    worker.final(address, b"end", b"")
+    end(client, uuid)
+    client.request(b"titanic.reply", uuid, options=b'{"partials":true}')
+    client.partial(b"titanic.reply", b"0")
+    client.partial(b"titanic.reply", b"one", b"")
+    client.partial(b"titanic.reply", b"")
+    client.final(b"titanic.reply", b"200", b"end", b"")
+    client.request(b"titanic.reply", uuid, options=b'{"partials":true,"from":2}')
+    client.partial(b"titanic.reply", b"")
+    client.final(b"titanic.reply", b"200", b"end", b"")
+    client.request(b"titanic.reply", uuid, options=b'{"partials":true,"from":7}')
+    client.final(b"titanic.reply", b"200", b"end", b"")
+    client.request(b"titanic.reply", uuid)
+    client.final(b"titanic.reply", b"200", b"end", b"")
+
+
+def test_wait_answers_when_the_reply_is_there(bench, titanic):
+    client, worker = bench.x1_client(), bench.worker(b"echo")
+    uuid = submit(client, b"echo", b"body")
+    address = worker.work(b"body")
+    client.request(b"titanic.reply", uuid, options=b'{"wait":true}')
+    patient = client.number
+    assert ask(client, b"titanic.reply", uuid, options=b'{"wait":false}') == [b"300"]
+    worker.final(address, b"done")
+    client.final(b"titanic.reply", b"200", b"done", number=patient)
+
+
+def test_headers_travel_to_the_service(bench, titanic):
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    submit(client, b"echo", b"body", options=b'{"headers":{"tenant":"gr\\u00f6\\u00dfer","a\\u0000":"\\u0000"}}')
+    address, told = worker.request(b"body")
+    assert json.loads(told)["headers"] == {"tenant": "größer", "a\0": "\0"}
+    worker.final(address, b"done")
+
+
+def test_headers_that_could_not_be_sent_on_are_400(bench, titanic, url):
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    for letter, size in (("x", 65_000), ("ü", 20_000), ("\U0001f600", 10_000)):
+        given = '{"headers":{"a":"%s"}}' % (letter * size)
+        frames = ask(client, b"titanic.request", b"echo", b"body", options=given.encode())
+        if refused(frames):
+            continue
+        address, told = worker.request(b"body")
+        assert json.loads(told) == json.loads(given)
+        worker.final(address, b"done")
+        assert end(client, frames[1]) == [b"200", b"done"]
