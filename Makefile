@@ -42,7 +42,7 @@ demo: $(VENV)/zmdp.installed
 	@$(BIN)/python examples/demo.py
 
 test: lint unit
-	$(BIN)/pytest tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_pirate.py --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py
+	$(BIN)/pytest -n 2 --dist loadfile tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_pirate.py --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py
 
 lint: $(VENV)/dev.installed
 	$(BIN)/ruff check

@@ -24,6 +24,8 @@ from .models import VERSION_TABLE
 DEFAULT_DB: Final = "sqlite:///titanic.db"
 BUSY: Final = 5
 """Seconds to wait for somebody else's lock, and for a connection."""
+FROZEN: Final = 3
+"""Seconds after which PostgreSQL ends a transaction in which nothing happens: sooner than others give up its locks."""
 _DRIVERS: Final = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 _UPGRADE_LOCK: Final = 0x7A6D6470
 """Of PostgreSQL's advisory locks, the one that those who migrate take."""

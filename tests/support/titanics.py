@@ -12,7 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 import zmq
 from support.peers import Bench
-from support.processes import eventually
+from support.processes import PATIENCE
 
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
@@ -52,8 +52,9 @@ def serving(endpoint: str, db: str, **settings: Any) -> Iterator[Server]:
 
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(lambda: asyncio.run(serve()))
+        running.add_done_callback(lambda done: started.set())
         try:
-            eventually(lambda: started.is_set() or running.done())
+            assert started.wait(PATIENCE)
             yield server
         finally:
             if not running.done():

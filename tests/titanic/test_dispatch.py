@@ -15,6 +15,9 @@ from support.processes import broker, eventually, process
 from support.titanics import BEATS, connected, lease, operate, row, running_bench, serving, state, stored
 
 from zmdp.clients import Client, ServiceError
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+from zmdp.mmi import answers
 from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, service
 from zmdp.workers import Worker
 
@@ -169,6 +172,40 @@ def test_what_is_delayed_waits_and_the_others_do_not(bench, titanic, url):
 
 
 @on_sqlite
+def test_with_more_services_than_the_broker_tells_of_at_a_time_all_are_done(bench, titanic, monkeypatch):
+    monkeypatch.setattr(answers, "ROWS", 2)
+    monkeypatch.setattr(dispatcher, "ASK_MORE", 3)
+    names = [f"service {number}" for number in range(20)]
+    tickets = [titanic.submit(name, name.encode()) for name in names]
+    with ExitStack() as stack:
+        for name in names[::2]:
+            stack.enter_context(Worker(name, list, broker=bench.endpoint, **BEATS))
+        for ticket, name in list(zip(tickets, names, strict=True))[::2]:
+            assert ticket.result(timeout=20) == [name.encode()]
+    assert not any(ticket.ready() for ticket in tickets[1::2])
+
+
+@on_sqlite
+@pytest.mark.usefixtures("quick_retries")
+@pytest.mark.parametrize("limits", [{"max_queue": 1}, {"expiry": 0.1}, {"max_attempts": 1}])
+def test_what_the_broker_cannot_keep_comes_again(url, limits):
+    with ExitStack() as stack:
+        server = stack.enter_context(running_broker(limits=Limits(**BEATS, **limits), drain_timeout=0.1))
+        at = server.endpoints[0]
+        stack.enter_context(serving(at, url))
+        titanic = Titanic(stack.enter_context(Client(at, timeout=20)))
+        tickets = [titanic.submit("slow", b"%d" % number) for number in range(20)]
+        stack.enter_context(Worker("slow", slow, broker=at, concurrency=3, **BEATS))
+        assert [ticket.result(timeout=20) for ticket in tickets] == [[b"%d" % number] for number in range(20)]
+        assert {each["failures"] for each in stored(url)["requests"]} == {0}
+
+
+def slow(request):
+    time.sleep(0.02)  # the time is what this is about
+    return request[0]
+
+
+@on_sqlite
 def test_headers_reach_the_handler(bench, titanic):
     def look(request):
         return json.dumps(dict(request.headers)).encode()
@@ -240,13 +277,25 @@ def test_a_key_outlives_its_request(bench, titanic, url):
     assert stored(url)["requests"] == []
 
 
-def test_a_key_expires(bench, titanic, url):
+def test_a_key_expires(bench, url, client, monkeypatch):
+    monkeypatch.setattr(dispatcher, "LOOK", 3600)  # nobody has to throw it away
     worker = bench.x1_worker(b"echo")
-    first = titanic.submit("echo", b"1", key="k", key_ttl=0.2)
-    second = eventually(lambda: new(titanic.submit("echo", b"2", key="k", key_ttl=0.2), first))
-    assert [answer(worker), answer(worker)] == [b"1", b"2"]
-    assert first.result(timeout=20) == second.result(timeout=20) == [b"done"]
-    eventually(lambda: stored(url)["keys"] == [])
+    with serving(bench.endpoint, url):
+        titanic = Titanic(client)
+        first = titanic.submit("echo", b"1", key="k", key_ttl=0.2)
+        second = eventually(lambda: new(titanic.submit("echo", b"2", key="k", key_ttl=60), first))
+        assert titanic.submit("echo", b"3", key="k").uuid == second.uuid
+        assert [answer(worker), answer(worker)] == [b"1", b"2"]
+        assert first.result(timeout=20) == second.result(timeout=20) == [b"done"]
+        worker.nothing()
+
+
+def test_keys_that_have_expired_are_thrown_away(titanic, url):
+    titanic.submit("later", key="short", key_ttl=0.1)
+    titanic.submit("later", key="long", key_ttl=60)
+    titanic.submit("later", key="for ever")
+    eventually(lambda: {each["key"] for each in stored(url)["keys"]} == {"long", "for ever"})
+    assert len(stored(url)["requests"]) == 3
 
 
 def new(ticket, other):
@@ -430,6 +479,19 @@ def test_partials_are_kept_in_order_and_replayed_from_anywhere(bench, titanic, u
         assert [list(part) for part in ticket.partials(start)] == everything[start:]
     assert ticket.result() == [b"end"]
     assert len(stored(url)["parts"]) == 500
+
+
+@on_sqlite
+def test_large_partials(bench, titanic):
+    worker = bench.x1_worker(b"count")
+    ticket = titanic.submit("count")
+    address, _ = given(worker)
+    large = [bytes([number]) * 3_000_000 for number in range(5)]
+    for part in large:
+        worker.partial(address, part)
+    worker.final(address, b"end")
+    assert ticket.result(timeout=20) == [b"end"]
+    assert parts(ticket) == large
 
 
 def test_partials_are_followed_live(bench, titanic, monkeypatch):
@@ -628,13 +690,16 @@ def test_those_who_wait_are_told_when_another_closes_the_request(bench, titanic)
 
 
 @on_sqlite
-def test_those_who_wait_are_told_300_when_titanic_ends(bench, url, client):
+def test_those_who_wait_are_told_300_when_titanic_ends(bench, url, client, monkeypatch):
+    monkeypatch.setattr(service, "POLL", 3600)
     caller, worker = bench.x1_client(), bench.x1_worker(b"count")
     with serving(bench.endpoint, url):
         ticket = Titanic(client).submit("count")
         follow(caller, ticket)
         worker.partial(given(worker)[0], b"half")
         caller.partial(b"titanic.reply", b"half")
+        assert not any(ticket.ready() for _ in range(3))  # time enough to look whether there are more, and to wait
+    assert bench.status(b"count") == b"200"  # nothing else has happened that it could have been told of
     caller.final(b"titanic.reply", b"300")
 
 
@@ -659,19 +724,22 @@ def test_those_who_wait_are_told_what_happens_at_another_titanic(bench, url):
 # ── closing and cancelling ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_closing_a_running_request_cancels_it_at_the_worker(bench, titanic, url):
+def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, monkeypatch):
+    monkeypatch.setattr(dispatcher, "LOOK", 3600)  # nobody has to look whether it is still there
     worker = bench.x1_worker(b"slow")
-    ticket = titanic.submit("slow")
-    address, _ = given(worker)
-    worker.partial(address, b"half")
-    ticket.close()
-    worker.cancelled(address)
-    worker.final(address, b"too late")
-    other = titanic.submit("slow", b"other")
-    assert answer(worker) == b"other"
-    assert other.result(timeout=20) == [b"done"]
-    assert [each["state"] for each in stored(url)["requests"]] == ["done"]
-    assert stored(url)["parts"] == []
+    with serving(bench.endpoint, url):
+        titanic = Titanic(client)
+        ticket = titanic.submit("slow")
+        address, _ = given(worker)
+        worker.partial(address, b"half")
+        ticket.close()
+        worker.cancelled(address)
+        worker.final(address, b"too late")
+        other = titanic.submit("slow", b"other")
+        assert answer(worker) == b"other"
+        assert other.result(timeout=20) == [b"done"]
+        assert [each["state"] for each in stored(url)["requests"]] == ["done"]
+        assert stored(url)["parts"] == []
 
 
 def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(bench, url):
@@ -818,19 +886,40 @@ def test_a_titanic_that_was_frozen_does_not_overwrite_what_another_did(bench, ur
         assert stored(url) == before
 
 
+STREAMING = """
+import os
+import time
+from pathlib import Path
+
+def hold(request):
+    path = Path(request[0].decode())
+    for number in range(3):
+        yield b"%d of %d" % (number, os.getpid())
+    path.with_suffix(".part").write_text(str(os.getpid()))
+    path.with_suffix(".part").rename(path)
+    while path.exists():
+        time.sleep(0.01)
+    yield b"last of %d" % os.getpid()
+"""
+
+
 @on_sqlite
 def test_c31_a_request_outlives_its_worker_that_is_killed(bench, titanic, tmp_path, url):
+    (tmp_path / "streaming.py").write_text(STREAMING)
     held = tmp_path / "held"
-    command = ("mdworker", "services:slow", "--broker", bench.endpoint, *QUICK)
+    command = ("mdworker", "streaming:hold", "--service", "slow", "--broker", bench.endpoint, *QUICK)
     ticket = titanic.submit("slow", str(held).encode())
-    with process(*command, cwd=PROCESSES) as first:
+    with process(*command, cwd=tmp_path) as first:
         assert held_by(held) == first.pid
+        stream = ticket.partials(timeout=20)
+        assert [next(stream) for _ in range(3)] == [[b"%d of %d" % (number, first.pid)] for number in range(3)]
         first.kill()
     held.unlink()
-    with process(*command, cwd=PROCESSES) as second:
+    with process(*command, cwd=tmp_path) as second:
         assert held_by(held) == second.pid
         held.unlink()
-        assert ticket.result(timeout=20) == [b"%d" % second.pid]
+        assert [list(part) for part in stream] == [[b"last of %d" % second.pid]]
+    assert parts(ticket) == [b"%d of %d" % (number, second.pid) for number in range(3)] + [b"last of %d" % second.pid]
     assert row(url, ticket.uuid)["failures"] == 0
 
 

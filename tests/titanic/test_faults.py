@@ -1,5 +1,6 @@
 """A database in trouble: nothing is answered with 200 that is not stored, and afterwards all goes on by itself."""
 
+import asyncio
 import os
 import shutil
 import sqlite3
@@ -16,7 +17,7 @@ import sqlalchemy as sa
 from support.processes import PATIENCE, eventually
 from support.titanics import BEATS, LIMITS, connected, lease, row, running_bench, serving, state, stored
 
-from zmdp.clients import Client
+from zmdp.clients import Client, SettingError
 from zmdp.mdp.testing import running_broker
 from zmdp.titanic import Titanic, TitanicError, schema
 from zmdp.titanic.schema import SchemaError
@@ -361,6 +362,7 @@ def test_connections_that_are_cut_under_load(bench, own_url, cluster):
         for _ in range(10):
             cluster.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'titanic'")
             load.more()
+    assert load.refused == []  # what was cut is done once more, over another connection
 
 
 @on_postgresql
@@ -414,6 +416,35 @@ def test_two_titanics_that_close_the_same_requests_at_once(bench, own_url):
         for each in closing:
             each.result()
     assert stored(own_url)["requests"] == []
+
+
+# ── Titanic itself ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_titanics_that_end_and_begin_under_load(bench, own_url):
+    load = Load(bench)
+    with ExitStack() as stack:
+        running = stack.enter_context(ExitStack())
+        running.enter_context(serving(bench.endpoint, own_url, drain_timeout=20))
+        stack.enter_context(load.running())
+        for _ in range(3):
+            running.close()
+            running.enter_context(serving(bench.endpoint, own_url, drain_timeout=20))
+            load.more()
+    load.check(own_url)
+    assert load.refused == []
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lease": 1.9}, {"max_waiting": 0}, {"ttl": 0}, {"connections": 0}, {"heartbeat": 0}, {"liveness": 0}],
+    ids=str,
+)
+def test_wrong_settings_leave_nothing_behind(own_url, wrong):
+    with pytest.raises(SettingError, match="it takes"):
+        asyncio.run(Server(own_url, **wrong).run())
+    assert [each.name for each in threading.enumerate() if "titanic" in each.name] == []
 
 
 # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────────

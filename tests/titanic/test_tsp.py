@@ -312,15 +312,17 @@ def test_c29_what_is_closed_before_it_is_done_is_not_done(bench, titanic):
 
 def test_a_failed_request_is_500_then_the_code_and_the_detail(bench, titanic):
     client, worker = bench.client(), bench.x1_worker(b"records")
-    with_detail, without, empty = (submit(client, b"records", b"%d" % n) for n in range(3))
+    with_detail, without, empty, strange = (submit(client, b"records", b"%d" % n) for n in range(4))
     worker.error(worker.work(b"0"), b"404", "no such größe".encode(), b"\0detail")
     worker.error(worker.work(b"1"), b"500", b"ValueError: no\nsuch")
     worker.error(worker.work(b"2"), b"422", b"", b"")
+    worker.error(worker.work(b"3"), b"599", b"\xff\0text", b"")
     assert end(client, with_detail) == [b"500 no such gr\xc3\xb6\xc3\x9fe", b"404", b"\0detail"]
     assert end(client, without) == [b"500 ValueError: no\nsuch", b"500"]
     status, *rest = end(client, empty)
     assert status[:3] == b"500"
     assert rest == [b"422", b""]
+    assert end(client, strange) == ["500 \ufffd?text".encode(), b"599", b""]
     assert ask(client, b"titanic.close", with_detail) == [b"200"]
     assert refused(ask(client, b"titanic.reply", with_detail))
 
