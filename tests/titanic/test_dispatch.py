@@ -26,6 +26,8 @@ QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 """For what is the same with every database."""
+on_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
+"""For what takes long, and is rather the same."""
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ def test_what_is_delayed_waits_and_the_others_do_not(bench, titanic, url):
 def test_with_more_services_than_the_broker_tells_of_at_a_time_all_are_done(bench, titanic, monkeypatch):
     monkeypatch.setattr(answers, "ROWS", 2)
     monkeypatch.setattr(dispatcher, "ASK_MORE", 3)
-    names = [f"service {number}" for number in range(20)]
+    names = [f"service {number}" for number in range(12)]
     tickets = [titanic.submit(name, name.encode()) for name in names]
     with ExitStack() as stack:
         for name in names[::2]:
@@ -590,7 +592,9 @@ def test_a_second_attempt_may_have_fewer_partials(bench, titanic, url):
     assert parts(ticket) == [b"only"]
 
 
-def test_partials_are_followed_at_another_titanic(bench, url):
+@on_postgresql
+def test_partials_are_followed_at_another_titanic(bench, url, monkeypatch):
+    monkeypatch.setattr(service, "POLL", 0.1)
     # The other one, and whoever reads there, has a broker of its own; they share the database only.
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
@@ -703,7 +707,8 @@ def test_those_who_wait_are_told_300_when_titanic_ends(bench, url, client, monke
     caller.final(b"titanic.reply", b"300")
 
 
-def test_those_who_wait_are_told_what_happens_at_another_titanic(bench, url):
+def test_those_who_wait_are_told_what_happens_at_another_titanic(bench, url, monkeypatch):
+    monkeypatch.setattr(service, "POLL", 0.1)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
@@ -742,7 +747,8 @@ def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, 
         assert stored(url)["parts"] == []
 
 
-def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(bench, url):
+def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(bench, url, monkeypatch):
+    monkeypatch.setattr(dispatcher, "LOOK", 0.1)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
@@ -756,6 +762,7 @@ def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(b
         assert stored(url)["requests"] == []
 
 
+@on_postgresql
 def test_an_operator_cancels_a_running_request_at_the_worker(bench, titanic, url):
     worker = bench.x1_worker(b"slow")
     ticket = titanic.submit("slow")
@@ -806,6 +813,7 @@ def test_two_titanics_do_each_request_once(bench, url, pool):
         assert {each["attempts"] for each in stored(url)["requests"]} == {1}
 
 
+@on_postgresql
 def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, client):
     # Two Titanics, so that there is one to take the request if its lease were not renewed.
     with serving(bench.endpoint, url, lease=2), serving(bench.endpoint, url, lease=2):
@@ -865,6 +873,7 @@ def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):
         assert row(url, tickets[0].uuid)["attempts"] == 2
 
 
+@on_postgresql
 def test_a_titanic_that_was_frozen_does_not_overwrite_what_another_did(bench, url, client):
     with running_bench() as elsewhere, ExitStack() as stack:
         frozen = stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "2"))

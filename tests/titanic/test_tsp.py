@@ -10,6 +10,8 @@ from support.titanics import running_bench, serving, stored
 
 from zmdp.titanic import dispatcher, options
 
+on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+"""For what is the same with every database."""
 STATUS = re.compile(rb"[0-9]{3}( .+)?", re.DOTALL)
 UUID = re.compile(rb"[0-9a-f]{32}")
 STRANGE = b"0123456789abcdef0123456789abcdef"
@@ -99,6 +101,7 @@ def refused(frames, code=b"400"):
 # ── titanic.request ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@on_sqlite
 def test_c27_a_request_is_answered_with_200_and_a_uuid(bench, titanic):
     client = bench.client()
     client.request(b"titanic.request", b"nobody", b"body")
@@ -116,11 +119,13 @@ def test_c27_when_it_is_answered_it_is_stored(bench, titanic, url):
         assert bytes(row["body"]) == len(b"%d" % number).to_bytes(4, "big") + b"%d" % number + bytes(4)
 
 
+@on_sqlite
 def test_c27_each_request_has_a_uuid_of_its_own(bench, titanic):
     client = bench.client()
     assert len({submit(client, b"nobody", b"the same") for _ in range(50)}) == 50
 
 
+@on_sqlite
 def test_c27_nobody_needs_to_offer_the_service(bench, titanic):
     client = bench.client()
     uuid = submit(client, b"later", b"body")
@@ -160,6 +165,7 @@ def test_names_of_services_may_have_any_letters(bench, titanic):
     assert end(client, uuid) == [b"200", b"done"]
 
 
+@on_sqlite
 def test_a_body_that_is_too_large_is_400(bench, titanic, url, monkeypatch):
     monkeypatch.setattr(options, "MAX_BODY", 10)
     monkeypatch.setattr(options, "MAX_BODY_FRAMES", 3)
@@ -180,6 +186,7 @@ def test_a_large_request_and_a_large_reply(bench, titanic):
     assert end(client, uuid) == [b"200", *[b"%d" % n for n in range(900)], large]
 
 
+@on_sqlite
 def test_when_it_is_full_the_answer_is_500(bench, url, monkeypatch):
     monkeypatch.setattr(dispatcher, "COUNT", 0.1)
     with serving(bench.endpoint, url, max_waiting=2):
@@ -327,6 +334,7 @@ def test_a_failed_request_is_500_then_the_code_and_the_detail(bench, titanic):
     assert refused(ask(client, b"titanic.reply", with_detail))
 
 
+@on_sqlite
 def test_a_worker_of_mdp_02_that_fails(bench, titanic):
     client, worker = bench.client(), bench.worker(b"records")
     uuid = submit(client, b"records", b"")
@@ -337,6 +345,7 @@ def test_a_worker_of_mdp_02_that_fails(bench, titanic):
 # ── other dialects ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@on_sqlite
 @pytest.mark.parametrize("kind", [OldClient, Client, X1Client])
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker, X1Worker])
 def test_any_client_and_any_worker(bench, titanic, kind, worker_kind):
@@ -352,6 +361,7 @@ def test_any_client_and_any_worker(bench, titanic, kind, worker_kind):
     assert refused(ask(client, b"titanic.reply", uuid))
 
 
+@on_sqlite
 def test_what_looks_like_options_is_a_body_to_mdp_02(bench, titanic):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b'{"delay":100000}', b"{}")
@@ -359,6 +369,7 @@ def test_what_looks_like_options_is_a_body_to_mdp_02(bench, titanic):
     assert end(client, uuid) == [b"200", b"done"]
 
 
+@on_sqlite
 def test_the_broker_tells_that_titanic_is_there(bench, url):
     services = (b"titanic.request", b"titanic.reply", b"titanic.close")
     assert [bench.status(service) for service in services] == [b"404"] * 3
@@ -438,6 +449,7 @@ NOT_FOR_REQUEST = [
 ]
 
 
+@on_sqlite
 def test_options_that_titanic_request_does_not_take_are_400(bench, titanic, url):
     client = bench.x1_client()
     for given in NOT_FOR_REQUEST:
@@ -460,6 +472,7 @@ NOT_FOR_REPLY = [
 ]
 
 
+@on_sqlite
 def test_options_that_titanic_reply_does_not_take_are_400(bench, titanic):
     client, worker = bench.x1_client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
@@ -469,6 +482,7 @@ def test_options_that_titanic_reply_does_not_take_are_400(bench, titanic):
         assert refused(ask(client, b"titanic.reply", uuid, options=given.encode())), given
 
 
+@on_sqlite
 def test_titanic_close_takes_no_options(bench, titanic):
     client = bench.x1_client()
     uuid = submit(client, b"nobody", b"body")
@@ -499,6 +513,7 @@ def test_partials_are_sent_as_partials_if_they_are_asked_for(bench, titanic):
     client.final(b"titanic.reply", b"200", b"end", b"")
 
 
+@on_sqlite
 def test_wait_answers_when_the_reply_is_there(bench, titanic):
     client, worker = bench.x1_client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
@@ -518,6 +533,7 @@ def test_headers_travel_to_the_service(bench, titanic):
     worker.final(address, b"done")
 
 
+@on_sqlite
 def test_headers_that_could_not_be_sent_on_are_400(bench, titanic, url):
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     for letter, size in (("x", 65_000), ("ü", 20_000), ("\U0001f600", 10_000)):
