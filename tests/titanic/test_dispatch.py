@@ -159,13 +159,13 @@ def test_the_most_urgent_goes_first_and_then_the_oldest(bench, titanic):
 
 def test_what_is_delayed_waits_and_the_others_do_not(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
-    delayed = titanic.submit("echo", b"delayed", delay=0.3)
-    dated = titanic.submit("echo", b"dated", at=time.time() + 0.6)
+    delayed = titanic.submit("echo", b"delayed", delay=2.0)
+    dated = titanic.submit("echo", b"dated", at=time.time() + 3.0)
     never = titanic.submit("echo", b"never", delay=3600)
     titanic.submit("echo", b"at once")
     titanic.submit("echo", b"overdue", at=0)
     assert [answer(worker) for _ in range(4)] == [b"at once", b"overdue", b"delayed", b"dated"]
-    for ticket, delay in ((delayed, 0.3), (dated, 0.5)):
+    for ticket, delay in ((delayed, 2.0), (dated, 2.5)):
         ticket.result(timeout=20)
         told = row(url, ticket.uuid)
         assert told["started"] - told["created"] >= delay
