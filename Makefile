@@ -5,7 +5,7 @@ SEEDS ?= 10000
 KILLS ?= 200
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml $(shell find src mdp mmi clients workers titanic migrations -name '*.py')
+SOURCES := pyproject.toml $(shell find src mdp mmi clients workers titanic migrations spark -name '*.py')
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Linked, not copied, so that an edit counts at once; `strict` so that mypy finds the package.
 INSTALL := $(PIP) install --config-settings editable_mode=strict

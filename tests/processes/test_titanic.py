@@ -648,6 +648,8 @@ def test_serve_waits_for_its_broker(tmp_path):
         probe.bind(("127.0.0.1", 0))
         at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     with serve(at, tmp_path / "titanic.db") as serving:
+        assert serving.end() == 0
+    with serve(at, tmp_path / "titanic.db") as serving:
         serving.line(f"no broker at {at} yet: nobody listens there")
         with broker("--heartbeat", "0.2", "--liveness", "50", bind=at):
             assert UUID.fullmatch(done(run("titanic", "request", "echo", "--broker", at)))

@@ -403,6 +403,24 @@ def test_who_waits_while_the_server_is_away_is_told_or_gets_the_reply(bench, own
 
 
 @on_postgresql
+def test_a_titanic_that_ends_while_the_server_is_away_ends_and_loses_nothing(bench, own_url, cluster, client):
+    worker = bench.x1_worker(b"echo")
+    with ExitStack() as stack:
+        with serving(bench.endpoint, own_url, drain_timeout=0.1, lease=2):
+            ticket = Titanic(client).submit("echo", b"body")
+            address, _ = worker.request(b"body")
+            cluster.stop()
+            stack.callback(cluster.start)
+            worker.final(address, b"cannot be stored")
+            with pytest.raises(TitanicError):
+                Titanic(client).submit("echo", b"refused")
+    with serving(bench.endpoint, own_url):
+        address, _ = worker.request(b"body")
+        worker.final(address, b"done")
+        assert ticket.result(timeout=20) == [b"done"]
+
+
+@on_postgresql
 def test_two_titanics_that_close_the_same_requests_at_once(bench, own_url):
     with running_bench() as elsewhere, ExitStack() as stack:
         both = []
@@ -466,11 +484,13 @@ def test_postgresql_without_tables_is_refused_with_the_command_that_makes_them(e
     assert "has no tables yet: run `titanic db upgrade --db postgresql://postgres@/test_" in str(told.value)
 
 
-@on_sqlite
-def test_sqlite_is_made_if_it_is_not_there(bench, empty_url, client):
-    with serving(bench.endpoint, empty_url):
+@pytest.mark.parametrize("name", ["titanic.db", "50 %41 ü?mode=memory#x&y=:memory.db"])
+def test_sqlite_is_made_if_it_is_not_there(bench, tmp_path, client, name):
+    path = tmp_path / name
+    with serving(bench.endpoint, str(path)):
         ticket = Titanic(client).submit("later")
-    assert state(empty_url, ticket.uuid) == "pending"
+    assert state(str(path), ticket.uuid) == "pending"
+    assert {each.name.removesuffix("-wal").removesuffix("-shm") for each in tmp_path.iterdir()} == {name}
 
 
 # ── the broker ───────────────────────────────────────────────────────────────────────────────────────────────────────

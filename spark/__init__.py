@@ -1,0 +1,4 @@
+"""Spark: jobs as services, executors as workers, DataFrames through services and through Titanic.
+
+Needs the extra `spark` (`pip install 'zmdp[spark]'`) and Java 17; importing this package alone needs neither.
+"""

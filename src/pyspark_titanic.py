@@ -1,0 +1,1 @@
+"""Where Spark looks for the data source of `spark.read.format("titanic")`: a module `pyspark_titanic`, `DefaultSource`."""

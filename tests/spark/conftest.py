@@ -1,0 +1,47 @@
+"""One Spark session for all tests of this process.
+
+`local[2,3]`: two cores, and a task may fail twice; plain `local[2]` never tries one again.
+"""
+
+import os
+
+import pytest
+
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+from zmdp.spark import session as sessions
+
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.memory": "1g",
+}
+BEATS = {"heartbeat": 0.2, "liveness": 50}
+"""Of brokers and workers in these tests: nobody is taken for dead because a machine is slow."""
+
+
+def pytest_collection_modifyitems(items):
+    here = os.path.dirname(__file__)
+    if sessions.java_version() is None:
+        skip = pytest.mark.skip(reason=f"there is no Java: {sessions.NEEDS_JAVA}")
+        for item in items:
+            if str(item.path).startswith(here) and "spark" in getattr(item, "fixturenames", ()):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """The session that all tests of this process share."""
+    folder = tmp_path_factory.mktemp("spark")
+    conf = {**CONF, "spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
+    made = sessions.open_session("tests", master="local[2,3]", conf=conf)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def endpoint():
+    """Where a broker is."""
+    with running_broker(limits=Limits(**BEATS), drain_timeout=0.0) as server:
+        yield server.endpoints[0]
