@@ -173,4 +173,4 @@ def _submitted_master() -> str | None:
     from pyspark import SparkConf  # noqa: PLC0415
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
-    return SparkConf(_jvm=launch_gateway().jvm).get("spark.master")
+    return SparkConf(_jvm=launch_gateway().jvm).get("spark.master")  # type: ignore[no-untyped-call]

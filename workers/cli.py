@@ -1,12 +1,10 @@
 """The command `mdworker`."""
 
 import asyncio
-import importlib
 import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Final, NoReturn
@@ -15,6 +13,8 @@ import click
 
 from ..mdp import wire
 from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
+from ..mdp.errors import SettingError
+from ..mdp.loading import load
 from ..mdp.reach import why_unreachable
 from ..mdp.server import DEFAULT_ENDPOINT
 from .aio import AsyncWorker
@@ -205,16 +205,10 @@ def _on_signals(what: _Stopper | Supervisor) -> None:
 
 def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
     """The worker that MODULE:WORKER names."""
-    module_name, colon, name = target.partition(":")
-    if not (module_name and colon and name):
-        raise click.BadParameter(f"{target!r}: it takes MODULE:WORKER, for example zmdp.workers.echo:worker")
-    sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # noqa: BLE001 - it is the user's module: whatever it raises is told in one line
-        raise click.BadParameter(f"cannot use {target}: {_describe(error)}") from None
+        found = load(target, "MODULE:WORKER, for example zmdp.workers.echo:worker")
+    except SettingError as error:
+        raise click.BadParameter(str(error)) from None
     if isinstance(found, Worker | AsyncWorker):
         if codec is not None:
             raise click.BadParameter(f"{target} is a worker, which says itself what its codec is: leave out --codec")
@@ -232,16 +226,6 @@ def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
     if is_async(found):
         return AsyncWorker(service, found, codec=codec)
     return Worker(service, found, codec=codec)
-
-
-def _describe(error: Exception) -> str:
-    """The exception in one line, with the place in the user's code."""
-    text = traceback.format_exception_only(error)[-1].strip()
-    if isinstance(error, SyntaxError):
-        return f"{text} ({error.filename}:{error.lineno})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
-    return text + place
 
 
 def main() -> NoReturn:
