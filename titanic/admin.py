@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from ..mdp.codes import Code
 from .models import STATES
-from .store import KEYS, PARTS, REQUESTS, P, R, is_in
+from .store import KEYS, NEXT_ENDED, PARTS, REQUESTS, P, R, count_ended, is_in
 
 _LISTED: Final = (
     R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.code,
@@ -71,7 +71,7 @@ def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUI
     """Have failed requests done again, from their first try; returns those that were."""
     return _change(
         connection, uuids, ("failed",), state="pending", due=now, failures=0, finished=None, expires=None, code=None,
-        error=None, reply=None,
+        error=None, reply=None, ended=None,
     )  # fmt: skip
 
 
@@ -80,9 +80,11 @@ def cancel(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UU
 
     A Titanic at which one is running cancels it when it looks next.
     """
+    # On SQLite one number for all: they end in one transaction.
+    ended = count_ended(connection, 1) + 1 if connection.dialect.name == "sqlite" else NEXT_ENDED
     return _change(
         connection, uuids, ("delayed", "pending", "running"), state="failed", finished=now, expires=R.result_ttl + now,
-        owner=None, code=int(Code.CANCELLED), error="cancelled by an operator",
+        owner=None, code=int(Code.CANCELLED), error="cancelled by an operator", ended=ended,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The tables: what was accepted, the PARTIALs of its replies, callers' keys, and the Titanics at work.
+"""The tables: what was accepted, the PARTIALs of its replies, callers' keys, the Titanics at work, and Spark's writes.
 
 Times are seconds since 1970 (UTC), so that one arithmetic serves both databases.  Bodies are packed frames
 (`titanic/frames.py`).  All names begin with `titanic_`: the tables may live beside those of the caller's own.
@@ -21,6 +21,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    Sequence,
     SmallInteger,
     Text,
     Uuid,
@@ -85,6 +86,10 @@ class Request(Base):
     body: Mapped[bytes] = mapped_column(LargeBinary)
     reply: Mapped[bytes | None] = mapped_column(LargeBinary)
     """The body of the FINAL; of a failed request the detail, if the service gave one."""
+    ended: Mapped[int | None] = mapped_column(BigInteger)
+    """Grows with each request that is done or has failed, and does not come again: what those go by who read on from
+    where they were.  PostgreSQL gives it while the table is locked as any UPDATE locks it, but commits are out of
+    order; SQLite's are in order."""
 
     __table_args__ = (
         CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
@@ -93,6 +98,7 @@ class Request(Base):
         _partial("titanic_requests_owner", "state = 'running'", "owner"),
         _partial("titanic_requests_failed", "state = 'failed'", "id"),
         _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
+        _partial("titanic_requests_ended", "ended IS NOT NULL", "ended"),
         # An id must not come again once its request is closed: a late outcome would find another request.
         {"sqlite_autoincrement": True},
     )
@@ -131,3 +137,75 @@ class Key(Base):
     uuid: Mapped[UUID] = mapped_column(Uuid)
     expires: Mapped[float | None] = mapped_column(Double)
     """NULL for never."""
+
+
+ENDED: Final = Sequence("titanic_ended", metadata=Base.metadata)
+"""Where `Request.ended` comes from on PostgreSQL."""
+
+
+class Counter(Base):
+    """What PostgreSQL has sequences for; used on SQLite only, where there is one writer at a time anyhow."""
+
+    __tablename__ = "titanic_counters"
+
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger)
+    """The latest number given."""
+
+
+# ── what Spark writes ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Staging(Base):
+    """An attempt of one of Spark's tasks to write requests, until its write is committed or given up."""
+
+    __tablename__ = "titanic_staging"
+    __table_args__ = ({"sqlite_autoincrement": True},)  # an attempt's number must not come again
+
+    id: Mapped[int] = mapped_column(_Id, primary_key=True)
+    write: Mapped[str] = mapped_column(Text)
+    """Which write it is part of."""
+    touched: Mapped[float] = mapped_column(Double)
+    """When it staged something; 0 when that is not wanted any more."""
+
+
+class Staged(Base):
+    """A request that is accepted if its write is committed.  Not logged by PostgreSQL: who commits counts the rows.
+
+    Times are seconds from then on, but `due`, which is since 1970.
+    """
+
+    __tablename__ = "titanic_staged"
+
+    staging: Mapped[int] = mapped_column(_Id, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    """From 0, without gaps."""
+    uuid: Mapped[UUID] = mapped_column(Uuid)
+    service: Mapped[str] = mapped_column(Text)
+    priority: Mapped[int] = mapped_column(SmallInteger)
+    due: Mapped[float | None] = mapped_column(Double)
+    delay: Mapped[float | None] = mapped_column(Double)
+    retries: Mapped[int] = mapped_column(Integer)
+    backoff: Mapped[float | None] = mapped_column(Double)
+    result_ttl: Mapped[float | None] = mapped_column(Double)
+    key: Mapped[str | None] = mapped_column(Text)
+    key_ttl: Mapped[float | None] = mapped_column(Double)
+    headers: Mapped[str | None] = mapped_column(Text)
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Written(Base):
+    """A write that was committed: a job's, or the latest one of a stream's.  The same one again is skipped."""
+
+    __tablename__ = "titanic_written"
+
+    kind: Mapped[str] = mapped_column(Text, primary_key=True)
+    """`job` or `sink`."""
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    batch: Mapped[int] = mapped_column(BigInteger)
+    """Of a stream, the number of the micro-batch; of a job 0."""
+    query: Mapped[str | None] = mapped_column(Text)
+    """Of a stream, what Spark calls its query: that stays as long as its checkpoint."""
+    requests: Mapped[int] = mapped_column(BigInteger)
+    """How many rows it had."""
+    committed: Mapped[float] = mapped_column(Double)

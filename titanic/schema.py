@@ -66,10 +66,12 @@ def is_sqlite(url: URL) -> bool:
     return url.drivername.startswith("sqlite")
 
 
-def open_engine(url: URL, *, write: bool = True, create: bool = False, lock_timeout: float = BUSY) -> Engine:
+def open_engine(
+    url: URL, *, write: bool = True, create: bool = False, lock_timeout: float = BUSY, busy_timeout: float = BUSY
+) -> Engine:
     """An engine for the database at `url`.  Unless `create`, a SQLite file must exist.
 
-    `lock_timeout` (seconds) is how long PostgreSQL waits for somebody else's lock.
+    `lock_timeout` (seconds) is how long PostgreSQL waits for somebody else's lock, `busy_timeout` how long SQLite does.
 
     Raises `SettingError` if its driver is not installed or the file is not there.
     """
@@ -81,7 +83,7 @@ def open_engine(url: URL, *, write: bool = True, create: bool = False, lock_time
             raise SettingError(f"{path} is a folder: --db takes a file")
         if not path.parent.is_dir():
             raise SettingError(f"{path}: there is no folder {path.parent}")
-        return _sqlite(url, write=write)
+        return _sqlite(url, write=write, busy_timeout=busy_timeout)
     # What is answered with 200 is on the disk, whatever the server's default.  Nobody's lock holds us up for ever, nor
     # do our own others, if this host vanishes in the middle of a transaction.
     ours = (
@@ -103,8 +105,8 @@ def open_engine(url: URL, *, write: bool = True, create: bool = False, lock_time
         raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
 
 
-def _sqlite(url: URL, *, write: bool) -> Engine:
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY})
+def _sqlite(url: URL, *, write: bool, busy_timeout: float) -> Engine:
+    engine = sa.create_engine(url, connect_args={"timeout": busy_timeout})
 
     @sa.event.listens_for(engine, "connect")
     def connect(connection: Any, record: Any) -> None:

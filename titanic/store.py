@@ -15,13 +15,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from .models import Key, Owner, Part, Request
+from .models import ENDED as ENDED_SEQUENCE
+from .models import Counter, Key, Owner, Part, Request
 from .options import Submission
 
 REQUESTS: Final = cast(sa.Table, Request.__table__)
 PARTS: Final = cast(sa.Table, Part.__table__)
 KEYS: Final = cast(sa.Table, Key.__table__)
 OWNERS: Final = cast(sa.Table, Owner.__table__)
+COUNTERS: Final = cast(sa.Table, Counter.__table__)
 R, P, K, W = REQUESTS.c, PARTS.c, KEYS.c, OWNERS.c
 ENDED: Final = frozenset({"done", "failed"})
 SWEEP: Final = 5000
@@ -261,28 +263,53 @@ def _attempt() -> sa.ColumnElement[bool]:
     )  # fmt: skip
 
 
-_FINISH: Final = (
-    sa.update(REQUESTS)
-    .where(_attempt())
-    .values(
-        state=sa.bindparam("b_state"),
-        finished=sa.bindparam("b_now", type_=sa.Double),
-        expires=sa.func.coalesce(R.result_ttl, sa.bindparam("b_ttl", type_=sa.Double))
-        + sa.bindparam("b_now", type_=sa.Double),
-        owner=None,
-        reply=sa.bindparam("b_reply"),
-        code=sa.bindparam("b_code"),
-        error=sa.bindparam("b_error"),
+def _finish(ended: Any) -> sa.Update:
+    return (
+        sa.update(REQUESTS)
+        .where(_attempt())
+        .values(
+            state=sa.bindparam("b_state"),
+            finished=sa.bindparam("b_now", type_=sa.Double),
+            expires=sa.func.coalesce(R.result_ttl, sa.bindparam("b_ttl", type_=sa.Double))
+            + sa.bindparam("b_now", type_=sa.Double),
+            owner=None,
+            reply=sa.bindparam("b_reply"),
+            code=sa.bindparam("b_code"),
+            error=sa.bindparam("b_error"),
+            ended=ended,
+        )
     )
-)
+
+
+def _count(insert: Any) -> sa.Executable:
+    entered = insert(COUNTERS)
+    found: sa.Executable = entered.on_conflict_do_update(
+        index_elements=[COUNTERS.c.name], set_={"value": COUNTERS.c.value + entered.excluded.value}
+    ).returning(COUNTERS.c.value)
+    return found
+
+
+NEXT_ENDED: Final = ENDED_SEQUENCE.next_value()
+"""PostgreSQL's next number of an end.  Only within an UPDATE of the requests, which locks them first: by those locks a
+reader of the numbers (`spark/frontier.py`) knows which of them may still come."""
+_FINISH: Final = {"sqlite": _finish(sa.bindparam("b_ended")), "postgresql": _finish(NEXT_ENDED)}
+_COUNT: Final = _count(sqlite.insert)
+
+
+def count_ended(connection: Connection, ends: int) -> int:
+    """On SQLite: the number before those of the next `ends` ends, which are then taken."""
+    return int(connection.scalar(_COUNT, {"name": "ended", "value": ends}) or 0) - ends
 
 
 def finish(connection: Connection, batch: Sequence[Outcome]) -> list[None]:
     """Store outcomes."""
+    on_sqlite = connection.dialect.name == "sqlite"
+    before = count_ended(connection, len(batch)) if on_sqlite else 0
     connection.execute(
-        _FINISH,
+        _FINISH[connection.dialect.name],
         [
             {
+                **({"b_ended": before + at} if on_sqlite else {}),
                 "b_id": each.id,
                 "b_owner": each.owner,
                 "b_attempt": each.attempt,
@@ -293,7 +320,7 @@ def finish(connection: Connection, batch: Sequence[Outcome]) -> list[None]:
                 "b_error": each.error,
                 "b_ttl": each.ttl,
             }
-            for each in batch
+            for at, each in enumerate(batch, 1)
         ],
     )
     return [None] * len(batch)

@@ -180,6 +180,7 @@ def test_a_retried_request_begins_anew(do, tables):
     row = tables.row(claimed.uuid)
     assert (row.state, row.due, row.failures, row.attempts) == ("pending", NOW + 5, 0, 2)
     assert (row.finished, row.expires, row.code, row.error, row.reply) == (None, None, None, None, None)
+    assert row.ended is None
     tables.look(NOW + 1000)  # it does not expire while it waits
     (again,) = tables.claim()
     assert (again.uuid, again.attempt, again.failures, again.retries) == (claimed.uuid, 3, 0, 2)
@@ -212,6 +213,7 @@ def test_only_what_has_not_ended_is_cancelled(do, tables, each):
         row = tables.row(uuid)
         assert (row.state, row.code, row.error) == ("failed", 499, "cancelled by an operator")
         assert (row.owner, row.finished, row.expires) == (None, NOW + 5, NOW + 65)
+        assert row.ended > tables.row(each.done.uuid).ended
 
 
 def test_what_is_cancelled_is_neither_done_nor_waited_for(do, tables, each):

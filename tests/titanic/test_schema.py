@@ -24,7 +24,7 @@ from zmdp.titanic.schema import SchemaError, database_url, file_identity, open_e
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-TABLES = {"titanic_requests", "titanic_parts", "titanic_keys", "titanic_owners", VERSION_TABLE}
+TABLES = {VERSION_TABLE, *Base.metadata.tables}
 SECRET = "hunter2"
 
 
@@ -345,6 +345,49 @@ def test_down_and_up_again_with_data_in_the_tables(own):
         fill(connection)
 
 
+OLD = (
+    "INSERT INTO titanic_requests (uuid, service, state, priority, created, due, finished, attempts, failures, retries,"
+    " body) VALUES ('{:032x}', 's', '{}', 0, 1, 1, {}, 1, 0, 0, '{}')"
+)
+
+
+@pytest.fixture
+def first_version(empty):
+    """A database of version 0001, with requests that have ended in another order than they came, and some that have not."""
+    with empty.begin() as connection:
+        command.upgrade(schema.config(connection), "0001")
+        for number, (state, finished) in enumerate(
+            [("done", 30), ("pending", "NULL"), ("failed", 10), ("done", 20), ("running", "NULL"), ("done", 20)], 1
+        ):
+            connection.exec_driver_sql(OLD.format(number, state, finished, "body"))
+    return empty
+
+
+def test_from_the_first_version_requests_get_numbers_as_they_have_ended(first_version, submission):
+    assert schema.upgrade(first_version) == ("0001", schema.head())
+    numbers = run(first_version, "SELECT id, ended FROM titanic_requests ORDER BY id")
+    assert numbers == [(1, 4), (2, None), (3, 1), (4, 2), (5, None), (6, 3)]
+    with first_version.begin() as connection:  # and the next one goes on from there
+        store.accept(connection, [submission("next")])
+        (claimed,) = store.claim(connection, [store.Claim("next", 1, store.Lease("me", 9e9), 1.0)])[0]
+        store.finish(connection, [store.Outcome(claimed.id, "me", 1, 2.0, b"")])
+    assert run(first_version, "SELECT ended FROM titanic_requests WHERE service = 'next'") == [(5,)]
+
+
+def test_back_to_the_first_version_no_request_is_lost(own):
+    with own.begin() as connection:
+        fill(connection)
+    before = [len(rows) for rows in contents(own)]
+    with own.begin() as connection:
+        command.downgrade(schema.config(connection), "0001")
+    assert tables_of(own) == {
+        "titanic_requests", "titanic_parts", "titanic_keys", "titanic_owners", VERSION_TABLE,
+    }  # fmt: skip
+    assert "ended" not in {column["name"] for column in sa.inspect(own).get_columns("titanic_requests")}
+    assert schema.upgrade(own) == ("0001", schema.head())
+    assert [len(rows) for rows in contents(own)] == before
+
+
 def test_what_is_migrated_is_what_the_models_say(own):
     with own.connect() as connection:
         ours = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
@@ -374,12 +417,20 @@ def second_database(cluster):
 
 
 def sqlite_described(engine):
-    """All that is in the file, as SQLite keeps it; blanks do not count."""
+    """All that is in the file, as SQLite keeps it; blanks do not count, nor does the order of a table's constraints."""
+
+    def plain(kind, sql):
+        plain = re.sub(r"\s+", "", sql or "")
+        if kind != "table":
+            return plain
+        name, inside, end = re.fullmatch(r"(.*?)\((.*)\)(.*)", plain).groups()
+        return name, sorted(re.split(r",(?![^(]*\))", inside)), end
+
     found = run(
         engine,
         "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE '%titanic_version%' ORDER BY name",
     )
-    masters = [(kind, name, table, re.sub(r"\s+", "", sql or "")) for kind, name, table, sql in found]
+    masters = [(kind, name, table, plain(kind, sql)) for kind, name, table, sql in found]
     return masters + [
         (name, *row)
         for kind, name, *_ in masters

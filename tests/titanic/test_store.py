@@ -70,7 +70,7 @@ def test_what_is_accepted_is_stored_as_it_was_asked(tables, submission):
         "id": row.id, "uuid": asked.uuid, "service": "größe", "state": "pending", "priority": 9, "created": NOW,
         "due": NOW, "started": None, "finished": None, "expires": None, "owner": None, "attempts": 0,
         "failures": 0, "retries": 3, "backoff": 0.25, "result_ttl": 3600.5, "key": "order 17", "headers": '{"a": "ü"}',
-        "code": None, "error": None, "body": asked.body, "reply": None,
+        "code": None, "error": None, "body": asked.body, "reply": None, "ended": None,
     }  # fmt: skip
 
 
@@ -675,6 +675,22 @@ def test_a_failure(tables):
     row = tables.row(claimed.uuid)
     assert (row.state, row.reply, row.code, row.error) == ("failed", b"detail", 503, "broken: ü")
     assert (row.owner, row.finished, row.expires) == (None, NOW + 3, NOW + 63)
+
+
+def test_ends_are_numbered_as_they_come(tables):
+    claimed = [tables.running() for _ in range(4)]
+    tables.do(store.finish, outcome(claimed[2]), outcome(claimed[0], None, code=500))
+    tables.do(store.finish, outcome(claimed[3]), outcome(claimed[2]))  # the second one too late
+    numbers = [tables.row(each.uuid).ended for each in claimed]
+    assert numbers[1] is None
+    assert numbers[2] < numbers[0] < numbers[3]
+
+
+def test_the_number_of_an_end_does_not_come_again(tables):
+    first = tables.done()
+    number = tables.row(first.uuid).ended
+    tables.do(store.close, first.uuid)
+    assert tables.row(tables.done().uuid).ended > number
 
 
 def test_without_a_ttl_a_reply_is_kept_for_ever(tables):
