@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from ..clients import Client, ServiceNotFound
 from ..mdp.errors import ServiceError, SettingError
@@ -54,7 +54,7 @@ class Control:
             raise ServiceError(422, f'a driver takes one frame of JSON, {{"op": …}}, with one of: {known}') from None
         return json.dumps(operation(asked)).encode()
 
-    def __enter__(self) -> "Control":
+    def __enter__(self) -> Self:
         self._worker.start()
         return self
 

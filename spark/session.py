@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ OLDEST_JAVA: Final = 17
 DEFAULT_MASTER: Final = "local[*]"
 _LOCAL: Final = re.compile(r"local(-cluster)?\b")
 _MASTER: Final = re.compile(r"local(\[.+\])?|local-cluster\[\d+,\d+,\d+\]|spark://.+|yarn|k8s://.+")
+_STACK: Final = re.compile(r"\s*(== SQL|JVM stacktrace|at (org|java|scala)\.|'?\w+ \[|\+- )")
+_PLAN_FOLLOWS: Final = re.compile(r"pos \d+;$")
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 
@@ -81,7 +84,6 @@ def settings(master: str | None) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
     }
     if master is not None and _LOCAL.match(master):
         # Loopback: nobody else's executors come, and a host's other addresses do not work everywhere.
@@ -92,8 +94,9 @@ def settings(master: str | None) -> dict[str, str]:
 def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> "SparkSession":
     """A classic session: its driver is this process.
 
-    `master` is as for `spark-submit`: `local[4]`, `spark://HOST:7077`, `yarn`, `k8s://…`; None takes what `spark-submit` set, else `local[*]`.  `conf` goes before what is
-    set here (`settings`).  Executors run this very Python, unless `conf` or PYSPARK_PYTHON name another.
+    `master` is as for `spark-submit`: `local[4]`, `spark://HOST:7077`, `yarn`, `k8s://…`; None takes what
+    `spark-submit` set, else `local[*]`.  `conf` goes before what is set here (`settings`).  Executors run this very
+    Python, unless `conf` or PYSPARK_PYTHON name another.
 
     Raises `SettingError` for a master or a setting that Spark refuses, `SparkError` for a cluster that does not answer
     and if PySpark or Java is missing.
@@ -151,8 +154,27 @@ def is_connect(session: "SparkSession") -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
+def forget(session: "SparkSession") -> None:
+    """Have the next session be a new one, though this one cannot even be stopped in order: its JVM may be gone."""
+    with suppress(Exception):
+        session.stop()
+    if is_connect(session):
+        return
+    from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark.sql import SparkSession as Classic  # noqa: PLC0415
+
+    gateway = SparkContext._gateway
+    if gateway is not None and getattr(gateway, "proc", None) is not None and gateway.proc.poll() is not None:
+        # PySpark has no other way to have another JVM in the place of one that died.
+        with suppress(Exception):
+            gateway.shutdown()
+        SparkContext._gateway = SparkContext._jvm = None
+        SparkContext._active_spark_context = None
+        Classic._instantiatedSession = None
+
+
 def reason(error: BaseException) -> str:
-    """What Spark has to say, in one line: the condition and its message, without the Java stack."""
+    """What Spark has to say, in one line: the condition and its message, without query, plan and stack."""
     java_exception = getattr(error, "java_exception", None)
     if java_exception is not None:
         cause = java_exception
@@ -161,9 +183,14 @@ def reason(error: BaseException) -> str:
         text = str(cause.toString())
     else:
         text = str(error) or type(error).__name__
-    lines = [line.strip() for line in text.splitlines()]
-    end = next((at for at, line in enumerate(lines) if line.startswith(("JVM stacktrace", "at org.", "at java."))), len(lines))
-    return " ".join(line for line in lines[:end] if line)[:1000]
+    told = []
+    for line in text.splitlines():
+        if _STACK.match(line):
+            break
+        told.append(line.strip())
+        if _PLAN_FOLLOWS.search(line):
+            break
+    return " ".join(line for line in told if line).rstrip("; ")[:1000]
 
 
 def _submitted_master() -> str | None:

@@ -1,0 +1,175 @@
+"""A Spark session shared by several requests, one lane each, and made anew when it is lost."""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from .progress import ClassicProgress, ConnectProgress, Progress
+from .session import forget, is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("zmdp.spark")
+
+_POOL: Final = "spark.scheduler.pool"
+
+
+class Lane(Protocol):
+    """What one request at a time runs on."""
+
+    session: "SparkSession"
+
+    def begin(self, job: str) -> None:
+        """Called first in the thread that runs the job: what it starts in Spark is known by `job` from now on."""
+
+    def cancel(self, job: str) -> None:
+        """End what runs in Spark of `job`; from any thread, any number of times."""
+
+    def progress(self) -> Progress:
+        """How far the latest job has come; from any thread."""
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        """A thread in which a job may run."""
+
+    def alive(self) -> bool:
+        """Whether the session can still run something."""
+
+
+class ClassicLane:
+    """A session on the driver's own context, with a FAIR pool: requests share the cluster."""
+
+    def __init__(self, session: "SparkSession", pool: str) -> None:
+        self.session = session
+        self._context = session.sparkContext
+        self._pool = pool
+        self._progress: ClassicProgress | None = None
+
+    def begin(self, job: str) -> None:
+        """A job group to count by and a tag to cancel by: they are this thread's, and end with it."""
+        self._context.setJobGroup(job, job)
+        self._context.addJobTag(job)
+        self._context.setLocalProperty(_POOL, self._pool)
+        self._progress = ClassicProgress(self._context, job)
+
+    def cancel(self, job: str) -> None:
+        """SparkSession.interruptTag would do nothing from another thread."""
+        self._context.cancelJobsWithTag(job)
+
+    def progress(self) -> Progress:
+        """Asks the driver; a few milliseconds."""
+        return Progress() if self._progress is None else self._progress.now()
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        """One with a JVM thread of its own, which ends with it."""
+        from pyspark import InheritableThread  # noqa: PLC0415
+
+        return InheritableThread(target=target, daemon=True)
+
+    def alive(self) -> bool:
+        """Whether the JVM is there, and has not stopped the context, as it does when its cluster is lost."""
+        with suppress(Exception):
+            return not self._context._jsc.sc().isStopped()
+        return False
+
+
+class ConnectLane:
+    """A session of its own on a Connect server."""
+
+    def __init__(self, session: "SparkSession") -> None:
+        self.session = session
+        self._progress = ConnectProgress()
+        session.registerProgressHandler(self._progress)  # type: ignore[arg-type]  # it is called, no more
+
+    def begin(self, job: str) -> None:
+        """Tags are a thread's there, too."""
+        self._progress.begin()
+        self.session.addTag(job)
+
+    def cancel(self, job: str) -> None:
+        """Interrupts the operations with that tag."""
+        self.session.interruptTag(job)
+
+    def progress(self) -> Progress:
+        """What the server has told."""
+        return self._progress.now()
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        """Any will do."""
+        return threading.Thread(target=target, daemon=True)
+
+    def alive(self) -> bool:
+        """Whether the server answers."""
+        with suppress(Exception):
+            return bool(self.session.version)
+        return False
+
+
+class Lanes:
+    """`count` lanes on a session that `open_session` makes; when it is lost it is made again, for whoever asks next."""
+
+    def __init__(self, open_session: Callable[[], "SparkSession"], count: int) -> None:
+        self._open_session = open_session
+        self._count = count
+        self._changed = threading.Condition()
+        self._all: list[Lane] = []
+        self._free: list[Lane] = []
+        self._lost = True
+        self._opening = False
+
+    def take(self, timeout: float) -> Lane | None:
+        """A free lane, to be given back; None if there is none within `timeout` seconds.
+
+        Raises what `open_session` raises if there is no session and none can be made.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._opening and (self._lost or self._free), timeout):
+                return None
+            if not self._lost:
+                lane = self._free.pop(0)
+                if not isinstance(lane, ClassicLane) or lane.alive():  # of Connect that is a question to the server
+                    return lane
+            self._opening = True
+        try:
+            self._open()
+        finally:
+            with self._changed:
+                self._opening = False
+                self._changed.notify_all()
+        return self.take(timeout)
+
+    def _open(self) -> None:
+        if self._all:
+            log.error("the Spark session is lost: another is started")
+            forget(self._all[0].session)
+        first = self._open_session()
+        made: list[Lane]
+        if is_connect(first):
+            made = [ConnectLane(first), *(ConnectLane(self._open_session()) for _ in range(self._count - 1))]
+        else:
+            # Of pools that have as much the one whose name comes first goes first: were there more of them than cores,
+            # the last would starve.
+            pools = max(1, min(self._count, first.sparkContext.defaultParallelism))
+            made = [ClassicLane(first.newSession(), f"lane-{number % pools}") for number in range(self._count)]
+        with self._changed:
+            self._all, self._free, self._lost = made, list(made), False
+
+    def give(self, lane: Lane, *, failed: bool = False) -> bool:
+        """It is free again.  After a job has `failed`: whether that was because the session is lost."""
+        lost = failed and not lane.alive()
+        with self._changed:
+            if lane in self._all:  # else another session is there already
+                self._free.append(lane)
+                self._lost = self._lost or lost
+            self._changed.notify_all()
+        return lost
+
+    def close(self) -> None:
+        """End the session."""
+        with self._changed:
+            lanes, self._all, self._free, self._lost = self._all, [], [], True
+        for lane in lanes:
+            with suppress(Exception):
+                lane.session.stop()
