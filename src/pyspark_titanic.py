@@ -1,1 +1,5 @@
-"""Where Spark looks for the data source of `spark.read.format("titanic")`: a module `pyspark_titanic`, `DefaultSource`."""
+"""Where Spark looks for the data source of `spark.read.format("titanic")`: `DefaultSource` in a module of this name."""
+
+from zmdp.spark.datasource import TitanicSource as DefaultSource
+
+__all__ = ["DefaultSource"]
