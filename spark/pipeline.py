@@ -86,7 +86,12 @@ def call_service(
     schema = types.StructType(list(df.schema.fields))
     for column, kind in zip(added, (_reply_type(result), types.IntegerType(), types.StringType()), strict=True):
         schema = schema.add(column, kind)
-    return asked.mapInArrow(call, schema)
+    from pyspark.errors import PySparkNotImplementedError  # noqa: PLC0415
+
+    try:
+        return asked.mapInArrow(call, schema)
+    except PySparkNotImplementedError as error:  # Spark has types that Arrow has not: some intervals
+        raise SettingError(f"there is a column that cannot go through Python; cast it: {reason(error)}") from None
 
 
 def register_function(
@@ -172,14 +177,16 @@ def _settings(**given: Any) -> Settings:
         raise SettingError(f"result is {settings.result!r}: it is one of {', '.join(RESULTS)}")
     if settings.result == "frames" and settings.rows_per_request > 1:
         raise SettingError("result is 'frames' and rows_per_request is above 1: then each row gets one frame only")
-    if settings.headers:
-        wire.options({"headers": dict(settings.headers)})
+    headers = settings.headers or {}
+    if not isinstance(headers, Mapping) or not all(isinstance(each, str) for pair in headers.items() for each in pair):
+        raise SettingError(f"headers are {headers!r:.200}: they map text to text")
+    wire.options({"headers": dict(headers)})
     endpoints = checked_endpoints(settings.broker)
     for endpoint in endpoints:
         if endpoint.startswith("inproc:"):
             raise SettingError(f"broker is {endpoint!r}: executors are other processes, which that does not reach")
     Client(endpoints).close()  # raises for an endpoint that is none
-    return replace(settings, broker=endpoints, headers=dict(settings.headers or {}) or None)
+    return replace(settings, broker=endpoints, headers=dict(headers) or None)
 
 
 def _names(df: "DataFrame", output: str) -> list[str]:
