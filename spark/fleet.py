@@ -28,7 +28,7 @@ from .control import PREFIX, Control, checked_name
 from .fleet_slots import BACKOFF, Died, Lease, Load, Outcome, Refused, Served, Slots
 from .fleet_worker import Task, serve
 from .session import SparkError
-from .ship import Cluster, is_local, on_this_machine, python
+from .ship import Cluster, on_this_machine, python
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -42,7 +42,8 @@ SILENT: Final = 15.0
 """Seconds after which a slot that says nothing is asked about."""
 AGAIN: Final = 60.0
 """Seconds before the same complaint is logged once more."""
-_FAILURE: Final = re.compile(r"(?:most recent failure: )?Lost task \S+ in stage \S+ \(TID \d+\)\s*(.*)", re.DOTALL)
+_LOST: Final = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\): (.*)")
+_CLASS: Final = re.compile(r"(?:[a-z]\w*\.)+[A-Z]\w*: ")
 
 log = logging.getLogger("zmdp.spark")
 
@@ -481,9 +482,8 @@ def explained(text: str) -> Refused | Died:
             f"executors have no Python at {match[1]}: --conf spark.pyspark.python=PATH names another; an environment "
             "of --archive needs the Python that it was made with at the same path on every machine"
         )
-    match = _FAILURE.search(text)
-    reason = match[1] if match else text
-    return Died(" ".join(reason.split("\n", 1)[0].split())[:300] or "the task was lost")
-
-
-__all__ = ["Cluster", "Fleet", "Settings", "cores", "explained", "is_local", "is_loopback", "message"]
+    where = "the job"
+    if match := _LOST.search(text):
+        where, text = f"executor {match[2]} on {match[1]}", match[3]
+    line = _CLASS.sub("", text.split("\n", 1)[0].partition(" Consider setting")[0])
+    return Died(f"{where}: {' '.join(line.split())[:300]}")

@@ -166,9 +166,10 @@ class Slots:
 
     def _grow(self, load: Load, *, lasting: bool) -> None:
         """Requests wait.  More slots, if those that there are all serve: else help is on its way, or of no use."""
+        serving = sum(slot.state == "serving" for slot in self._active())
         if self.wanted == 0 and load.workers == 0:
             self.wanted = min(1, self.maximum)  # somebody has to begin
-        elif lasting and load.idle == 0 and all(slot.state == "serving" for slot in self._active()):
+        elif lasting and load.idle == 0 and serving == self.wanted:
             self.wanted = min(self.wanted + max(1, min(load.queued, self.wanted)), self.maximum)
 
     def _needed(self, load: Load, before: Load | None) -> int:

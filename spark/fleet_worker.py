@@ -65,7 +65,8 @@ def serve(task: Task, nothing: Iterator[object]) -> Iterator[dict[str, Any]]:
 
     What is wrong with the executor is returned, not raised: the driver has to tell it from a death.
     """
-    del nothing
+    for _ in nothing:  # a Python that has read all of its input is used again, with what it has imported
+        pass
     host = socket.gethostname()
     logging.basicConfig(
         level=task.log_level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"

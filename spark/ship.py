@@ -164,11 +164,13 @@ class Cluster:
         for each in self.py_files:
             session.sparkContext.addPyFile(each)
         if not is_local(str(session.sparkContext.master)) and not _from_zip():
-            with tempfile.TemporaryDirectory(prefix="zmdp-") as folder:
-                # Copied by the driver at once, so that the folder may go.
-                package = Path(folder) / PACKAGE
-                write_package(package)
-                session.sparkContext.addPyFile(str(package))
+            from pyspark import SparkFiles  # noqa: PLC0415
+
+            # Executors fetch it from where it is: a folder of Spark's own, which goes with the session.
+            package = Path(SparkFiles.getRootDirectory()) / "shipped" / PACKAGE
+            package.parent.mkdir(exist_ok=True)
+            write_package(package)
+            session.sparkContext.addPyFile(str(package))
         return session
 
     def _check(self) -> None:

@@ -38,14 +38,14 @@ class Process:
                 self._lines[name].append(line.rstrip("\n"))
                 self._changed.notify_all()
 
-    def line(self, text: str, stream: str = "stderr", count: int = 1) -> str:
+    def line(self, text: str, stream: str = "stderr", count: int = 1, patience: float = PATIENCE) -> str:
         """Wait for `count` lines that contain `text`; returns the last of them."""
 
         def found() -> list[str]:
             return [line for line in self._lines[stream] if text in line]
 
         with self._changed:
-            assert self._changed.wait_for(lambda: len(found()) >= count, PATIENCE), (text, self._lines)
+            assert self._changed.wait_for(lambda: len(found()) >= count, patience), (text, self._lines)
             return found()[count - 1]
 
     @property
@@ -99,9 +99,9 @@ def run(*command: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def eventually(condition: Callable[[], Any]) -> Any:
+def eventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
     """Wait until `condition()` is true, by asking it again and again; returns what it gave."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + patience
     while not (value := condition()):
         assert time.monotonic() < until, "that did not become true"
     return value

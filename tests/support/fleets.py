@@ -1,0 +1,135 @@
+"""Real fleets on clusters of this machine, and a load on them."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+from support.processes import eventually, process
+
+from zmdp.clients import Client
+from zmdp.mdp.errors import ZmdpError
+from zmdp.spark import control
+
+HERE = Path(__file__).parents[1] / "spark"
+PATIENCE = 90.0
+"""Seconds in which Spark must have started, on a machine that has other things to do."""
+BEATS = ("--heartbeat", "0.2", "--liveness", "50")
+SMALL = (
+    "--conf", "spark.ui.enabled=false",
+    "--conf", "spark.driver.memory=512m",
+    "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+)  # fmt: skip
+LOCAL_CLUSTER = ("--master", "local-cluster[2,1,1024]", "--reserve", "0")
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def java_of(pid):
+    """The executor's Java process, two above the Python that serves."""
+    return parent(parent(pid))
+
+
+class Running:
+    """A `mdp-spark fleet` that has a session."""
+
+    def __init__(self, command, client, name):
+        self.command = command
+        self.client = client
+        self.name = name
+
+    def status(self):
+        return control.ask(self.client, self.name, "status")
+
+    def serving(self, number):
+        """The slots that serve, once there are so many of them."""
+        return eventually(
+            lambda: (
+                (rows := [row for row in self.status()["slots"] if row["state"] == "serving"])
+                and len(rows) == number
+                and rows
+            ),
+            PATIENCE,
+        )
+
+    def replaced(self, slot, what):
+        """Wait until a slot serves that had `what` (its pid, its executor) of `slot`, and has another now."""
+
+        def found():
+            rows = [row for row in self.status()["slots"] if row["slot"] == slot["slot"]]
+            return [row for row in rows if row["state"] == "serving" and row[what] != slot[what]]
+
+        return eventually(found, PATIENCE)[0]
+
+
+@contextmanager
+def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
+    """A fleet as a process; all it leaves on the disk is removed."""
+    command = ("mdp-spark", "fleet", handler, "--service", service, "--name", f"fleet-{service}",
+               "--broker", endpoint, *BEATS, *SMALL, *options)  # fmt: skip
+    with process(*command, cwd=cwd, **env) as running, Client(endpoint, timeout=60, retries=0) as client:
+        running.line(f"serves {service} at", patience=PATIENCE)
+        found = Running(running, client, f"fleet-{service}")
+        application = found.status()["application"]
+        yield found
+    shutil.rmtree(Path(pyspark.__file__).parent / "work" / application, ignore_errors=True)
+
+
+class Calls:
+    """Callers that call without a pause: how many calls were answered, which failed, the longest."""
+
+    def __init__(self, endpoint, service, callers=4):
+        self.done = 0
+        self.failed = []
+        self.worst = 0.0
+        self._endpoint = endpoint
+        self._service = service
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._call) for _ in range(callers)]
+
+    def _call(self):
+        with Client(self._endpoint, timeout=PATIENCE, retries=0) as client:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                try:
+                    client.request(self._service, b"")
+                except ZmdpError as error:
+                    self.failed.append(error)
+                took = time.monotonic() - began
+                with self._lock:
+                    self.done += 1
+                    self.worst = max(self.worst, took)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def go_on(self, number=50):
+        """Wait for so many more answers."""
+        until = self.done + number
+        eventually(lambda: self.done >= until, PATIENCE)
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
