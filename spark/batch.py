@@ -291,6 +291,7 @@ class Batch:
         session = job.lane.session
         for table in self._catalogue.named_in(asked.sql):
             table.register(session)
+        job.lane.count(job.id)
         try:
             # Only a query may stand here; a command by itself would be run as soon as it is read.
             session.sql(f"SELECT * FROM (\n{asked.sql}\n)", args=asked.args)  # noqa: S608 - to run what it is asked is what it is for
@@ -308,6 +309,7 @@ class Batch:
                 table.register(session)
             except Exception as error:  # noqa: BLE001 - the job may do without it
                 log.warning("table %s cannot be read: %s", table.name, reason(error))
+        job.lane.count(job.id)
         result = asked.function(session, **asked.arguments)
         if isinstance(result, Iterator):
             while True:

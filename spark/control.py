@@ -73,7 +73,7 @@ def drivers(client: Client) -> list[str]:
 def ask(client: Client, driver: str, op: str, **arguments: Any) -> dict[str, Any]:
     """What `driver` answers.  Raises `ServiceNotFound` if it is not there, else as `Client.request`."""
     try:
-        reply = client.request(PREFIX + driver, json.dumps({"op": op, **arguments}).encode())
+        reply = client.request(PREFIX + driver, json.dumps({"op": op, **arguments}).encode(), wait=False)
     except ServiceNotFound as error:
         there = ", ".join(drivers(client)) or "none"
         told = f"there is no Spark driver {driver!r} at the broker; there are: {there}"

@@ -23,7 +23,10 @@ class Lane(Protocol):
     session: "SparkSession"
 
     def begin(self, job: str) -> None:
-        """Called first in the thread that runs the job: what it starts in Spark is known by `job` from now on."""
+        """Called first in the thread that runs the job: `cancel` ends what it starts in Spark from now on."""
+
+    def count(self, job: str) -> None:
+        """Called in that thread next: `progress` counts what it starts in Spark from now on."""
 
     def cancel(self, job: str) -> None:
         """End what runs in Spark of `job`; from any thread, any number of times."""
@@ -48,10 +51,14 @@ class ClassicLane:
         self._progress: ClassicProgress | None = None
 
     def begin(self, job: str) -> None:
-        """A job group to count by and a tag to cancel by: they are this thread's, and end with it."""
-        self._context.setJobGroup(job, job)
+        """A tag and a pool: they are this thread's, and end with it."""
+        self._progress = None
         self._context.addJobTag(job)
         self._context.setLocalProperty(_POOL, self._pool)
+
+    def count(self, job: str) -> None:
+        """A job group, which is this thread's as well."""
+        self._context.setJobGroup(job, job)
         self._progress = ClassicProgress(self._context, job)
 
     def cancel(self, job: str) -> None:
@@ -60,7 +67,8 @@ class ClassicLane:
 
     def progress(self) -> Progress:
         """Asks the driver; a few milliseconds."""
-        return Progress() if self._progress is None else self._progress.now()
+        progress = self._progress
+        return Progress() if progress is None else progress.now()
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         """One with a JVM thread of its own, which ends with it."""
@@ -85,8 +93,12 @@ class ConnectLane:
 
     def begin(self, job: str) -> None:
         """Tags are a thread's there, too."""
-        self._progress.begin()
         self.session.addTag(job)
+
+    def count(self, job: str) -> None:
+        """A session has one job at a time."""
+        del job
+        self._progress.begin()
 
     def cancel(self, job: str) -> None:
         """Interrupts the operations with that tag."""

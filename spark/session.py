@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -174,7 +175,7 @@ def forget(session: "SparkSession") -> None:
 
 
 def reason(error: BaseException) -> str:
-    """What Spark has to say, in one line: the condition and its message, without query, plan and stack."""
+    """What Spark has to say, in one line: the condition and its message, or what Python raised; no query, plan, stack."""
     java_exception = getattr(error, "java_exception", None)
     if java_exception is not None:
         cause = java_exception
@@ -183,6 +184,9 @@ def reason(error: BaseException) -> str:
         text = str(cause.toString())
     else:
         text = str(error) or type(error).__name__
+    _, python, after = text.rpartition("Traceback (most recent call last):\n")
+    if python:  # of a task: what it raised stands after the lines that say where, which are indented
+        text = "\n".join(dropwhile(lambda line: line.startswith(" "), after.splitlines()))
     told = []
     for line in text.splitlines():
         if _STACK.match(line):

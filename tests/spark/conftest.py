@@ -6,8 +6,8 @@
 import os
 
 import pytest
+from support.titanics import LIMITS
 
-from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.spark import session as sessions
 
@@ -17,8 +17,6 @@ CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "1g",
 }
-BEATS = {"heartbeat": 0.2, "liveness": 50}
-"""Of brokers and workers in these tests: nobody is taken for dead because a machine is slow."""
 
 
 def pytest_collection_modifyitems(items):
@@ -43,5 +41,5 @@ def spark(tmp_path_factory):
 @pytest.fixture
 def endpoint():
     """Where a broker is."""
-    with running_broker(limits=Limits(**BEATS), drain_timeout=0.0) as server:
+    with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
         yield server.endpoints[0]

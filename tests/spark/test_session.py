@@ -1,0 +1,128 @@
+"""How sessions are made, and what is said of Spark's errors: what needs no Spark."""
+
+import pytest
+from support.processes import run
+
+from zmdp.mdp.errors import SettingError
+from zmdp.spark import session
+
+ANALYSIS = """[TABLE_OR_VIEW_NOT_FOUND] The table or view `nope` cannot be found.
+If you did not qualify the name, verify it. SQLSTATE: 42P01; line 1 pos 14;
+'Project [*]
++- 'UnresolvedRelation [nope], [], false
+"""
+PARSE = """
+[PARSE_SYNTAX_ERROR] Syntax error at or near '1': extra input '1'. SQLSTATE: 42601 (line 1, pos 6)
+
+== SQL ==
+SELEC 1
+------^^^
+
+JVM stacktrace:
+org.apache.spark.sql.catalyst.parser.ParseException
+"""
+PYTHON = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "a.py", line 1, in f
+    first()
+ValueError: the first
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in f
+    raise ValueError("it")
+    ^^^^^^^^^^^^^^^
+ValueError: it went
+wrong
+
+\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (ANALYSIS, "[TABLE_OR_VIEW_NOT_FOUND] The table or view `nope` cannot be found. "
+         "If you did not qualify the name, verify it. SQLSTATE: 42P01; line 1 pos 14"),
+        (PARSE, "[PARSE_SYNTAX_ERROR] Syntax error at or near '1': extra input '1'. SQLSTATE: 42601 (line 1, pos 6)"),
+        (PYTHON, "ValueError: it went wrong"),
+        ("plain", "plain"),
+        ("", "RuntimeError"),
+        ("x" * 2000, "x" * 1000),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_an_error(text, told):
+    assert session.reason(RuntimeError(text)) == told
+
+
+@pytest.mark.parametrize("master", ["", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])
+def test_what_is_no_master(master):
+    with pytest.raises(SettingError, match="is no Spark master: it takes"):
+        session.open_session("test", master=master)
+
+
+def test_what_is_no_connect_server():
+    with pytest.raises(SettingError, match="it takes sc://HOST:PORT"):
+        session.connect_session("localhost:15002")
+
+
+def java(folder, text, code=0):
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit {code}\n")
+    program.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21-ea" 2023', 21),
+        ('java version "1.8.0_292"', 8),
+        ("nonsense", None),
+    ],
+)
+def test_the_version_of_java(tmp_path, monkeypatch, text, version):
+    monkeypatch.setenv("JAVA_HOME", java(tmp_path, text))
+    assert session.java_version() == version
+
+
+def test_java_that_is_missing_or_too_old_is_told_in_one_line(tmp_path, monkeypatch):
+    nowhere = {"JAVA_HOME": str(tmp_path / "none"), "PATH": str(tmp_path)}
+    for name, value in nowhere.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(session.SparkError, match="there is no Java: Spark needs Java 17 or newer: on Debian"):
+        session.check_installed()
+    monkeypatch.setenv("JAVA_HOME", java(tmp_path, 'openjdk version "11.0.2"'))
+    with pytest.raises(session.SparkError, match="is Java 11: Spark needs Java 17"):
+        session.check_installed()
+
+
+def test_commands_without_java(tmp_path):
+    told = run("mdp-spark", "batch", JAVA_HOME=str(tmp_path), PATH="/nowhere")
+    assert (told.returncode, told.stderr.decode().count("\n")) == (1, 1), told.stderr
+    assert "there is no Java" in told.stderr.decode()
+    assert run("mdp-spark", JAVA_HOME=str(tmp_path)).stdout.startswith(b"Usage: mdp-spark")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--config", "nowhere.toml"), "cannot read nowhere.toml"),
+        (("--job", "x=nowhere:f"), "No module named 'nowhere'"),
+        (("--job", "x"), "it takes NAME=VALUE"),
+        (("--master", "locl"), "'locl' is no Spark master"),
+        (("--connect", "sc://x", "--master", "local[2]"), "--connect takes neither --master"),
+        (("--connect", "http://x"), "is no Spark Connect address"),
+        (("--inline", "999999999999"), "bytes can be sent"),
+        (("--name", "a b"), "cannot be a driver's name"),
+        (("--concurrency", "0"), "a whole number of requests, above 0"),
+    ],
+)
+def test_a_batch_that_is_started_wrong(arguments, told):
+    found = run("mdp-spark", "batch", *arguments)
+    assert (found.returncode, found.stderr.count(b"\n")) == (2, 1), found.stderr
+    assert told in found.stderr.decode()
