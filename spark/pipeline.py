@@ -124,6 +124,8 @@ def register_function(
         headers=headers,
         result=result,
     )
+    if not isinstance(name, str) or not name.isidentifier():
+        raise SettingError(f"{name!r} is no name for a function in SQL: it takes letters, digits and '_'")
     import pandas as pd  # noqa: PLC0415 - only who registers it needs it
     from pyspark.sql.pandas.functions import pandas_udf  # noqa: PLC0415
 
@@ -221,12 +223,7 @@ def _asked(df: "DataFrame", asked: Any, key: str | None) -> "DataFrame":
         return found
     if isinstance(kind, types.StructType | types.MapType | types.ArrayType):
         names[at] = f"to_json({names[at]}, map('ignoreNullFields', 'false')) AS {names[at]}"
-        try:
-            found = found.selectExpr(*names)
-            found.schema  # noqa: B018 - has it analysed, also on Spark Connect
-        except _refusal() as error:
-            raise SettingError(f"input is {asked!r}, which cannot be sent as JSON: {reason(error)}") from None
-        return found
+        return found.selectExpr(*names)
     raise SettingError(
         f"input is {asked!r}, of type {kind.simpleString()}: it takes text, bytes, a struct, a map or an array; "
         "cast it, or give a list of columns to send them as a JSON object"
@@ -314,13 +311,17 @@ def call_series(batches: Iterator[tuple[Any, ...]], settings: Settings) -> Itera
     """The same for pandas: series of services, inputs and perhaps keys; frames of reply, code and error."""
     import pandas as pd  # noqa: PLC0415
 
-    replies = answered((Piece(_rows(*series)) for series in batches), settings)
+    replies = answered((Piece(_rows(series)) for series in batches), settings)
     with closing(replies):
         for piece in replies:
             yield pd.DataFrame(piece.answers, columns=["reply", "code", "error"]).astype({"code": "Int32"})
 
 
-def _rows(services: Any, inputs: Any, keys: Any = None) -> list[Row]:
+def _rows(series: Any) -> list[Row]:
+    # What a column is made of is the query's doing, not a row's: this does end the job.
+    if not isinstance(series, tuple) or not 2 <= len(series) <= 3:
+        raise SettingError("call_service takes a service, an input and perhaps a key")
+    services, inputs, keys = (*series, None)[:3]
     keyed = keys is not None
     return [
         Row(_text(service, "service"), _body(body), _text(key, "key"), keyed)
@@ -329,7 +330,6 @@ def _rows(services: Any, inputs: Any, keys: Any = None) -> list[Row]:
 
 
 def _text(value: object, role: str) -> str | None:
-    # What a column is made of is the query's doing, not a row's.
     if value is not None and not isinstance(value, str):
         raise SettingError(f"the {role} is a {type(value).__name__}: it takes text")
     return value

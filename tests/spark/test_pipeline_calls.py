@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from itertools import count
 
 import pytest
 from support.processes import PATIENCE, eventually
@@ -189,11 +190,11 @@ def test_a_service_that_comes_back(server, monkeypatch):
 
 
 def test_a_broker_that_is_not_there_and_comes(monkeypatch):
-    monkeypatch.setattr(calls, "HOLD", 0.0)
+    monkeypatch.setattr(calls, "HOLD", 0.05)
     with running_broker(limits=LIMITS, drain_timeout=0.0) as gone:
         (at,) = gone.endpoints
     asked = Settings(broker=at, window=4, timeout=0.3)
-    pieces = (Piece(rows(*[b"x"] * 600)) for _ in range(100))
+    pieces = (Piece(rows(*[b"x"] * 600)) for _ in count())
     with closing(answered(pieces, asked)) as found:
         answers = next(found).answers
         assert {answer.code for answer in answers} == {408}
