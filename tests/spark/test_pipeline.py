@@ -323,15 +323,22 @@ def test_with_a_key_each_row_is_done_once_however_often_it_runs(spark, endpoint,
 
 
 @pytest.mark.usefixtures("titanic")
-def test_with_a_key_a_task_that_is_tried_again_calls_nobody_twice(spark, endpoint, up):
+def test_with_a_key_a_task_that_is_tried_again_calls_nobody_twice(spark, endpoint, up, tmp_path):
     def fail_once(batches):
         for number, batch in enumerate(batches):
-            if number == 1 and TaskContext.get().attemptNumber() == 0:
+            context = TaskContext.get()
+            if number == 1 and context.attemptNumber() == 0:
+                (tmp_path / f"failed-{context.partitionId()}").touch()
                 raise RuntimeError("a task that fails in the middle")
             yield batch
 
-    replies = with_keys(texts(spark, 1000), endpoint, window=16)
-    rows = replies.mapInArrow(fail_once, replies.schema).collect()
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+    try:
+        replies = with_keys(texts(spark, 1000), endpoint, window=16)
+        rows = replies.mapInArrow(fail_once, replies.schema).collect()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert len(list(tmp_path.glob("failed-*"))) == 2
     assert [row.reply for row in rows] == [f"ROW {n}" for n in range(1000)]
     assert up.counts == Counter(f"row {n}" for n in range(1000))
 
