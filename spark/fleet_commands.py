@@ -4,16 +4,19 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import click
 
-from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, with_default
+from ..clients import bodies
+from ..mdp.console import EXIT_FAILED, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
 from ..mdp.server import DEFAULT_ENDPOINT
 from ..titanic.parameters import DURATION
 from .control import default_name
+from .doctor import Doctor
 from .fleet import DEFAULT_IDLE, DEFAULT_LEASE, Fleet, Settings
 from .ship import ENVIRONMENT, EXECUTOR_PYTHON, LAUNCHER, PACKAGE, UNPACKED, Cluster, pack
 
@@ -243,5 +246,42 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
     click.echo(f"With spark-submit:\n  spark-submit --py-files {zipped}{submitted} {launcher} {fleet_command}")
 
 
-COMMANDS: Final[dict[str, click.Command]] = {"fleet": fleet, "pack": pack_command}
+# ── doctor ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@click.command()
+@_cluster_options
+@click.option(
+    "--min",
+    "minimum",
+    type=Number("slots", whole=True, zero=True),
+    default=1,
+    help=with_default("Slots that there must be cores for.", 1),
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a check.")
+def doctor(
+    *, broker: str, broker_from_executors: str | None, reserve: int, minimum: int, as_json: bool, **given: Any
+) -> int:
+    """Look whether there is all that Spark's side needs, and say what to do where it is not.
+
+    Java, Python and the libraries; the broker; a session on --master; what its executors have, and whether they reach
+    the broker; cores for slots.  Give it the options that you give to `mdp-spark fleet`.
+
+    Exit codes: 0 all is well; 1 something is not.
+    """
+    log_to_stderr("error")
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    well = True
+    for check in Doctor(_cluster(given), broker, broker_from_executors, reserve, minimum).checks():
+        well = well and check.state == "ok"
+        if as_json:
+            bodies.print_json(asdict(check))
+            continue
+        click.echo(f"{check.state:<8} {check.name}: {printable(check.found)}")
+        if check.advice:
+            click.echo(f"         → {printable(check.advice)}")
+    return 0 if well else EXIT_FAILED
+
+
+COMMANDS: Final[dict[str, click.Command]] = {"fleet": fleet, "pack": pack_command, "doctor": doctor}
 """The subcommands of this module."""

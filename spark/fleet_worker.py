@@ -4,6 +4,7 @@ Only the standard library is imported with this module, so that an executor with
 """
 
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 REPORT: Final = 1.0
 """Seconds between two reports to the driver, and how long it has to answer one."""
+PATIENCE: Final = 5.0
+"""Seconds that the broker has to answer a probe."""
 STUCK: Final = 5.0
 """Seconds that a handler which is past its time-out has to return, before its process is ended."""
 
@@ -215,3 +218,40 @@ def executor() -> str | None:
         command = Path(f"/proc/{daemon[1]}/cmdline").read_bytes().decode(errors="replace").split("\0")
         return command[command.index("--executor-id") + 1] if "--executor-id" in command else "driver"
     return None
+
+
+# ── what `mdp-spark doctor` asks ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def probe(broker: str, nothing: Iterator[object]) -> Iterator[dict[str, Any]]:
+    """What this executor has, each None if it is well, else what is wrong:
+
+    {"host": …, "executor": …, "python": version, "pyzmq": wrong, "zmdp": wrong, "broker": wrong}
+    """
+    for _ in nothing:
+        pass
+    found: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "executor": executor(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "pyzmq": None,
+        "zmdp": None,
+        "broker": "not asked",
+    }
+    for name, module in (("pyzmq", "zmq"), ("zmdp", "zmdp.clients")):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 - whatever an import raises is what is wrong
+            found[name] = f"{type(error).__name__}: {error}"
+            yield found
+            return
+    from ..clients import Client  # noqa: PLC0415
+    from ..mdp.errors import ZmdpError  # noqa: PLC0415
+
+    try:
+        with Client(broker, timeout=PATIENCE, retries=0) as client:
+            client.request("mmi.service", b"any")
+        found["broker"] = None
+    except ZmdpError as error:
+        found["broker"] = str(error)
+    yield found
