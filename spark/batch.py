@@ -46,6 +46,7 @@ ENDS_WITHIN: Final = 10.0
 MOST_YIELDED: Final = 1000
 """Values that a generator may be ahead of the caller who reads them."""
 
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _LINE: Final = re.compile(r"\bline (\d+)")
 
 log = logging.getLogger("zmdp.spark")
@@ -373,6 +374,9 @@ def failure(error: BaseException) -> ServiceError:
         return error
     if isinstance(error, ZmdpError | SparkError):
         return ServiceError(Code.FAILED, str(error)[:1000])
+    if hasattr(error, "java_exception") and not hasattr(error, "getCondition"):  # of an RDD: py4j tells, not PySpark
+        log.error("a job failed: %s", reason(error))
+        return ServiceError(Code.FAILED, reason(error), _detail(error))
     if not hasattr(error, "getCondition"):
         log.error("a job failed", exc_info=error)
         return ServiceError(Code.FAILED, f"{type(error).__name__}: {reason(error)}"[:1000])
@@ -382,7 +386,9 @@ def failure(error: BaseException) -> ServiceError:
 
 
 def _detail(error: Any) -> bytes:
-    found = {"condition": None, "sqlstate": None, "message": str(error)[:10_000]}
-    with suppress(Exception):  # the session may be gone, whom it asks
+    told = reason(error)
+    condition = _CONDITION.search(told)
+    found = {"condition": condition and condition.group(1), "sqlstate": None, "message": told}
+    with suppress(Exception):  # py4j's has neither, and the session may be gone, whom it asks
         found |= {"condition": error.getCondition(), "sqlstate": error.getSqlState()}
     return json.dumps(found, ensure_ascii=False).encode()

@@ -36,6 +36,8 @@ BACKOFF: Final = (1.0, 60.0)
 """Seconds before a session that could not be made is tried again; doubled each time."""
 SWEEP: Final = 600.0
 """Seconds between two looks for old results."""
+MOST_COLLECTED: Final = "128m"
+"""What all tasks of a job may send to the driver: larger results are written where they are made."""
 SILENCE: Final = 60.0
 """Seconds for which a batch may say nothing: it tells of progress every few."""
 Command = Callable[..., Any]
@@ -74,6 +76,12 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
             raise click.BadParameter(f"{value!r}: {NAME_VALUE}")
         found[name] = text
     return found
+
+
+def quiet_py4j() -> None:
+    """Leave out what py4j says of each connection, partly in the root logger's name."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: "py4j" not in record.pathname or record.levelno >= logging.WARNING)
 
 
 # ── batch ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +158,7 @@ def batch(
     SIGTERM or Ctrl-C finishes what runs and ends; the second time it is cancelled.
     """
     log_to_stderr(log_level)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    quiet_py4j()
     if inline > LARGEST_INLINE:
         raise click.BadParameter(
             f"{inline}: at most {LARGEST_INLINE} bytes can be sent; larger results go to --results"
@@ -161,7 +169,7 @@ def batch(
     catalogue = Catalogue() if config is None else read(config)
     known = load_jobs(catalogue.jobs | pairs(jobs))
     folder = _results_folder(results or catalogue.results, master, connect)
-    settings = pairs(conf)
+    settings = {"spark.driver.maxResultSize": MOST_COLLECTED, **pairs(conf)}
     if py_files:
         settings["spark.submit.pyFiles"] = ",".join(py_files)
     if connect is None:
@@ -187,6 +195,7 @@ def batch(
     try:
         with driver:
             stopper.driver = driver
+            stopper.install()
             reason = why_unreachable(broker)
             if reason is not None:
                 log.warning("no broker at %s yet: %s; connecting goes on until there is one", broker, reason)
@@ -231,6 +240,10 @@ class _Stopper:
     def __init__(self) -> None:
         self.driver: Any = None
         self.stops = 0
+        self.install()
+
+    def install(self) -> None:
+        """Answer the signals: PySpark takes Ctrl-C for itself whenever it makes a session."""
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._handle)
 

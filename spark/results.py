@@ -8,20 +8,26 @@ A FINAL has two frames: a description, a JSON object, and the data, empty if `pa
 of what a Python job returned that is no DataFrame.
 """
 
+import base64
 import json
+import math
 import shutil
 import time
-from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
+from datetime import time as time_of_day
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..mdp.codes import Code
 from ..mdp.errors import ServiceError
+from .jobs import not_taken
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_TOO_MUCH: Final = "spark.driver.maxResultSize"
+"""The setting that Spark names when the result of a job is larger than it allows."""
 DEFAULT_INLINE: Final = 4 << 20
 LARGEST_INLINE: Final = 32 << 20
 """Bytes; a message takes more, but whoever asks for so much is better off with files."""
@@ -39,7 +45,7 @@ class Results:
 
         Raises what Spark raises, `ServiceError` 413 for what is too large and has no folder to go to.
         """
-        if hasattr(result, "toArrow") and hasattr(result, "persist"):
+        if hasattr(result, "toArrow"):
             return self._table(result, job, format)  # type: ignore[arg-type]  # Classic's or Connect's
         try:
             data = json.dumps(result, ensure_ascii=False, default=str).encode()
@@ -57,35 +63,36 @@ class Results:
         return [_json({**described, "path": str(path)}), b""]
 
     def _table(self, table: "DataFrame", job: str, format: str) -> list[bytes]:  # noqa: A002
-        from pyspark.sql import functions as f  # noqa: PLC0415
-
         columns = [{"name": each.name, "type": each.dataType.simpleString()} for each in table.schema.fields]
-        # Kept while it is looked at: a plan that is run twice may give two results, and takes twice as long.
-        kept = table.persist()
+        if format == "json" and len({each["name"] for each in columns}) < len(columns):
+            raise not_taken("two columns have one name, which JSON's objects cannot have: name them with AS")
+        described: dict[str, Any] = {"job": job, "format": format, "rows": 0, "columns": columns, "path": None}
+        # Run once, with no look at the size before: Spark itself ends it when there is too much for the driver.
         try:
-            as_json = f.to_json(f.struct("*"), {"ignoreNullFields": "false"}) if columns else f.lit("{}")
-            rows, size = kept.agg(f.count(f.lit(1)), f.sum(f.octet_length(as_json) + 1)).collect()[0]
-            described: dict[str, Any] = {"job": job, "format": format, "rows": rows, "columns": columns, "path": None}
-            if (size or 0) <= self.inline:
-                if format == "arrow":
-                    data = _arrow(kept)
-                else:
-                    data = b"[" + ",".join(row[0] for row in kept.select(as_json).collect()).encode() + b"]"
-                if len(data) <= LARGEST_INLINE:
-                    return [_json(described), data]
-            path = f"{self._folder(size)}/{job}"
-            kept.write.parquet(path)
-            return [_json({**described, "format": "parquet", "path": path}), b""]
-        finally:
-            with suppress(Exception):  # the session may be gone
-                kept.unpersist()
+            found = table.toArrow()
+        except Exception as error:
+            if _TOO_MUCH not in str(error):
+                raise
+            path = f"{self._folder()}/{job}"
+            table.write.parquet(path)
+            rows = table.sparkSession.read.parquet(path).count()
+            return [_json({**described, "format": "parquet", "rows": rows, "path": path}), b""]
+        described["rows"] = found.num_rows
+        if found.nbytes <= 4 * self.inline:
+            data = arrow_stream(found) if format == "arrow" else json_rows(found)
+            if len(data) <= self.inline:
+                return [_json(described), data]
+        path = f"{self._folder(found.nbytes)}/{job}"
+        table.sparkSession.createDataFrame(found, schema=table.schema).write.parquet(path)
+        return [_json({**described, "format": "parquet", "path": path}), b""]
 
-    def _folder(self, size: int) -> str:
+    def _folder(self, size: int | None = None) -> str:
         if self.folder is None:
+            has = "too much for the driver" if size is None else f"{size} bytes"
             raise ServiceError(
                 Code.TOO_LARGE,
-                f"the result has {size} bytes, and up to {self.inline} are sent: ask for less, or have the batch "
-                "started with --results FOLDER, where larger ones go",
+                f"the result has {has}, and up to {self.inline} bytes are sent: ask for less, or start the batch "
+                "with --results FOLDER, where larger ones go",
             )
         return self.folder.rstrip("/")
 
@@ -118,12 +125,36 @@ def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _arrow(table: "DataFrame") -> bytes:
+def arrow_stream(table: Any) -> bytes:
+    """An Arrow table in Arrow's IPC stream format."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.ipc  # noqa: PLC0415
 
-    found = table.toArrow()
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, found.schema) as writer:
-        writer.write_table(found)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
     return bytes(sink.getvalue())
+
+
+def json_rows(table: Any) -> bytes:
+    """An Arrow table as a JSON array of objects.
+
+    Dates and times are ISO 8601, decimals, NaN and infinities texts, binaries base64, maps objects.
+    """
+    rows = [_plain(row) for row in table.to_pylist(maps_as_pydicts="lossy")]
+    return json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON has it."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, date | time_of_day) else str(value)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..mdp.errors import SettingError, ZmdpError
+from ..mdp.reach import why_unreachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ OLDEST_JAVA: Final = 17
 DEFAULT_MASTER: Final = "local[*]"
 _LOCAL: Final = re.compile(r"local(-cluster)?\b")
 _MASTER: Final = re.compile(r"local(\[.+\])?|local-cluster\[\d+,\d+,\d+\]|spark://.+|yarn|k8s://.+")
+_JAVA_CLASS: Final = re.compile(r"^(?:\w+\.)+\w+: ")
 _STACK: Final = re.compile(r"\s*(== SQL|JVM stacktrace|at (org|java|scala)\.|'?\w+ \[|\+- )")
 _PLAN_FOLLOWS: Final = re.compile(r"pos \d+;$")
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
@@ -124,11 +126,44 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
         given["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile={_LOGGING.as_uri()}".strip()
     for each in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(each).setLevel(logging.CRITICAL + 1)  # what a query gets wrong, its caller is told
+    _check_answering(master)
+    _forget_dead_jvm()
     asked = SparkConf().setMaster(master).setAppName(name).setAll(list({**settings(master), **given}.items()))
     try:
         return SparkSession.builder.config(conf=asked).getOrCreate()
     except Exception as error:  # py4j's, PySpark's, and what the launcher raises: all mean that there is no session
-        raise SparkError(f"no Spark session on {master}: {reason(error)}") from error
+        _forget_half_made()
+        raise SparkError(f"no Spark session on {master}: {_why_none(error)}") from error
+
+
+def _check_answering(master: str) -> None:
+    """Raises `SparkError` if no standalone master is where it should be: Spark itself would try for a minute."""
+    if not master.startswith("spark://"):
+        return
+    masters = master.removeprefix("spark://").split(",")
+    reasons = [f"{each}: {why}" for each in masters if (why := why_unreachable(f"tcp://{each}"))]
+    if len(reasons) == len(masters):
+        raise SparkError(f"no Spark master answers at {'; '.join(reasons)}")
+
+
+def _why_none(error: Exception) -> str:
+    told = reason(error)
+    if "stopped SparkContext" in told:  # it says where that was made, not why it was stopped
+        return "the cluster does not answer, or refused the application; its log says why"
+    return told
+
+
+def _forget_half_made() -> None:
+    """A session could not be made: leave nothing of it to the next."""
+    from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    context = SparkContext._active_spark_context
+    if context is not None:
+        with suppress(Exception):
+            context.stop()
+        SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
 
 
 def connect_session(remote: str) -> "SparkSession":
@@ -156,32 +191,34 @@ def is_connect(session: "SparkSession") -> bool:
 
 
 def forget(session: "SparkSession") -> None:
-    """Have the next session be a new one, though this one cannot even be stopped in order: its JVM may be gone."""
+    """End a session, though its cluster, its server or its JVM may be gone."""
     with suppress(Exception):
         session.stop()
-    if is_connect(session):
-        return
+
+
+def _forget_dead_jvm() -> None:
+    """Have another JVM be started in the place of one that died: PySpark has no other way."""
     from pyspark import SparkContext  # noqa: PLC0415
-    from pyspark.sql import SparkSession as Classic  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
 
     gateway = SparkContext._gateway
-    if gateway is not None and getattr(gateway, "proc", None) is not None and gateway.proc.poll() is not None:
-        # PySpark has no other way to have another JVM in the place of one that died.
-        with suppress(Exception):
-            gateway.shutdown()
-        SparkContext._gateway = SparkContext._jvm = None
-        SparkContext._active_spark_context = None
-        Classic._instantiatedSession = None
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None or process.poll() is None:
+        return
+    with suppress(Exception):
+        gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
 
 
 def reason(error: BaseException) -> str:
-    """What Spark has to say, in one line: the condition and its message, or what Python raised; no query, plan, stack."""
+    """What Spark has to say, in one line: the condition and its message, or what Python raised."""
     java_exception = getattr(error, "java_exception", None)
     if java_exception is not None:
         cause = java_exception
         while cause.getCause() is not None:
             cause = cause.getCause()
-        text = str(cause.toString())
+        text = _JAVA_CLASS.sub("", str(cause.toString()), count=1)
     else:
         text = str(error) or type(error).__name__
     _, python, after = text.rpartition("Traceback (most recent call last):\n")

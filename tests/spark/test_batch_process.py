@@ -1,0 +1,223 @@
+"""`mdp-spark batch` as a process, which is killed, or whose Spark is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from support.processes import broker, eventually, process, run
+
+from zmdp.clients import Client, RequestCancelled, ServiceError, WorkerLost
+from zmdp.spark import session
+
+pytestmark = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
+HERE = Path(__file__).parent
+PATIENCE = 90
+LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
+JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{name}=batch_jobs:{name}")]
+
+
+@contextmanager
+def batch(at, *options, master=LOCAL):
+    """A batch that is ready."""
+    with process("mdp-spark", "batch", *master, *JOBS, "--heartbeat", "0.2", "--liveness", "50", *options,
+                 cwd=HERE, new_group=True, MDP_BROKER=at) as running:  # fmt: skip
+        try:
+            with Client(at, timeout=PATIENCE) as client:
+                eventually_long(lambda: client.available("spark.job"), running)
+            yield running
+        finally:
+            for pid in family(running.pid):
+                kill(pid)
+
+
+def eventually_long(condition, running):
+    for _ in range(6):
+        try:
+            return eventually(condition)
+        except AssertionError:
+            assert running._popen.poll() is None, running.stderr
+    raise AssertionError(running.stderr)
+
+
+def kill(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def parents():
+    """Each process's parent."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            found[int(stat.parent.name)] = int(fields[1])
+    return found
+
+
+def family(pid):
+    """Its children, theirs, and so on."""
+    children = parents()
+    found, new = set(), {pid}
+    while new:
+        found |= new
+        new = {child for child, parent in children.items() if parent in found} - found
+    return found - {pid}
+
+
+def is_java(pid):
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "java"
+    except OSError:
+        return False
+
+
+def javas(pid):
+    return [each for each in family(pid) if is_java(each)]
+
+
+def ask(client, name, **arguments):
+    reply = client.request("spark.job", name.encode(), json.dumps(arguments).encode())
+    return json.loads(reply[-1])
+
+
+def began(folder, tasks=2):
+    eventually(lambda: all((folder / f"task-{number}").exists() for number in range(tasks)))
+    return [int((folder / f"task-{number}").read_text() or 0) for number in range(tasks)]
+
+
+def gone(pids):
+    return not set(pids) & set(parents())
+
+
+def test_a_batch_outlives_its_jvm_and_ends_in_order(tmp_path):
+    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=PATIENCE) as client:
+        with batch(at, "--name", "one", "--conf", "spark.driver.maxResultSize=100k", "--results", str(tmp_path)) as one:
+            # more than the driver takes: Spark says so, and it is written where it is made
+            reply = client.request("spark.sql", b"SELECT id, uuid() AS u FROM range(0, 20000, 1, 4)")
+            assert json.loads(reply[-2])["rows"] == 20_000
+            assert Path(json.loads(reply[-2])["path"]).parent == tmp_path
+
+            future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
+            workers = began(tmp_path)
+            (java,) = javas(one.pid)
+            kill(java)
+            with pytest.raises(WorkerLost, match="Spark was lost during job"):
+                future.result()
+            assert ask(client, "value", a=1)["given"] == {"a": 1}
+            one.line("the Spark session is lost: another is started")
+            assert "Traceback" not in one.stderr
+            eventually(lambda: gone([*workers, java]))
+
+            # what runs is finished when it is told to end
+            (tmp_path / "again").mkdir()
+            future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
+            began(tmp_path / "again")
+            left = family(one.pid)
+            one.send_signal(signal.SIGTERM)
+            one.line("ending: what runs is finished first")
+            (tmp_path / "again" / "go").touch()
+            assert json.loads(future.result()[-1]) == 2
+            assert one.wait() == 0
+            eventually(lambda: gone(left))
+
+
+def test_a_second_signal_cancels_and_a_killed_driver_leaves_nothing(tmp_path):
+    with ExitStack() as stack:
+        _, at = stack.enter_context(broker("--heartbeat", "0.2", "--liveness", "50"))
+        client = stack.enter_context(Client(at, timeout=PATIENCE))
+        two = stack.enter_context(batch(at, "--name", "two"))
+        future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
+        workers = began(tmp_path)
+        two.send_signal(signal.SIGINT)
+        two.line("ending: what runs is finished first")
+        two.send_signal(signal.SIGINT)
+        with pytest.raises(RequestCancelled):
+            future.result()
+        assert two.wait() == 0
+        eventually(lambda: gone(workers))
+
+        (tmp_path / "again").mkdir()
+        three = stack.enter_context(batch(at, "--name", "three"))
+        client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
+        left = [*began(tmp_path / "again"), *javas(three.pid)]
+        three.end(signal.SIGKILL)
+        eventually(lambda: gone(left))
+
+
+def test_a_broker_and_a_master_that_are_away():
+    nowhere = "tcp://127.0.0.1:9"
+    with process("mdp-spark", "batch", "--master", "spark://127.0.0.1:9", MDP_BROKER=nowhere) as waiting:
+        told = waiting.line("no Spark master answers at 127.0.0.1:9: nobody listens there; trying again in", count=2)
+        assert "trying again in 2 s" in told
+        assert waiting.end(signal.SIGTERM) in {0, 1}
+    with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
+        waiting.line("no broker at tcp://127.0.0.1:9 yet: nobody listens there; connecting goes on")
+        assert waiting.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.spark_long
+def test_a_batch_on_executors_of_their_own(tmp_path):
+    master = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false")
+    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=PATIENCE) as client:
+        files = ("--py-files", str(HERE / "batch_jobs.py"))
+        with batch(at, "--results", str(tmp_path / "results"), *files, master=master) as running:
+            assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]
+            future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
+            workers = began(tmp_path)
+            future.cancel()
+            eventually(lambda: gone(workers))
+            # an executor that is lost costs no job
+            (tmp_path / "again").mkdir()
+            future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
+            began(tmp_path / "again")
+            kill(next(pid for pid in javas(running.pid) if b"CoarseGrainedExecutorBackend" in
+                      Path(f"/proc/{pid}/cmdline").read_bytes()))  # fmt: skip
+            (tmp_path / "again" / "go").touch()
+            assert json.loads(future.result()[-1]) == 2
+
+
+@pytest.mark.spark_long
+def test_a_batch_on_a_connect_server(tmp_path):
+    pyspark = Path(pytest.importorskip("pyspark").__file__).parent
+    env = {
+        **os.environ, "SPARK_HOME": str(pyspark), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1", "SPARK_LOG_DIR": str(tmp_path),
+    }  # fmt: skip
+    port = 15_777
+    server = subprocess.Popen(
+        ["sh", pyspark / "sbin" / "start-connect-server.sh", "--master", "local[2]", "--conf", "spark.ui.enabled=false",
+         "--conf", f"spark.connect.grpc.binding.port={port}"],
+        env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=PATIENCE) as client:
+            connect = ("--connect", f"sc://127.0.0.1:{port}")
+            with batch(at, "--results", str(tmp_path / "results"), "--inline", "1000", master=connect):
+                assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]
+                reply = client.request("spark.sql", b"SELECT * FROM range(1000)")
+                assert json.loads(reply[-2])["format"] == "parquet"
+                with pytest.raises(ServiceError, match="TABLE_OR_VIEW_NOT_FOUND"):
+                    client.request("spark.sql", b"SELECT * FROM nowhere")
+                slow = b"SELECT count(*) AS n FROM range(1000000000) a JOIN range(1000) b ON a.id % 7 = b.id % 7"
+                parts = client.stream("spark.sql", slow)
+                seen = next(part for part in parts if json.loads(part[0]).get("tasks_running"))
+                job = json.loads(seen[0])["job"]
+                parts.close()
+                status = json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)
+                assert [each["job"] for each in status[0]["running"]] in ([], [job])
+                eventually(
+                    lambda: not json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)[0]["running"]
+                )
+                assert ask(client, "rows", n=1) == [{"id": 0}]
+    finally:
+        for pid in [server.pid, *family(server.pid)]:
+            kill(pid)
+        server.wait()
