@@ -247,8 +247,10 @@ def probe(broker: str, nothing: Iterator[object]) -> Iterator[dict[str, Any]]:
             return
     from ..clients import Client  # noqa: PLC0415
     from ..mdp.errors import ZmdpError  # noqa: PLC0415
+    from ..mdp.reach import check_listening  # noqa: PLC0415
 
     try:
+        check_listening([broker])
         with Client(broker, timeout=PATIENCE, retries=0) as client:
             client.request("mmi.service", b"any")
         found["broker"] = None

@@ -13,7 +13,6 @@ import venv
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.abc import InspectLoader
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -53,8 +52,9 @@ def write_package(target: Path) -> None:
             archive.writestr(name, content)
         for module in BESIDE:
             found = importlib.util.find_spec(module)
-            if found is not None and isinstance(found.loader, InspectLoader):
-                archive.writestr(f"{module}.py", found.loader.get_source(module) or "")
+            read = getattr(found.loader, "get_source", None) if found is not None else None
+            if read is not None:
+                archive.writestr(f"{module}.py", read(module))
 
 
 def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
