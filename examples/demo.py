@@ -5,76 +5,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from pydoc_data.topics import topics
 from tempfile import TemporaryDirectory
+
+import spark_scenes
+from stage import BIN, HEARTBEAT, PATIENCE, a_text, process, rows, say, scene, wait_for, wait_until, worker
 
 from zmdp.clients import AsyncClient, Client, RequestError
 from zmdp.titanic import Titanic, UnknownTicket
-
-HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
-HEARTBEAT = "0.5"
-PATIENCE = 20.0
-
-
-def say(text: str = "") -> None:
-    """Print a line of the story."""
-    print(text, flush=True)
-
-
-def scene(number: int, title: str) -> None:
-    """Print a heading."""
-    say(f"\n── {number}. {title} {'─' * (90 - len(title))}")
-
-
-@contextmanager
-def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in the background and end it with the block."""
-    running = subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield running
-    finally:
-        running.terminate()
-        running.wait()
-        if running.stdout:
-            running.stdout.close()
-
-
-def worker(target: str, endpoint: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """A worker process for the demo's broker."""
-    quiet = ("--heartbeat", HEARTBEAT, "--log-level", "error")
-    return process(str(BIN / "mdworker"), target, "--broker", endpoint, *quiet)
-
-
-def wait_for(client: Client, service: str, workers: int = 1) -> None:
-    """Wait until so many workers offer the service."""
-    wait_until(lambda: len(rows(client, service)) >= workers, f"{workers} worker(s) for {service}")
-
-
-def rows(client: Client, service: str) -> list[dict[str, object]]:
-    """What the broker says of a service's workers."""
-    found: list[dict[str, object]] = json.loads(client.request("mmi.workers", service.encode())[0])["workers"]
-    return found
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something to become true; the demo fails if it does not."""
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > until:
-            raise SystemExit(f"demo: waited {PATIENCE:g} s in vain for {what}")
-        time.sleep(0.02)
-
-
-def a_text() -> bytes:
-    """A few hundred kB of real text that every Python has: the chapters of its language reference, as help() shows."""
-    return "".join(f"# {title}\n{text}\n" for title, text in sorted(topics.items())).encode()
 
 
 def greet(stack: ExitStack, bind: str = "tcp://127.0.0.1:*") -> tuple[subprocess.Popen[str], str]:
@@ -197,6 +138,7 @@ def keep(stack: ExitStack, client: Client, endpoint: str) -> bool:
 
 def main() -> None:
     """Tell the story."""
+    os.environ["ZMDP_DEMO"] = str(os.getpid())  # by which a scene knows the processes of its own
     started = time.monotonic()
     text = a_text()
     with ExitStack() as stack:
@@ -233,13 +175,16 @@ def main() -> None:
         broker = asyncio.run(in_flight(stack, broker, endpoint))
 
         scene(8, "A request that outlives its caller, its Titanic, and the lack of workers")
-        kept = keep(stack, client, endpoint)
+        with ExitStack() as ours:
+            kept = keep(ours, client, endpoint)
 
-        scene(9, "The end: SIGTERM drains the broker")
+        on_spark = spark_scenes.show(client, endpoint)
+
+        scene(11, "The end: SIGTERM drains the broker")
     say(f"    broker exit code {broker.returncode}; the demo took {time.monotonic() - started:.1f} s")
     say("\nNow try it yourself, in three terminals (the commands are in .venv/bin):")
     say("    mdp-broker\n    mdworker zmdp.workers.echo:worker\n    mdclient call echo hello")
-    if not (taken_over and kept) or broker.returncode:
+    if not (taken_over and kept and on_spark) or broker.returncode:
         raise SystemExit("demo: that did not go as it should")
 
 
