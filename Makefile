@@ -1,4 +1,5 @@
-# The two to know: `make demo` shows what zmdp does, `make test` tests it.  Both install what they need into .venv.
+# The two to know: `make demo` shows what zmdp does, `make test` tests it.  Both install what they need into .venv, and
+# `make test` Java as well if it may.
 
 PYTHON ?= python3
 SEEDS ?= 10000
@@ -10,16 +11,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Linked, not copied, so that an edit counts at once; `strict` so that mypy finds the package.
 INSTALL := $(PIP) install --config-settings editable_mode=strict
 
-.PHONY: demo test lint unit sim crash bench clean help
+# As in spark/session.py: JAVA_HOME, else PATH.
+JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
+
+.PHONY: demo test test-spark java lint unit sim crash bench clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo            start a broker and workers, send real requests, kill a worker, show what happens"
-	@echo "make test            check style and types, run all tests"
+	@echo "make test            check style and types, run all tests but the longest on Spark"
+	@echo "make test-spark      run all tests on Spark: clusters, lost executors, what takes minutes"
 	@echo "make unit            only the tests without sockets, with coverage of the protocol's core"
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
 	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and on PostgreSQL; nothing may be lost"
-	@echo "make bench           measure the broker beside a loop that only forwards, the asyncio client, recovery, mixed loads, Titanic"
+	@echo "make bench           measure the broker beside a loop that only forwards, the asyncio client, recovery, mixed loads, Titanic, Spark"
 	@echo "make clean           remove what these made"
 
 $(BIN)/python:
@@ -36,13 +41,35 @@ $(VENV)/zmdp.installed: $(SOURCES) | $(BIN)/python
 $(VENV)/dev.installed: $(SOURCES) | $(BIN)/python
 	@echo "installing zmdp and its test tools into $(VENV) …"
 	@$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/zmdp.installed $(VENV)/spark.installed
+
+$(VENV)/spark.installed: $(SOURCES) | $(BIN)/python
+	@echo "installing zmdp and PySpark (450 MB) into $(VENV) …"
+	@$(INSTALL) -e '.[spark]'
 	@touch $@ $(VENV)/zmdp.installed
 
-demo: $(VENV)/zmdp.installed
+# Without Java nothing of Spark is of use, and the demo says how to get it.
+demo: $(if $(JAVA),$(VENV)/spark.installed,$(VENV)/zmdp.installed)
 	@$(BIN)/python examples/demo.py
 
-test: lint unit
-	$(BIN)/pytest -n 2 --dist loadfile tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_pirate.py --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py
+# Java for the tests on Spark, where this may be installed; without it they are skipped, and say so.
+java:
+	@if [ -z "$(JAVA)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing Java …"; \
+		for package in openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless; do \
+			{ apt-get install -y -qq --no-install-recommends $$package || \
+				{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$package; }; } \
+				>/dev/null 2>&1 && break; \
+		done; \
+	fi
+	@command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ] || \
+		echo "There is no Java: the tests on Spark are skipped. On Debian: apt-get install openjdk-17-jre-headless" >&2
+
+test-spark: $(VENV)/dev.installed java
+	$(BIN)/pytest tests/spark
+
+test: java lint unit
+	$(BIN)/pytest -n 2 -m "not spark_long" --dist loadfile tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_pirate.py --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py
 
 lint: $(VENV)/dev.installed
 	$(BIN)/ruff check
@@ -64,6 +91,10 @@ bench: $(VENV)/dev.installed
 	$(BIN)/python bench/broker.py
 	$(BIN)/python bench/x1.py
 	$(BIN)/python bench/titanic.py
+	$(BIN)/python bench/spark_batch.py
+	$(BIN)/python bench/spark_fleet.py
+	$(BIN)/python bench/spark_pipeline.py
+	$(BIN)/python bench/spark_titanic.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

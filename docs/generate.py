@@ -6,6 +6,7 @@ import click
 
 from zmdp.clients.cli import cli as mdclient
 from zmdp.mdp.cli import cli as mdp_broker
+from zmdp.spark.cli import cli as mdp_spark
 from zmdp.titanic.cli import cli as titanic
 from zmdp.workers.cli import cli as mdworker
 
@@ -20,6 +21,7 @@ def reference() -> str:
         ("mdclient", mdclient),
         ("mdworker", mdworker),
         ("titanic", titanic),
+        ("mdp-spark", mdp_spark),
     ):
         parts += sections(command, click.Context(command, info_name=name, **command.context_settings), 2)
     return "\n".join(parts)

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..mdp.errors import SettingError, ZmdpError
-from ..mdp.reach import why_unreachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,10 +140,18 @@ def _check_answering(master: str) -> None:
     """Raises `SparkError` if no standalone master is where it should be: Spark itself would try for a minute."""
     if not master.startswith("spark://"):
         return
-    masters = master.removeprefix("spark://").split(",")
-    reasons = [f"{each}: {why}" for each in masters if (why := why_unreachable(f"tcp://{each}"))]
-    if len(reasons) == len(masters):
-        raise SparkError(f"no Spark master answers at {'; '.join(reasons)}")
+    reasons = []
+    for each in master.removeprefix("spark://").split(","):
+        host, _, port = each.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except ValueError:
+            raise SettingError(f"{master!r} is no Spark master: it takes spark://HOST:PORT") from None
+        except OSError as error:
+            reasons.append(f"{each} ({error.strerror or error})")
+        else:
+            return
+    raise SparkError(f"no Spark master answers at {', '.join(reasons)}")
 
 
 def _why_none(error: Exception) -> str:

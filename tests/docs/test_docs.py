@@ -55,7 +55,7 @@ def run_python(page, endpoint):
 
 
 def test_the_examples_of_the_readme(capsys):
-    served, called, from_asyncio = blocks("README.md", "python")
+    served, called, from_asyncio, _ = blocks("README.md", "python")
     names = {}
     with broker() as (_, at):
         exec(served.replace(DEFAULT, at), names)
@@ -69,7 +69,7 @@ def test_the_examples_of_the_readme(capsys):
 
 
 def test_the_commands_of_the_readme():
-    session, _ = blocks("README.md", "console")
+    session, *_ = blocks("README.md", "console")
     lines = session.splitlines()
     commands = [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith("$ ")]
     assert [command[0] for command in commands] == ["mdp-broker", "mdworker", "mdclient"]
@@ -81,7 +81,7 @@ def test_the_commands_of_the_readme():
 @pytest.mark.parametrize("page", ["README.md", "docs/titanic.md"])
 def test_the_commands_about_titanic(page, tmp_path):
     """Each command of the session prints what the page says; the uuid is another one each time."""
-    lines = blocks(page, "console")[-1].splitlines()
+    lines = next(each for each in reversed(blocks(page, "console")) if "titanic" in each).splitlines()
     uuid = next(line for line in lines if re.fullmatch("[0-9a-f]{32}", line))
     with broker() as (_, at):
         asked = {"MDP_BROKER": at, "TITANIC_DB": str(tmp_path / "titanic.db")}
@@ -189,7 +189,7 @@ def test_links_lead_somewhere(page):
 
 def test_files_that_the_architecture_names_exist():
     names = re.findall(
-        r"`((?:mdp|mmi|clients|workers|titanic|tests)/[\w/]+(?:\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text()
+        r"`((?:mdp|mmi|clients|workers|titanic|spark|src|tests)/[\w/]+(?:\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text()
     )
     assert names
     assert [name for name in names if not (ROOT / name).exists()] == []

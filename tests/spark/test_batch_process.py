@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,10 +24,10 @@ JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{nam
 
 
 @contextmanager
-def batch(at, *options, master=LOCAL):
+def batch(at, *options, master=LOCAL, jobs=JOBS, cwd=HERE):
     """A batch that is ready."""
-    with process("mdp-spark", "batch", *master, *JOBS, "--heartbeat", "0.2", "--liveness", "50", *options,
-                 cwd=HERE, new_group=True, MDP_BROKER=at) as running:  # fmt: skip
+    with process("mdp-spark", "batch", *master, *jobs, "--heartbeat", "0.2", "--liveness", "50", *options,
+                 cwd=cwd, new_group=True, MDP_BROKER=at) as running:  # fmt: skip
         try:
             with Client(at, timeout=PATIENCE) as client:
                 eventually_long(lambda: client.available("spark.job"), running)
@@ -155,7 +157,7 @@ def test_a_second_signal_cancels_and_a_killed_driver_leaves_nothing(tmp_path):
 def test_a_broker_and_a_master_that_are_away():
     nowhere = "tcp://127.0.0.1:9"
     with process("mdp-spark", "batch", "--master", "spark://127.0.0.1:9", MDP_BROKER=nowhere) as waiting:
-        told = waiting.line("no Spark master answers at 127.0.0.1:9: nobody listens there; trying again in", count=2)
+        told = waiting.line("no Spark master answers at 127.0.0.1:9 (Connection refused); trying again in", count=2)
         assert "trying again in 2 s" in told
         assert waiting.end(signal.SIGTERM) in {0, 1}
     with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
@@ -221,3 +223,41 @@ def test_a_batch_on_a_connect_server(tmp_path):
         for pid in [server.pid, *family(server.pid)]:
             kill(pid)
         server.wait()
+
+
+def blocks(language):
+    page = (HERE.parents[1] / "docs" / "spark.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_about_batches(tmp_path, capsys):
+    """Its file, its job, its commands and its Python; the uuid is another one each time."""
+    (config,) = blocks("toml")
+    job, program = blocks("python")
+    (tmp_path / "catalogue.toml").write_text(config)
+    (tmp_path / "people_jobs.py").write_text(job)
+    (tmp_path / "people.csv").write_text("name,age\nann,3\nbob,4\nann,5\n")
+    beats = ("--heartbeat", "0.2", "--liveness", "50")
+    with ExitStack() as stack:
+        _, at = stack.enter_context(broker(*beats))
+        titanic = stack.enter_context(process("titanic", "serve", *beats, cwd=tmp_path, MDP_BROKER=at))
+        options = ("--config", str(tmp_path / "catalogue.toml"))
+        stack.enter_context(batch(at, *options, cwd=tmp_path, jobs=()))
+        titanic.line("serving")
+        uuid = ""
+        for session in blocks("console"):
+            for command in re.findall(r"^\$ (.*\n(?:[^$].*\n)*)", session, re.MULTILINE):
+                words, *printed = command.splitlines()
+                if words.startswith("mdp-spark submit") or words.startswith("mdp-spark status"):
+                    words = re.sub("[0-9a-f]{32}", uuid, words)
+                    told = run(*shlex.split(words), MDP_BROKER=at)
+                    lines = told.stdout.decode().splitlines()
+                    if re.fullmatch("[0-9a-f]{32}", printed[0]):
+                        (uuid,) = lines
+                    else:
+                        assert lines == printed, told.stderr
+        exec(compile(program.replace("tcp://127.0.0.1:5555", at), "docs/spark.md", "exec"), {})
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "[{'n': 3}]"
+    assert "yielded" in out
+    assert out[-1] == "[{'name': 'ann', 'age': 5}, {'name': 'bob', 'age': 4}]"
