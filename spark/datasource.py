@@ -4,8 +4,7 @@ Spark finds it by the module `pyspark_titanic`.  What reads and what writes is i
 at every data source that is installed whenever it looks for one.
 """
 
-import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
-
-_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
-"""Spark's program that hands filters over; it runs only where that is enabled."""
 
 
 class TitanicSource(DataSource):
@@ -38,9 +34,9 @@ class TitanicSource(DataSource):
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """Reads what there is."""
-        from .source import FilteringReader, Reader  # noqa: PLC0415
+        from .source import open_reader  # noqa: PLC0415
 
-        return (FilteringReader if filters_come() else Reader)(self.options, schema)
+        return open_reader(self.options, schema)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
         """Reads on and on."""
@@ -59,9 +55,3 @@ class TitanicSource(DataSource):
         from .sink import StreamWriter  # noqa: PLC0415
 
         return StreamWriter(self.options, schema, overwrite=overwrite)
-
-
-def filters_come() -> bool:
-    """Whether Spark will hand filters over: it refuses a reader that takes them where they are not enabled."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    return _PUSHING in sys.modules or getattr(main, "name", "") == _PUSHING

@@ -119,7 +119,7 @@ def _constants(options: Mapping[str, str]) -> dict[str, Any]:
         if name not in options:
             continue
         try:
-            found[_WIRE.get(name, name)] = _PARSE.get(name, _seconds)(options[name])
+            found[_WIRE.get(name, name)] = _PARSE[name](options[name])
         except ValueError:
             raise SettingError(f"{name} is {options[name]!r:.{SHOWN}}: it takes {_TAKES[name]}") from None
     try:
@@ -205,6 +205,7 @@ def _moment_option(value: str) -> Any:
 
 
 _PARSE: Final[dict[str, Callable[[str], Any]]] = {
+    **dict.fromkeys(_SECONDS, _seconds),
     "priority": int,
     "retries": int,
     "at": _moment_option,

@@ -32,6 +32,8 @@ WORTH: Final = 20_000
 """Requests for which a partition of its own is worth it."""
 MICROSECOND: Final = 1e-6
 READ_OPTIONS: Final = frozenset({"db", "service", "state", "partitions"})
+OPEN: Final = -1
+"""The end of a span that goes as far as there are requests when it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class Span(spark.InputPartition):
-    """The requests whose number (`id` or `ended`) is above `low`, up to `high`."""
+    """The requests whose number (`id` or `ended`) is above `low`, up to `high`; or all, if that is `OPEN`."""
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__((low, high))
@@ -94,6 +96,10 @@ class Table:
         """Its requests whose numbers are in `span`, in order."""
         engine = open_database(self.db, write=False)
         try:
+            if span.high == OPEN:
+                with engine.begin() as connection:
+                    latest = connection.scalar(sa.select(sa.func.max(R[self.number])))
+                span = Span(span.low, latest or 0)
             yield from self._read(engine, span)
         finally:
             engine.dispose()
@@ -164,10 +170,14 @@ def option_conditions(options: Mapping[str, str]) -> tuple[Condition, ...]:
 
 
 class Reader(spark.DataSourceReader):
-    """All requests that there are when the query is planned."""
+    """All requests that there are.
+
+    Spark plans a DataFrame once, and uses the partitions again for all that is asked of it, be it days later: so the
+    last of them is open.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        given = known_options(options, READ_OPTIONS, "read")
+        given = known_options(options, READ_OPTIONS | {"pushdown"}, "read")
         check_schema(schema)
         self._partitions = whole_option(given, "partitions", DEFAULT_PARTITIONS, most=MAX_PARTITIONS)
         self._table = Table(database_option(given), schema, "id", option_conditions(given))
@@ -183,7 +193,10 @@ class Reader(spark.DataSourceReader):
                 first, last = connection.execute(sa.select(*ends)).one()
         finally:
             engine.dispose()
-        return [Span(0, 0)] if first is None else spans(first - 1, last, self._partitions)
+        if first is None:
+            return [Span(0, OPEN)]
+        *found, end = spans(first - 1, last, self._partitions)
+        return [*found, Span(end.low, OPEN)]
 
     def read(self, partition: spark.InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
@@ -191,7 +204,11 @@ class Reader(spark.DataSourceReader):
 
 
 class FilteringReader(Reader):
-    """Where Spark hands filters over (`spark.sql.python.filterPushdown.enabled`): the database applies them."""
+    """Has the database apply filters.
+
+    Only where that is asked for.  Spark refuses it unless `spark.sql.python.filterPushdown.enabled` is set; and what
+    was planned with filters it uses again for a query of the same DataFrame that has none, which then misses rows.
+    """
 
     def pushFilters(self, filters: "list[spark.Filter]") -> "list[spark.Filter]":  # noqa: N802 - Spark's name
         """Takes what the database does as Spark would; returns what is left to Spark as well."""
@@ -204,6 +221,14 @@ class FilteringReader(Reader):
                 left.append(each)
         self._table = replace(self._table, conditions=(*self._table.conditions, *taken))
         return left
+
+
+def open_reader(options: Mapping[str, str], schema: StructType) -> Reader:
+    """The reader that the option `pushdown` asks for."""
+    pushdown = {name.lower(): value.lower() for name, value in options.items()}.get("pushdown", "false")
+    if pushdown not in {"true", "false"}:
+        raise SettingError(f"pushdown is {pushdown!r}: it takes true or false")
+    return (FilteringReader if pushdown == "true" else Reader)(options, schema)
 
 
 _OPERATORS: Final = {

@@ -1,0 +1,311 @@
+"""Titanic's requests as a table of Spark."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import functions
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    Not,
+    StringContains,
+)
+from pyspark.sql.types import StructType
+
+from zmdp.mdp.errors import SettingError, ZmdpError
+from zmdp.spark import source
+from zmdp.spark.columns import SCHEMA, TYPES
+from zmdp.spark.source import OPEN, Condition, Span, Table, condition, open_reader, spans
+
+
+def seconds(moment):
+    return moment.timestamp()
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_request_is_a_row(db, read):
+    now = 1_800_000_000.123456
+    asked = db.add("größe", b"a", b"\0\xff", key="k", priority=7, retries=2, headers={"user": "ü", "b": ""}, ttl=60)
+    db.end("größe", (b"x", b""), now=now)
+    failing = db.add("fails")
+    db.end("fails", None, code=503, error="broken", now=now + 1)
+    waiting = db.add("waits", b"", delay=3600)
+    done, failed, delayed = read().orderBy("id").collect()
+    stored = db.requests()
+    assert list(TYPES) == done.__fields__
+    assert (done.id, done.uuid, done.service, done.state, done.priority) == (stored[0].id, asked, "größe", "done", 7)
+    assert (done.attempts, done.failures, done.retries, done.key) == (1, 0, 2, "k")
+    assert (done.headers, done.code, done.error) == ({"user": "ü", "b": ""}, None, None)
+    assert (done.request, done.reply) == ([b"a", b"\0\xff"], [b"x", b""])
+    assert seconds(done.created) == pytest.approx(stored[0].created, abs=1e-6)
+    assert seconds(done.finished) == pytest.approx(now, abs=1e-6)
+    assert seconds(done.expires) == pytest.approx(now + 60, abs=1e-6)
+    assert done.started == done.finished
+    assert (failed.uuid, failed.state, failed.code, failed.error) == (failing, "failed", 503, "broken")
+    assert (failed.headers, failed.reply) == (None, None)
+    assert (delayed.uuid, delayed.state, delayed.request, delayed.reply) == (waiting, "delayed", [b""], None)
+    assert (delayed.started, delayed.finished, delayed.expires) == (None, None, None)
+    assert (delayed.due - delayed.created).total_seconds() == pytest.approx(3600, abs=1e-5)
+
+
+def test_an_empty_table(read):
+    assert read().collect() == []
+    assert read().schema == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("kind", "requests", "replies"),
+    [
+        ("array<binary>", [[b"one", b"two"], [b"\xff"], [b""]], [[b"reply"], [], None]),
+        ("binary", [b"one", b"\xff", b""], [b"reply", None, None]),
+        ("string", ["one", "\ufffd", ""], ["reply", None, None]),
+    ],
+)
+def test_frames_as_what_the_schema_says(db, read, kind, requests, replies):
+    for frames in ([b"one", b"two"], [b"\xff"], [b""]):
+        db.add("echo", *frames)
+    db.end()
+    db.end(reply=())
+    rows = read(f"reply {kind}, id long, request {kind}").orderBy("id").collect()
+    assert [row.request for row in rows] == requests
+    assert [row.reply for row in rows] == replies
+
+
+def test_only_the_columns_of_the_schema_are_read(db):
+    db.done()
+    statements = []
+    sa.event.listen(sa.engine.Engine, "before_cursor_execute", listener := lambda *a: statements.append(a[2]))
+    try:
+        (batch,) = Table(db.url, StructType.fromDDL("service string, uuid string")).read(Span(0, 10))
+    finally:
+        sa.event.remove(sa.engine.Engine, "before_cursor_execute", listener)
+    assert batch.schema.names == ["service", "uuid"]
+    assert not any(word in sql for sql in statements for word in ("body", "reply", "headers"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ("id long, reqest string", "titanic has no column 'reqest': there are id, uuid,"),
+        ("id string", "titanic's column id is bigint, and cannot be read as string"),
+        ("request int", "titanic's column request is array<binary> or binary or string, and cannot be read as int"),
+        ("headers string", "titanic's column headers is map<string,string>"),
+    ],
+)
+def test_a_schema_that_does_not_fit(pristine, schema, told):
+    with pytest.raises(SettingError, match=re.escape(told)):
+        open_reader({"db": str(pristine)}, StructType.fromDDL(schema))
+
+
+# ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"sevice": "x"}, "titanic has no option 'sevice' to read: it takes db, partitions, pushdown, service, state"),
+        ({"state": "finished"}, "there is no state 'finished': it takes delayed, pending, running, done, failed"),
+        ({"partitions": "0"}, "partitions is '0': it takes a whole number from 1"),
+        ({"partitions": "x"}, "partitions is 'x': it takes a whole number from 1"),
+        ({"pushdown": "yes"}, "pushdown is 'yes': it takes true or false"),
+        ({"db": ""}, "titanic needs its database: .option("),
+        ({"db": "mysql://host/x"}, "'mysql' is not supported"),
+        ({"db": "nowhere.db"}, "there is no database nowhere.db: `titanic serve` makes it"),
+        ({"db": "postgresql://nobody@127.0.0.1:1/x"}, "postgresql://nobody@127.0.0.1:1/x cannot be read: connection"),
+    ],
+)
+def test_options_that_are_wrong(options, told, pristine):
+    with pytest.raises(ZmdpError, match=re.escape(told)):
+        open_reader({"db": str(pristine), **options}, SCHEMA).partitions()
+
+
+def test_without_tables_it_is_said_what_makes_them(spark, tmp_path):
+    path = tmp_path / "empty.db"
+    path.touch()
+    with pytest.raises(Exception, match="SchemaError") as refused:
+        spark.read.format("titanic").option("db", str(path)).load().collect()
+    assert f"has no tables yet: run `titanic db upgrade --db sqlite:///{path}`" in str(refused.value)
+
+
+def test_the_database_of_the_environment(pristine, monkeypatch):
+    monkeypatch.setenv("TITANIC_DB", str(pristine))
+    (span,) = open_reader({}, SCHEMA).partitions()
+    assert (span.low, span.high) == (0, OPEN)
+
+
+def test_options_choose_rows(db, read):
+    for service in ("one", "two", "three"):
+        db.add(service)
+        db.done(service, code=500 if service == "three" else None)
+    assert (
+        sorted(row.service for row in read("service string", service="one, two").collect()) == ["one"] * 2 + ["two"] * 2
+    )
+    assert [row.service for row in read("service string", state="failed").collect()] == ["three"]
+    both = read("service string", state="done,failed", service="three,two").collect()
+    assert sorted(row.service for row in both) == ["three", "two"]
+
+
+def test_as_a_view_of_sql(spark, db):
+    db.done("echo")
+    db.add("other")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW history USING titanic OPTIONS (db '{db.url}')")
+    try:
+        (row,) = spark.sql("SELECT service, count(*) AS n, any_value(finished - created) AS took FROM history "
+                           "WHERE state = 'done' GROUP BY service").collect()  # fmt: skip
+    finally:
+        spark.catalog.dropTempView("history")
+    assert (row.service, row.n) == ("echo", 1)
+    assert isinstance(row.took, timedelta)
+
+
+# ── partitions and chunks ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 1), (5, 90_000), (0, 10**12), (7, 20_007)])
+def test_spans_cover_all_once(low, high, most):
+    found = spans(low, high, most)
+    assert 1 <= len(found) <= most
+    assert (found[0].low, found[-1].high) == (low, high)
+    assert all(one.high == other.low for one, other in pairwise(found))
+
+
+def test_a_large_table_is_read_in_parts(db, read):
+    uuids = [db.add() for _ in range(3)]
+    db.run("UPDATE titanic_requests SET id = 50000 WHERE id = 2")
+    db.run("UPDATE titanic_requests SET id = 100000 WHERE id = 3")
+    frame = read("uuid string, id long", partitions="4")
+    assert frame.rdd.getNumPartitions() == 4
+    assert {row.uuid for row in frame.collect()} == set(uuids)
+
+
+def test_chunks_are_bounded(db, monkeypatch):
+    for size in (10, 10, 5000, 10, 10, 10, 10):
+        db.add("echo", bytes(size))
+    monkeypatch.setattr(source, "MAX_ROWS", 3)
+    monkeypatch.setattr(source, "MAX_BYTES", 1000)
+    table = Table(db.url, StructType.fromDDL("id long, request binary"))
+    batches = list(table.read(Span(0, 7)))
+    assert [batch.column("id").to_pylist() for batch in batches] == [[1, 2], [3], [4, 5, 6], [7]]
+    assert [batch.num_rows for batch in Table(db.url, StructType.fromDDL("id long")).read(Span(2, 6))] == [3, 1]
+
+
+def test_ends_of_the_same_number_are_read_once(db, monkeypatch):
+    monkeypatch.setattr(source, "MAX_ROWS", 2)
+    for _ in range(5):
+        db.done()
+    db.run("UPDATE titanic_requests SET ended = 3")
+    table = Table(db.url, StructType.fromDDL("id long"), "ended")
+    batches = list(table.read(Span(2, 3)))
+    assert [each for batch in batches for each in batch.column("id").to_pylist()] == [1, 2, 3, 4, 5]
+    assert list(table.read(Span(3, 9))) == []
+
+
+# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        (EqualTo(("service",), "echo"), [Condition("service", "in", ["echo"])]),
+        (EqualTo(("service",), "a\0"), [Condition("service", "in", [])]),
+        (In(("state",), ("done", "lost")), [Condition("state", "in", ["done", "lost"])]),
+        (EqualTo(("id",), 5), [Condition("id", "=", 5)]),
+        (In(("id",), (5, 6)), [Condition("id", "in", (5, 6))]),
+        (GreaterThan(("id",), 5), [Condition("id", ">", 5)]),
+        (GreaterThan(("created",), AT), [Condition("created", ">", AT.timestamp() - 1e-6)]),
+        (LessThan(("finished",), AT), [Condition("finished", "<", AT.timestamp() + 1e-6)]),
+        (
+            EqualTo(("due",), AT),
+            [Condition("due", ">", AT.timestamp() - 1e-6), Condition("due", "<", AT.timestamp() + 1e-6)],
+        ),
+        (IsNull(("finished",)), [Condition("finished", "null")]),
+        (IsNotNull(("started",)), [Condition("started", "not")]),
+        (GreaterThan(("service",), "echo"), None),
+        (EqualTo(("priority",), 5), None),
+        (EqualTo(("key",), "k"), None),
+        (StringContains(("service",), "e"), None),
+        (Not(EqualTo(("service",), "echo")), None),
+        (EqualTo(("headers", "a"), "k"), None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_asked_of_the_database(wanted, taken):
+    assert condition(wanted) == taken
+
+
+def test_what_the_database_filters_is_what_spark_would(db):
+    """Of what it is asked for exactly; of times perhaps a microsecond more."""
+    for service in ("echo", "other", "echo", "ECHO", "größe"):
+        db.add(service)
+    db.end("echo", now=AT.timestamp() + 1)
+    db.end("other", code=500, now=AT.timestamp() + 2)
+    for wanted, ids in [
+        ([EqualTo(("service",), "echo")], [1, 3]),
+        ([EqualTo(("service",), "a\0")], []),
+        ([In(("service",), ("größe", "ECHO", "x"))], [4, 5]),
+        ([EqualTo(("state",), "pending")], [3, 4, 5]),
+        ([In(("state",), ("done", "failed", "lost"))], [1, 2]),
+        ([EqualTo(("state",), "lost")], []),
+        ([EqualTo(("id",), 3)], [3]),
+        ([GreaterThan(("id",), 2), LessThan(("id",), 5)], [3, 4]),
+        ([GreaterThanOrEqual(("id",), 4), In(("id",), (1, 5))], [5]),
+        ([IsNull(("finished",)), EqualTo(("service",), "echo")], [3]),
+        ([IsNotNull(("finished",))], [1, 2]),
+        ([EqualTo(("finished",), AT + timedelta(seconds=1))], [1]),
+        ([GreaterThan(("finished",), AT + timedelta(seconds=1.5))], [2]),
+        ([LessThan(("finished",), AT + timedelta(seconds=1.5))], [1]),
+        ([EqualTo(("priority",), 5)], [1, 2, 3, 4, 5]),
+    ]:
+        reader = open_reader({"db": db.url, "pushdown": "true"}, StructType.fromDDL("id long"))
+        left = reader.pushFilters(wanted)
+        assert left == [each for each in wanted if each.attribute[0] in {"finished", "priority"}]
+        found = [batch.column("id").to_pylist() for span in reader.partitions() for batch in reader.read(span)]
+        assert [id_ for batch in found for id_ in batch] == ids, wanted
+
+
+def test_filters_get_to_the_database_where_that_is_asked_for(db, read, capfd):
+    db.add("echo")
+    db.add("other")
+    for pushdown in ("true", "false"):
+        frame = read(pushdown=pushdown).where("service = 'echo' AND id > 0 AND created > timestamp'2026-01-01'")
+        assert [row.service for row in frame.collect()] == ["echo"]
+        frame.explain()
+        (left,) = [line for line in capfd.readouterr().out.splitlines() if " Filter " in line]
+        assert "created" in left  # the database rounds it less
+        assert ("= echo" in left, "L > 0" in left) == (pushdown == "false",) * 2
+
+
+def test_what_is_read_again_is_read_anew(spark, db, read):
+    db.add("echo")
+    frame = read("service string")
+    assert frame.where("service = 'other'").count() == 0
+    db.add("other")
+    assert frame.count() == 2
+    assert frame.where("service = 'other'").count() == 1
+    assert frame.count() == 2
+
+
+# ── what it is for ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_percentiles_by_service(db, read):
+    for number in range(1, 101):
+        db.done("slow", now=1_800_000_000.0)
+        db.run(f"UPDATE titanic_requests SET created = finished - {number / 10} WHERE created > 0 AND id = {number}")
+    took = (functions.col("finished").cast("double") - functions.col("created").cast("double")).alias("took")
+    ended = read("service string, created timestamp, finished timestamp", state="done")
+    (row,) = ended.groupBy("service").agg(functions.percentile(took, 0.5).alias("half")).collect()
+    assert row.half == pytest.approx(5.05, abs=1e-3)

@@ -1,0 +1,531 @@
+"""Rows of Spark become requests: what they say, and that each is one, whatever Spark does."""
+
+import json
+import re
+import time
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+from support.titanics import serving
+
+from zmdp.mdp.errors import SettingError, ZmdpError
+from zmdp.spark import sink
+from zmdp.spark.sink import JobWriter, StreamWriter
+from zmdp.titanic import staging
+from zmdp.titanic.frames import unpack
+from zmdp.workers import Worker
+
+only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+AT = datetime(2035, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_columns_say_what_a_request_is(spark, db, write):
+    rows = [
+        ("one", [b"a", b"\0\xff"], "k", 60.5, 9, None, AT, 3, 0.25, 3600.0, {"user": "ü"}),
+        ("two", [b""], None, None, None, 3600.0, None, None, None, None, None),
+    ]
+    columns = (
+        "service string, request array<binary>, key string, key_ttl double, priority int, delay double, at timestamp, "
+        "retries int, backoff double, ttl double, headers map<string,string>"
+    )
+    with pytest.raises(Exception, match="delay and at are two ways to say one thing"):
+        write(spark.createDataFrame(rows, columns))
+    frame = spark.createDataFrame(rows, columns)
+    before = time.time()
+    write(frame.drop("delay").where("service = 'one'").coalesce(1))
+    write(frame.drop("at").where("service = 'two'").coalesce(1))
+    one, two = db.requests()
+    assert (one.service, one.state, one.priority, one.due, one.key) == ("one", "delayed", 9, AT.timestamp(), "k")
+    assert (one.retries, one.backoff, one.result_ttl, one.attempts) == (3, 0.25, 3600.0, 0)
+    assert (json.loads(one.headers), unpack(one.body)) == ({"user": "ü"}, [b"a", b"\0\xff"])
+    assert before <= one.created <= time.time()
+    ((expires,),) = db.run("SELECT expires FROM titanic_keys WHERE service = 'one' AND key = 'k'")
+    assert expires == one.created + 60.5
+    assert (two.service, two.state, two.priority, two.key, unpack(two.body)) == ("two", "delayed", 0, None, [b""])
+    assert two.due == pytest.approx(two.created + 3600, abs=1e-6)
+    assert (two.retries, two.backoff, two.result_ttl, two.headers) == (0, None, None, None)
+    assert db.left_over == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "frames"),
+    [
+        ("string", "größe", ["größe".encode()]),
+        ("binary", bytearray(b"\0\xff"), [b"\0\xff"]),
+        ("array<string>", ["a", "ü"], [b"a", "ü".encode()]),
+        ("array<binary>", [bytearray(b"a"), bytearray(b"")], [b"a", b""]),
+    ],
+)
+def test_kinds_of_bodies(pristine, kind, value, frames):
+    (asked,) = entries(pristine, f"request {kind}", [[value]], service="s")
+    assert unpack(asked.body) == frames
+
+
+def entries(db, schema, columns, **options):
+    """What would be staged of these columns."""
+    writer = JobWriter({"db": str(db), **options}, StructType.fromDDL(schema), overwrite=False)
+    names = [column.name for column in staging.STAGED.columns][2:]
+    made = writer.target.rows.entries(columns, 0, 0)
+    return [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in made]
+
+
+def test_options_hold_for_rows_that_say_nothing_else(pristine):
+    options = {
+        "service": "usual", "priority": "3", "retries": "2", "delay": "1.5", "backoff": "0.5", "ttl": "60",
+        "key_ttl": "9", "headers": '{"a": "b"}',
+    }  # fmt: skip
+    schema = "request string, service string, key string, priority short, at timestamp, headers map<string,string>"
+    columns = [["x", "y"], [None, "other"], ["k", "l"], [None, 7], [None, AT], [None, [("c", "d")]]]
+    usual, other = entries(pristine, schema, columns, **options)
+    assert (usual.service, usual.priority, usual.delay, usual.due, usual.headers) == (
+        "usual",
+        3,
+        1.5,
+        None,
+        '{"a": "b"}',
+    )
+    assert (usual.retries, usual.backoff, usual.result_ttl, usual.key_ttl) == (2, 0.5, 60, 9)
+    assert (other.service, other.priority, other.delay, other.due) == ("other", 7, None, AT.timestamp())
+    assert other.headers == '{"c": "d"}'
+
+
+@pytest.mark.parametrize("at", [AT, AT.timestamp(), AT.isoformat()], ids=["timestamp", "seconds", "text"])
+def test_times_in_many_forms(pristine, at):
+    kind = {datetime: "timestamp", float: "double", str: "string"}[type(at)]
+    (asked,) = entries(pristine, f"request string, due {kind}", [["x"], [at]], service="s")
+    assert asked.due == pytest.approx(AT.timestamp(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "told"),
+    [
+        ("request string", [None], "its request is NULL"),
+        ("request array<string>", [["a", None]], "a frame of its request is NULL"),
+        ("request array<string>", [[]], "a body of at least one frame"),
+        ("request string, service string", ["x", "a\0b"], "the first frame names the service"),
+        ("request string, service string", ["x", "mmi.services"], "mmi.services is not asked through Titanic"),
+        ("request string, priority int", ["x", 10], "priority is a whole number from 0 to 9"),
+        ("request string, retries long", ["x", -1], "retries is a whole number from 0 to 1000"),
+        ("request string, delay double", ["x", -1.0], "delay is a number of seconds, up to a hundred years"),
+        ("request string, delay double", ["x", float("nan")], "delay is a number of seconds"),
+        ("request string, ttl int", ["x", 0], "result_ttl is a number of seconds above 0"),
+        ("request string, key string", ["x", ""], "key is a text of 1 to 255 bytes"),
+        ("request string, key string", ["x", "a\0"], "key is a text of 1 to 255 bytes"),
+        ("request string, key_ttl int", ["x", 5], "key_ttl goes with a key"),
+        (
+            "request string, at string",
+            ["x", "2035-01-02T03:04:05"],
+            "at is seconds since 1970 (UTC), or a time such as",
+        ),
+        ("request string, at double", ["x", 1e300], "at is"),
+        ("request string, headers map<string,string>", ["x", [("a", None)]], "headers map text to text"),
+    ],
+)
+def test_a_row_that_is_no_request(pristine, schema, row, told):
+    options = {} if "service" in schema else {"service": "s"}
+    with pytest.raises(SettingError) as refused:
+        entries(pristine, schema, [[value] for value in row], **options)
+    assert str(refused.value).startswith("row 0 of partition 0 is no request, and nothing was written: ")
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "told"),
+    [
+        ("request string", {}, "titanic needs the name of a service"),
+        ("service string", {}, "titanic writes the column request"),
+        (
+            "request string, sevice string",
+            {"service": "s"},
+            "titanic cannot write a column 'sevice': it takes service,",
+        ),
+        (
+            "request int",
+            {"service": "s"},
+            "titanic cannot write request as int: it takes string, binary, array<binary>",
+        ),
+        ("request string, priority string", {"service": "s"}, "titanic cannot write priority as string"),
+        (
+            "request string, headers map<string,int>",
+            {"service": "s"},
+            "titanic cannot write headers as map<string,int>",
+        ),
+        ("request string, at string, due string", {"service": "s"}, "the columns at and due are two ways"),
+        ("request string, REQUEST string", {"service": "s"}, "titanic cannot write a column 'REQUEST'"),
+        ("request string", {"service": "s", "priority": "high"}, "priority is 'high': it takes a whole number"),
+        ("request string", {"service": "s", "priority": "10"}, "an option of the write is wrong: priority is a whole"),
+        ("request string", {"service": "s", "delay": "-1"}, "delay is a number of seconds"),
+        ("request string", {"service": "s", "headers": "{"}, "headers is '{': it takes"),
+        ("request string", {"service": "s", "headers": "[1]"}, "headers map text to text"),
+        ("request string", {"service": "mmi.x"}, "mmi.x is not asked through Titanic"),
+        ("request string", {"service": "s", "key": "k"}, "titanic has no option 'key' to write"),
+        ("request string", {"service": "s", "sink": "k"}, "titanic has no option 'sink' to write"),
+        ("request string", {"service": "s", "job": ""}, "the name of a job or a sink has 1 to 500 characters"),
+        ("request string", {"service": "s", "db": "nowhere.db"}, "there is no database nowhere.db"),
+    ],
+)
+def test_a_write_that_cannot_be(pristine, schema, options, told):
+    with pytest.raises(ZmdpError, match=re.escape(told)):
+        JobWriter({"db": str(pristine), **options}, StructType.fromDDL(schema), overwrite=False)
+
+
+def test_nothing_is_overwritten(spark, db, write):
+    db.add()
+    with pytest.raises(Exception, match="titanic only adds requests"):
+        rows(spark, 1).write.format("titanic").option("db", db.url).option("service", "s").mode("overwrite").save()
+    assert db.count() == 1
+
+
+def test_a_bad_row_fails_the_write_and_nothing_is_written(spark, db, write):
+    frame = spark.range(30, numPartitions=2).selectExpr("string(id) AS request", "int(if(id = 25, 11, 1)) AS priority")
+    with pytest.raises(Exception, match="BadRow") as refused:
+        write(frame, service="s")
+    assert "row 10 of partition 1 is no request, and nothing was written: priority is a whole number" in str(
+        refused.value
+    )
+    assert "(request='25', priority=11)" in str(refused.value)
+    assert db.count() == 0
+    assert db.left_over == (0, 0)
+
+
+# ── exactly once ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rows(spark, count, partitions=2):
+    return spark.range(count, numPartitions=partitions).selectExpr("string(id) AS request")
+
+
+def bodies(db):
+    return sorted(int(unpack(row.body)[0]) for row in db.requests())
+
+
+@pytest.fixture
+def failing(spark, tmp_path):
+    """`failing(count)`: rows whose tasks fail at first, in the middle of it, when much has been staged."""
+
+    def made(count):
+        marks = tmp_path / "marks"
+        marks.mkdir()
+
+        def fail_once(batches):
+            from pyspark import TaskContext
+
+            task = TaskContext.get().partitionId()
+            for number, batch in enumerate(batches):
+                yield batch
+                if number == 3 and not (marks / str(task)).exists():
+                    (marks / str(task)).touch()
+                    raise RuntimeError("in the middle of it")
+
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
+        return rows(spark, count).mapInArrow(fail_once, "request string")
+
+    yield made
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+def test_tasks_that_fail_in_the_middle_write_nothing_twice(failing, db, write):
+    write(failing(30_000), service="s")
+    assert bodies(db) == list(range(30_000))
+    assert db.left_over == (0, 0)
+
+
+def test_the_same_job_again_is_skipped(spark, db, write):
+    write(rows(spark, 10), service="s", job="nightly")
+    write(rows(spark, 20), service="s", job="nightly")
+    assert bodies(db) == list(range(10))
+    write(rows(spark, 1), service="s", job="another")
+    write(rows(spark, 1), service="s")
+    write(rows(spark, 1), service="s")
+    assert bodies(db) == [0, 0, 0, *range(10)]
+    assert db.left_over == (0, 0)
+    assert db.run("SELECT kind, name, requests FROM titanic_written ORDER BY name") == [
+        ("job", "another", 1), ("job", "nightly", 10),
+    ]  # fmt: skip
+
+
+def writer(db, kind=JobWriter, **options):
+    return kind(
+        {"db": db.url, "service": "s", **options}, StructType.fromDDL("request string, key string"), overwrite=False
+    )
+
+
+def batches(*texts, key=None):
+    """As an executor gets them."""
+    keys = [key] * len(texts) if not isinstance(key, list) else key
+    return iter([pa.RecordBatch.from_pydict({"request": list(texts), "key": pa.array(keys, pa.string())})])
+
+
+def test_of_two_attempts_of_a_task_the_one_counts_that_spark_takes(db):
+    one = writer(db)
+    first, second, other = (one.write(batches(*texts)) for texts in ("ab", "ab", "c"))
+    one.commit([second, other, None])
+    assert sorted(unpack(row.body)[0] for row in db.requests()) == [b"a", b"b", b"c"]
+    assert db.left_over == (0, 0)
+    assert first.staging != second.staging
+
+
+def test_an_attempt_that_comes_too_late_is_told(db):
+    one = writer(db)
+
+    def slowly():
+        yield from batches("a", "b")
+        one.commit([])
+        yield from batches("c")
+
+    sink.CHUNK_ROWS, usual = 2, sink.CHUNK_ROWS
+    try:
+        with pytest.raises(staging.StagingLost, match="which came too late"):
+            one.write(slowly())
+    finally:
+        sink.CHUNK_ROWS = usual
+    assert db.count() == 0
+    one.abort([])
+    assert db.left_over == (0, 0)
+
+
+def test_what_is_given_up_is_thrown_away(db):
+    one = writer(db)
+    message = one.write(batches("a", "b"))
+    one.write(batches("c"))  # a task whose driver never hears of it
+    assert db.left_over == (3, 2)
+    one.abort([message, None])
+    assert db.left_over == (0, 0)
+    assert db.count() == 0
+
+
+@pytest.mark.parametrize("lost", ["DELETE FROM titanic_staged", "DELETE FROM titanic_staged WHERE number = 0"])
+def test_if_something_staged_is_lost_nothing_is_written(db, lost):
+    one = writer(db, job="j")
+    message = one.write(batches("a", "b"))
+    db.run(lost)
+    with pytest.raises(
+        staging.StagingLost, match="of 2 rows staged . are there: .* nothing was written, write them again"
+    ):
+        one.commit([message])
+    assert db.count() == 0
+    again = writer(db, job="j")
+    again.commit([again.write(batches("a", "b"))])
+    assert db.count() == 2
+
+
+def test_what_dead_drivers_left_is_swept_once_it_is_old(db):
+    dead, waits = writer(db), writer(db)
+    dead.write(batches("a", "b"))
+    message = waits.write(batches("c"))
+    db.run("UPDATE titanic_staging SET touched = touched - 90000 WHERE id = 1")
+    living = writer(db)
+    living.commit([living.write(batches("d"))])
+    assert db.left_over == (1, 1)
+    waits.commit([message])
+    assert [unpack(row.body)[0] for row in db.requests()] == [b"d", b"c"]
+    assert db.left_over == (0, 0)
+
+
+def test_a_sweep_is_bounded(db, monkeypatch):
+    monkeypatch.setattr(staging, "CHUNK", 2)
+    monkeypatch.setattr(staging, "OF_OTHERS", 3)
+    dead = writer(db)
+    dead.write(batches(*"abcdefgh"))
+    db.run("UPDATE titanic_staging SET touched = 1")
+    living = writer(db)
+    living.commit([])
+    assert db.left_over == (4, 1)
+    living.commit([])
+    assert db.left_over == (0, 1)
+
+
+def test_two_who_commit_the_same_job_at_a_time(db, run_together):
+    writers = [writer(db, job="j") for _ in range(3)]
+    messages = [each.write(batches("a", "b", key=["k", None])) for each in writers]
+    run_together([lambda at=at: writers[at].commit([messages[at]]) for at in range(3)])
+    assert db.count() == 2
+    assert db.left_over == (0, 0)
+
+
+@pytest.fixture
+def run_together():
+    from concurrent.futures import ThreadPoolExecutor
+
+    def run(functions):
+        with ThreadPoolExecutor() as pool:
+            for each in [pool.submit(function) for function in functions]:
+                each.result(60)
+
+    return run
+
+
+def test_many_who_write_the_same_keys_at_a_time(db, run_together):
+    names = [f"k{at}" for at in range(200)]
+
+    def one(order):
+        each = writer(db)
+        each.commit([each.write(batches(*names, key=names[::order]))])
+
+    run_together([lambda order=order: one(order) for order in (1, -1, 1, -1)])
+    assert sorted(row.key for row in db.requests()) == sorted(names)
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_key_is_one_request_for_ever(db):
+    first = db.add("s", b"first", key="known")
+    db.add("other", b"other", key="new")
+    one = writer(db)
+    one.commit([
+        one.write(batches("0", "1", "2", "3", "4", key=["new", "known", None, "new", None])),
+        one.write(batches("5", "6", key=["new", "newer"])),
+    ])  # fmt: skip
+    assert [unpack(row.body)[0] for row in db.requests() if row.service == "s"] == [b"first", b"0", b"2", b"4", b"6"]
+    assert db.add("s", b"x", key="known") == first
+    stored = {row.key: row.uuid.hex for row in db.requests() if row.service == "s" and row.key}
+    assert db.add("s", b"x", key="newer") == stored["newer"]
+    db.run("DELETE FROM titanic_requests")
+    again = writer(db)
+    again.commit([again.write(batches("a", "b", "c", key=["known", "new", "newer"]))])
+    assert db.count() == 0
+
+
+def test_a_key_that_has_expired_is_new(db):
+    one = writer(db, key_ttl="60")
+    one.commit([one.write(batches("a", key="k"))])
+    one = writer(db)
+    one.commit([one.write(batches("b", key="k"))])
+    assert db.count() == 1
+    db.run("UPDATE titanic_keys SET expires = 1000")
+    one = writer(db)
+    one.commit([one.write(batches("c", "d", key="k"))])
+    assert [unpack(row.body)[0] for row in db.requests()] == [b"a", b"c"]
+    assert db.run("SELECT expires FROM titanic_keys") == [(None,)]
+
+
+def test_how_a_write_is_accepted_needs_no_scan(db):
+    names = [f"k{at}" for at in range(100)]
+    writer(db).write(batches(*names, key=names))
+    plans = []
+
+    def explain(*, conn, statement, parameters, **other):
+        if "SELECT" in statement and not statement.startswith("EXPLAIN"):
+            how = "EXPLAIN QUERY PLAN " if conn.dialect.name == "sqlite" else "EXPLAIN "
+            plans.append("\n".join(str(row[-1]) for row in conn.exec_driver_sql(how + statement, parameters)))
+
+    with db.engine.begin() as connection:
+        if db.engine.dialect.name == "postgresql":  # tables as small as these are read as a whole
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        sa.event.listen(db.engine, "before_cursor_execute", explain, named=True)
+        try:
+            staging.commit(connection, None, [staging.Accepted(1, 100)], 1.0)
+        finally:
+            sa.event.remove(db.engine, "before_cursor_execute", explain)
+    assert len(plans) == 3
+    assert not any(word in plan for plan in plans for word in ("SCAN titanic_", "Seq Scan"))
+
+
+# ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def stream(spark, db, tmp_path):
+    """`stream(folder, checkpoint, **options)`: write all lines of the files there, to the end."""
+
+    def run(folder, checkpoint="checkpoint", **options):
+        lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
+        query = (
+            lines.selectExpr("value AS request").writeStream.format("titanic")
+            .option("db", db.url).option("service", "s").option("checkpointLocation", str(tmp_path / checkpoint))
+            .options(**options).trigger(availableNow=True).start()
+        )  # fmt: skip
+        try:
+            assert query.awaitTermination(60)
+        finally:
+            query.stop()
+        return query
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """`folder(name, *lines)`: a file for each line, one micro-batch each."""
+
+    def fill(name, *lines):
+        path = tmp_path / name
+        path.mkdir(exist_ok=True)
+        for line in lines:
+            (path / f"{line}.txt").write_text(f"{line}\n")
+        return path
+
+    return fill
+
+
+@pytest.mark.parametrize("options", [{}, {"sink": "lines"}], ids=["unnamed", "named"])
+def test_a_micro_batch_that_spark_runs_again_is_skipped(db, stream, folder, tmp_path, options):
+    stream(folder("lines", 1, 2, 3), **options)
+    assert bodies(db) == [1, 2, 3]
+    commits = tmp_path / "checkpoint" / "commits"
+    latest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    for name in (f"{latest}", f".{latest}.crc"):
+        (commits / name).unlink()
+    stream(folder("lines", 4), **options)
+    assert bodies(db) == [1, 2, 3, 4]
+    assert db.left_over == (0, 0)
+    ((kind, batch),) = db.run("SELECT kind, batch FROM titanic_written")
+    assert (kind, batch) == ("sink", 3)
+
+
+def test_two_streams_each_go_their_own_way(db, stream, folder):
+    stream(folder("one", 1, 2), "first")
+    stream(folder("two", 3), "second")
+    stream(folder("one", 5), "first")
+    stream(folder("two", 4), "second")
+    assert bodies(db) == [1, 2, 3, 4, 5]
+    assert db.count("titanic_written") == 2
+
+
+@only_sqlite
+def test_a_sink_whose_checkpoint_is_lost_is_not_skipped_in_silence(db, stream, folder):
+    stream(folder("lines", 1), "first", sink="lines")
+    with pytest.raises(Exception, match="the sink 'lines' was written to by another stream"):
+        stream(folder("others", 2), "second", sink="lines")
+    assert bodies(db) == [1]
+    assert db.left_over == (0, 0)
+
+
+@only_sqlite
+def test_rows_of_a_stream_without_arrow(db, monkeypatch):
+    monkeypatch.setattr(sink, "STREAM_ARROW", False)
+    from pyspark.sql import Row
+
+    one = writer(db, StreamWriter, sink="s")
+    one.commit([one.write(iter([Row(request="a", key=None), Row(request="b", key="k")]))], 0)
+    assert [(unpack(row.body)[0], row.key) for row in db.requests()] == [(b"a", None), (b"b", "k")]
+    one.abort([], 1)
+
+
+# ── in all ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_from_rows_to_replies(spark, db, write, read, endpoint):
+    with serving(endpoint, db.url), Worker("upper", lambda request: request[0].upper(), broker=endpoint):
+        write(spark.createDataFrame([("a",), ("b",), ("c",)], "request string"), service="upper")
+        query = (
+            spark.readStream.format("titanic").option("db", db.url).schema("request string, reply string, state string")
+            .load().writeStream.format("memory").queryName("ends").start()
+        )  # fmt: skip
+        try:
+            until = time.monotonic() + 60
+            while spark.table("ends").count() < 3:
+                assert time.monotonic() < until
+                query.processAllAvailable()
+        finally:
+            query.stop()
+    assert sorted(tuple(row) for row in spark.table("ends").collect()) == [
+        ("a", "A", "done"), ("b", "B", "done"), ("c", "C", "done"),
+    ]  # fmt: skip
