@@ -1,0 +1,169 @@
+"""What `call_service` costs, measured with real processes: `python bench/spark_pipeline.py [1 2 3 4 5]`.
+
+Two partitions on `local[2]`, an echo service of two worker processes, rows of about 40 bytes.
+
+1. Rows a second by window.
+2. Rows a second by rows in a request, window 64.
+3. Rows a second with a key, through Titanic on SQLite; beside the second run of the same keys, whose replies are there.
+4. Rows a second of the SQL function, beside `call_service` with the same settings.
+5. The same calls without Spark: one process, one client; and the rows through Spark without calls.
+
+Compare ratios, not numbers: they depend on the machine and on what else it does.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from x1 import BIN, running, start_broker, start_worker
+
+from zmdp.clients import Client
+from zmdp.spark.calls import Piece, Row, Settings, answered, piece_size
+from zmdp.spark.pipeline import call_service, register_function
+from zmdp.spark.session import open_session
+
+ROUNDS = 5
+ROWS = 20_000
+
+
+class Bench:
+    """A session, a broker, an echo service."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+        self.spark = open_session("bench", master="local[2]", conf=conf)
+        stack.callback(self.spark.stop)
+        self.stack = stack
+        _, self.endpoint = start_broker(stack)
+        for _ in range(2):
+            start_worker(stack, self.endpoint, "zmdp.workers.echo:worker")
+
+    def rows(self, count: int, prefix: str = "") -> Any:
+        """That many rows in two partitions, in memory."""
+        made = self.spark.range(0, count, 1, 2).selectExpr(
+            "id", "concat('the text of row number ', id, ', forty bytes') AS text", f"concat('{prefix}/', id) AS key"
+        )
+        made = made.cache()
+        made.count()
+        return made
+
+    def call(self, df: Any, **given: Any) -> None:
+        replies = call_service(df, "echo", input="text", broker=self.endpoint, **given)
+        check(replies.where("reply = text").count(), df)
+
+
+def check(right: int, df: Any) -> None:
+    if right != df.count():
+        raise SystemExit(f"{right} rows have their reply")
+
+
+def compared(title: str, count: int, ways: dict[str, Callable[[], object]], counts: dict[str, int]) -> None:
+    """Rows a second of each way, in turns; and how many times as many as the first of them."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(ROUNDS + 1):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            if number:  # the first is to warm up
+                rates[name].append(counts.get(name, count) / (time.perf_counter() - began))
+    print(f"\n{title}: median of {ROUNDS} rounds (least–most), load {os.getloadavg()[0]:.1f}")
+    first = statistics.median(next(iter(rates.values())))
+    for name, found in rates.items():
+        median = statistics.median(found)
+        spread = f"({min(found):,.0f}–{max(found):,.0f})"
+        print(f"   {name:34}{median:>10,.0f} rows/s {spread:>20}   × {median / first:.2f}", flush=True)
+
+
+def by_window(bench: Bench) -> None:
+    df = bench.rows(ROWS)
+    ways = {f"window {window}": lambda window=window: bench.call(df, window=window) for window in (1, 8, 64, 256)}
+    compared("1. By window, one row a request", ROWS, ways, {})
+
+
+def by_packing(bench: Bench) -> None:
+    few, many = bench.rows(ROWS), bench.rows(10 * ROWS)
+    ways: dict[str, Callable[[], object]] = {
+        "1 row a request": lambda: bench.call(few),
+        "10 rows a request": lambda: bench.call(many, rows_per_request=10),
+        "100 rows a request": lambda: bench.call(many, rows_per_request=100),
+    }
+    compared("2. By packing, window 64", 10 * ROWS, ways, {"1 row a request": ROWS})
+
+
+def by_key(bench: Bench) -> None:
+    count, runs = ROWS // 4, 0
+    with tempfile.TemporaryDirectory() as folder:
+        db, started = f"{folder}/titanic.db", [str(BIN / "titanic"), "serve"]
+        with running(*started, "--db", db, "--broker", bench.endpoint), Client(bench.endpoint) as client:
+            while not client.available("titanic.request"):
+                time.sleep(0.05)
+            df: Any = None
+
+            def first_time() -> None:
+                nonlocal df, runs
+                runs += 1
+                df = bench.rows(count, f"run-{runs}")
+                bench.call(df, key="key", window=256)
+
+            ways: dict[str, Callable[[], object]] = {
+                "without a key": lambda: bench.call(bench.rows(count), window=256),
+                "with a key": first_time,
+                "the same keys again": lambda: bench.call(df, key="key", window=256),
+            }
+            compared("3. Through Titanic on SQLite, window 256", count, ways, {})
+
+
+def by_function(bench: Bench) -> None:
+    df = bench.rows(ROWS)
+    df.createOrReplaceTempView("texts")
+    register_function(bench.spark, "call_one", broker=bench.endpoint)
+    register_function(bench.spark, "call_many", broker=bench.endpoint, rows_per_request=100)
+
+    def sql(name: str) -> None:
+        query = f"SELECT count(*) FROM (SELECT text, {name}('echo', text) AS r FROM texts) WHERE r.reply = text"
+        check(bench.spark.sql(query).collect()[0][0], df)
+
+    ways: dict[str, Callable[[], object]] = {
+        "call_service": lambda: bench.call(df),
+        "SQL": lambda: sql("call_one"),
+        "call_service, 100 rows a request": lambda: bench.call(df, rows_per_request=100),
+        "SQL, 100 rows a request": lambda: sql("call_many"),
+    }
+    compared("4. The SQL function, window 64", ROWS, ways, {})
+
+
+def without(bench: Bench) -> None:
+    df = bench.rows(ROWS)
+    settings = Settings(broker=bench.endpoint, window=64)
+    size = piece_size(settings)
+
+    def calls_only() -> None:
+        pieces = (Piece([Row("echo", b"x" * 40)] * size) for _ in range(ROWS // size))
+        for _ in answered(pieces, settings):
+            pass
+
+    ways: dict[str, Callable[[], object]] = {
+        "call_service": lambda: bench.call(df),
+        "calls without Spark, one process": calls_only,
+        "Spark without calls": lambda: df.mapInArrow(lambda batches: batches, df.schema).where("text <> ''").count(),
+    }
+    compared("5. What is whose, window 64", ROWS, ways, {})
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or ["1", "2", "3", "4", "5"]
+    with ExitStack() as stack:
+        bench = Bench(stack)
+        for number, part in zip("12345", (by_window, by_packing, by_key, by_function, without), strict=True):
+            if number in chosen:
+                part(bench)
+                bench.spark.catalog.clearCache()
+
+
+if __name__ == "__main__":
+    main()
