@@ -109,6 +109,11 @@ class Database:
         return self.count("titanic_staged"), self.count("titanic_staging")
 
 
+@pytest.fixture(autouse=True)
+def _session(spark):
+    """PySpark needs one even to read a schema."""
+
+
 @pytest.fixture
 def read(spark, db):
     """`read(schema, **options)`: a DataFrame of what is in the database."""

@@ -3,11 +3,15 @@
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
+from pyspark import TaskContext
+from pyspark.sql import Row
 from pyspark.sql.types import StructType
 from support.titanics import serving
 
@@ -143,7 +147,7 @@ def test_a_row_that_is_no_request(pristine, schema, row, told):
         (
             "request string, sevice string",
             {"service": "s"},
-            "titanic cannot write a column 'sevice': it takes service,",
+            "titanic cannot write a column 'sevice': it takes",
         ),
         (
             "request int",
@@ -214,8 +218,6 @@ def failing(spark, tmp_path):
         marks.mkdir()
 
         def fail_once(batches):
-            from pyspark import TaskContext
-
             task = TaskContext.get().partitionId()
             for number, batch in enumerate(batches):
                 yield batch
@@ -306,7 +308,7 @@ def test_if_something_staged_is_lost_nothing_is_written(db, lost):
     message = one.write(batches("a", "b"))
     db.run(lost)
     with pytest.raises(
-        staging.StagingLost, match="of 2 rows staged . are there: .* nothing was written, write them again"
+        staging.StagingLost, match=r"of 2 rows staged . are there: .* nothing was written, write them again"
     ):
         one.commit([message])
     assert db.count() == 0
@@ -351,8 +353,6 @@ def test_two_who_commit_the_same_job_at_a_time(db, run_together):
 
 @pytest.fixture
 def run_together():
-    from concurrent.futures import ThreadPoolExecutor
-
     def run(functions):
         with ThreadPoolExecutor() as pool:
             for each in [pool.submit(function) for function in functions]:
@@ -501,8 +501,6 @@ def test_a_sink_whose_checkpoint_is_lost_is_not_skipped_in_silence(db, stream, f
 @only_sqlite
 def test_rows_of_a_stream_without_arrow(db, monkeypatch):
     monkeypatch.setattr(sink, "STREAM_ARROW", False)
-    from pyspark.sql import Row
-
     one = writer(db, StreamWriter, sink="s")
     one.commit([one.write(iter([Row(request="a", key=None), Row(request="b", key="k")]))], 0)
     assert [(unpack(row.body)[0], row.key) for row in db.requests()] == [(b"a", None), (b"b", "k")]
