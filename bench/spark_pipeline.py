@@ -27,8 +27,8 @@ from zmdp.spark.calls import Piece, Row, Settings, answered, piece_size
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.spark.session import open_session
 
-ROUNDS = 5
-ROWS = 20_000
+ROUNDS = 3
+ROWS = 10_000
 
 
 class Bench:
