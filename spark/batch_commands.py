@@ -250,7 +250,9 @@ class _Stopper:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self.stops += 1
-        if self.driver is None or self.stops > 2:
+        if self.driver is None:
+            os._exit(0)  # Spark is being started: there is nothing yet to finish
+        if self.stops > 2:
             os._exit(1)
         if self.stops == 1:
             log.info("ending: what runs is finished first; once more cancels it")

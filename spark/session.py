@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import dropwhile
 from pathlib import Path
@@ -27,6 +27,7 @@ NEEDS_JAVA: Final = (
     "JAVA_HOME"
 )
 OLDEST_JAVA: Final = 17
+CONNECT_PORT: Final = 15002
 DEFAULT_MASTER: Final = "local[*]"
 _LOCAL: Final = re.compile(r"local(-cluster)?\b")
 _MASTER: Final = re.compile(r"local(\[.+\])?|local-cluster\[\d+,\d+,\d+\]|spark://.+|yarn|k8s://.+")
@@ -126,7 +127,8 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
         given["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile={_LOGGING.as_uri()}".strip()
     for each in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(each).setLevel(logging.CRITICAL + 1)  # what a query gets wrong, its caller is told
-    _check_answering(master)
+    if master.startswith("spark://"):
+        _check_answering("Spark master", master.removeprefix("spark://").split(","))
     _forget_dead_jvm()
     asked = SparkConf().setMaster(master).setAppName(name).setAll(list({**settings(master), **given}.items()))
     try:
@@ -136,22 +138,20 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
         raise SparkError(f"no Spark session on {master}: {_why_none(error)}") from error
 
 
-def _check_answering(master: str) -> None:
-    """Raises `SparkError` if no standalone master is where it should be: Spark itself would try for a minute."""
-    if not master.startswith("spark://"):
-        return
+def _check_answering(what: str, places: Sequence[str]) -> None:
+    """Raises `SparkError` if nobody listens at any of these HOST:PORT: Spark itself would try for minutes."""
     reasons = []
-    for each in master.removeprefix("spark://").split(","):
+    for each in places:
         host, _, port = each.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=5).close()
         except ValueError:
-            raise SettingError(f"{master!r} is no Spark master: it takes spark://HOST:PORT") from None
+            raise SettingError(f"{each!r}: a {what}'s address is HOST:PORT") from None
         except OSError as error:
             reasons.append(f"{each} ({error.strerror or error})")
         else:
             return
-    raise SparkError(f"no Spark master answers at {', '.join(reasons)}")
+    raise SparkError(f"no {what} answers at {', '.join(reasons)}")
 
 
 def _why_none(error: Exception) -> str:
@@ -185,6 +185,8 @@ def connect_session(remote: str) -> "SparkSession":
         from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
     except ImportError as error:
         raise SparkError(f"Spark Connect needs its client: pip install 'zmdp[connect]' ({error})") from None
+    place = remote.removeprefix("sc://").partition("/")[0]
+    _check_answering("Spark Connect server", [place if ":" in place else f"{place}:{CONNECT_PORT}"])
     try:
         session = SparkSession.builder.remote(remote).create()
         session.version  # noqa: B018 - asks the server, which nothing has done yet

@@ -16,7 +16,10 @@ from support.processes import broker, eventually, process, run
 from zmdp.clients import Client, RequestCancelled, ServiceError, WorkerLost
 from zmdp.spark import session
 
-pytestmark = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
+pytestmark = [
+    pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
+    pytest.mark.timeout(400),
+]
 HERE = Path(__file__).parent
 PATIENCE = 90
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
@@ -159,9 +162,9 @@ def test_a_broker_and_a_master_that_are_away():
     with process("mdp-spark", "batch", "--master", "spark://127.0.0.1:9", MDP_BROKER=nowhere) as waiting:
         told = waiting.line("no Spark master answers at 127.0.0.1:9 (Connection refused); trying again in", count=2)
         assert "trying again in 2 s" in told
-        assert waiting.end(signal.SIGTERM) in {0, 1}
+        assert waiting.end(signal.SIGTERM) == 0
     with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
-        waiting.line("no broker at tcp://127.0.0.1:9 yet: nobody listens there; connecting goes on")
+        waiting.line("no broker at tcp://127.0.0.1:9 yet: nobody listens there")
         assert waiting.end(signal.SIGTERM) == 0
 
 
@@ -195,7 +198,7 @@ def test_a_batch_on_a_connect_server(tmp_path):
     }  # fmt: skip
     port = 15_777
     server = subprocess.Popen(
-        ["sh", pyspark / "sbin" / "start-connect-server.sh", "--master", "local[2]", "--conf", "spark.ui.enabled=false",
+        ["bash", pyspark / "sbin" / "start-connect-server.sh", "--master", "local[2]", "--conf", "spark.ui.enabled=false",
          "--conf", f"spark.connect.grpc.binding.port={port}"],
         env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
