@@ -38,7 +38,7 @@ LOOK: Final = 0.5
 """Seconds between two looks at the broker's queue, and at Spark."""
 DEFAULT_LEASE: Final = 30.0
 DEFAULT_IDLE: Final = 60.0
-SILENT: Final = 15.0
+SILENT: Final = 30.0
 """Seconds after which a slot that says nothing is asked about."""
 AGAIN: Final = 60.0
 """Seconds before the same complaint is logged once more."""
@@ -259,12 +259,13 @@ class Fleet:
         except Exception as error:  # noqa: BLE001 - whatever ends a job: the slot's next lease is another
             outcome = explained(message(error))
         with self._changed:
-            ending = self._slots.draining
-            self._slots.ended(lease, outcome, time.monotonic())
+            goes_on = self._slots.ended(lease, outcome, time.monotonic())
             self._changed.notify_all()
+        if not goes_on:
+            return
         if isinstance(outcome, Refused):
             self._complain(f"{outcome.reason}; trying again until it works")
-        elif isinstance(outcome, Died) and not ending:
+        elif isinstance(outcome, Died):
             log.warning("slot %d: %s; starting it again", lease.slot, outcome.reason)
         elif told:
             self._complain(told)
@@ -392,7 +393,8 @@ class Fleet:
         if not self._asked_to_end:
             log.info("asked to drain: what is being worked on is finished first")
         self.drain()
-        return {"draining": True}
+        with self._changed:
+            return {"draining": True, "running": len(self._slots.rows(time.monotonic()))}
 
     def _slot(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         number, lease = asked.get("slot"), asked.get("lease")

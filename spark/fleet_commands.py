@@ -15,6 +15,7 @@ from ..clients import bodies
 from ..mdp.console import EXIT_FAILED, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
 from ..mdp.server import DEFAULT_ENDPOINT
 from ..titanic.parameters import DURATION
+from .batch_commands import quiet_py4j
 from .control import default_name
 from .doctor import Doctor
 from .fleet import DEFAULT_IDLE, DEFAULT_LEASE, Fleet, Settings
@@ -176,7 +177,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     Exit codes: 0 ended as asked; 1 Spark cannot be reached, or a second signal; 2 bad usage.
     """
     log_to_stderr(log_level)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    quiet_py4j()
     cluster = _cluster(given)
     settings = Settings(
         handler, name=name or default_name("fleet"), executors_broker=broker_from_executors,
@@ -270,7 +271,7 @@ def doctor(
     Exit codes: 0 all is well; 1 something is not.
     """
     log_to_stderr("error")
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    quiet_py4j()
     well = True
     for check in Doctor(_cluster(given), broker, broker_from_executors, reserve, minimum).checks():
         well = well and check.state == "ok"

@@ -195,7 +195,8 @@ class Slots:
         """As many slots as are wanted."""
         wanted = 0 if self.draining else self.wanted
         active = self._active()
-        for slot in sorted(active, key=lambda slot: (slot.state == "serving", -slot.number))[: len(active) - wanted]:
+        surplus = max(0, len(active) - wanted)
+        for slot in sorted(active, key=lambda slot: (slot.state == "serving", -slot.number))[:surplus]:
             if slot.lease is None:
                 del self._slots[slot.number]
             else:
@@ -225,18 +226,19 @@ class Slots:
             slot.become("serving", now)
         return self.draining or slot.state == "draining"
 
-    def ended(self, lease: Lease, outcome: Outcome, now: float) -> None:
-        """A lease is over."""
+    def ended(self, lease: Lease, outcome: Outcome, now: float) -> bool:
+        """A lease is over; returns whether its slot goes on.  What becomes of one that drains is no failure."""
         slot = self._slots[lease.slot]
         slot.lease, slot.reported = None, False
         slot.served += max(slot.serving, outcome.requests) if isinstance(outcome, Served) else slot.serving
         slot.serving, slot.pid = 0, None
-        pause = self._learn(slot, outcome, now)
         if slot.state == "draining" or self.draining:
             del self._slots[slot.number]
-            return
+            return False
+        pause = self._learn(slot, outcome, now)
         slot.retry_at = now + pause
         slot.become("waiting" if pause else "starting", now)
+        return True
 
     def _learn(self, slot: Slot, outcome: Outcome, now: float) -> float:
         """Count, and return the pause before the next lease."""

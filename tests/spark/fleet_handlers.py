@@ -37,3 +37,9 @@ def double(number):
 
 
 not_callable = 3
+
+
+def nap(request):
+    """Take a moment."""
+    time.sleep(0.2)
+    return b"done"

@@ -133,7 +133,7 @@ def test_a_fleet_serves_says_so_and_drains(spark, endpoint, client):
             "master": "local[2,3]", "min": 1, "max": 1,
         }  # fmt: skip
         assert (told["failures"], told["last_error"], told["queued"]) == (0, None, 0)
-        assert control.ask(client, "test", "drain") == {"draining": True}
+        assert control.ask(client, "test", "drain")["draining"] is True
         eventually(lambda: not client.available("pid"))
     assert fleet.status()["slots"] == []
 

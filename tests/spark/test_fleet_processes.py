@@ -1,5 +1,7 @@
 """A fleet on executors in processes of their own, which are really killed."""
 
+import signal
+
 import pytest
 from support.fleets import LOCAL_CLUSTER, PATIENCE, Calls, alive, fleet, java_of, kill
 from support.processes import broker, eventually
@@ -29,6 +31,52 @@ def test_killed_pythons_and_executors_cost_no_call():
             assert told["failures"] == 2
             assert "Command exited with code 137" in told["last_error"]
             processes = {row["pid"] for row in told["slots"]} | {java_of(row["pid"]) for row in told["slots"]}
-            assert control.ask(running.client, running.name, "drain") == {"draining": True}
+            assert control.ask(running.client, running.name, "drain")["draining"] is True
             assert running.command.wait() == 0
             eventually(lambda: not any(map(alive, processes)), PATIENCE)
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_renewals_of_short_leases_cost_no_call_and_a_drain_none_either():
+    with broker(*QUICK) as (_, endpoint):
+        options = (*LOCAL_CLUSTER, "--min", "2", "--lease", "1")
+        with fleet(endpoint, "fleet_handlers:pid", "pid", *options) as running:
+            running.serving(2)
+            with Calls(endpoint, "pid", callers=8) as calls:
+                for _ in range(10):
+                    before = [row["since"] for row in running.serving(2)]
+                    eventually(lambda before=before: [row["since"] for row in running.serving(2)] != before, PATIENCE)
+            assert calls.failed == []
+            assert running.status()["failures"] == 0
+            replies = [running.client.submit("pid") for _ in range(100)]
+            assert running.command.end() == 0
+            done = [reply for reply in replies if reply.done()]
+            assert all(len(reply.result()) == 1 for reply in done)
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_second_signal_ends_at_once():
+    with broker(*QUICK) as (_, endpoint):
+        with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER) as running:
+            (slot,) = running.serving(1)
+            running.client.submit("slow", b"3600")
+            eventually(lambda: running.status()["slots"][0]["served"] == 1)
+            running.command.send_signal(signal.SIGTERM)
+            running.command.line("once more ends at once")
+            assert running.command.end() == 1
+            eventually(lambda: not alive(slot["pid"]), PATIENCE)
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_handler_that_does_not_return_is_replaced_with_its_process():
+    with broker(*QUICK) as (_, endpoint):
+        options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "1")
+        with fleet(endpoint, "fleet_handlers:slow", "slow", *options) as running:
+            (slot,) = running.serving(1)
+            stuck = running.client.submit("slow", b"3600")
+            running.replaced(slot, "pid")
+            assert running.client.request("slow", b"0")
+            stuck.cancel()

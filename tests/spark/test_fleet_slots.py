@@ -130,8 +130,9 @@ def test_draining_tells_each_task_and_waits_for_all():
     fleet.ended(one, Served(1), 2.0)
     assert fleet.due(2.0) == []
     assert not fleet.finished
-    fleet.ended(other, Died("killed meanwhile"), 3.0)
+    assert fleet.ended(other, Died("killed meanwhile"), 3.0) is False
     assert fleet.finished
+    assert fleet.failures == 0
     assert fleet.rows(3.0) == []
 
 
@@ -181,6 +182,14 @@ def test_a_queue_that_lasts_doubles_the_slots():
         fleet.observe(busy(queued=100, workers=2), now)
         serving(fleet)
     assert fleet.wanted == 6
+
+
+def test_slots_that_come_take_no_place_of_those_that_are_there():
+    fleet = slots(minimum=0, maximum=9)
+    for wanted in (1, 2, 5, 9):
+        fleet.wanted = wanted
+        serving(fleet)
+        assert states(fleet) == ["serving"] * wanted
 
 
 def test_a_short_queue_takes_no_more_slots_than_it_has_requests():
@@ -306,11 +315,14 @@ def test_whatever_happens_a_slot_has_one_lease_and_their_number_is_in_bounds(ste
         elif running and what == "ended":
             lease = running.pop(value[0] % len(running))
             fleet.ended(lease, value[1], now)
+        drained = states(fleet).count("draining")
+        surplus = max(0, len(fleet.rows(now)) - drained - fleet.wanted)
         for lease in fleet.due(now):
             assert lease.slot not in {each.slot for each in running}
             running.append(lease)
         active = [state for state in states(fleet) if state != "draining"]
         assert len(active) == fleet.wanted
+        assert states(fleet).count("draining") <= drained + surplus
         assert 1 <= fleet.wanted <= 4
         assert fleet.deadline() is None or fleet.deadline() <= now + BACKOFF[1]
     fleet.drain()

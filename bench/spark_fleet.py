@@ -1,0 +1,105 @@
+"""What a fleet of executors costs, measured with real processes on this machine: `python bench/spark_fleet.py [1 2 3]`.
+
+1. Echo calls a second through a fleet of 2 executors on `local-cluster[2,1,1024]`, 64 outstanding over one connection,
+   beside 2 `mdworker` processes at the same broker; in turns.
+2. The worst latency of callers that call without a pause: undisturbed, with leases of 2 s, while the Python process of
+   a slot is killed, while an executor is; failed calls, of which there must be none.
+3. How long a killed slot takes to serve again, and a fleet to drain.
+
+Compare ratios, not numbers: they depend on the machine and on what else it does.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.fleets import LOCAL_CLUSTER, Calls, Running, fleet, java_of, kill
+from support.processes import BIN, broker, eventually, process
+
+SECONDS = 4.0
+ROUNDS = 5
+KILLS = 5
+CALLERS = 4
+
+
+def rate(endpoint: str, service: str) -> float:
+    """Calls a second, as `mdclient bench` measures them."""
+    command = [str(BIN / "mdclient"), "bench", service, "hello", "--seconds", str(SECONDS), "--json"]
+    done = subprocess.run([*command, "--broker", endpoint], capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["replies_per_second"])
+
+
+def throughput(endpoint: str) -> None:
+    mdworkers = process(
+        "mdworker", "zmdp.workers.echo:echo", "--service", "here", "--processes", "2", MDP_BROKER=endpoint
+    )
+    with mdworkers, fleet(endpoint, "zmdp.workers.echo:echo", "echo", *LOCAL_CLUSTER, "--min", "2") as running:
+        running.serving(2)
+        rates: dict[str, list[float]] = {"here": [], "echo": []}
+        for _ in range(ROUNDS):
+            for service, found in rates.items():
+                found.append(rate(endpoint, service))
+        ratios = [ours / theirs for ours, theirs in zip(rates["echo"], rates["here"], strict=True)]
+        for name, service in (("2 mdworker processes", "here"), ("a fleet of 2", "echo")):
+            print(f"  {name:<22} {statistics.median(rates[service]):>8,.0f} calls/s")
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f} in {ROUNDS} rounds"
+        print(f"  ratio                  {statistics.median(ratios):>8.2f}  ({spread})")
+
+
+def disturbed(endpoint: str, what: str, running: Running, disturb: Callable[[], float]) -> None:
+    """The worst latency while `disturb`, which returns how long each of its disturbances lasted, goes on."""
+    with Calls(endpoint, "echo", callers=CALLERS) as calls:
+        calls.go_on(200)
+        took = disturb()
+        calls.go_on(200)
+    failures = f"{len(calls.failed)} of {calls.done} calls failed"
+    print(
+        f"  {what:<34} worst {calls.worst:6.2f} s; {failures}" + (f"; serves again after {took:.1f} s" if took else "")
+    )
+
+
+def killing(running: Running, which: str) -> float:
+    """Kill the Python, or the executor, of one slot after the other; returns the median time to serve again."""
+    times = []
+    for number in range(KILLS):
+        slot = running.serving(2)[number % 2]
+        began = time.monotonic()
+        kill(slot["pid"] if which == "pid" else java_of(slot["pid"]))
+        running.replaced(slot, which)
+        times.append(time.monotonic() - began)
+    return statistics.median(times)
+
+
+def latencies(endpoint: str) -> None:
+    with fleet(endpoint, "zmdp.workers.echo:echo", "echo", *LOCAL_CLUSTER, "--min", "2", "--lease", "2") as running:
+        running.serving(2)
+        disturbed(endpoint, "leases of 2 s, for 20 s", running, lambda: time.sleep(20) or 0.0)
+    with fleet(endpoint, "zmdp.workers.echo:echo", "echo", *LOCAL_CLUSTER, "--min", "2", "--lease", "1h") as running:
+        running.serving(2)
+        disturbed(endpoint, "undisturbed, for 10 s", running, lambda: time.sleep(10) or 0.0)
+        disturbed(endpoint, f"kill -9 of a Python, {KILLS} times", running, lambda: killing(running, "pid"))
+        disturbed(endpoint, f"kill -9 of an executor, {KILLS} times", running, lambda: killing(running, "executor"))
+        began = time.monotonic()
+        assert running.command.end() == 0
+        eventually(lambda: not running.client.available("echo"))
+        print(f"  drained and ended after {time.monotonic() - began:.1f} s")
+
+
+def main() -> None:
+    parts = set(sys.argv[1:] or ("1", "2", "3"))
+    with broker() as (_, endpoint):
+        if "1" in parts:
+            print("1. throughput")
+            throughput(endpoint)
+        if parts & {"2", "3"}:
+            print(f"2, 3. {CALLERS} callers without a pause, heartbeat 0.2 s, a fleet of 2")
+            latencies(endpoint)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The page about fleets: its commands run, in order, and print what it says."""
+
+import re
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.fleets import PATIENCE, SMALL
+from support.processes import broker, process, run
+
+from zmdp.spark import fleet_slots, fleet_worker, session
+from zmdp.spark.fleet import DEFAULT_IDLE, DEFAULT_LEASE, SILENT
+
+PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_page(tmp_path):
+    (module,) = blocks("python")
+    (tmp_path / "words.py").write_text(module)
+    (session_lines,) = blocks("console")
+    commands = [shlex.split(line[2:]) for line in session_lines.splitlines() if line.startswith("$ ")]
+    assert [command[0] for command in commands] == ["mdp-broker", "mdp-spark", "mdclient", "mdp-spark"]
+    with ExitStack() as stack:
+        _, at = stack.enter_context(broker())
+        fleet = stack.enter_context(process(*commands[1], *SMALL, cwd=tmp_path, MDP_BROKER=at))
+        fleet.line("fleet words serves words", patience=PATIENCE)
+        answer = run(*commands[2], MDP_BROKER=at)
+        assert answer.stdout.decode().strip() == "5", answer.stderr
+        assert "$ mdclient" in session_lines.split("5\n")[0]
+        shown = run("mdp-spark", "status", MDP_BROKER=at).stdout.decode()
+        assert "words on local[2]" in shown
+        assert run(*commands[3], MDP_BROKER=at).returncode == 0
+        assert fleet.wait() == 0
+
+
+def test_the_numbers_of_the_page_are_those_of_the_code():
+    assert f"`--lease`, {DEFAULT_LEASE:g} s, a fifth more or less" in PAGE
+    assert fleet_slots.JITTER == 1 / 5
+    assert DEFAULT_IDLE == 60
+    assert fleet_slots.BACKOFF == (1, 32)
+    assert f"within {fleet_slots.QUICK:g} s, after 1 to 32 s" in PAGE
+    assert f"after {SILENT:g} s the driver says so" in PAGE
+    assert fleet_worker.REPORT == 1

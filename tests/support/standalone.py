@@ -1,0 +1,42 @@
+"""A standalone Spark cluster on loopback: a Master and a Worker in processes of their own."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+from support.processes import process
+
+PATIENCE = 90.0
+HOME = Path(pyspark.__file__).parent
+OPTIONS = "-Dspark.master.rest.enabled=false -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CLASS = "org.apache.spark.deploy"
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """Where the Master is, and its page."""
+
+    url: str
+    page: str
+
+
+@contextmanager
+def standalone(folder: Path, *, cores: int) -> Iterator[Standalone]:
+    """A cluster of one worker with so many cores; what it writes is in `folder`."""
+    env = {
+        "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": OPTIONS, "SPARK_LOG_DIR": str(folder),
+    }  # fmt: skip
+    start = str(HOME / "bin" / "spark-class")
+    here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with process(start, f"{CLASS}.master.Master", *here, cwd=folder, **env) as master:
+        line = master.line("Starting Spark master at spark://", patience=PATIENCE)
+        url = re.search(r"spark://127.0.0.1:\d+", line)[0]  # type: ignore[index]
+        page = re.search(r"http://\S+:\d+", master.line("Bound MasterWebUI", patience=PATIENCE))[0]  # type: ignore[index]
+        room = ("--cores", str(cores), "--memory", f"{cores}g", "--work-dir", str(folder / "work"))
+        with process(start, f"{CLASS}.worker.Worker", url, *here, *room, cwd=folder, **env) as worker:
+            worker.line("Successfully registered with master", patience=PATIENCE)
+            yield Standalone(url, page)
