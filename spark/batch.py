@@ -3,7 +3,7 @@
 Each request is a job with an id.  Its PARTIALs are one frame of JSON each, how far it has come:
 
     {"event": "started", "job": id, "driver": name}
-    {"event": "waiting", "job": id}                          there is no free place, or the session is being made
+    {"event": "waiting"}                                     there is no free place, or the session is being made
     {"event": "progress", "job": id, "seconds": s, "stages": n, "stages_done": n, "tasks": n, …}
     {"event": "yielded", "job": id, "value": …}              what a job that is a generator yields
 
@@ -29,7 +29,7 @@ from ..mdp.errors import RequestCancelled, ServiceError, ZmdpError
 from ..workers import Request, Worker
 from .catalogue import Catalogue
 from .control import Control
-from .jobs import NOT_TAKEN, Call, Query, call, query
+from .jobs import NOT_TAKEN, ONLY_QUERIES, Call, Query, call, query
 from .lanes import Lane, Lanes
 from .progress import Progress
 from .results import JOB_LENGTH, Results
@@ -141,7 +141,6 @@ class Batch:
         self._catalogue = catalogue
         self._jobs = dict(jobs)
         self._results = results
-        self._prefix = prefix
         self._master = master
         self._running: dict[str, Job] = {}
         self._counts = {"done": 0, "failed": 0, "cancelled": 0}
@@ -214,9 +213,8 @@ class Batch:
         return self._outcome(job, lost=lost)
 
     def _lane(self, request: Request) -> Generator[bytes, None, Lane]:
-        while True:
-            if request.cancelled:
-                raise RequestCancelled("cancelled before it began")
+        told_at = float("-inf")
+        while not request.cancelled:
             try:
                 lane = self._lanes.take(1.0)
             except ZmdpError as error:
@@ -224,7 +222,10 @@ class Batch:
                 raise ServiceError(Code.WORKER_LOST, str(error)) from None
             if lane is not None:
                 return lane
-            yield json.dumps({"event": "waiting"}).encode()
+            if time.monotonic() - told_at >= KEEP_ALIVE:
+                told_at = time.monotonic()
+                yield json.dumps({"event": "waiting"}).encode()
+        raise RequestCancelled("cancelled before it began")
 
     def _watch(self, request: Request, job: Job) -> Iterator[bytes]:
         told = Progress()
@@ -294,13 +295,12 @@ class Batch:
             table.register(session)
         job.lane.count(job.id)
         try:
-            # Only a query may stand here; a command by itself would be run as soon as it is read.
-            session.sql(f"SELECT * FROM (\n{asked.sql}\n)", args=asked.args)  # noqa: S608 - to run what it is asked is what it is for
+            # Only a query may stand here; a command would be run as soon as it is read.
+            session.sql(f"SELECT * FROM (\n{asked.sql}\n)", args=asked.args)  # noqa: S608 - it is run as it is asked
         except Exception as error:  # noqa: BLE001 - whatever else is wrong with it, it says by itself, below
-            if getattr(error, "getCondition", lambda: None)() == "PARSE_SYNTAX_ERROR":
+            if any(kind.__name__ == "ParseException" for kind in type(error).__mro__):
                 told = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
-                takes = "spark.sql takes one SELECT, VALUES, TABLE or WITH …; what changes something is for spark.job"
-                raise ServiceError(NOT_TAKEN, f"that is no query: {told}; {takes}", _detail(error)) from None
+                raise ServiceError(NOT_TAKEN, f"that is no query: {told}; {ONLY_QUERIES}", _detail(error)) from None
         return self._results.frames(session.sql(asked.sql, args=asked.args), job.id, asked.format)
 
     def _run_call(self, asked: Call, job: Job) -> list[bytes]:

@@ -8,6 +8,7 @@
 
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,14 @@ ENTRY_POINTS: Final = "zmdp.spark.jobs"
 FORMATS: Final = ("json", "arrow")
 NOT_TAKEN: Final = 422
 """The code for a request that is wrong in itself: sent again it would be so again."""
+ONLY_QUERIES: Final = (
+    "spark.sql takes one SELECT, VALUES, TABLE, FROM or WITH …; what changes something is for spark.job"
+)
+_QUERY: Final = re.compile(
+    # Comments and parentheses, then a word that begins a query.  Nothing is tried twice (the groups are atomic).
+    r"(?>\s+|--[^\n]*|/\*(?>.*?\*/)|\()*+(?:SELECT|VALUES|TABLE|FROM|WITH)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _NAMES: Final = {str: "text", int: "whole number", float: "number", bool: "true or false", list: "list", dict: "object"}
 
 
@@ -70,6 +79,8 @@ def query(frames: Sequence[bytes]) -> Query:
     sql = _text(frames[0], "the query").strip().removesuffix(";")
     if not sql.strip():
         raise not_taken("spark.sql takes a query: the first frame is empty")
+    if not _QUERY.match(sql):  # else SET, RESET or USE, which may be a table's name where a query is read
+        raise not_taken(f"that is no query: {sql[:50]!r} …; {ONLY_QUERIES}")
     settings = _object(frames[1:], "the settings", {"format", "args"})
     args = settings.get("args")
     if args is not None and not isinstance(args, dict | list):

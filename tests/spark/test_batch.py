@@ -55,6 +55,9 @@ def at(spark, folder):
         format = "csv"
         path = "people.csv"
         options = { header = true }
+        [tables.history]
+        format = "titanic"
+        options = { db = "DB" }
         [tables.missing]
         format = "parquet"
         path = "missing"
@@ -62,7 +65,7 @@ def at(spark, folder):
     with ExitStack() as stack:
         server = stack.enter_context(running_broker(limits=LIMITS, drain_timeout=0.0))
         endpoint = server.endpoints[0]
-        stack.enter_context(running(spark, endpoint, folder, tables=tables))
+        stack.enter_context(running(spark, endpoint, folder, tables=tables.replace("DB", str(folder / "titanic.db"))))
         stack.enter_context(serving(endpoint, str(folder / "titanic.db")))
         with Client(endpoint, timeout=PATIENCE) as client:
             eventually(lambda: client.available("spark.sql") and client.available("titanic.request"))
@@ -185,12 +188,11 @@ def test_what_a_job_yields_is_told(client):
 @pytest.mark.parametrize(
     ("sql", "condition", "told"),
     [
-        ("SELEC 1", "PARSE_SYNTAX_ERROR", "that is no query: [PARSE_SYNTAX_ERROR] Syntax error at or near '1'"),
+        ("SELECT 1 a b", "PARSE_SYNTAX_ERROR", "that is no query: [PARSE_SYNTAX_ERROR] Syntax error at or near 'b'"),
         ("SELECT 1;\nSELECT 2", "PARSE_SYNTAX_ERROR", "(line 1, pos 8)"),
         ("SELECT * FROM nowhere", "TABLE_OR_VIEW_NOT_FOUND", "line 1 pos 14"),
         ("SELECT nothing FROM range(1)", "UNRESOLVED_COLUMN.WITH_SUGGESTION", "`nothing`"),
-        ("CREATE TABLE t AS SELECT 1 AS a", "PARSE_SYNTAX_ERROR", "what changes something is for spark.job"),
-        ("SET spark.x=1", "PARSE_SYNTAX_ERROR", "that is no query"),
+        ("WITH a AS (SELECT 1 AS a) INSERT INTO t SELECT a FROM a", "PARSE_SYNTAX_ERROR", "is for spark.job"),
         ("SELECT 1) UNION (SELECT 2", "PARSE_SYNTAX_ERROR", "Syntax error"),
     ],
 )
@@ -208,6 +210,8 @@ def test_a_query_that_is_wrong(client, spark, sql, condition, told):
     ("call", "code", "told"),
     [
         ((), 422, "the first frame is empty"),
+        (("SELEC 1",), 422, "that is no query: 'SELEC 1'"),
+        (("CREATE TABLE t AS SELECT 1 AS a",), 422, "what changes something is for spark.job"),
         (("SELECT raise_error('boo')",), 500, "[USER_RAISED_EXCEPTION] boo"),
         (("SELECT 1/0",), 500, "[DIVIDE_BY_ZERO]"),
     ],
@@ -420,6 +424,12 @@ def test_submit_durably(at, tmp_path):
     assert again.stdout.decode().splitlines() == lines
 
 
+def test_the_history_of_titanic_is_a_table(at, client):
+    submit(at, "sql", "SELECT 1 AS n", "--durable")
+    found = rows(client, "SELECT service, state, count(*) AS n FROM history WHERE service = 'spark.sql' GROUP BY ALL")
+    assert [(row["service"], row["state"]) for row in found] == [("spark.sql", "done")]
+
+
 def test_a_durable_job_is_waited_for_and_cancelled(at, spark, tmp_path):
     (uuid,), _ = submit(at, "job", "gated", json.dumps({"folder": str(tmp_path)}), "--durable", "--detach")
     running_now = pids(tmp_path)
@@ -442,7 +452,7 @@ def test_status(at, client, tmp_path):
     (driver,) = json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)
     (job,) = driver["running"]
     assert (driver["kind"], driver["tables"], job["tasks"], job["cancelled"]) == (
-        "batch", ["missing", "people"], 2, False,
+        "batch", ["history", "missing", "people"], 2, False,
     )  # fmt: skip
     (tmp_path / "go").touch()
     assert json.loads(future.result()[-1]) == 2

@@ -46,6 +46,10 @@ def refused(function, *arguments):
         ([b"SELECT 1", b"{}"], Query("SELECT 1")),
         ([b"SELECT ?", b'{"format": "arrow", "args": [1]}'], Query("SELECT ?", "arrow", [1])),
         ([b"SELECT :n", b'{"args": {"n": 1}}'], Query("SELECT :n", "json", {"n": 1})),
+        (
+            [b"-- why\n/* how\n*/ ((with a as (select 1) from a))"],
+            Query("-- why\n/* how\n*/ ((with a as (select 1) from a))"),
+        ),
     ],
 )
 def test_a_query(frames, asked):
@@ -57,15 +61,22 @@ def test_a_query(frames, asked):
     [
         ([b""], "the first frame is empty"),
         ([b" ; "], "the first frame is empty"),
-        ([b"a", b"{}", b""], "one frame or two"),
+        ([b"SELECT 1", b"{}", b""], "one frame or two"),
         ([b"\xff"], "no UTF-8"),
-        ([b"a", b"["], "the settings are a JSON object, not b'['"),
-        ([b"a", b"[" * 100_000], "the settings are a JSON object"),
-        ([b"a", b"[]"], "the settings are a JSON object"),
-        ([b"a", b'{"colour": 1}'], "the settings know no 'colour': they take args, format"),
-        ([b"a", b'{"format": "xml"}'], "format is one of json, arrow"),
-        ([b"a", b'{"format": []}'], "format is one of json, arrow"),
-        ([b"a", b'{"args": 1}'], "args is an object"),
+        ([b"SET"], "that is no query: 'SET'"),
+        ([b"reset x"], "that is no query"),
+        ([b"/* SELECT */ USE x"], "that is no query"),
+        ([b"-- SELECT 1"], "that is no query"),
+        ([b"/*/" * 50_000], "that is no query"),
+        ([b"/**/" * 50_000], "that is no query"),
+        ([b"SELECTED"], "that is no query"),
+        ([b"SELECT", b"["], "the settings are a JSON object, not b'['"),
+        ([b"SELECT 1", b"[" * 100_000], "the settings are a JSON object"),
+        ([b"SELECT 1", b"[]"], "the settings are a JSON object"),
+        ([b"SELECT 1", b'{"colour": 1}'], "the settings know no 'colour': they take args, format"),
+        ([b"SELECT 1", b'{"format": "xml"}'], "format is one of json, arrow"),
+        ([b"SELECT 1", b'{"format": []}'], "format is one of json, arrow"),
+        ([b"SELECT 1", b'{"args": 1}'], "args is an object"),
     ],
 )
 def test_what_is_no_query(frames, told):
