@@ -293,10 +293,13 @@ def test_columns_that_arrow_cannot_carry(spark):
 # ── Spark runs a plan as it likes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_wants_few_rows_does_not_have_all_called(spark, endpoint, up):
-    replies = call_service(texts(spark, 20_000, 1), "up", input="text", broker=endpoint, window=4)
-    assert [row.reply for row in replies.limit(3).collect()] == ["ROW 0", "ROW 1", "ROW 2"]
-    assert sum(up.counts.values()) < 20_000
+def test_who_wants_few_rows_does_not_have_all_called(spark):
+    with running_broker(limits=LIMITS, drain_timeout=0.0) as server, working(server.endpoints[0]) as handled:
+        df = texts(spark, 20_000, 1)
+        replies = call_service(df, "up", input="text", broker=server.endpoints[0], window=4)
+        assert [row.reply for row in replies.limit(3).collect()] == ["ROW 0", "ROW 1", "ROW 2"]
+        eventually(lambda: not server.broker.registry.numbered)  # what was outstanding is cancelled
+        assert sum(handled.counts.values()) < 20_000
 
 
 def test_without_a_key_each_run_calls_again(spark, endpoint, up):
