@@ -74,8 +74,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         return to_arrow_schema(schema)
 
 
-def to_arrow(columns: Sequence[Sequence[Any]], schema: StructType, arrow: pa.Schema) -> pa.RecordBatch:
-    """Values as they come from SQL, column by column."""
+def to_arrow(rows: int, columns: Sequence[Sequence[Any]], schema: StructType, arrow: pa.Schema) -> pa.RecordBatch:
+    """Values as they come from SQL, column by column; there may be no columns at all."""
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     arrays = [
         _array(_CONVERTERS[_kind(field)](values), kind)
         for values, field, kind in zip(columns, schema.fields, arrow.types, strict=True)
@@ -97,7 +99,13 @@ def _kind(field: StructField) -> str:
 
 
 def _frames(values: Iterable[bytes | None]) -> list[list[bytes] | None]:
-    return [None if packed is None else unpack(packed) for packed in values]
+    return [None if packed is None else _unpacked(packed) for packed in values]
+
+
+def _unpacked(packed: bytes) -> list[bytes]:
+    if LENGTH + int.from_bytes(packed[:LENGTH], "big") == len(packed):  # almost always there is one frame
+        return [packed[LENGTH:]]
+    return unpack(packed)
 
 
 def _first(values: Iterable[bytes | None]) -> list[bytes | None]:

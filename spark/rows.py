@@ -19,8 +19,10 @@ from pyspark.sql.types import (
 )
 
 from ..mdp.errors import SettingError
-from ..titanic.options import Malformed, submission
-from ..titanic.staging import Entry, entry
+from ..titanic.frames import pack
+from ..titanic.options import MAX_KEY, Malformed, submission
+from ..titanic.staging import Entry, entry, new_uuid
+from ..workers.handling import MAX_BODY
 
 _TEXT, _BYTES = StringType(), BinaryType()
 _BODY: Final = (_TEXT, _BYTES, ArrayType(_BYTES), ArrayType(_TEXT))
@@ -55,29 +57,57 @@ class Rows:
         Raises `BadRow`.
         """
         by_name = dict(zip(self.names, columns, strict=True))
-        bodies = by_name.pop("request")
-        services = by_name.pop("service", None)
-        varying = [(_WIRE.get(name, name), _CONVERT.get(name, _as_it_is), values) for name, values in by_name.items()]
-        timed = any(name == "at" for name, *_ in varying) or "at" in self.constants
+        bodies, keys = by_name.pop("request"), by_name.pop("key", None)
+        others = list(zip(*by_name.values(), strict=True)) if by_name else None
+        alike: dict[Any, Entry] = {}  # a request for each combination of values that was found to be right
         for at, body in enumerate(bodies):
-            options = dict(self.constants)
+            key = None if keys is None else keys[at]
+            values = None if others is None else others[at]
             try:
-                for name, convert, values in varying:
-                    value = values[at]
-                    if value is not None:
-                        _put(options, name, convert(value))
-                service = (services[at] if services is not None else None) or self.service
-                if service is None:
-                    raise Malformed("it names no service")
-                asked = submission([service.encode(), *_frames(body)], options, 0.0)
+                frames = _frames(body)
+                same = (key is None, repr(values))
+                known = alike.get(same)
+                if known is not None and _is_plain(key, frames):
+                    yield (new_uuid(), *known[1:_KEY], key, *known[_KEY + 1 : -1], pack(frames))
+                    continue
+                made = self._checked(dict(zip(by_name, values or (), strict=True)), key, frames)
             except (Malformed, TypeError, ValueError, OverflowError) as error:
                 raise BadRow(self._told(columns, at, first + at, task, error)) from None
-            yield entry(asked, at=timed and "at" in options)
+            if len(alike) == MOST_ALIKE:
+                alike.clear()
+            alike[same] = made
+            yield made
+
+    def _checked(self, row: dict[str, Any], key: str | None, frames: list[bytes]) -> Entry:
+        options = dict(self.constants)
+        if key is not None:
+            options["key"] = key
+        else:
+            options.pop("key_ttl", None)  # an option says how long keys live, not that there are any
+        service = row.pop("service", None) or self.service
+        if service is None:
+            raise Malformed("it names no service")
+        for name, value in row.items():
+            if value is not None:
+                _put(options, _WIRE.get(name, name), _CONVERT[name](value))
+        return entry(submission([service.encode(), *frames], options, 0.0), at="at" in options)
 
     def _told(self, columns: Sequence[Sequence[Any]], at: int, number: int, task: int, error: Exception) -> str:
         row = ", ".join(f"{name}={_shown(values[at])}" for name, values in zip(self.names, columns, strict=True))
         rule = str(error).replace("milliseconds", "seconds")  # which is what rows have
         return f"row {number} of partition {task} is no request, and nothing was written: {rule} ({row})"
+
+
+_KEY: Final = 8
+"""Where the key is in an `Entry`."""
+MOST_ALIKE: Final = 1000
+
+
+def _is_plain(key: str | None, frames: list[bytes]) -> bool:
+    """Whether key and body are certainly right; if not, the rules say whether they are."""
+    if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and "\0" not in key):
+        return False
+    return len(frames) == 1 and len(frames[0]) <= MAX_BODY
 
 
 def _put(options: dict[str, Any], name: str, value: Any) -> None:

@@ -109,34 +109,38 @@ class Table:
         number = R[self.number]
         place = sa.tuple_(number, R.id)
         within = [number <= span.high, *(each.sql() for each in self.conditions)]
-        columns = [_column(engine, name) for name in self.schema.fieldNames()]
+        wanted = sa.select(number, R.id, *(_column(engine, name) for name in self.schema.fieldNames()))
+        wanted = wanted.order_by(number, R.id).limit(MAX_ROWS)
         after = (span.low, _LARGEST)
         while True:
+            ahead = [place > sa.tuple_(*after), *within]
             with engine.begin() as connection:
-                ahead = [place > sa.tuple_(*after), *within]
-                to = self._chunk(connection, ahead)
-                if to is None:
-                    return
-                rows = connection.execute(
-                    sa.select(*columns).where(*ahead, place <= sa.tuple_(*to)).order_by(number, R.id)
-                ).all()
-            after = to
+                limit = self._limit(connection, ahead)
+                if limit is not None:
+                    ahead.append(place <= sa.tuple_(*limit))
+                # The driver's own rows, which are as they are wanted: SQLAlchemy's take as long again.
+                rows = connection.execute(wanted.where(*ahead)).cursor.fetchall()
             if rows:
-                yield to_arrow(list(zip(*rows, strict=True)), self.schema, arrow)
+                _, _, *columns = zip(*rows, strict=True)
+                yield to_arrow(len(rows), columns, self.schema, arrow)
+            if limit is None and len(rows) < MAX_ROWS:
+                return
+            after = limit or tuple(rows[-1][:2])
 
-    def _chunk(self, connection: Connection, ahead: Sequence[Any]) -> tuple[int, int] | None:
-        """How far to read at a time; None at the end."""
-        number = R[self.number]
+    def _limit(self, connection: Connection, ahead: Sequence[Any]) -> tuple[int, int] | None:
+        """How far to read at a time, for the sake of the bodies; None if that does not matter or at the end."""
         bodies = [R[BODIES[name]] for name in self.schema.fieldNames() if name in BODIES]
+        if not bodies:
+            return None
+        number = R[self.number]
         sizes = [sa.func.coalesce(sa.func.length(body), 0) for body in bodies]
-        size = sum(sizes[1:], sizes[0]) if sizes else sa.literal_column("0")
         found = connection.execute(
-            sa.select(number, R.id, size).where(*ahead).order_by(number, R.id).limit(MAX_ROWS)
-        ).all()
+            sa.select(number, R.id, sum(sizes[1:], sizes[0])).where(*ahead).order_by(number, R.id).limit(MAX_ROWS)
+        ).cursor.fetchall()
         left = MAX_BYTES
         last = None
-        for at, id_, bytes_ in found:
-            left -= bytes_
+        for at, id_, size in found:
+            left -= size
             if last is not None and left < 0:
                 break
             last = at, id_
