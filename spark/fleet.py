@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from json import loads
@@ -96,6 +96,7 @@ class Fleet:
         self._cluster = cluster
         self._run = uuid.uuid4().hex
         self._session: SparkSession | None = None
+        self._master = self._application = ""
         self._asked_to_end = False
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -130,7 +131,7 @@ class Fleet:
                 "handler": self.settings.handler,
                 "broker": self.settings.broker,
                 "master": self._master,
-                "application": self._context.applicationId,
+                "application": self._application,
                 "version": __version__,
                 "pid": os.getpid(),
                 "draining": self._slots.draining,
@@ -187,13 +188,20 @@ class Fleet:
                 ]
             for lease in leases:
                 self._start(lease)
-            for each in unheard:
-                if not self._runs(each):
-                    self._context.cancelJobsWithTag(self._tag(each))
-            for number, each in silent:
-                self._complain(self._silence(number, runs=self._runs(each)))
+            try:
+                self._look_after(unheard, silent)
+            except Exception as error:  # noqa: BLE001 - py4j's, of many kinds: the session ends just now
+                log.debug("cannot look after the jobs: %s", error)
             with self._changed:
                 self._changed.wait(self._pause())
+
+    def _look_after(self, unheard: Sequence[int], silent: Sequence[tuple[int, int]]) -> None:
+        """Cancel the jobs of leases that are not wanted any more and wait for a core; say why slots are silent."""
+        for lease in unheard:
+            if not self._runs(lease):
+                self._context.cancelJobsWithTag(self._tag(lease))
+        for number, lease in silent:
+            self._complain(self._silence(number, runs=self._runs(lease)))
 
     def _pause(self) -> float:
         due = self._slots.deadline()
@@ -206,13 +214,11 @@ class Fleet:
         assert self._session is not None, "run() opens it"  # noqa: S101 - a defect of ours, not a peer's
         return self._session.sparkContext
 
-    @property
-    def _master(self) -> str:
-        return str(self._context.master)
-
     def _open(self) -> None:
         most = None if self.settings.maximum is None else self.settings.maximum + self.settings.reserve
         self._session = self._cluster.open(self.settings.name, most=most)
+        # Kept, as a session that has ended tells nothing any more.
+        self._master, self._application = str(self._context.master), str(self._context.applicationId)
 
     def _close(self) -> None:
         try:

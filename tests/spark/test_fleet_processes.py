@@ -3,8 +3,8 @@
 import signal
 
 import pytest
-from support.fleets import LOCAL_CLUSTER, PATIENCE, Calls, alive, fleet, java_of, kill
-from support.processes import broker, eventually
+from support.fleets import HERE, LOCAL_CLUSTER, PATIENCE, Calls, alive, fleet, java_of, kill
+from support.processes import broker, eventually, process
 
 from zmdp.spark import control, session
 
@@ -80,3 +80,50 @@ def test_a_handler_that_does_not_return_is_replaced_with_its_process():
             running.replaced(slot, "pid")
             assert running.client.request("slow", b"0")
             stuck.cancel()
+
+
+STOPPED = """
+import logging, sys, threading, time
+from zmdp.clients import Client
+from zmdp.spark.fleet import Fleet, Settings
+from zmdp.spark.ship import Cluster
+
+logging.basicConfig(level="INFO", stream=sys.stderr)
+settings = Settings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
+fleet = Fleet(settings, Cluster("local[2]", {"spark.ui.enabled": "false"}))
+
+def stop():
+    with Client(sys.argv[1], timeout=90, retries=0) as client:
+        client.request("pid")
+        fleet._session.sparkContext._jsc.sc().stop()
+        while fleet.status()["failures"] == 0:
+            time.sleep(0.01)
+        client.request("pid")
+        fleet.drain()
+
+fleet.run(threading.Thread(target=stop).start)
+print("ended in order", flush=True)
+"""
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_session_that_spark_ends_is_opened_again():
+    with broker(*QUICK) as (_, endpoint):
+        with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
+            running.line("Spark has ended the session on local[2]; opening another", patience=PATIENCE)
+            running.line("there is a session on local[2] again", patience=PATIENCE)
+            running.line("ended in order", "stdout", patience=PATIENCE)
+            assert running.wait() == 0
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_driver_whose_java_is_killed_says_so_and_ends():
+    with broker(*QUICK) as (_, endpoint):
+        with fleet(endpoint, "fleet_handlers:pid", "pid", "--master", "local[2]") as running:
+            (slot,) = running.serving(1)
+            kill(java_of(slot["pid"]))
+            assert running.command.wait() == 1
+            assert "Spark's Java process is gone" in running.command.stderr
+            eventually(lambda: not alive(slot["pid"]), PATIENCE)

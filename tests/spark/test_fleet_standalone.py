@@ -2,7 +2,6 @@
 
 import json
 import tarfile
-import urllib.parse
 import urllib.request
 
 import pytest
@@ -86,19 +85,6 @@ def test_nothing_outlives_a_killed_driver(cluster, endpoint, tmp_path):
         running.command.kill()
         eventually(lambda: not any(map(alive, processes)), PATIENCE)
         eventually(lambda: not running.client.available("pid"))
-
-
-def test_a_killed_application_is_started_again(cluster, endpoint, tmp_path):
-    with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster), cwd=tmp_path) as running:
-        running.serving(1)
-        application = running.status()["application"]
-        form = urllib.parse.urlencode({"id": application, "terminate": "true"}).encode()
-        urllib.request.urlopen(f"{cluster.page}/app/kill/", form, timeout=PATIENCE).close()
-        running.command.line("opening another", patience=PATIENCE)
-        running.command.line("there is a session on", patience=PATIENCE)
-        assert running.client.request("pid")
-        assert running.status()["application"] != application
-        assert running.command.end() == 0
 
 
 def test_doctor_on_a_cluster(cluster, endpoint, tmp_path):
