@@ -13,6 +13,15 @@ from zmdp.titanic import enqueue, schema, store
 from zmdp.titanic.frames import pack
 
 TEMPLATE = "with_tables"
+WITH_SPARK = {"read", "write", "stream", "run", "failing"}
+"""Fixtures of tests that have Spark do it; the others do the same in this process, on both databases."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec and callspec.params.get("backend") == "postgresql" and WITH_SPARK & set(item.fixturenames):
+            item.add_marker(pytest.mark.spark_long)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 import sqlalchemy as sa
-from pyspark.sql import functions
 from pyspark.sql.datasource import (
     EqualTo,
     GreaterThan,
@@ -71,14 +70,15 @@ def test_an_empty_table(read):
         ("string", ["one", "\ufffd", ""], ["reply", None, None]),
     ],
 )
-def test_frames_as_what_the_schema_says(db, read, kind, requests, replies):
+def test_frames_as_what_the_schema_says(db, kind, requests, replies):
     for frames in ([b"one", b"two"], [b"\xff"], [b""]):
         db.add("echo", *frames)
     db.end()
     db.end(reply=())
-    rows = read(f"reply {kind}, id long, request {kind}").orderBy("id").collect()
-    assert [row.request for row in rows] == requests
-    assert [row.reply for row in rows] == replies
+    (batch,) = Table(db.url, StructType.fromDDL(f"reply {kind}, id long, request {kind}")).read(Span(0, OPEN))
+    assert batch["id"].to_pylist() == [1, 2, 3]
+    assert batch["request"].to_pylist() == requests
+    assert batch["reply"].to_pylist() == replies
 
 
 def test_only_the_columns_of_the_schema_are_read(db):
@@ -296,16 +296,3 @@ def test_what_is_read_again_is_read_anew(spark, db, read):
     assert frame.count() == 2
     assert frame.where("service = 'other'").count() == 1
     assert frame.count() == 2
-
-
-# ── what it is for ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_percentiles_by_service(db, read):
-    for number in range(1, 101):
-        db.done("slow", now=1_800_000_000.0)
-        db.run(f"UPDATE titanic_requests SET created = finished - {number / 10} WHERE created > 0 AND id = {number}")
-    took = (functions.col("finished").cast("double") - functions.col("created").cast("double")).alias("took")
-    ended = read("service string, created timestamp, finished timestamp", state="done")
-    (row,) = ended.groupBy("service").agg(functions.percentile(took, 0.5).alias("half")).collect()
-    assert row.half == pytest.approx(5.05, abs=1e-3)

@@ -1,7 +1,11 @@
 """Rows of Spark become requests: what they say, and that each is one, whatever Spark does."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -13,6 +17,7 @@ import sqlalchemy as sa
 from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
+from support.processes import eventually
 from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
@@ -505,6 +510,43 @@ def test_rows_of_a_stream_without_arrow(db, monkeypatch):
     one.commit([one.write(iter([Row(request="a", key=None), Row(request="b", key="k")]))], 0)
     assert [(unpack(row.body)[0], row.key) for row in db.requests()] == [(b"a", None), (b"b", "k")]
     one.abort([], 1)
+
+
+# ── the driver dies ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+DRIVER = """
+import sys, time
+from zmdp.spark.session import open_session
+
+spark = open_session("dies", master="local[2]", conf={"spark.ui.enabled": "false"})
+
+def slowly(batches):
+    for batch in batches:
+        yield batch
+    time.sleep(600)
+
+rows = spark.range(60_000, numPartitions=2).selectExpr("string(id) AS request").mapInArrow(slowly, "request string")
+rows.write.format("titanic").option("db", sys.argv[1]).option("service", "s").option("job", "j").mode("append").save()
+"""
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_driver_that_is_killed_has_written_nothing_and_its_job_is_done_again(spark, db, write, tmp_path):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, db.url], cwd=tmp_path, start_new_session=True)
+    try:
+        eventually(lambda: db.count("titanic_staged"), patience=100)
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait(20)
+    assert db.count() == 0
+    write(rows(spark, 60_000), service="s", job="j")
+    write(rows(spark, 60_000), service="s", job="j")
+    assert bodies(db) == list(range(60_000))
+    assert db.left_over != (0, 0)
+    db.run("UPDATE titanic_staging SET touched = touched - 90000")
+    write(rows(spark, 1), service="s", job="k")
+    assert db.left_over == (0, 0)
 
 
 # ── in all ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,71 @@
+"""What docs/datasource.md shows runs, and what it lists is what there is."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions
+
+from zmdp.spark.columns import TYPES
+from zmdp.spark.rows import CONSTANTS, NAMES
+from zmdp.spark.sink import WRITE_OPTIONS
+from zmdp.spark.source import READ_OPTIONS
+from zmdp.spark.stream import STREAM_OPTIONS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "datasource.md").read_text()
+only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+
+
+def blocks():
+    return re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def section(title):
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL).group(1)
+
+
+def first_cells(text):
+    return [cell for row in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for cell in re.findall(r"`([^`]+)`", row)]
+
+
+@only_sqlite
+def test_the_page_runs(spark, db, capsys):
+    """Its examples, one after the other, on a database in which requests took known times."""
+    for service, unit in (("slow", 1.0), ("quick", 0.01)):
+        for number in range(1, 101):
+            db.done(service, now=time.time())
+            db.run(f"UPDATE titanic_requests SET created = finished - {number * unit} WHERE id = "
+                   "(SELECT max(id) FROM titanic_requests)")  # fmt: skip
+    db.done("slow", code=500)
+    names = {"spark": spark, "f": functions}
+    try:
+        for block in blocks():
+            exec(block.replace("sqlite:///titanic.db", db.url), names)
+        (ends,) = spark.sql("SELECT count(*) AS n FROM ends").collect()
+    finally:
+        spark.catalog.dropTempView("history")
+    latencies = {row.service: row for row in names["latencies"].collect()}
+    assert (latencies["slow"].requests, latencies["quick"].requests) == (101, 100)
+    assert latencies["quick"].p50 == pytest.approx(0.505, abs=0.01)
+    assert latencies["quick"].p99 == pytest.approx(0.9901, abs=0.01)
+    assert latencies["slow"].failed == pytest.approx(1 / 101)
+    assert ends.n == 201
+    assert [(row.service, row.key, row.priority) for row in db.requests()[-2:]] == [
+        ("shout", "order-17", 9), ("shout", "order-18", 9),
+    ]  # fmt: skip
+    assert "slow" in capsys.readouterr().out
+
+
+def test_the_page_lists_the_columns_and_options_that_there_are():
+    columns, options, *_ = re.split(r"(?=^\| option)", section("Reading"), flags=re.MULTILINE)
+    assert [cell for cell in first_cells(columns) if cell in TYPES][: len(TYPES)] == list(TYPES)
+    for name, kind in TYPES.items():
+        assert f"| `{name}` | {kind.simpleString()} |" in columns
+    assert set(first_cells(options)) == READ_OPTIONS | {"pushdown"}
+    assert {cell.lower() for cell in first_cells(section("As a stream"))} == STREAM_OPTIONS
+    columns, options = re.split(r"(?=^\| option \|)", section("Writing"), flags=re.MULTILINE)
+    assert set(first_cells(columns)) == set(NAMES)
+    for name in CONSTANTS:
+        assert re.search(rf"^\| `{name}`.*\| (yes|as JSON) \|", columns, re.MULTILINE), name
+    assert set(first_cells(options)) == WRITE_OPTIONS - CONSTANTS
