@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 from support.fleets import HERE, PATIENCE, Calls, alive, fleet, java_of
-from support.processes import broker, eventually, process, run
+from support.processes import broker, eventually, process
 from support.standalone import standalone
 
 from zmdp.spark import ship
@@ -57,7 +57,7 @@ def test_executors_come_when_requests_wait_and_go_when_none_do(cluster, endpoint
 
 
 def test_executors_with_only_what_was_packed(cluster, endpoint, tmp_path):
-    assert run("mdp-spark", "pack", str(tmp_path / "packed")).returncode == 0
+    ship.pack(tmp_path / "packed", requirements=(), environment=True)
     options = on(cluster, "--archive", str(tmp_path / "packed" / ship.ENVIRONMENT))
     with fleet(endpoint, "fleet_handlers:imported", "imported", *options, cwd=tmp_path) as running:
         zmdp, zmq, handlers = running.client.request("imported", b"zmdp", b"zmq", b"fleet_handlers")
