@@ -139,7 +139,7 @@ def register_function(
         .add("code", types.IntegerType())
         .add("error", types.StringType())
     )
-    # Not deterministic: else Spark would call it once for each field that is asked for.
+    # Not deterministic: else Spark would call it a second time for a filter on what it gives.
     function: Any = pandas_udf(call, returned)  # type: ignore[call-overload]  # its hints know no tuple of any length
     spark.udf.register(name, function.asNondeterministic())
 

@@ -372,6 +372,13 @@ def test_the_function(sql, up):
     assert set(up.counts.values()) == {1}  # not once for each field
 
 
+def test_the_function_under_a_filter(sql, up):
+    """Spark moves filters down to where the rows come from, unless what they look at is not deterministic."""
+    rows = sql("SELECT r.reply FROM (SELECT call_service('up', text) AS r FROM texts) WHERE r.code = 200").collect()
+    assert len(rows) == 100
+    assert set(up.counts.values()) == {1}
+
+
 def test_what_goes_wrong_in_the_function(sql, up):
     call = "call_service(if(id = 1, NULL, if(id = 2, 'nobody', 'up')), if(id = 0, NULL, text))"
     rows = sql(f"SELECT r.* FROM (SELECT {call} AS r FROM texts WHERE id < 4)").collect()
