@@ -92,12 +92,13 @@ def latencies(endpoint: str) -> None:
 
 def main() -> None:
     parts = set(sys.argv[1:] or ("1", "2", "3"))
-    with broker() as (_, endpoint):
-        if "1" in parts:
+    if "1" in parts:
+        with broker() as (_, endpoint):
             print("1. throughput")
             throughput(endpoint)
-        if parts & {"2", "3"}:
-            print(f"2, 3. {CALLERS} callers without a pause, heartbeat 0.2 s, a fleet of 2")
+    if parts & {"2", "3"}:
+        print(f"2, 3. {CALLERS} callers without a pause, heartbeat 1 s, a fleet of 2")
+        with broker() as (_, endpoint):
             latencies(endpoint)
 
 

@@ -84,6 +84,7 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
     with process(*command, cwd=cwd, **env) as running, Client(endpoint, timeout=60, retries=0) as client:
         running.line(f"serves {service} at", patience=PATIENCE)
         found = Running(running, client, f"fleet-{service}")
+        eventually(lambda: client.available(control.PREFIX + found.name))
         application = found.status()["application"]
         yield found
     shutil.rmtree(Path(pyspark.__file__).parent / "work" / application, ignore_errors=True)
