@@ -224,6 +224,8 @@ class StreamWriter(_Driver, StreamBase):
         query = next((each.query for each in messages if isinstance(each, Message) and each.query), None)
         name = self._name or query or self._checkpoint
         if name is None:
+            if not any(each.rows for each in messages if isinstance(each, Message)):
+                return  # a batch without tasks, from whom one would know
             raise SettingError('Spark does not say which stream this is: give it a name with .option("sink", …)')
         self._commit(staging.Write("sink", name, batchId, query), messages)
 

@@ -353,7 +353,7 @@ OLD = (
 
 @pytest.fixture
 def first_version(empty):
-    """A database of version 0001, with requests that have ended in another order than they came, and some that have not."""
+    """A database of version 0001, with requests that have ended in another order than they came, and others."""
     with empty.begin() as connection:
         command.upgrade(schema.config(connection), "0001")
         for number, (state, finished) in enumerate(

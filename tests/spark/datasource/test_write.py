@@ -512,6 +512,15 @@ def test_rows_of_a_stream_without_arrow(db, monkeypatch):
     one.abort([], 1)
 
 
+@only_sqlite
+def test_a_micro_batch_without_rows(db):
+    unnamed = writer(db, StreamWriter)
+    unnamed.commit([], 0)
+    assert db.count("titanic_written") == 0
+    with pytest.raises(SettingError, match="Spark does not say which stream this is: give it a name"):
+        unnamed.commit([unnamed.write(batches("a"))], 1)
+
+
 # ── the driver dies ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 DRIVER = """
