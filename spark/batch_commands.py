@@ -30,7 +30,7 @@ from . import control
 from .catalogue import Catalogue, read
 from .jobs import FORMATS, load_jobs
 from .results import DEFAULT_INLINE, LARGEST_INLINE, Results
-from .session import SparkError, check_installed, connect_session, open_session
+from .session import SparkError, check_installed, connect_session, is_elsewhere, open_session
 
 BACKOFF: Final = (1.0, 60.0)
 """Seconds before a session that could not be made is tried again; doubled each time."""
@@ -185,7 +185,7 @@ def batch(
 
     stopper = _Stopper()
     lanes = Lanes(make, 2 * concurrency)
-    if not _open(lanes, stopper):
+    if not _open(lanes, stopper, patient=connect is not None or is_elsewhere(master)):
         return 0
     kept = Results(folder, inline)
     driver = Batch(
@@ -217,13 +217,15 @@ def _results_folder(results: str | None, master: str | None, connect: str | None
     return os.path.abspath("spark-results") if local else None  # elsewhere, executors would write to their own disks
 
 
-def _open(lanes: Any, stopper: "_Stopper") -> bool:
-    """Make the session, however long its cluster is away.  False if it was told to end meanwhile."""
+def _open(lanes: Any, stopper: "_Stopper", *, patient: bool) -> bool:
+    """Make the session; if `patient`, however long its cluster is away.  False if it was told to end meanwhile."""
     pause = BACKOFF[0]
     while not stopper.stops:
         try:
             lanes.give(lanes.take(0))
         except SparkError as error:
+            if not patient:
+                raise
             log.error("%s; trying again in %g s", error, pause)
         else:
             return True

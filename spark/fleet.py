@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from json import loads
@@ -27,7 +28,7 @@ from ..mdp.server import DEFAULT_ENDPOINT
 from .control import PREFIX, Control, checked_name
 from .fleet_slots import BACKOFF, Died, Lease, Load, Outcome, Refused, Served, Slots
 from .fleet_worker import Task, serve
-from .session import SparkError
+from .session import SparkError, check_installed, is_elsewhere
 from .ship import Cluster, on_this_machine, python
 
 if TYPE_CHECKING:
@@ -149,10 +150,14 @@ class Fleet:
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `drain` is called and all is finished; `ready` is called once there is a session.
 
-        A session that is lost is opened anew.  Raises `SettingError` and `SparkError` if the first cannot be opened,
-        and `SparkError` if Spark's Java process is gone.
+        A session that is lost is opened anew, and a cluster that is away is waited for.  Raises `SettingError`, and
+        `SparkError` if PySpark or Java is missing or the first session cannot be opened on this very machine.
         """
-        self._open()
+        check_installed()
+        if not is_elsewhere(self._cluster.master):
+            self._open()
+        elif not self._open_until_there():
+            return
         try:
             self._slots = self._new_slots()
             self._warn()
@@ -228,16 +233,20 @@ class Fleet:
             log.debug("the session did not end in order: %s", error)
 
     def _alive(self) -> bool:
-        """Whether the session still works.  Raises `SparkError` if the whole Java process is gone."""
-        try:
+        """Whether the session still works: its Java process may be gone, too."""
+        with suppress(Exception):
             return not self._context._jsc.sc().isStopped()
-        except Exception as error:
-            raise SparkError(f"Spark's Java process is gone ({error}): start the fleet again") from error
+        return False
 
     def _reopen(self) -> None:
-        """Spark has ended the session: the cluster is gone, or somebody has killed the application."""
+        """Spark has ended the session: the cluster is gone, or somebody has killed the application or its driver."""
         log.warning("Spark has ended the session on %s; opening another", self._master)
         self._close()
+        if self._open_until_there():
+            log.info("there is a session on %s again", self._master)
+
+    def _open_until_there(self) -> bool:
+        """Open a session, however long its cluster is away.  False if the fleet was told to end meanwhile."""
         pause = BACKOFF[0]
         while not self._asked_to_end:
             try:
@@ -248,8 +257,8 @@ class Fleet:
                     self._changed.wait_for(lambda: self._asked_to_end, pause)
                 pause = min(2 * pause, BACKOFF[1])
             else:
-                log.info("there is a session on %s again", self._master)
-                return
+                return True
+        return False
 
     # ── a lease ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -119,8 +119,9 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
         )
     if _LOCAL.match(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    if "spark.pyspark.python" not in given:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if "spark.pyspark.python" in given:
+        os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]  # the one that PySpark looks at
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if "log4j" not in given.get("spark.driver.extraJavaOptions", "") and "SPARK_CONF_DIR" not in os.environ:
         options = given.get("spark.driver.extraJavaOptions", "")
@@ -136,6 +137,11 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
     except Exception as error:  # py4j's, PySpark's, and what the launcher raises: all mean that there is no session
         _forget_half_made()
         raise SparkError(f"no Spark session on {master}: {_why_none(error)}") from error
+
+
+def is_elsewhere(master: str | None) -> bool:
+    """Whether that master's cluster may be away for a while, as those on other machines may."""
+    return master is not None and not _LOCAL.match(master)
 
 
 def _check_answering(what: str, places: Sequence[str]) -> None:

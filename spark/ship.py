@@ -4,7 +4,6 @@ Executors need Python, of the driver's minor version, with pyzmq.  zmdp's own fi
 """
 
 import importlib.util
-import os
 import subprocess
 import sys
 import tarfile
@@ -158,8 +157,6 @@ class Cluster:
         """
         self._check()
         conf = {**self._settings(most), **self.conf}
-        if python := conf.get("spark.pyspark.python"):
-            os.environ["PYSPARK_PYTHON"] = python  # what PySpark looks at, unless `spark-submit` has
         session = sessions.open_session(name, master=self.master, conf=conf)
         for each in self.py_files:
             session.sparkContext.addPyFile(each)

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
@@ -196,9 +197,12 @@ def test_a_batch_on_a_connect_server(tmp_path):
         **os.environ, "SPARK_HOME": str(pyspark), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_NO_DAEMONIZE": "1", "SPARK_LOG_DIR": str(tmp_path),
     }  # fmt: skip
-    port = 15_777
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    start = pyspark / "sbin" / "start-connect-server.sh"
     server = subprocess.Popen(
-        ["bash", pyspark / "sbin" / "start-connect-server.sh", "--master", "local[2]", "--conf", "spark.ui.enabled=false",
+        ["bash", start, "--master", "local[2]", "--conf", "spark.ui.enabled=false",
          "--conf", f"spark.connect.grpc.binding.port={port}"],
         env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
