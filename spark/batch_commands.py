@@ -30,7 +30,7 @@ from . import control
 from .catalogue import Catalogue, read
 from .jobs import FORMATS, load_jobs
 from .results import DEFAULT_INLINE, LARGEST_INLINE, Results
-from .session import SparkError, check_installed, connect_session, is_elsewhere, open_session
+from .session import SparkError, check_installed, checked_master, connect_session, is_elsewhere, open_session
 
 BACKOFF: Final = (1.0, 60.0)
 """Seconds before a session that could not be made is tried again; doubled each time."""
@@ -172,6 +172,8 @@ def batch(
     settings = {"spark.driver.maxResultSize": MOST_COLLECTED, **pairs(conf)}
     if py_files:
         settings["spark.submit.pyFiles"] = ",".join(py_files)
+    if master is not None:
+        checked_master(master)
     if connect is None:
         check_installed()
 

@@ -1,6 +1,5 @@
 """`mdp-spark doctor`: is there all that the Spark side needs?  Each check that fails says what to do."""
 
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,6 @@ from functools import partial
 from importlib import metadata
 from json import loads
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import urlsplit
 
 from ..clients import Client
 from ..mdp.errors import SettingError, ZmdpError
@@ -94,9 +92,7 @@ class Doctor:
     # ── the cluster ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _cluster_checks(self, *, broker_answers: bool) -> Iterator[Check]:
-        master = self.cluster.master
         try:
-            _check_listening(master)
             session = self.cluster.open("zmdp-doctor", most=self.minimum + self.reserve)
         except (SettingError, sessions.SparkError) as error:
             advice = "say which cluster with --master; `--master 'local[2]'` needs none"
@@ -198,22 +194,6 @@ def _java() -> Check:
 def _skipped(names: Sequence[str], because: str) -> Iterator[Check]:
     for name in names:
         yield Check(name, "skipped", f"because of: {because}")
-
-
-def _check_listening(master: str | None) -> None:
-    """Spark tries for a minute.  Raises `SparkError` if nobody listens at any of the masters."""
-    if master is None or not master.startswith("spark://"):
-        return
-    reasons = []
-    for each in master.removeprefix("spark://").split(","):
-        parts = urlsplit(f"spark://{each}")
-        try:
-            socket.create_connection((parts.hostname or "", parts.port or 7077), timeout=PATIENCE).close()
-        except (OSError, ValueError) as error:
-            reasons.append(f"{each}: {error}")
-        else:
-            return
-    raise sessions.SparkError(f"no Spark master at {'; '.join(reasons)}")
 
 
 def _probed(session: "SparkSession", broker: str) -> tuple[list[dict[str, Any]], tuple[str, str] | None]:

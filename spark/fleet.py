@@ -28,7 +28,7 @@ from ..mdp.server import DEFAULT_ENDPOINT
 from .control import PREFIX, Control, checked_name
 from .fleet_slots import BACKOFF, Died, Lease, Load, Outcome, Refused, Served, Slots
 from .fleet_worker import Task, serve
-from .session import SparkError, check_installed, is_elsewhere
+from .session import SparkError, check_installed, checked_master, is_elsewhere
 from .ship import Cluster, on_this_machine, python
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class Fleet:
         A session that is lost is opened anew, and a cluster that is away is waited for.  Raises `SettingError`, and
         `SparkError` if PySpark or Java is missing or the first session cannot be opened on this very machine.
         """
+        if self._cluster.master is not None:
+            checked_master(self._cluster.master)
         check_installed()
         if not is_elsewhere(self._cluster.master):
             self._open()

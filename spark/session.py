@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from ..mdp.errors import SettingError, ZmdpError
 
@@ -27,6 +28,7 @@ NEEDS_JAVA: Final = (
     "JAVA_HOME"
 )
 OLDEST_JAVA: Final = 17
+MASTER_PORT: Final = 7077
 CONNECT_PORT: Final = 15002
 DEFAULT_MASTER: Final = "local[*]"
 _LOCAL: Final = re.compile(r"local(-cluster)?\b")
@@ -105,18 +107,12 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
     Raises `SettingError` for a master or a setting that Spark refuses, `SparkError` for a cluster that does not answer
     and if PySpark or Java is missing.
     """
+    given = dict(conf or {})
+    master = checked_master(master or given.get("spark.master") or _submitted_master() or DEFAULT_MASTER)
     check_installed()
     from pyspark import SparkConf  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    given = dict(conf or {})
-    if master is None:
-        master = given.get("spark.master") or _submitted_master() or DEFAULT_MASTER
-    if not _MASTER.fullmatch(master):
-        raise SettingError(
-            f"{master!r} is no Spark master: it takes local[N], local[*], spark://HOST:PORT, yarn, k8s://… "
-            "or local-cluster[EXECUTORS,CORES,MEMORY]"
-        )
     if _LOCAL.match(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if "spark.pyspark.python" in given:
@@ -129,7 +125,7 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
     for each in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(each).setLevel(logging.CRITICAL + 1)  # what a query gets wrong, its caller is told
     if master.startswith("spark://"):
-        _check_answering("Spark master", master.removeprefix("spark://").split(","))
+        _check_answering("Spark master", master.removeprefix("spark://").split(","), MASTER_PORT)
     _forget_dead_jvm()
     asked = SparkConf().setMaster(master).setAppName(name).setAll(list({**settings(master), **given}.items()))
     try:
@@ -139,18 +135,28 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
         raise SparkError(f"no Spark session on {master}: {_why_none(error)}") from error
 
 
+def checked_master(master: str) -> str:
+    """`master`, if Spark can have it.  Raises `SettingError`."""
+    if not _MASTER.fullmatch(master):
+        raise SettingError(
+            f"{master!r} is no Spark master: it takes local[N], local[*], spark://HOST:PORT, yarn, k8s://… "
+            "or local-cluster[EXECUTORS,CORES,MEMORY]"
+        )
+    return master
+
+
 def is_elsewhere(master: str | None) -> bool:
     """Whether that master's cluster may be away for a while, as those on other machines may."""
     return master is not None and not _LOCAL.match(master)
 
 
-def _check_answering(what: str, places: Sequence[str]) -> None:
-    """Raises `SparkError` if nobody listens at any of these HOST:PORT: Spark itself would try for minutes."""
+def _check_answering(what: str, places: Sequence[str], port: int) -> None:
+    """Raises `SparkError` if nobody listens at any of these HOST[:PORT]: Spark itself would try for minutes."""
     reasons = []
     for each in places:
-        host, _, port = each.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), timeout=5).close()
+            found = urlsplit(f"//{each}")
+            socket.create_connection((found.hostname or "", found.port or port), timeout=5).close()
         except ValueError:
             raise SettingError(f"{each!r}: a {what}'s address is HOST:PORT") from None
         except OSError as error:
@@ -191,8 +197,7 @@ def connect_session(remote: str) -> "SparkSession":
         from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
     except ImportError as error:
         raise SparkError(f"Spark Connect needs its client: pip install 'zmdp[connect]' ({error})") from None
-    place = remote.removeprefix("sc://").partition("/")[0]
-    _check_answering("Spark Connect server", [place if ":" in place else f"{place}:{CONNECT_PORT}"])
+    _check_answering("Spark Connect server", [remote.removeprefix("sc://").partition("/")[0]], CONNECT_PORT)
     try:
         session = SparkSession.builder.remote(remote).create()
         session.version  # noqa: B018 - asks the server, which nothing has done yet

@@ -57,7 +57,7 @@ def test_what_is_said_of_an_error(text, told):
     assert session.reason(RuntimeError(text)) == told
 
 
-@pytest.mark.parametrize("master", ["", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])
+@pytest.mark.parametrize("master", ["spark", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])
 def test_what_is_no_master(master):
     with pytest.raises(SettingError, match="is no Spark master: it takes"):
         session.open_session("test", master=master)
