@@ -66,7 +66,7 @@ java:
 		echo "There is no Java: the tests on Spark are skipped. On Debian: apt-get install openjdk-17-jre-headless" >&2
 
 test-spark: $(VENV)/dev.installed java
-	$(BIN)/pytest tests/spark
+	$(BIN)/pytest tests/spark tests/docs/test_fleet_page.py
 
 test: java lint unit
 	$(BIN)/pytest -n 2 -m "not spark_long" --dist loadfile tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_pirate.py --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py

@@ -135,6 +135,7 @@ def test_a_batch_outlives_its_jvm_and_ends_in_order(tmp_path):
             eventually(lambda: gone(left))
 
 
+@pytest.mark.spark_long
 def test_a_second_signal_cancels_and_a_killed_driver_leaves_nothing(tmp_path):
     with ExitStack() as stack:
         _, at = stack.enter_context(broker("--heartbeat", "0.2", "--liveness", "50"))
@@ -237,6 +238,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.spark_long
 def test_the_page_about_batches(tmp_path, capsys):
     """Its file, its job, its commands and its Python; the uuid is another one each time."""
     (config,) = blocks("toml")

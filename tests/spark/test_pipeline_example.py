@@ -46,8 +46,9 @@ def run(*command):
     return out
 
 
+@pytest.mark.spark_long
 @pytest.mark.skipif(java_version() is None, reason="there is no Java")
-@pytest.mark.parametrize("how", [[], pytest.param(["--durable"], marks=pytest.mark.spark_long)])
+@pytest.mark.parametrize("how", [[], ["--durable"]])
 def test_the_example(example, tmp_path, how):
     out = tmp_path / "out"
     printed = run(sys.executable, str(EXAMPLE), "--rows", "400", "--out", str(out), *how)

@@ -29,6 +29,7 @@ def first_cells(text):
     return [cell for row in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for cell in re.findall(r"`([^`]+)`", row)]
 
 
+@pytest.mark.spark_long
 @only_sqlite
 def test_the_page_runs(spark, db, capsys):
     """Its examples, one after the other, on a database in which requests took known times."""
