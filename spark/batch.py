@@ -46,6 +46,8 @@ ENDS_WITHIN: Final = 10.0
 MOST_YIELDED: Final = 1000
 """Values that a generator may be ahead of the caller who reads them."""
 
+ON_FILES: Final = "spark.sql.runSQLOnFiles"
+"""Whether a query may name files, csv.`/etc/passwd`: a job's may, a caller's has the catalogue."""
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _LINE: Final = re.compile(r"\bline (\d+)")
 
@@ -272,12 +274,14 @@ class Batch:
         outcome = job.outcome
         if job.cancelled.is_set():
             self._count("cancelled")
+            log.info("job %s: cancelled after %.1f s", job.id, time.monotonic() - job.started)
             raise RequestCancelled(f"job {job.id} was cancelled")
         if not isinstance(outcome, BaseException):
             self._count("done")
             log.info("job %s: done after %.1f s", job.id, time.monotonic() - job.started)
             return outcome
         self._count("failed")
+        log.info("job %s: failed after %.1f s", job.id, time.monotonic() - job.started)
         if lost:
             told = f"Spark was lost during job {job.id} ({reason(outcome)}): ask again"
             raise ServiceError(Code.WORKER_LOST, told[:1000])
@@ -291,6 +295,7 @@ class Batch:
 
     def _run_query(self, asked: Query, job: Job) -> list[bytes]:
         session = job.lane.session
+        session.conf.set(ON_FILES, "false")
         for table in self._catalogue.named_in(asked.sql):
             table.register(session)
         job.lane.count(job.id)
@@ -305,6 +310,7 @@ class Batch:
 
     def _run_call(self, asked: Call, job: Job) -> list[bytes]:
         session = job.lane.session
+        session.conf.set(ON_FILES, "true")
         for table in self._catalogue.tables.values():
             try:
                 table.register(session)

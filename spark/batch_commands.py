@@ -185,6 +185,7 @@ def batch(
             return connect_session(connect)
         return open_session(f"mdp-spark {name}", master=master, conf=settings)
 
+    log.info("starting Spark on %s", connect or master or "local[*]")
     stopper = _Stopper()
     lanes = Lanes(make, 2 * concurrency)
     if not _open(lanes, stopper, patient=connect is not None or is_elsewhere(master)):
@@ -363,6 +364,10 @@ def _submit(
     check_listening([broker])
     with Client(broker, timeout=SILENCE, retries=0) as client:
         if durable:
+            if not client.available("titanic.request"):
+                raise ServiceNotFound(
+                    f"no Titanic at {broker}: start one with `titanic serve`", service="titanic.request"
+                )
             ticket = Titanic(client).submit(service, *frames, key=key)
             if detach:
                 click.echo(ticket.uuid)

@@ -185,7 +185,7 @@ def _dotted(version: Sequence[int]) -> str:
 def _java() -> Check:
     version = sessions.java_version()
     if version is None:
-        return Check("Java", "failed", "there is none", sessions.NEEDS_JAVA)
+        return Check("Java", "failed", sessions.no_java(), sessions.NEEDS_JAVA)
     if version < sessions.OLDEST_JAVA:
         return Check("Java", "failed", f"{version} at {sessions.java()}", sessions.NEEDS_JAVA)
     return Check("Java", "ok", f"{version} at {sessions.java()}")

@@ -32,6 +32,12 @@ _QUERY: Final = re.compile(
     r"(?>\s+|--[^\n]*|/\*(?>.*?\*/)|\()*+(?:SELECT|VALUES|TABLE|FROM|WITH)\b",
     re.IGNORECASE | re.DOTALL,
 )
+_SKIP: Final = r"(?>\s+|--[^\n]*|/\*(?>.*?\*/))*+"
+_REACHES_OUT: Final = re.compile(
+    # What calls Java, or by a name that is made up as it runs; and USING before a program, not before a join's columns.
+    rf"\b(reflect|try_reflect|java_method|identifier)\b|\b(using)\b{_SKIP}(?!{_SKIP}\()",
+    re.IGNORECASE | re.DOTALL,
+)
 _NAMES: Final = {str: "text", int: "whole number", float: "number", bool: "true or false", list: "list", dict: "object"}
 
 
@@ -81,6 +87,12 @@ def query(frames: Sequence[bytes]) -> Query:
         raise not_taken("spark.sql takes a query: the first frame is empty")
     if not _QUERY.match(sql):  # else SET, RESET or USE, which may be a table's name where a query is read
         raise not_taken(f"that is no query: {sql[:50]!r} …; {ONLY_QUERIES}")
+    if (found := _REACHES_OUT.search(sql)) is not None:
+        word = found.group().split()[0]
+        raise not_taken(
+            f"{word!r} cannot stand in a query: it may run programs, which is for spark.job; a text that has the word "
+            "goes as a parameter (args)"
+        )
     settings = _object(frames[1:], "the settings", {"format", "args"})
     args = settings.get("args")
     if args is not None and not isinstance(args, dict | list):
@@ -162,6 +174,10 @@ def described(function: Callable[..., Any]) -> str:
 
 def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raises `ServiceError` 422 for arguments that do not fit the function's names and annotations."""
+    names = {each.name for each in parameters(function)}
+    free = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters(function))
+    if not free and (unknown := sorted(set(arguments) - names)):
+        raise not_taken(f"job {name} knows no {unknown[0][:50]!r}; it takes {described(function)}")
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:

@@ -143,6 +143,7 @@ class Lanes:
                 lane = self._free.pop(0)
                 if not isinstance(lane, ClassicLane) or lane.alive():  # of Connect that is a question to the server
                     return lane
+                self._lost = True
             self._opening = True
         try:
             self._open()

@@ -13,6 +13,7 @@ import json
 import math
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from datetime import time as time_of_day
@@ -57,7 +58,14 @@ class Results:
         described: dict[str, Any] = {"job": job, "format": "value", "path": None}
         if len(data) <= self.inline:
             return [_json(described), data]
-        path = Path(self._folder(len(data))) / f"{job}.json"
+        folder = self._folder(len(data))
+        if ":" in folder:
+            raise ServiceError(
+                Code.TOO_LARGE,
+                f"the value has {len(data)} bytes, and up to {self.inline} are sent: return a DataFrame, which is "
+                f"written to {folder}",
+            )
+        path = Path(folder) / f"{job}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         return [_json({**described, "path": str(path)}), b""]
@@ -101,15 +109,14 @@ class Results:
         folder = Path(self.folder) if self.folder is not None and ":" not in self.folder else None
         if folder is None or not folder.is_dir():
             return 0
-        old = [
-            each for each in folder.iterdir() if _is_result(each) and time.time() - each.stat().st_mtime > older_than
-        ]
-        for each in old:
-            if each.is_dir():
-                shutil.rmtree(each, ignore_errors=True)
-            else:
-                each.unlink(missing_ok=True)
-        return len(old)
+        swept = 0
+        for each in folder.iterdir():
+            if _is_result(each):
+                with suppress(OSError):  # another driver sweeps it, or somebody else has
+                    if time.time() - each.stat().st_mtime > older_than:
+                        shutil.rmtree(each) if each.is_dir() else each.unlink()
+                        swept += 1
+        return swept
 
 
 def _is_result(path: Path) -> bool:

@@ -66,6 +66,12 @@ def java_version() -> int | None:
     return int(match.group(1)) if match else None
 
 
+def no_java() -> str:
+    """Where it was looked for in vain."""
+    home = os.environ.get("JAVA_HOME")
+    return f"there is no Java at JAVA_HOME, {home}" if home else "there is no Java"
+
+
 def check_installed() -> None:
     """Raises `SparkError` if PySpark cannot be imported or there is no Java that it runs on; says what to do."""
     try:
@@ -74,7 +80,7 @@ def check_installed() -> None:
         raise SparkError(NEEDS_PYSPARK) from None
     version = java_version()
     if version is None:
-        raise SparkError(f"there is no Java: {NEEDS_JAVA}")
+        raise SparkError(f"{no_java()}: {NEEDS_JAVA}")
     if version < OLDEST_JAVA:
         raise SparkError(f"{java()} is Java {version}: {NEEDS_JAVA}")
 

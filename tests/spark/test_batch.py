@@ -191,6 +191,7 @@ def test_what_a_job_yields_is_told(client):
         ("SELECT 1 a b", "PARSE_SYNTAX_ERROR", "that is no query: [PARSE_SYNTAX_ERROR] Syntax error at or near 'b'"),
         ("SELECT 1;\nSELECT 2", "PARSE_SYNTAX_ERROR", "(line 1, pos 8)"),
         ("SELECT * FROM nowhere", "TABLE_OR_VIEW_NOT_FOUND", "line 1 pos 14"),
+        ("SELECT * FROM text.`/etc/passwd`", "TABLE_OR_VIEW_NOT_FOUND", "`/etc/passwd`"),
         ("SELECT nothing FROM range(1)", "UNRESOLVED_COLUMN.WITH_SUGGESTION", "`nothing`"),
         ("WITH a AS (SELECT 1 AS a) INSERT INTO t SELECT a FROM a", "PARSE_SYNTAX_ERROR", "is for spark.job"),
         ("SELECT 1) UNION (SELECT 2", "PARSE_SYNTAX_ERROR", "Syntax error"),

@@ -99,7 +99,7 @@ def test_no_session(spark, endpoint, monkeypatch, error):
     assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[8:]
 
 
-@pytest.mark.parametrize(("version", "found"), [(None, "there is none"), (11, "11 at")])
+@pytest.mark.parametrize(("version", "found"), [(None, "there is no Java"), (11, "11 at")])
 def test_without_java_nothing_is_started(endpoint, monkeypatch, version, found):
     monkeypatch.setattr(session, "java_version", lambda: version)
     checks = list(Doctor(SimpleNamespace(), endpoint).checks())

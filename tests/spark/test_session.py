@@ -94,7 +94,9 @@ def test_java_that_is_missing_or_too_old_is_told_in_one_line(tmp_path, monkeypat
     nowhere = {"JAVA_HOME": str(tmp_path / "none"), "PATH": str(tmp_path)}
     for name, value in nowhere.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(session.SparkError, match="there is no Java: Spark needs Java 17 or newer: on Debian"):
+    with pytest.raises(
+        session.SparkError, match=r"there is no Java at JAVA_HOME, .*/none: Spark needs Java 17 or newer"
+    ):
         session.check_installed()
     monkeypatch.setenv("JAVA_HOME", java(tmp_path, 'openjdk version "11.0.2"'))
     with pytest.raises(session.SparkError, match="is Java 11: Spark needs Java 17"):
@@ -124,5 +126,6 @@ def test_commands_without_java(tmp_path):
 )
 def test_a_batch_that_is_started_wrong(arguments, told):
     found = run("mdp-spark", "batch", *arguments)
-    assert (found.returncode, found.stderr.count(b"\n")) == (2, 1), found.stderr
+    said = [line for line in found.stderr.splitlines() if b"starting Spark" not in line]
+    assert (found.returncode, len(said)) == (2, 1), found.stderr
     assert told in found.stderr.decode()
