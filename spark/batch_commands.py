@@ -198,7 +198,6 @@ def batch(
     try:
         with driver:
             stopper.driver = driver
-            stopper.install()
             reason = why_unreachable(broker)
             if reason is not None:
                 log.warning("no broker at %s yet: %s; connecting goes on until there is one", broker, reason)
@@ -245,10 +244,6 @@ class _Stopper:
     def __init__(self) -> None:
         self.driver: Any = None
         self.stops = 0
-        self.install()
-
-    def install(self) -> None:
-        """Answer the signals: PySpark takes Ctrl-C for itself whenever it makes a session."""
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._handle)
 

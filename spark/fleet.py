@@ -255,8 +255,9 @@ class Fleet:
                 self._open()
             except SparkError as error:
                 self._complain(f"{error}; trying again until it works")
-                with self._changed:
-                    self._changed.wait_for(lambda: self._asked_to_end, pause)
+                until = time.monotonic() + pause
+                while time.monotonic() < until and not self._asked_to_end:
+                    time.sleep(0.1)
                 pause = min(2 * pause, BACKOFF[1])
             else:
                 return True

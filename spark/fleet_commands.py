@@ -192,18 +192,15 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
         log.info("ending: what is being worked on is finished first; once more ends at once")
         running.drain()
 
-    def on_signals() -> None:
-        signal.signal(signal.SIGTERM, end)
-        signal.signal(signal.SIGINT, end)
-
     def ready() -> None:
-        on_signals()  # PySpark has set another for Ctrl-C
         log.info(
             "fleet %s serves %s at %s with %s; Ctrl-C ends",
             settings.name, settings.service, settings.broker, running.status()["master"],
         )  # fmt: skip
 
-    on_signals()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, end)
+    log.info("starting Spark on %s", cluster.master or "local[*]")
     running.run(ready)
     return 0
 

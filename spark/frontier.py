@@ -48,12 +48,14 @@ class Frontier:
         """Who could still add to what is up to `_ahead`."""
         self.safe = 0
         """The last number known to be safe."""
+        self.known = False
+        """Whether `safe` was found out yet, or is only where it begins."""
 
     def advance(self, patience: float) -> int:
         """How far it is safe to read; waits up to `patience` (seconds) for transactions that are under way."""
         with self._engine.connect().execution_options(isolation_level=self._isolation) as connection:
             if connection.dialect.name == "sqlite":
-                self.safe = self._number(connection)
+                self.safe, self.known = self._number(connection), True
                 return self.safe
             until = time.monotonic() + patience
             wanted = self._number(connection)
@@ -67,11 +69,11 @@ class Frontier:
                 each for each in self._who(connection) if each in self._writing or each.startswith(_PREPARED)
             }
         if not self._writing:
-            self.safe = self._ahead
+            self.safe, self.known = self._ahead, self.known or self._ahead > 0
             self._ahead = self._number(connection)  # first this, and then who is writing
             self._writing = self._who(connection) if self._ahead > self.safe else set()
             if not self._writing:
-                self.safe = self._ahead
+                self.safe, self.known = self._ahead, True
         return self.safe
 
     def _number(self, connection: Connection) -> int:

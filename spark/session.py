@@ -7,11 +7,13 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -135,10 +137,20 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
     _forget_dead_jvm()
     asked = SparkConf().setMaster(master).setAppName(name).setAll(list({**settings(master), **given}.items()))
     try:
-        return SparkSession.builder.config(conf=asked).getOrCreate()
+        with _signals_kept():
+            return SparkSession.builder.config(conf=asked).getOrCreate()
     except Exception as error:  # py4j's, PySpark's, and what the launcher raises: all mean that there is no session
         _forget_half_made()
         raise SparkError(f"no Spark session on {master}: {_why_none(error)}") from error
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """PySpark takes Ctrl-C for itself when it makes a session: leave it to the program, if that has a use for it."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if before is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 def checked_master(master: str) -> str:

@@ -4,6 +4,7 @@ Executors need Python, of the driver's minor version, with pyzmq.  zmdp's own fi
 """
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tarfile
@@ -97,10 +98,14 @@ def write_environment(target: Path, requirements: Sequence[str]) -> None:
             archive.add(home, ".", filter=_of_use)
 
 
+_PIP: Final = re.compile(r"pip[\d.]*|pip-[^/]+\.dist-info")
+
+
 def _of_use(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """What executors do not run stays here: pip, and byte code with this machine's paths."""
-    name = Path(member.name)
-    return None if name.name == "__pycache__" or name.name.startswith("pip") else member
+    path = Path(member.name)
+    pip = path.parent.name in {"bin", "site-packages"} and _PIP.fullmatch(path.name) is not None
+    return None if pip or path.name == "__pycache__" else member
 
 
 def _last_line(text: str) -> str:

@@ -125,7 +125,8 @@ class Table:
                 yield to_arrow(len(rows), columns, self.schema, arrow)
             if limit is None and len(rows) < MAX_ROWS:
                 return
-            after = limit or tuple(rows[-1][:2])
+            # More rows than were counted, as others commit meanwhile: what was cut off is read next.
+            after = limit if limit is not None and len(rows) < MAX_ROWS else tuple(rows[-1][:2])
 
     def _limit(self, connection: Connection, ahead: Sequence[Any]) -> tuple[int, int] | None:
         """How far to read at a time, for the sake of the bodies; None if that does not matter or at the end."""

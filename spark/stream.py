@@ -64,6 +64,9 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
         """How far the next micro-batch goes; PySpark before 4.2 says neither where it starts nor how long it may be."""
         last = self._frontier.advance(PATIENCE)
+        while start is None and not self._frontier.known:
+            # A stream that goes on from its checkpoint must not go back, and where that is we are not told.
+            last = self._frontier.advance(LONG_PATIENCE)
         if self._last is not None:
             last = min(last, self._last)
         if start is None:

@@ -291,6 +291,8 @@ def test_values_that_cannot_be_sent(tmp_path):
     with pytest.raises(ServiceError, match="the result has 202 bytes, and up to 100 bytes are sent") as told:
         Results(None, inline=100).frames("x" * 200, "0" * 16, "json")
     assert told.value.code == 413
+    with pytest.raises(ServiceError, match="return a DataFrame, which is written to hdfs://x"):
+        Results("hdfs://x/", inline=100).frames("x" * 200, "0" * 16, "json")
 
 
 def test_old_results_are_swept_and_nothing_else(tmp_path):

@@ -142,3 +142,20 @@ def test_what_spark_is_told():
     assert told["spark.pyspark.python"] == "./environment/bin/python"
     assert told["spark.dynamicAllocation.maxExecutors"] == "3"
     assert told["spark.speculation"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("name", "shipped"),
+    [
+        ("lib/python3.11/site-packages/pip", False),
+        ("lib/python3.11/site-packages/pip-25.0.1.dist-info", False),
+        ("bin/pip3.11", False),
+        ("lib/python3.11/site-packages/zmq/__pycache__", False),
+        ("lib/python3.11/site-packages/sklearn/pipeline.py", True),
+        ("lib/python3.11/site-packages/pipelines", True),
+        ("lib/python3.11/site-packages/a/pip", True),
+        ("bin/python", True),
+    ],
+)
+def test_what_of_an_environment_is_shipped(name, shipped):
+    assert (ship._of_use(tarfile.TarInfo(name)) is not None) is shipped

@@ -296,3 +296,14 @@ def test_what_is_read_again_is_read_anew(spark, db, read):
     assert frame.count() == 2
     assert frame.where("service = 'other'").count() == 1
     assert frame.count() == 2
+
+
+def test_rows_that_are_committed_while_they_are_counted_are_not_skipped(db, monkeypatch):
+    """More of them up to a place than are fetched at a time, where the count has seen fewer."""
+    for _ in range(5):
+        db.add()
+    monkeypatch.setattr(source, "MAX_ROWS", 2)
+    places = [(5, 5)] * 3
+    monkeypatch.setattr(Table, "_limit", lambda *given: places.pop() if places else None)
+    table = Table(db.url, StructType().add("id", "long"), "id", [])
+    assert [row for batch in table.read(Span(0, 5)) for row in batch["id"].to_pylist()] == [1, 2, 3, 4, 5]

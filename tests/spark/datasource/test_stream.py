@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
@@ -210,6 +211,21 @@ def test_a_transaction_that_is_prepared_is_waited_for_under_its_new_name(db, rea
         assert stream.latestOffset(start)["id"] == 0
         transaction.commit()
     assert ids(stream, start, stream.latestOffset(start)) == [1, 2]
+
+
+@only_postgresql
+def test_a_stream_that_is_not_told_where_it_was_does_not_go_back(db, reader):
+    """As PySpark before 4.2 asks: after a restart, less than the checkpoint's offset would have all be read again."""
+    for _ in range(3):
+        db.add()
+    with db.engine.connect() as slow, ThreadPoolExecutor(1) as pool:
+        slow.begin()
+        enqueue(slow, "slow", b"")
+        asked = pool.submit(reader(events="accepted").latestOffset)
+        with pytest.raises(TimeoutError):
+            asked.result(2)
+        slow.commit()
+        assert asked.result(20)["id"] >= 3
 
 
 @only_postgresql
