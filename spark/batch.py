@@ -32,7 +32,7 @@ from .control import Control
 from .jobs import NOT_TAKEN, ONLY_QUERIES, Call, Query, call, query
 from .lanes import Lane, Lanes
 from .progress import Progress
-from .results import JOB_LENGTH, Results
+from .results import JOB_LENGTH, Results, plain
 from .session import SparkError, reason
 
 LOOK: Final = 0.1
@@ -67,11 +67,10 @@ class Job:
         self.ended = threading.Event()
         self.outcome: list[bytes] | BaseException = []
         self._work = work
-        self._thread = lane.thread(self._run)
 
     def start(self) -> None:
         """Run it."""
-        self._thread.start()
+        threading.Thread(target=self._run, name=f"job-{self.id}", daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -171,6 +170,11 @@ class Batch:
             worker.wait()
         self._control.__exit__(*exception)
 
+    def wait(self, timeout: float) -> bool:
+        """After `stop`: wait until what runs has ended, for so many seconds at most.  Whether it has."""
+        until = time.monotonic() + timeout
+        return all(worker.wait(max(0.0, until - time.monotonic())) for worker in self._workers)
+
     def stop(self) -> None:
         """Take no more requests; those that run go on."""
         self.drained.set()
@@ -212,6 +216,7 @@ class Batch:
             lost = self._end(job)
             with self._lock:
                 del self._running[job.id]
+                self._counts["cancelled"] += job.cancelled.is_set()
         return self._outcome(job, lost=lost)
 
     def _lane(self, request: Request) -> Generator[bytes, None, Lane]:
@@ -249,7 +254,7 @@ class Batch:
 
     def _yielded(self, job: Job) -> Iterator[bytes]:
         while not job.yielded.empty():
-            yield _event("yielded", job, value=job.yielded.get())
+            yield _event("yielded", job, value=plain(job.yielded.get()))
 
     def _end(self, job: Job) -> bool:
         """Give its lane back, having cancelled it unless it has ended.  Whether the session is lost."""
@@ -273,7 +278,6 @@ class Batch:
     def _outcome(self, job: Job, *, lost: bool) -> list[bytes]:
         outcome = job.outcome
         if job.cancelled.is_set():
-            self._count("cancelled")
             log.info("job %s: cancelled after %.1f s", job.id, time.monotonic() - job.started)
             raise RequestCancelled(f"job {job.id} was cancelled")
         if not isinstance(outcome, BaseException):
@@ -301,11 +305,16 @@ class Batch:
         job.lane.count(job.id)
         try:
             # Only a query may stand here; a command would be run as soon as it is read.
-            session.sql(f"SELECT * FROM (\n{asked.sql}\n)", args=asked.args)  # noqa: S608 - it is run as it is asked
+            read = session.sql(f"SELECT * FROM (\n{asked.sql}\n)", args=asked.args)  # noqa: S608 - as it is asked
         except Exception as error:  # noqa: BLE001 - whatever else is wrong with it, it says by itself, below
             if any(kind.__name__ == "ParseException" for kind in type(error).__mro__):
                 told = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
                 raise ServiceError(NOT_TAKEN, f"that is no query: {told}; {ONLY_QUERIES}", _detail(error)) from None
+        else:
+            outward = job.lane.reaches_out(asked.sql, read)
+            if outward is not None:
+                told = f"{outward!r} cannot stand in a query: it may run programs, which is for spark.job"
+                raise ServiceError(NOT_TAKEN, told)
         return self._results.frames(session.sql(asked.sql, args=asked.args), job.id, asked.format)
 
     def _run_call(self, asked: Call, job: Job) -> list[bytes]:

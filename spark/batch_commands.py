@@ -30,16 +30,20 @@ from . import control
 from .catalogue import Catalogue, read
 from .jobs import FORMATS, load_jobs
 from .results import DEFAULT_INLINE, LARGEST_INLINE, Results
-from .session import SparkError, check_installed, checked_master, connect_session, is_elsewhere, open_session
+from .session import SparkError, check_installed, connect_session, is_elsewhere, open_session, settled_master
 
 BACKOFF: Final = (1.0, 60.0)
 """Seconds before a session that could not be made is tried again; doubled each time."""
+LOOK: Final = 0.2
+"""Seconds between two looks at whether it was asked to end."""
 SWEEP: Final = 600.0
 """Seconds between two looks for old results."""
 MOST_COLLECTED: Final = "128m"
 """What all tasks of a job may send to the driver: larger results are written where they are made."""
-SILENCE: Final = 60.0
-"""Seconds for which a batch may say nothing: it tells of progress every few."""
+PATIENCE: Final = 7 * 86400.0
+"""Seconds that a request may wait in the broker's queue: what runs tells of itself every few."""
+ANSWER: Final = 15.0
+"""Seconds that the broker may take to say who is there."""
 Command = Callable[..., Any]
 
 log = logging.getLogger("zmdp.spark")
@@ -102,8 +106,9 @@ def quiet_py4j() -> None:
 @click.option("--connect", metavar="sc://HOST:PORT", help="Use this Spark Connect server, not a driver of its own.")
 @click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting. Can be repeated.")
 @click.option(
-    "--py-files", multiple=True, metavar="FILE", help="Python file or zip for the executors. Can be repeated."
-)
+    "--py-files", multiple=True, metavar="FILE", callback=lambda context, option, values: _no_wheels(values),
+    help="Python file or zip for the executors. Can be repeated.",
+)  # fmt: skip
 @click.option(
     "--concurrency", type=Number("requests", whole=True), default=4,
     help=with_default("Requests of each of the two services at a time; they share the cluster fairly.", 4),
@@ -167,14 +172,14 @@ def batch(
         raise click.UsageError("--connect takes neither --master, --conf nor --py-files: its server has all that")
     name = control.checked_name(name) if name is not None else control.default_name("batch")
     catalogue = Catalogue() if config is None else read(config)
+    if config is not None:
+        sys.path.insert(0, str(config.parent.absolute()))  # its jobs' modules may stand beside it
     known = load_jobs(catalogue.jobs | pairs(jobs))
-    folder = _results_folder(results or catalogue.results, master, connect)
     settings = {"spark.driver.maxResultSize": MOST_COLLECTED, **pairs(conf)}
     if py_files:
         settings["spark.submit.pyFiles"] = ",".join(py_files)
-    if master is not None:
-        checked_master(master)
     if connect is None:
+        master = settled_master(master, settings)
         check_installed()
 
     from .batch import Batch  # noqa: PLC0415 - what only asks the broker needs none of it
@@ -185,31 +190,42 @@ def batch(
             return connect_session(connect)
         return open_session(f"mdp-spark {name}", master=master, conf=settings)
 
-    log.info("starting Spark on %s", connect or master or "local[*]")
+    log.info("starting Spark on %s", connect or master)
     stopper = _Stopper()
     lanes = Lanes(make, 2 * concurrency)
-    if not _open(lanes, stopper, patient=connect is not None or is_elsewhere(master)):
-        return 0
-    kept = Results(folder, inline)
+    _open(lanes, patient=connect is not None or is_elsewhere(master))
+    kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
     driver = Batch(
         lanes, broker=broker, name=name, catalogue=catalogue, jobs=known, results=kept, concurrency=concurrency,
-        prefix=prefix, master=connect or master or "local[*]", heartbeat=heartbeat, liveness=liveness,
+        prefix=prefix, master=connect or str(master), heartbeat=heartbeat, liveness=liveness,
     )  # fmt: skip
     try:
         with driver:
-            stopper.driver = driver
+            stopper.started = True
             reason = why_unreachable(broker)
             if reason is not None:
                 log.warning("no broker at %s yet: %s; connecting goes on until there is one", broker, reason)
             log.info("serving %s as %s at %s; Ctrl-C ends", " and ".join(driver.services), name, broker)
             swept_at = float("-inf")
-            while not driver.drained.wait(1.0) and not stopper.stops:
+            while not driver.drained.is_set() and not stopper.stops:
+                time.sleep(LOOK)
                 if time.monotonic() - swept_at > SWEEP:
                     swept_at = time.monotonic()
                     kept.sweep(keep_results)
+            driver.stop()
+            while not driver.wait(LOOK):
+                if stopper.stops > 1:
+                    driver.cancel_all()
     finally:
         lanes.close()
     return 0
+
+
+def _no_wheels(files: Sequence[str]) -> Sequence[str]:
+    for each in files:
+        if each.endswith(".whl"):
+            raise click.BadParameter(f"{each}: Spark passes over wheels; one of pure Python can be renamed to .zip")
+    return files
 
 
 def _results_folder(results: str | None, master: str | None, connect: str | None) -> str | None:
@@ -219,10 +235,10 @@ def _results_folder(results: str | None, master: str | None, connect: str | None
     return os.path.abspath("spark-results") if local else None  # elsewhere, executors would write to their own disks
 
 
-def _open(lanes: Any, stopper: "_Stopper", *, patient: bool) -> bool:
-    """Make the session; if `patient`, however long its cluster is away.  False if it was told to end meanwhile."""
+def _open(lanes: Any, *, patient: bool) -> None:
+    """Make the session; if `patient`, however long its cluster is away."""
     pause = BACKOFF[0]
-    while not stopper.stops:
+    while True:
         try:
             lanes.give(lanes.take(0))
         except SparkError as error:
@@ -230,19 +246,16 @@ def _open(lanes: Any, stopper: "_Stopper", *, patient: bool) -> bool:
                 raise
             log.error("%s; trying again in %g s", error, pause)
         else:
-            return True
-        until = time.monotonic() + pause
-        while time.monotonic() < until and not stopper.stops:
-            time.sleep(0.1)
+            return
+        time.sleep(pause)
         pause = min(2 * pause, BACKOFF[1])
-    return False
 
 
 class _Stopper:
-    """Ends the driver when it is asked to; the second time, cancels what runs; the third, ends the process."""
+    """Counts how often the driver was asked to end, for its loop to see; the third time, ends the process."""
 
     def __init__(self) -> None:
-        self.driver: Any = None
+        self.started = False
         self.stops = 0
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._handle)
@@ -250,15 +263,12 @@ class _Stopper:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self.stops += 1
-        if self.driver is None:
+        if not self.started:
             os._exit(0)  # Spark is being started: there is nothing yet to finish
         if self.stops > 2:
             os._exit(1)
         if self.stops == 1:
             log.info("ending: what runs is finished first; once more cancels it")
-            self.driver.stop()
-        else:
-            self.driver.cancel_all()
 
 
 # ── submit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -357,9 +367,9 @@ def _submit(
     if durable and deadline is not None:
         raise click.UsageError("--deadline goes without --durable: Titanic does it whenever it can")
     check_listening([broker])
-    with Client(broker, timeout=SILENCE, retries=0) as client:
+    with Client(broker, timeout=PATIENCE, retries=0) as client:
         if durable:
-            if not client.available("titanic.request"):
+            if not client.available("titanic.request", timeout=ANSWER):
                 raise ServiceNotFound(
                     f"no Titanic at {broker}: start one with `titanic serve`", service="titanic.request"
                 )
@@ -370,7 +380,7 @@ def _submit(
             click.echo(f"handed over as {ticket.uuid}", err=True)
             reply = _follow(ticket)
         else:
-            if not client.available(service):
+            if not client.available(service, timeout=ANSWER):
                 raise ServiceNotFound(_nobody(service, broker), service=service)
             reply = _shown(client.stream(service, *frames, wait=False, deadline=deadline))
     return _print(reply, output, as_json=as_json)
@@ -606,7 +616,8 @@ def _cancelled(client: Client, job: str) -> bool:
     if uuid is not None:
         ticket = Titanic(client).ticket(uuid)
         try:
-            ticket.ready()
+            if ticket.ready():
+                return False
         except UnknownTicket:
             return False
         ticket.close()

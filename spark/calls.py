@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from ..clients import (
     AsyncClient,
@@ -39,6 +39,8 @@ HOLD: Final = 1.0
 PAUSES: Final = (0.05, 1.0)
 """Seconds before what was refused for now is asked again: at first, and at most."""
 TITANIC: Final = "titanic.request"
+
+T = TypeVar("T")
 
 log = logging.getLogger("zmdp.spark")
 
@@ -231,9 +233,10 @@ class Calls:
 
         It is never closed: who runs the plan again wants the reply again.
         """
-        keep = self._settings.keep
-        ticket = await self._titanic.submit(
-            service, *body, key=key, key_ttl=keep, ttl=keep, headers=self._settings.headers
+        keep, headers = self._settings.keep, self._settings.headers
+        ticket = await self._patiently(
+            deadline,
+            lambda left: self._titanic.submit(service, *body, key=key, key_ttl=keep, ttl=keep, headers=headers),
         )
         try:
             return await self._patiently(deadline, ticket.result, (RetryLater, BrokerUnreachable, ServiceNotFound))
@@ -244,9 +247,9 @@ class Calls:
     async def _patiently(
         self,
         deadline: float,
-        ask: Callable[[float], Awaitable[list[bytes]]],
+        ask: Callable[[float], Awaitable[T]],
         passing: tuple[type[RequestError], ...] = (RetryLater,),
-    ) -> list[bytes]:
+    ) -> T:
         """What `ask` gives, which gets the seconds left; asked again after what is `passing`, while there is time."""
         pause, most = PAUSES
         while True:

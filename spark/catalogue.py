@@ -97,6 +97,8 @@ def _table(name: str, given: Any, path: Path) -> Table:
         raise SettingError(f"{where}: options is {options!r}: it takes {{ name = value, … }}")
     located = None if "path" not in given else _located(given["path"], path)
     values = {option: _option(f"{where}: option {option}", value) for option, value in options.items()}
+    if given["format"] == "titanic" and "db" in values:
+        values["db"] = _located(values["db"], path)
     return Table(name, given["format"], located, given.get("schema"), values)
 
 

@@ -10,10 +10,11 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from ..clients import Client, ServiceNotFound
-from ..mdp.errors import ServiceError, SettingError
+from ..mdp.errors import ServiceError, SettingError, ZmdpError
 from ..workers import Request, Worker
 
 PREFIX: Final = "spark.control."
@@ -55,8 +56,17 @@ class Control:
         return json.dumps(operation(asked)).encode()
 
     def __enter__(self) -> Self:
+        self._warn_of_twin()
         self._worker.start()
         return self
+
+    def _warn_of_twin(self) -> None:
+        with suppress(ZmdpError), Client(self._worker.broker, timeout=1.0, retries=0) as client:
+            if client.available(self._worker.service):
+                log.warning(
+                    "another driver is called %s, or has just died: status and drain find one of them; see --name",
+                    self.name,
+                )
 
     def __exit__(self, *exception: object) -> None:
         self._worker.stop()

@@ -28,7 +28,7 @@ from ..mdp.server import DEFAULT_ENDPOINT
 from .control import PREFIX, Control, checked_name
 from .fleet_slots import BACKOFF, Died, Lease, Load, Outcome, Refused, Served, Slots
 from .fleet_worker import Task, serve
-from .session import SparkError, check_installed, checked_master, is_elsewhere
+from .session import SparkError, check_installed, is_elsewhere, settled_master
 from .ship import Cluster, on_this_machine, python
 
 if TYPE_CHECKING:
@@ -153,10 +153,9 @@ class Fleet:
         A session that is lost is opened anew, and a cluster that is away is waited for.  Raises `SettingError`, and
         `SparkError` if PySpark or Java is missing or the first session cannot be opened on this very machine.
         """
-        if self._cluster.master is not None:
-            checked_master(self._cluster.master)
+        master = settled_master(self._cluster.master, self._cluster.conf)
         check_installed()
-        if not is_elsewhere(self._cluster.master):
+        if not is_elsewhere(master):
             self._open()
         elif not self._open_until_there():
             return
@@ -266,9 +265,8 @@ class Fleet:
     # ── a lease ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, lease: Lease) -> None:
-        from pyspark import InheritableThread  # noqa: PLC0415
-
-        InheritableThread(target=self._lease, args=(lease,), name=f"slot-{lease.slot}", daemon=True).start()
+        # Not an InheritableThread: that asks the JVM before it runs anything, and where there is none runs nothing.
+        threading.Thread(target=self._lease, args=(lease,), name=f"slot-{lease.slot}", daemon=True).start()
 
     def _lease(self, lease: Lease) -> None:
         told = ""
@@ -341,12 +339,12 @@ class Fleet:
         with Client(self.settings.broker, timeout=1.0, retries=0, heartbeat=self.settings.heartbeat) as client:
             while not self._ended.wait(LOOK):
                 load = self._ask(client)
-                cores = self._cores()
+                most = self._most_now()
                 with self._changed:
                     before = self._slots.wanted
                     self._load = load
-                    if cores is not None:
-                        self._slots.bound(self._most(cores))
+                    if most is not None:
+                        self._slots.bound(most)
                     self._slots.observe(load, time.monotonic())
                     now = self._slots.wanted
                     self._changed.notify_all()
@@ -390,10 +388,19 @@ class Fleet:
     def _conf(self, name: str, default: str) -> str:
         return str(self._context.getConf().get(name, default))
 
+    def _most_now(self) -> int | None:
+        """The same for the cores that there are now; None while that cannot be told."""
+        try:
+            cores = self._cores()
+            return None if cores is None else self._most(cores)
+        except Exception as error:  # noqa: BLE001 - py4j's, of many kinds: the session has just ended
+            log.debug("cannot tell how many slots there may be: %s", error)
+            return None
+
     def _cores(self) -> int | None:
         """The cores of the cluster; None while that cannot be told."""
         try:
-            return cores(self._context)
+            return cores(self._context, self.settings.maximum)
         except SettingError:
             raise
         except Exception as error:  # noqa: BLE001 - py4j's, of many kinds: the session has just ended
@@ -447,8 +454,10 @@ class Fleet:
             log.warning("%s", printable(text))
 
 
-def cores(context: "SparkContext") -> int:
+def cores(context: "SparkContext", wanted: int | None = None) -> int:
     """The cores that an application has, at the most, as far as its settings or its executors tell.
+
+    `wanted` is how many slots are, where dynamic allocation has no bound of its own.
 
     Raises `SettingError` if they may be any number.
     """
@@ -459,6 +468,8 @@ def cores(context: "SparkContext") -> int:
         return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         most = conf.get("spark.dynamicAllocation.maxExecutors")
+        if most is None and wanted is not None:
+            return wanted * int(conf.get("spark.task.cpus", "1") or 1)
         if most is None:
             raise SettingError(
                 "with dynamic allocation there is no end of executors: say how many with --max, or with "

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
+from ..mdp.console import printable
 from ..mdp.errors import ServiceError, SettingError
 from ..mdp.loading import load
 
@@ -32,11 +33,10 @@ _QUERY: Final = re.compile(
     r"(?>\s+|--[^\n]*|/\*(?>.*?\*/)|\()*+(?:SELECT|VALUES|TABLE|FROM|WITH)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_SKIP: Final = r"(?>\s+|--[^\n]*|/\*(?>.*?\*/))*+"
 _REACHES_OUT: Final = re.compile(
     # What calls Java, or by a name that is made up as it runs; and USING before a program, not before a join's columns.
-    rf"\b(reflect|try_reflect|java_method|identifier)\b|\b(using)\b{_SKIP}(?!{_SKIP}\()",
-    re.IGNORECASE | re.DOTALL,
+    r"\b(reflect|try_reflect|java_method|identifier)\b|\busing\b(?!\s*\()",
+    re.IGNORECASE,
 )
 _NAMES: Final = {str: "text", int: "whole number", float: "number", bool: "true or false", list: "list", dict: "object"}
 
@@ -57,7 +57,7 @@ class Query:
     @property
     def title(self) -> str:
         """What it is, in a line."""
-        return " ".join(self.sql.split())[:200]
+        return printable(self.sql)[:200]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,9 @@ class Call:
     @property
     def title(self) -> str:
         """What it is, in a line."""
-        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"[:200]
+        return printable(f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})")[
+            :200
+        ]
 
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -87,17 +89,17 @@ def query(frames: Sequence[bytes]) -> Query:
         raise not_taken("spark.sql takes a query: the first frame is empty")
     if not _QUERY.match(sql):  # else SET, RESET or USE, which may be a table's name where a query is read
         raise not_taken(f"that is no query: {sql[:50]!r} …; {ONLY_QUERIES}")
-    if (found := _REACHES_OUT.search(sql)) is not None:
-        word = found.group().split()[0]
-        raise not_taken(
-            f"{word!r} cannot stand in a query: it may run programs, which is for spark.job; a text that has the word "
-            "goes as a parameter (args)"
-        )
     settings = _object(frames[1:], "the settings", {"format", "args"})
     args = settings.get("args")
     if args is not None and not isinstance(args, dict | list):
         raise not_taken("args is an object, for parameters written :name, or a list, for those written ?")
     return Query(sql, _format(settings), args)
+
+
+def may_reach_out(sql: str) -> str | None:
+    """A word in a query that may stand before a program or for Java, as far as can be seen without its plan."""
+    found = _REACHES_OUT.search(sql)
+    return found.group() if found else None
 
 
 def call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) -> Call:
@@ -125,6 +127,7 @@ def _object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -
         return {}
     try:
         found = json.loads(frames[0])
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair, which JSON can write, nobody can take
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -184,7 +187,7 @@ def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[
         raise not_taken(f"job {name}: {error}; it takes {described(function)}") from None
     try:
         hints = typing.get_type_hints(function)
-    except (NameError, TypeError):
+    except Exception:  # noqa: BLE001 - whatever the names in an annotation come to
         return  # annotations of names that only a type checker knows
     for each, value in arguments.items():
         if each in hints and not fits(value, hints[each]):

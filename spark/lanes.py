@@ -6,15 +6,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+from .jobs import may_reach_out
 from .progress import ClassicProgress, ConnectProgress, Progress
 from .session import forget, is_connect
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("zmdp.spark")
 
 _POOL: Final = "spark.scheduler.pool"
+_OUTWARD: Final = {"ScriptTransformation": "TRANSFORM … USING", "CallMethodViaReflection": "reflect"}
+"""Nodes of a plan that run a program or call Java, and how they are written."""
 
 
 class Lane(Protocol):
@@ -34,8 +37,8 @@ class Lane(Protocol):
     def progress(self) -> Progress:
         """How far the latest job has come; from any thread."""
 
-    def thread(self, target: Callable[[], None]) -> threading.Thread:
-        """A thread in which a job may run."""
+    def reaches_out(self, sql: str, table: "DataFrame") -> str | None:
+        """What in a query, of which `table` is the plan, would run a program or call Java."""
 
     def alive(self) -> bool:
         """Whether the session can still run something."""
@@ -70,11 +73,11 @@ class ClassicLane:
         progress = self._progress
         return Progress() if progress is None else progress.now()
 
-    def thread(self, target: Callable[[], None]) -> threading.Thread:
-        """One with a JVM thread of its own, which ends with it."""
-        from pyspark import InheritableThread  # noqa: PLC0415
-
-        return InheritableThread(target=target, daemon=True)
+    def reaches_out(self, sql: str, table: "DataFrame") -> str | None:
+        """Spark has read it: its plan tells."""
+        del sql
+        plan = str(table._jdf.queryExecution().analyzed().toJSON())
+        return next((name for node, name in _OUTWARD.items() if f'.{node}"' in plan), None)
 
     def alive(self) -> bool:
         """Whether the JVM is there, and has not stopped the context, as it does when its cluster is lost."""
@@ -108,9 +111,10 @@ class ConnectLane:
         """What the server has told."""
         return self._progress.now()
 
-    def thread(self, target: Callable[[], None]) -> threading.Thread:
-        """Any will do."""
-        return threading.Thread(target=target, daemon=True)
+    def reaches_out(self, sql: str, table: "DataFrame") -> str | None:
+        """Its plan is the server's: what can be told from the text must do."""
+        del table
+        return may_reach_out(sql)
 
     def alive(self) -> bool:
         """Whether the server answers."""
@@ -156,7 +160,8 @@ class Lanes:
     def _open(self) -> None:
         if self._all:
             log.error("the Spark session is lost: another is started")
-            forget(self._all[0].session)
+            for lane in self._all:
+                forget(lane.session)
         first = self._open_session()
         made: list[Lane]
         if is_connect(first):

@@ -49,7 +49,7 @@ class Results:
         if hasattr(result, "toArrow"):
             return self._table(result, job, format)  # type: ignore[arg-type]  # Classic's or Connect's
         try:
-            data = json.dumps(result, ensure_ascii=False, default=str).encode()
+            data = json.dumps(plain(result), ensure_ascii=False).encode(errors="replace")
         except (TypeError, ValueError, RecursionError) as error:
             raise ServiceError(
                 Code.FAILED, f"the job returned a {type(result).__name__}: it takes a DataFrame, or a value for JSON "
@@ -148,20 +148,20 @@ def json_rows(table: Any) -> bytes:
 
     Dates and times are ISO 8601, decimals, NaN and infinities texts, binaries base64, maps objects.
     """
-    rows = [_plain(row) for row in table.to_pylist(maps_as_pydicts="lossy")]
+    rows = [plain(row) for row in table.to_pylist(maps_as_pydicts="lossy")]
     return json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` as JSON has it."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, date | time_of_day) else str(value)

@@ -84,7 +84,8 @@ class Rows:
             options["key"] = key
         else:
             options.pop("key_ttl", None)  # an option says how long keys live, not that there are any
-        service = row.pop("service", None) or self.service
+        given = row.pop("service", None)
+        service = self.service if given is None else given
         if service is None:
             raise Malformed("it names no service")
         for name, value in row.items():

@@ -116,7 +116,7 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
     and if PySpark or Java is missing.
     """
     given = dict(conf or {})
-    master = checked_master(master or given.get("spark.master") or _submitted_master() or DEFAULT_MASTER)
+    master = settled_master(master, given)
     check_installed()
     from pyspark import SparkConf  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -161,6 +161,14 @@ def checked_master(master: str) -> str:
             "or local-cluster[EXECUTORS,CORES,MEMORY]"
         )
     return master
+
+
+def settled_master(master: str | None, conf: Mapping[str, str]) -> str:
+    """The master that a session gets: `master`, else that of `conf`, else `spark-submit`'s, else `local[*]`.
+
+    Raises `SettingError` for one that Spark cannot have.
+    """
+    return checked_master(master or conf.get("spark.master") or _submitted_master() or DEFAULT_MASTER)
 
 
 def is_elsewhere(master: str | None) -> bool:

@@ -164,7 +164,11 @@ class Cluster:
         conf = {**self._settings(most), **self.conf}
         session = sessions.open_session(name, master=self.master, conf=conf)
         for each in self.py_files:
-            session.sparkContext.addPyFile(each)
+            try:
+                session.sparkContext.addPyFile(each)
+            except Exception as error:
+                session.stop()
+                raise sessions.SparkError(f"Spark cannot fetch {each}: {sessions.reason(error)}") from error
         if not is_local(str(session.sparkContext.master)) and not _from_zip():
             from pyspark import SparkFiles  # noqa: PLC0415
 

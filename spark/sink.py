@@ -221,6 +221,8 @@ class StreamWriter(_Driver, StreamBase):
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """In the driver, when all tasks of the batch have ended well."""
+        if not messages:
+            return  # no task, no row
         query = next((each.query for each in messages if isinstance(each, Message) and each.query), None)
         name = self._name or query or self._checkpoint
         if name is None:

@@ -59,14 +59,13 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name, as all of these
         """Where a new stream begins."""
-        return self._offset(0 if self._from == "earliest" else self._frontier.advance(LONG_PATIENCE))
+        return self._offset(0 if self._from == "earliest" else self._known())
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
         """How far the next micro-batch goes; PySpark before 4.2 says neither where it starts nor how long it may be."""
         last = self._frontier.advance(PATIENCE)
-        while start is None and not self._frontier.known:
-            # A stream that goes on from its checkpoint must not go back, and where that is we are not told.
-            last = self._frontier.advance(LONG_PATIENCE)
+        if start is None:
+            last = self._known()  # what goes on from its checkpoint must not go back, and we are not told where that is
         if self._last is not None:
             last = min(last, self._last)
         if start is None:
@@ -75,6 +74,12 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
         if ReadMaxRows is not None and isinstance(limit, ReadMaxRows):
             last = self._after(first, last, limit.max_rows)
         return self._offset(max(first, last))
+
+    def _known(self) -> int:
+        """How far it is safe to read, once that is known: those who wrote when it was first asked have ended."""
+        while not self._frontier.known:
+            self._frontier.advance(LONG_PATIENCE)
+        return self._frontier.safe
 
     def getDefaultReadLimit(self) -> "ReadLimit":  # noqa: N802
         """What `maxRowsPerTrigger` says."""

@@ -208,6 +208,33 @@ def test_a_query_that_is_wrong(client, spark, sql, condition, told):
 
 
 @pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT TRANSFORM(a) USING 'touch FILE' AS (x) FROM VALUES (1) AS t(a)",
+        "SELECT TRANSFORM(a) USING /* /* */ ( */ 'touch FILE' AS (x) FROM VALUES (1) AS t(a)",
+        "SELECT TRANSFORM(a) USING --\r'touch FILE' AS\n(x) FROM VALUES (1) AS t(a)",
+        "FROM VALUES (1) AS t(a) MAP a USING 'touch FILE' AS (x)",
+        "SELECT * FROM range(1) WHERE id IN (SELECT TRANSFORM(a) USING 'touch FILE' AS (x) FROM VALUES (1) AS t(a))",
+        "SELECT reflect('java.lang.System', 'gc')",
+        "SELECT `java_method`('java.lang.System', 'gc')",
+        "SELECT IDENTIFIER('refl' || 'ect')('java.lang.System', 'gc')",
+        "SELECT system.builtin.try_reflect('java.lang.System', 'gc')",
+    ],
+)
+def test_a_query_runs_no_program_and_no_java(client, tmp_path, sql):
+    with pytest.raises(ServiceError, match=r"is for spark.job|cannot be found|UNRESOLVED_ROUTINE") as told:
+        rows(client, sql.replace("FILE", str(tmp_path / "made")))
+    assert told.value.code == 422
+    assert not (tmp_path / "made").exists()
+
+
+def test_texts_that_only_look_so_are_taken(client):
+    assert rows(client, "SELECT 'we are using it, reflect()' AS t, 1 AS identifier") == [
+        {"t": "we are using it, reflect()", "identifier": 1}
+    ]
+
+
+@pytest.mark.parametrize(
     ("call", "code", "told"),
     [
         ((), 422, "the first frame is empty"),

@@ -32,7 +32,7 @@ def here(monkeypatch):
 class Shared:
     """A cluster whose session stays when a fleet ends."""
 
-    master = "local[2,3]"
+    master, conf = "local[2,3]", {}
 
     def __init__(self, spark):
         self._spark = spark

@@ -71,14 +71,9 @@ def test_a_query(frames, asked):
         ([b"/*/" * 50_000], "that is no query"),
         ([b"/**/" * 50_000], "that is no query"),
         ([b"SELECTED"], "that is no query"),
-        ([b"SELECT reflect('java.lang.System', 'exit', 3)"], "'reflect' cannot stand in a query"),
-        ([b"SELECT `Java_Method`('a', 'b')"], "'Java_Method' cannot stand in a query"),
-        ([b"SELECT IDENTIFIER('ref' || 'lect')('a', 'b')"], "'IDENTIFIER' cannot stand in a query"),
-        ([b"SELECT TRANSFORM(a) USING 'bash -c id' AS (x) FROM VALUES (1) AS t(a)"], "'USING' cannot stand"),
-        ([b"FROM t MAP a using--(\n/* ( */ r'uname'"], "cannot stand in a query"),
-        ([b"SELECT 1 FROM a JOIN b USING " + b"/**/" * 50_000], "cannot stand in a query"),
         ([b"SELECT", b"["], "the settings are a JSON object, not b'['"),
         ([b"SELECT 1", b"[" * 100_000], "the settings are a JSON object"),
+        ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings are a JSON object"),
         ([b"SELECT 1", b"[]"], "the settings are a JSON object"),
         ([b"SELECT 1", b'{"colour": 1}'], "the settings know no 'colour': they take args, format"),
         ([b"SELECT 1", b'{"format": "xml"}'], "format is one of json, arrow"),
@@ -88,6 +83,23 @@ def test_a_query(frames, asked):
 )
 def test_what_is_no_query(frames, told):
     assert told in refused(jobs.query, frames)
+
+
+@pytest.mark.parametrize(
+    ("sql", "word"),
+    [
+        ("SELECT reflect('java.lang.System', 'exit', 3)", "reflect"),
+        ("SELECT `Java_Method`('a', 'b')", "Java_Method"),
+        ("SELECT IDENTIFIER('ref' || 'lect')('a', 'b')", "IDENTIFIER"),
+        ("SELECT TRANSFORM(a) USING 'id' AS (x) FROM t", "USING"),
+        ("SELECT TRANSFORM(a) USING /* /* */ ( */ 'id' AS (x) FROM t", "USING"),
+        ("SELECT TRANSFORM(a) USING --\r'id' AS\n(x) FROM t", "USING"),
+        ("SELECT 1 FROM a JOIN b USING\n(id)", None),
+        ("SELECT musing, reflection FROM a", None),
+    ],
+)
+def test_what_may_reach_out_as_far_as_the_text_tells(sql, word):
+    assert jobs.may_reach_out(sql) == word
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
