@@ -1,28 +1,17 @@
 """Titanic's requests as a table of Spark."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
 import sqlalchemy as sa
-from pyspark.sql.datasource import (
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    Not,
-    StringContains,
-)
 from pyspark.sql.types import StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark import source
 from zmdp.spark.columns import SCHEMA, TYPES
-from zmdp.spark.source import OPEN, Condition, Span, Table, condition, open_reader, spans
+from zmdp.spark.source import OPEN, Span, Table, open_reader, spans
 
 
 def seconds(moment):
@@ -211,81 +200,15 @@ def test_ends_of_the_same_number_are_read_once(db, monkeypatch):
     assert list(table.read(Span(3, 9))) == []
 
 
-# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-AT = datetime(2026, 1, 2, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "taken"),
-    [
-        (EqualTo(("service",), "echo"), [Condition("service", "in", ["echo"])]),
-        (EqualTo(("service",), "a\0"), [Condition("service", "in", [])]),
-        (In(("state",), ("done", "lost")), [Condition("state", "in", ["done", "lost"])]),
-        (EqualTo(("id",), 5), [Condition("id", "=", 5)]),
-        (In(("id",), (5, 6)), [Condition("id", "in", (5, 6))]),
-        (GreaterThan(("id",), 5), [Condition("id", ">", 5)]),
-        (GreaterThan(("created",), AT), [Condition("created", ">", AT.timestamp() - 1e-6)]),
-        (LessThan(("finished",), AT), [Condition("finished", "<", AT.timestamp() + 1e-6)]),
-        (
-            EqualTo(("due",), AT),
-            [Condition("due", ">", AT.timestamp() - 1e-6), Condition("due", "<", AT.timestamp() + 1e-6)],
-        ),
-        (IsNull(("finished",)), [Condition("finished", "null")]),
-        (IsNotNull(("started",)), [Condition("started", "not")]),
-        (GreaterThan(("service",), "echo"), None),
-        (EqualTo(("priority",), 5), None),
-        (EqualTo(("key",), "k"), None),
-        (StringContains(("service",), "e"), None),
-        (Not(EqualTo(("service",), "echo")), None),
-        (EqualTo(("headers", "a"), "k"), None),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_is_asked_of_the_database(wanted, taken):
-    assert condition(wanted) == taken
-
-
-def test_what_the_database_filters_is_what_spark_would(db):
-    """Of what it is asked for exactly; of times perhaps a microsecond more."""
-    for service in ("echo", "other", "echo", "ECHO", "größe"):
-        db.add(service)
-    db.end("echo", now=AT.timestamp() + 1)
-    db.end("other", code=500, now=AT.timestamp() + 2)
-    for wanted, ids in [
-        ([EqualTo(("service",), "echo")], [1, 3]),
-        ([EqualTo(("service",), "a\0")], []),
-        ([In(("service",), ("größe", "ECHO", "x"))], [4, 5]),
-        ([EqualTo(("state",), "pending")], [3, 4, 5]),
-        ([In(("state",), ("done", "failed", "lost"))], [1, 2]),
-        ([EqualTo(("state",), "lost")], []),
-        ([EqualTo(("id",), 3)], [3]),
-        ([GreaterThan(("id",), 2), LessThan(("id",), 5)], [3, 4]),
-        ([GreaterThanOrEqual(("id",), 4), In(("id",), (1, 5))], [5]),
-        ([IsNull(("finished",)), EqualTo(("service",), "echo")], [3]),
-        ([IsNotNull(("finished",))], [1, 2]),
-        ([EqualTo(("finished",), AT + timedelta(seconds=1))], [1]),
-        ([GreaterThan(("finished",), AT + timedelta(seconds=1.5))], [2]),
-        ([LessThan(("finished",), AT + timedelta(seconds=1.5))], [1]),
-        ([EqualTo(("priority",), 5)], [1, 2, 3, 4, 5]),
-    ]:
-        reader = open_reader({"db": db.url, "pushdown": "true"}, StructType.fromDDL("id long"))
-        left = reader.pushFilters(wanted)
-        assert left == [each for each in wanted if each.attribute[0] in {"finished", "priority"}]
-        found = [batch.column("id").to_pylist() for span in reader.partitions() for batch in reader.read(span)]
-        assert [id_ for batch in found for id_ in batch] == ids, wanted
-
-
-def test_filters_get_to_the_database_where_that_is_asked_for(db, read, capfd):
-    db.add("echo")
-    db.add("other")
-    for pushdown in ("true", "false"):
-        frame = read(pushdown=pushdown).where("service = 'echo' AND id > 0 AND created > timestamp'2026-01-01'")
-        assert [row.service for row in frame.collect()] == ["echo"]
-        frame.explain()
-        (left,) = [line for line in capfd.readouterr().out.splitlines() if " Filter " in line]
-        assert "created" in left  # the database rounds it less
-        assert ("= echo" in left, "L > 0" in left) == (pushdown == "false",) * 2
+def test_rows_that_are_committed_while_they_are_counted_are_not_skipped(db, monkeypatch):
+    """More of them up to a place than are fetched at a time, where the count has seen fewer."""
+    for _ in range(5):
+        db.add()
+    monkeypatch.setattr(source, "MAX_ROWS", 2)
+    places = [(5, 5)] * 3
+    monkeypatch.setattr(Table, "_limit", lambda *given: places.pop() if places else None)
+    table = Table(db.url, StructType().add("id", "long"), "id", [])
+    assert [row for batch in table.read(Span(0, 5)) for row in batch["id"].to_pylist()] == [1, 2, 3, 4, 5]
 
 
 def test_what_is_read_again_is_read_anew(spark, db, read):
@@ -296,14 +219,3 @@ def test_what_is_read_again_is_read_anew(spark, db, read):
     assert frame.count() == 2
     assert frame.where("service = 'other'").count() == 1
     assert frame.count() == 2
-
-
-def test_rows_that_are_committed_while_they_are_counted_are_not_skipped(db, monkeypatch):
-    """More of them up to a place than are fetched at a time, where the count has seen fewer."""
-    for _ in range(5):
-        db.add()
-    monkeypatch.setattr(source, "MAX_ROWS", 2)
-    places = [(5, 5)] * 3
-    monkeypatch.setattr(Table, "_limit", lambda *given: places.pop() if places else None)
-    table = Table(db.url, StructType().add("id", "long"), "id", [])
-    assert [row for batch in table.read(Span(0, 5)) for row in batch["id"].to_pylist()] == [1, 2, 3, 4, 5]
