@@ -5,8 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 import click
 from click.core import ParameterSource
@@ -70,8 +69,7 @@ def run(name: str, command: click.Command) -> NoReturn:
         code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), EXIT_FAILED)
         _fail(name, code, str(error))
     except BrokenPipeError:
-        # Whoever read our output has gone.  Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)  # whoever read our output has gone
         sys.exit(EXIT_FAILED)
     except OSError as error:
         _fail(name, EXIT_FAILED, str(error) if error.filename else f"cannot write the output: {error.strerror}")
@@ -86,11 +84,20 @@ def _open_closed_streams() -> None:
 
 
 def _fail(name: str, code: int, text: str) -> NoReturn:
-    with suppress(OSError):
-        print(f"{name}: {printable(text)}", file=sys.stderr)  # noqa: T201 - the one place where errors are shown
-    with suppress(OSError):
+    try:
+        print(f"{name}: {printable(text)}", file=sys.stderr, flush=True)  # noqa: T201 - the one place for errors
+    except OSError:
+        _discard(sys.stderr)
+    try:
         sys.stdout.flush()
+    except OSError:
+        _discard(sys.stdout)
     sys.exit(code)
+
+
+def _discard(stream: TextIO) -> None:
+    """Nobody takes what is in its buffer: Python would try once more when it ends, and exit with a code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def printable(text: str) -> str:

@@ -83,9 +83,9 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
 
 
 def quiet_py4j() -> None:
-    """Leave out what py4j says of each connection, partly in the root logger's name."""
+    """Leave out what py4j says of its connections, partly in the root logger's name: what they end with is raised."""
     for handler in logging.getLogger().handlers:
-        handler.addFilter(lambda record: "py4j" not in record.pathname or record.levelno >= logging.WARNING)
+        handler.addFilter(lambda record: "py4j" not in record.pathname)
 
 
 # ── batch ────────────────────────────────────────────────────────────────────────────────────────────────────────────
