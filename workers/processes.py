@@ -48,6 +48,8 @@ class Supervisor:
                 if code is None:
                     continue
                 slot.ended(code, now, expected=bool(self._stops) or code == USAGE)
+                if self._stops == 1 and code == -signal.SIGTERM:
+                    code = 0  # our signal, which came when it had ended by itself, but for Python's own last steps
                 if self._stops or code == USAGE:
                     worst = worst or (code if code >= 0 else 1)
                 if code == USAGE and not self._stops:
