@@ -332,6 +332,7 @@ def test_a_stream_goes_on_where_it_was_and_gives_a_batch_again_as_it_was(db, run
     db.done()
     again = run()
     assert again[number] == [6]
+    again |= run()  # PySpark before 4.2 ends after the batch that it had begun
     assert [id_ for each in sorted(again) for id_ in again[each]] == [6, 7]
 
 

@@ -517,8 +517,9 @@ def test_a_micro_batch_without_rows(db):
     unnamed = writer(db, StreamWriter)
     unnamed.commit([], 0)
     assert db.count("titanic_written") == 0
-    with pytest.raises(SettingError, match="Spark does not say which stream this is: give it a name"):
-        unnamed.commit([unnamed.write(batches("a"))], 1)
+    if sink.STREAM_ARROW:  # else it takes rows
+        with pytest.raises(SettingError, match="Spark does not say which stream this is: give it a name"):
+            unnamed.commit([unnamed.write(batches("a"))], 1)
 
 
 # ── the driver dies ──────────────────────────────────────────────────────────────────────────────────────────────────
