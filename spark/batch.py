@@ -29,7 +29,7 @@ from ..mdp.errors import RequestCancelled, ServiceError, ZmdpError
 from ..workers import Request, Worker
 from .catalogue import Catalogue
 from .control import Control
-from .jobs import NOT_TAKEN, ONLY_QUERIES, Call, Query, call, query
+from .jobs import NOT_TAKEN, ONLY_QUERIES, Call, Query, call, not_taken, query
 from .lanes import Lane, Lanes
 from .progress import Progress
 from .results import JOB_LENGTH, Results, plain
@@ -313,8 +313,7 @@ class Batch:
         else:
             outward = job.lane.reaches_out(asked.sql, read)
             if outward is not None:
-                told = f"{outward!r} cannot stand in a query: it may run programs, which is for spark.job"
-                raise ServiceError(NOT_TAKEN, told)
+                raise not_taken(f"{outward!r} cannot stand in a query: it may run programs, which is for spark.job")
         return self._results.frames(session.sql(asked.sql, args=asked.args), job.id, asked.format)
 
     def _run_call(self, asked: Call, job: Job) -> list[bytes]:

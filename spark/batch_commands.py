@@ -475,9 +475,8 @@ def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
     if path is not None:
         click.echo(json.dumps(described) if as_json else path)
         if not as_json:
-            click.echo(
-                f"{described.get('rows', 'the value')} rows, too large to send, are there as {format_}", err=True
-            )
+            what = f"{described['rows']} rows" if "rows" in described else "its bytes"
+            click.echo(f"{what}, too large to send, are there as {format_}", err=True)
         return 0
     if output is not None:
         output.write_bytes(data)

@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from json import loads
@@ -28,7 +27,7 @@ from ..mdp.server import DEFAULT_ENDPOINT
 from .control import PREFIX, Control, checked_name
 from .fleet_slots import BACKOFF, Died, Lease, Load, Outcome, Refused, Served, Slots
 from .fleet_worker import Task, serve
-from .session import SparkError, check_installed, is_elsewhere, settled_master
+from .session import SparkError, check_installed, forget, is_alive, is_elsewhere, settled_master
 from .ship import Cluster, on_this_machine, python
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ class Fleet:
                     self._slots.drain()
                 if self._slots.finished:
                     return
-            if not self._alive():
+            if self._session is None or not is_alive(self._session):
                 self._reopen()
                 continue
             with self._changed:
@@ -227,17 +226,8 @@ class Fleet:
         self._master, self._application = str(self._context.master), str(self._context.applicationId)
 
     def _close(self) -> None:
-        try:
-            if self._session is not None:
-                self._session.stop()
-        except Exception as error:  # noqa: BLE001 - py4j's, of many kinds: it is gone already
-            log.debug("the session did not end in order: %s", error)
-
-    def _alive(self) -> bool:
-        """Whether the session still works: its Java process may be gone, too."""
-        with suppress(Exception):
-            return not self._context._jsc.sc().isStopped()
-        return False
+        if self._session is not None:
+            forget(self._session)
 
     def _reopen(self) -> None:
         """Spark has ended the session: the cluster is gone, or somebody has killed the application or its driver."""

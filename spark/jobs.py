@@ -41,9 +41,9 @@ _REACHES_OUT: Final = re.compile(
 _NAMES: Final = {str: "text", int: "whole number", float: "number", bool: "true or false", list: "list", dict: "object"}
 
 
-def not_taken(text: str, detail: Mapping[str, Any] | None = None) -> ServiceError:
+def not_taken(text: str) -> ServiceError:
     """What a caller is told whose request is wrong."""
-    return ServiceError(NOT_TAKEN, text[:1000], None if detail is None else json.dumps(detail).encode())
+    return ServiceError(NOT_TAKEN, text[:1000])
 
 
 @dataclass(frozen=True, slots=True)

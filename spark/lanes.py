@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from .jobs import may_reach_out
 from .progress import ClassicProgress, ConnectProgress, Progress
-from .session import forget, is_connect
+from .session import forget, is_alive, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,10 +80,8 @@ class ClassicLane:
         return next((name for node, name in _OUTWARD.items() if f'.{node}"' in plan), None)
 
     def alive(self) -> bool:
-        """Whether the JVM is there, and has not stopped the context, as it does when its cluster is lost."""
-        with suppress(Exception):
-            return not self._context._jsc.sc().isStopped()
-        return False
+        """Whether the JVM and the cluster are there."""
+        return is_alive(self.session)
 
 
 class ConnectLane:
@@ -189,5 +187,4 @@ class Lanes:
         with self._changed:
             lanes, self._all, self._free, self._lost = self._all, [], [], True
         for lane in lanes:
-            with suppress(Exception):
-                lane.session.stop()
+            forget(lane.session)

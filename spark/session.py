@@ -148,9 +148,11 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
 def _signals_kept() -> Iterator[None]:
     """PySpark takes Ctrl-C for itself when it makes a session: leave it to the program, if that has a use for it."""
     before = signal.getsignal(signal.SIGINT)
-    yield
-    if before is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, before)
+    try:
+        yield
+    finally:  # also where a session was half made
+        if before is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def checked_master(master: str) -> str:
@@ -235,6 +237,13 @@ def connect_session(remote: str) -> "SparkSession":
 def is_connect(session: "SparkSession") -> bool:
     """Whether it is a session of Spark Connect."""
     return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def is_alive(session: "SparkSession") -> bool:
+    """Whether a classic session's JVM is there, and has not stopped it, as it does when its cluster is lost."""
+    with suppress(Exception):
+        return not session.sparkContext._jsc.sc().isStopped()
+    return False
 
 
 def forget(session: "SparkSession") -> None:
