@@ -10,10 +10,10 @@ from ..mdp.console import run, version_option
 MODULES: Final = {
     "batch": "batch_commands",
     "fleet": "fleet_commands",
-    "submit": "batch_commands",
-    "status": "batch_commands",
-    "cancel": "batch_commands",
-    "drain": "batch_commands",
+    "submit": "callers",
+    "status": "callers",
+    "cancel": "callers",
+    "drain": "callers",
     "pack": "fleet_commands",
     "doctor": "fleet_commands",
 }

@@ -1,5 +1,8 @@
 """How sessions are made, and what is said of Spark's errors: what needs no Spark."""
 
+import signal
+from contextlib import suppress
+
 import pytest
 from support.processes import run
 
@@ -66,6 +69,20 @@ def test_what_is_no_master(master):
 def test_what_is_no_connect_server():
     with pytest.raises(SettingError, match="it takes sc://HOST:PORT"):
         session.connect_session("localhost:15002")
+
+
+def test_ctrl_c_stays_the_programs_also_where_no_session_was_made():
+    def ours(number, frame):
+        raise AssertionError
+
+    before = signal.signal(signal.SIGINT, ours)
+    try:
+        with suppress(RuntimeError), session._signals_kept():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # as PySpark sets its own
+            raise RuntimeError
+        assert signal.getsignal(signal.SIGINT) is ours
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def java(folder, text, code=0):
