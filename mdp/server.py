@@ -156,7 +156,7 @@ class Server:
         return True
 
     def _take(self, message: Message, now: float) -> None:
-        peer, workers = message[0], self.broker.registry.workers
+        peer, workers = message[0], self.broker.registry.connections
         slow_worker = bool(self._outbox) and peer in self._outbox and peer in workers
         try:
             messages = self.broker.receive(message, now)
