@@ -173,7 +173,7 @@ class Server:
 
     def _take_slowly(self, message: Message, now: float) -> None:
         """The same for one message, while there are peers that do not keep up."""
-        peer, workers = message[0], self.broker.registry.workers
+        peer, workers = message[0], self.broker.registry.connections
         slow_worker = peer in self._outbox and peer in workers
         try:
             messages = self.broker.receive(message, now)

@@ -12,7 +12,8 @@ one, then the envelope (C22).  The layouts, route left out:
     broker → worker    MDPW02 02 client "" body+             MDPW01 02 client "" body+
                        MDPW02 05 · MDPW02 06                 MDPW01 04 · MDPW01 05
 
-X1 (docs/x1.md) adds numbers, options, ERROR and CANCEL; a client's envelope is the number of the request:
+X1 (docs/x1.md) adds numbers, options, ERROR and CANCEL; a client's envelope is the number of the request, a worker's
+the slot, if several workers share a connection:
 
     client → broker    MDPCX1 01 service options body+ · MDPCX1 05 service · MDPCX1 06
     broker → client    MDPCX1 02|03 service body+ · MDPCX1 04 service code text [detail] · MDPCX1 06
@@ -109,6 +110,8 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
 """The command byte of each dialect's commands.  A 0.1 client's messages carry none."""
 
 _KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
+
+_WORKERS: Final = frozenset({W01, W02, WX1})
 
 DIALECTS: Final = {C01: "0.1", C02: "0.2", CX1: "X1", W01: "0.1", W02: "0.2", WX1: "X1"}
 """The protocol version behind each header."""
@@ -748,13 +751,23 @@ def is_work(message: Message, route: Route, header: bytes) -> bool:
     return message[: len(route) + 2] == [*route, header, b"\x02"]
 
 
-def reply_kind(message: Message, route: Route, header: bytes) -> Kind | None:
-    """PARTIAL, FINAL or ERROR if that is how `message`, from the worker behind `route`, begins; else None."""
-    at = len(route)
-    if message[: at + 1] != [*route, header] or len(message) < at + 2:
+def reply_in(message: Message) -> tuple[Route, bytes, Kind] | None:
+    """Route, header and command if `message`, from a peer, begins like a worker's PARTIAL, FINAL or ERROR.
+
+    For a message over the limits, which is not decoded.
+    """
+    end = min(len(message) - 1, 2 + MAX_ENVELOPE)
+    at = 1
+    if at < end and message[at] not in _WORKERS:
+        while at < end and message[at]:
+            at += 1
+        at += 1
+    if at >= end or message[at] not in _WORKERS:
         return None
-    kind = _KINDS[header].get(message[at + 1])
-    return kind if kind in {Kind.PARTIAL, Kind.FINAL, Kind.ERROR} else None
+    kind = _KINDS[message[at]].get(message[at + 1])
+    if kind is Kind.PARTIAL or kind is Kind.FINAL or kind is Kind.ERROR:
+        return tuple(message[:at]), message[at], kind
+    return None
 
 
 # ── a failed request, in a dialect that has no ERROR ─────────────────────────────────────────────────────────────────

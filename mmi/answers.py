@@ -69,7 +69,7 @@ def _workers(broker: Broker, wanted: bytes, now: float) -> dict[str, Any]:
         len(workers),
         (
             {
-                "id": w.identity.hex(),
+                "id": "/".join(frame.hex() for frame in (w.identity, *(w.slot[1:-1] or w.slot[1:]))),
                 "service": show(w.service.name),
                 "protocol": DIALECTS[w.header],
                 "busy": w.request is not None,

@@ -537,21 +537,29 @@ def test_work_is_told_from_what_goes_to_a_client_of_the_same_connection(message,
     assert not wire.is_work(message, route, header)
 
 
-KINDS = {
-    "PARTIAL": ([*ROUTE, WX1, b"\x03", b"c", b""], wire.Kind.PARTIAL),
-    "FINAL": ([*ROUTE, WX1, b"\x04", b"c", b""], wire.Kind.FINAL),
-    "ERROR": ([*ROUTE, WX1, b"\x07"], wire.Kind.ERROR),
+REPLIES = {
+    "PARTIAL": ([*ROUTE, WX1, b"\x03", b"c", b""], (ROUTE, WX1, wire.Kind.PARTIAL)),
+    "FINAL": ([*ROUTE, WX1, b"\x04", b"c", b""], (ROUTE, WX1, wire.Kind.FINAL)),
+    "ERROR": ([*ROUTE, WX1, b"\x07"], (ROUTE, WX1, wire.Kind.ERROR)),
+    "FINAL without an envelope": ([b"id", W02, b"\x04", b"c"], ((b"id",), W02, wire.Kind.FINAL)),
+    "0.1 REPLY": ([b"id", b"", W01, b"\x03", b"c"], ((b"id", b""), W01, wire.Kind.FINAL)),
+    "the deepest envelope": (
+        [b"id", *[b"x"] * 15, b"", WX1, b"\x04"], ((b"id", *[b"x"] * 15, b""), WX1, wire.Kind.FINAL)
+    ),
+    "too deep": ([b"id", *[b"x"] * 16, b"", WX1, b"\x04"], None),
     "READY": ([*ROUTE, WX1, b"\x01", b"c", b""], None),
     "no command": ([*ROUTE, WX1, b"\x99"], None),
     "nothing": ([*ROUTE, WX1], None),
-    "another header": ([*ROUTE, W02, b"\x04", b"c"], None),
-    "another route": ([b"id", WX1, b"\x04", b"c", b"", b"x", b"y"], None),
-}
+    "only an envelope": ([*ROUTE], None),
+    "no envelope": ([b"id"], None),
+    "no header": ([*ROUTE, b"x", b"\x04", b"c"], None),
+    "a client's": ([*ROUTE, CX1, b"\x03", b"c"], None),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("message", "kind"), KINDS.values(), ids=KINDS)
-def test_how_a_reply_begins_tells_what_it_is(message, kind):
-    assert wire.reply_kind(message, ROUTE, WX1) is kind
+@pytest.mark.parametrize(("message", "told"), REPLIES.values(), ids=REPLIES)
+def test_how_a_reply_begins_tells_whose_it_is(message, told):
+    assert wire.reply_in(message) == told
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
