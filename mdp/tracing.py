@@ -38,12 +38,13 @@ def calling(service: str, headers: Headers | None) -> tuple[Headers | None, Fini
         if handled:
             passed = {name: handled[name] for name in HEADERS if name in handled}
             if passed:
-                return _with(passed, headers), _done
-        return headers, _done
+                return _with(passed, headers), untraced
+        return headers, untraced
     return _calling_with_span(service, headers)
 
 
-def _done(error: BaseException | None) -> None:
+def untraced(error: BaseException | None) -> None:
+    """What `calling` gives to be called in the end where nothing is to be done."""
     del error
 
 
