@@ -59,13 +59,12 @@ class Broker:
         self._expiries: Timers[Request] = Timers(min(max(self.limits.expiry / 1000, 0.001), GRAIN))
         self._given_up: dict[bytes, float] = {}
         """The last of the peers that did not keep up, and so have missed messages, and until when they hear nothing."""
+        self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
         self._round = 0
         """Counts what came from outside; all that is sent because of it belongs to one round."""
         self._out: list[Message] = []
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
-            wire.Request: self._request,
             wire.Cancel: self._cancel,
-            wire.Reply: self._reply,
             wire.Failure: self._failure,
             wire.Heartbeat: self._heartbeat,
             wire.Ready: self._ready,
@@ -78,10 +77,16 @@ class Broker:
     def receive(self, message: Message, now: float) -> list[Message]:
         """What to send because `message` came; its first frame is the identity of the peer."""
         self._round += 1
-        command = wire.decode_peer(message, max_message=self.limits.max_message, max_frames=self.limits.max_frames)
+        command = wire.decode_peer(message, self._max_message, self._max_frames)
         if self._given_up and self._is_ignored(command, now):
             return []
-        self._on[type(command)](command, now)
+        # The two that come with every request are looked for first.
+        if isinstance(command, wire.Reply):
+            self._reply(command, now)
+        elif isinstance(command, wire.Request):
+            self._request(command, now)
+        else:
+            self._on[type(command)](command, now)
         if type(command) is wire.Invalid and command.over_limit:
             self._oversized(wire.without_large(message), now)
         return self._sends()
@@ -268,7 +273,7 @@ class Broker:
             if request.collected is None:
                 request.collected = []
             request.collected += body
-            request.collected_bytes += sum(map(len, body))
+            request.collected_bytes += wire.size_of(body)
             if request.collected_bytes > self.limits.max_message or len(request.collected) > self.limits.max_frames:
                 self._abandon(request, Drop.REPLY_TOO_LARGE, now)
                 return

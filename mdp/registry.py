@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from .wire import NO_OPTIONS, WX1, Options, Route
+from .wire import NO_OPTIONS, WX1, Options, Route, size_of
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a waiting request beside its body: what its records take, rounded up."""
@@ -22,8 +22,8 @@ class Request:
     """A client's request while it waits or is worked on."""
 
     __slots__ = (
-        "abandoned", "after", "attempts", "before", "body", "bucket", "client", "collected", "collected_bytes",
-        "deadline", "handed", "header", "late", "options", "route", "service", "size", "streamed", "worker",
+        "_size", "abandoned", "after", "attempts", "before", "body", "bucket", "client", "collected", "collected_bytes",
+        "deadline", "handed", "header", "late", "options", "route", "service", "streamed", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -45,7 +45,7 @@ class Request:
         self.options = options
         self.deadline = deadline
         """When its time has passed, if it has a ttl."""
-        self.size = sum(map(len, body)) + sum(map(len, route)) + len(options.raw) + REQUEST_OVERHEAD
+        self._size = 0
         self.worker: Worker | None = None
         """The worker that holds it."""
         self.late = False
@@ -64,6 +64,14 @@ class Request:
         self.before: Request | None = None
         self.after: Request | None = None
         self.bucket = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes charged for it while it waits."""
+        if not self._size:
+            own = size_of(self.body) + len(self.options.raw) + REQUEST_OVERHEAD
+            self._size = own + sum(map(len, self.route))
+        return self._size
 
 
 ALONE: Final[Route] = ()
@@ -349,7 +357,11 @@ class Registry:
             queue.append(request)
         if not request.options.wait:
             request.service.unwilling[request] = None
-        self._waiting.setdefault(request.client, {})[request.service] = None
+        services = self._waiting.get(request.client)
+        if services is None:
+            self._waiting[request.client] = {request.service: None}
+        else:
+            services[request.service] = None
         self.queued += 1
         self.queued_bytes += request.size
 

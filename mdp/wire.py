@@ -25,10 +25,10 @@ What a peer sent is decoded to a command or to `Invalid`; decoding never raises,
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from .errors import SettingError
 
@@ -109,6 +109,16 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
 }
 """The command byte of each dialect's commands.  A 0.1 client's messages carry none."""
 
+# Up to Python 3.11 it takes a call to get at a member of an Enum.
+READY: Final = Kind.READY
+REQUEST: Final = Kind.REQUEST
+PARTIAL: Final = Kind.PARTIAL
+FINAL: Final = Kind.FINAL
+HEARTBEAT: Final = Kind.HEARTBEAT
+DISCONNECT: Final = Kind.DISCONNECT
+ERROR: Final = Kind.ERROR
+CANCEL: Final = Kind.CANCEL
+
 _KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
 
 _WORKERS: Final = frozenset({W01, W02, WX1})
@@ -157,6 +167,8 @@ class Options(NamedTuple):
     ttl: float | None = None
     """Seconds."""
     wait: bool = True
+    only_ttl: bool = False
+    """There is nothing in it but a ttl."""
 
     def values(self) -> dict[str, Any]:
         """All of them, parsed anew: a broker that kept what it parsed would keep many times what came."""
@@ -167,14 +179,40 @@ class Options(NamedTuple):
 NO_OPTIONS: Final = Options()
 
 
-class Request(NamedTuple):
+class _Value:
+    """What comes with every request: like a NamedTuple, but made in a fraction of the time."""
+
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+    __hash__ = None  # type: ignore[assignment]  # it may be changed
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([getattr(self, name) for name in self.__match_args__])
+
+    def __getitem__(self, at: Any) -> Any:
+        return tuple(self)[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Value) and type(self) is type(other) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{tuple(self)}"
+
+
+class Request(_Value):
     """A client's REQUEST (C2, C24).  The route of an X1 request is its number on that connection."""
 
-    route: Route
-    header: bytes
-    service: bytes
-    body: list[bytes]
-    options: Options = NO_OPTIONS
+    __slots__ = ("body", "header", "options", "route", "service")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "service", "body", "options")
+
+    def __init__(
+        self, route: Route, header: bytes, service: bytes, body: list[bytes], options: Options = NO_OPTIONS
+    ) -> None:
+        self.route = route
+        self.header = header
+        self.service = service
+        self.body = body
+        self.options = options
 
 
 class Cancel(NamedTuple):
@@ -193,14 +231,18 @@ class Ready(NamedTuple):
     service: bytes
 
 
-class Reply(NamedTuple):
+class Reply(_Value):
     """A worker's PARTIAL or FINAL, for the client it was given in REQUEST (C7, C8)."""
 
-    route: Route
-    header: bytes
-    final: bool
-    client: bytes
-    body: list[bytes]
+    __slots__ = ("body", "client", "final", "header", "route")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "client", "body")
+
+    def __init__(self, route: Route, header: bytes, final: bool, client: bytes, body: list[bytes]) -> None:
+        self.route = route
+        self.header = header
+        self.final = final
+        self.client = client
+        self.body = body
 
 
 class Failure(NamedTuple):
@@ -229,24 +271,34 @@ class Disconnect(NamedTuple):
     header: bytes
 
 
-class Answer(NamedTuple):
+class Answer(_Value):
     """What the broker sends a client: a PARTIAL or a FINAL of `service` (C3)."""
 
-    route: Route
-    header: bytes
-    final: bool
-    service: bytes
-    body: list[bytes]
+    __slots__ = ("body", "final", "header", "route", "service")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "service", "body")
+
+    def __init__(self, route: Route, header: bytes, final: bool, service: bytes, body: list[bytes]) -> None:
+        self.route = route
+        self.header = header
+        self.final = final
+        self.service = service
+        self.body = body
 
 
-class Work(NamedTuple):
+class Work(_Value):
     """What the broker sends a worker: a REQUEST from `client` (C7)."""
 
-    route: Route
-    header: bytes
-    client: bytes
-    body: list[bytes]
-    options: Options = NO_OPTIONS
+    __slots__ = ("body", "client", "header", "options", "route")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "client", "body", "options")
+
+    def __init__(
+        self, route: Route, header: bytes, client: bytes, body: list[bytes], options: Options = NO_OPTIONS
+    ) -> None:
+        self.route = route
+        self.header = header
+        self.client = client
+        self.body = body
+        self.options = options
 
 
 class Error(NamedTuple):
@@ -339,7 +391,7 @@ def _parse_options(raw: bytes) -> Options | None:
         return None
     if not all(isinstance(value, str) for value in headers.values()):
         return None
-    return Options(raw, None if ttl is None else ttl / 1000, wait)
+    return Options(raw, None if ttl is None else ttl / 1000, wait, ttl is not None and len(values) == 1)
 
 
 def _shallow(values: dict[str, Any]) -> bool:
@@ -380,6 +432,8 @@ def renewed(given: Options, ttl: float | None, attempt: int) -> bytes:
 
     `attempt` is told from the second on.
     """
+    if given.only_ttl and ttl is not None and attempt <= 1:
+        return b'{"ttl":%d}' % math.ceil(ttl * 1000)
     values = given.values()
     if ttl is not None:
         values["ttl"] = math.ceil(ttl * 1000)
@@ -391,12 +445,12 @@ def renewed(given: Options, ttl: float | None, attempt: int) -> bytes:
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def decode_peer(message: Message, *, max_message: int, max_frames: int) -> FromPeer | Invalid:
+def decode_peer(message: Message, max_message: int, max_frames: int) -> FromPeer | Invalid:
     """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame.
 
     Large frames may be memoryviews (`multipart`): those of a body are passed on as they are.
     """
-    size = sum(map(len, message))
+    size = size_of(message)
     whole = message
     if size > MAX_OPTIONS:
         message = without_large(message)
@@ -421,9 +475,10 @@ def _with_large(command: Request | Reply | Failure, whole: Message) -> Request |
     if isinstance(command, Failure):
         at = len(whole) - len(command.detail)
         return command._replace(text=cast("list[Any]", whole)[at - 1], detail=whole[at:])
-    if isinstance(command, Request) and command.service.startswith(MMI):
-        return command  # the broker reads it itself, and there is no such name
-    return command._replace(body=whole[len(whole) - len(command.body) :])
+    if isinstance(command, Reply) or not command.service.startswith(MMI):
+        command.body = whole[len(whole) - len(command.body) :]
+    # else the broker reads it itself, and there is no such name
+    return command
 
 
 def decode_broker(message: Message) -> FromBroker | Invalid:
@@ -431,10 +486,18 @@ def decode_broker(message: Message) -> FromBroker | Invalid:
     return _decode(message, 0, _FROM_BROKER)  # type: ignore[return-value]  # _FROM_BROKER holds only what returns these
 
 
+def size_of(frames: list[bytes]) -> int:
+    """Bytes of all frames together."""
+    size = 0
+    for frame in cast("list[Any]", frames):  # a memoryview is no bytes
+        size += len(frame)
+    return size
+
+
 _Decoder = Callable[[Message, int], FromPeer | FromBroker | Invalid]
 
 
-def _decode(message: Message, start: int, decoders: Mapping[bytes, _Decoder]) -> FromPeer | FromBroker | Invalid:
+def _decode(message: Message, start: int, decoders: dict[bytes, _Decoder]) -> FromPeer | FromBroker | Invalid:
     """Find the header, past an envelope if there is one, and hand over to that header's decoder."""
     count = len(message)
     if count <= start:
@@ -452,6 +515,11 @@ def _decode(message: Message, start: int, decoders: Mapping[bytes, _Decoder]) ->
             decoder = decoders.get(message[at + 1])
             return Invalid(Reason.NO_HEADER) if decoder is None else decoder(message, at + 1)
     return Invalid(Reason.ENVELOPE_TOO_DEEP if count > start + MAX_ENVELOPE else Reason.NO_HEADER)
+
+
+def _route(message: Message, at: int) -> Route:
+    """What stands before the header."""
+    return (message[0],) if at == 1 else tuple(message[:at])
 
 
 def _request_02(message: Message, at: int) -> FromPeer | Invalid:
@@ -477,18 +545,18 @@ def _request(message: Message, at: int, header: bytes, service_at: int) -> FromP
     body = message[service_at + 1 :]
     if not body:
         return Invalid(Reason.NO_BODY)
-    return Request(tuple(message[:at]), header, service, body)
+    return Request(_route(message, at), header, service, body)
 
 
 def _from_client_x1(message: Message, at: int) -> FromPeer | Invalid:
     """`MDPCX1 01 service options body+`, `MDPCX1 05 service`, `MDPCX1 06`; what is wrong can be answered."""
-    route = tuple(message[:at])
+    route = _route(message, at)
     if len(message) < at + 2:
         return _answerable(Reason.TOO_FEW_FRAMES, route)
     kind = _KINDS[CX1].get(message[at + 1])
-    if kind is Kind.HEARTBEAT:
+    if kind is HEARTBEAT:
         return Heartbeat(route, CX1) if len(message) == at + 2 else _answerable(Reason.TOO_MANY_FRAMES, route)
-    if kind is not Kind.REQUEST and kind is not Kind.CANCEL:
+    if kind is not REQUEST and kind is not CANCEL:
         return _answerable(Reason.UNKNOWN_COMMAND, route)
     if len(message) < at + 3:
         return _answerable(Reason.TOO_FEW_FRAMES, route)
@@ -497,7 +565,7 @@ def _from_client_x1(message: Message, at: int) -> FromPeer | Invalid:
         return _answerable(Reason.BAD_SERVICE, route)
     if len(route) < 3:  # the identity, the number, the empty frame
         return _answerable(Reason.NO_NUMBER, route, service)
-    if kind is Kind.CANCEL:
+    if kind is CANCEL:
         if len(message) > at + 3:
             return Invalid(Reason.TOO_MANY_FRAMES, route, service)
         return Cancel(route, CX1, service)
@@ -538,12 +606,12 @@ def _from_worker(message: Message, at: int) -> FromPeer | Invalid:
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = _KINDS[header].get(message[at + 1])
-    if kind is Kind.FINAL or kind is Kind.PARTIAL:
+    if kind is FINAL or kind is PARTIAL:
         wrong = _check_addressed(message, at)
         if wrong is not None:
             return wrong
-        return Reply(tuple(message[:at]), header, kind is Kind.FINAL, message[at + 2], message[at + 4 :])
-    if kind is Kind.ERROR:
+        return Reply(_route(message, at), header, kind is FINAL, message[at + 2], message[at + 4 :])
+    if kind is ERROR:
         wrong = _check_addressed(message, at)
         if wrong is not None:
             return wrong
@@ -554,15 +622,15 @@ def _from_worker(message: Message, at: int) -> FromPeer | Invalid:
             return Invalid(Reason.TOO_MANY_FRAMES)
         if not valid_code(code):
             return Invalid(Reason.BAD_CODE)
-        return Failure(tuple(message[:at]), header, message[at + 2], code, message[at + 5], message[at + 6 :])
-    if kind is Kind.READY:
+        return Failure(_route(message, at), header, message[at + 2], code, message[at + 5], message[at + 6 :])
+    if kind is READY:
         if len(message) < at + 3:
             return Invalid(Reason.TOO_FEW_FRAMES)
         if len(message) > at + 3:
             return Invalid(Reason.TOO_MANY_FRAMES)
         if not valid_service(message[at + 2]):
             return Invalid(Reason.BAD_SERVICE)
-        return Ready(tuple(message[:at]), header, message[at + 2])
+        return Ready(_route(message, at), header, message[at + 2])
     return _bare(message, at, kind)
 
 
@@ -571,25 +639,25 @@ def _from_broker_to_worker(message: Message, at: int) -> FromBroker | Invalid:
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = _KINDS[message[at]].get(message[at + 1])
-    if kind is Kind.REQUEST:
+    if kind is REQUEST:
         wrong = _check_addressed(message, at)
         if wrong is not None:
             return wrong
         if message[at] != WX1:
-            return Work(tuple(message[:at]), message[at], message[at + 2], message[at + 4 :])
+            return Work(_route(message, at), message[at], message[at + 2], message[at + 4 :])
         options = parse_options(message[at + 4])
         if options is None:
             return Invalid(Reason.BAD_OPTIONS)
         if len(message) == at + 5:
             return Invalid(Reason.NO_BODY)
-        return Work(tuple(message[:at]), WX1, message[at + 2], message[at + 5 :], options)
-    if kind is Kind.CANCEL:
+        return Work(_route(message, at), WX1, message[at + 2], message[at + 5 :], options)
+    if kind is CANCEL:
         wrong = _check_address(message, at)
         if wrong is not None:
             return wrong
         if len(message) > at + 4:
             return Invalid(Reason.TOO_MANY_FRAMES)
-        return Withdraw(tuple(message[:at]), WX1, message[at + 2])
+        return Withdraw(_route(message, at), WX1, message[at + 2])
     return _bare(message, at, kind)
 
 
@@ -614,12 +682,12 @@ def _check_address(message: Message, at: int) -> Invalid | None:
 
 def _bare(message: Message, at: int, kind: Kind | None) -> Heartbeat | Disconnect | Invalid:
     """HEARTBEAT or DISCONNECT: a header and a command, nothing more."""
-    if kind is not Kind.HEARTBEAT and kind is not Kind.DISCONNECT:
+    if kind is not HEARTBEAT and kind is not DISCONNECT:
         return Invalid(Reason.UNKNOWN_COMMAND)
     if len(message) > at + 2:
         return Invalid(Reason.TOO_MANY_FRAMES)
-    command = Heartbeat if kind is Kind.HEARTBEAT else Disconnect
-    return command(tuple(message[:at]), message[at])
+    command = Heartbeat if kind is HEARTBEAT else Disconnect
+    return command(_route(message, at), message[at])
 
 
 def _answer_02(message: Message, at: int) -> FromBroker | Invalid:
@@ -627,16 +695,16 @@ def _answer_02(message: Message, at: int) -> FromBroker | Invalid:
     if len(message) < at + 4:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = _KINDS[C02].get(message[at + 1])
-    if kind is not Kind.PARTIAL and kind is not Kind.FINAL:
+    if kind is not PARTIAL and kind is not FINAL:
         return Invalid(Reason.UNKNOWN_COMMAND)
-    return Answer(tuple(message[:at]), C02, kind is Kind.FINAL, message[at + 2], message[at + 3 :])
+    return Answer(_route(message, at), C02, kind is FINAL, message[at + 2], message[at + 3 :])
 
 
 def _answer_01(message: Message, at: int) -> FromBroker | Invalid:
     """`MDPC01 service body+` (C24)."""
     if len(message) < at + 3:
         return Invalid(Reason.TOO_FEW_FRAMES)
-    return Answer(tuple(message[:at]), C01, True, message[at + 1], message[at + 2 :])
+    return Answer(_route(message, at), C01, True, message[at + 1], message[at + 2 :])
 
 
 def _to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
@@ -645,15 +713,15 @@ def _to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
     if count < 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = _KINDS[CX1].get(message[at + 1])
-    if kind is Kind.HEARTBEAT:
+    if kind is HEARTBEAT:
         return _bare(message, at, kind)
-    if kind is not Kind.PARTIAL and kind is not Kind.FINAL and kind is not Kind.ERROR:
+    if kind is not PARTIAL and kind is not FINAL and kind is not ERROR:
         return Invalid(Reason.UNKNOWN_COMMAND)
-    if count < (5 if kind is Kind.ERROR else 4):
+    if count < (5 if kind is ERROR else 4):
         return Invalid(Reason.TOO_FEW_FRAMES)
-    route, service = tuple(message[:at]), message[at + 2]
-    if kind is not Kind.ERROR:
-        return Answer(route, CX1, kind is Kind.FINAL, service, message[at + 3 :])
+    route, service = _route(message, at), message[at + 2]
+    if kind is not ERROR:
+        return Answer(route, CX1, kind is FINAL, service, message[at + 3 :])
     if count > 6:
         return Invalid(Reason.TOO_MANY_FRAMES)
     if not valid_code(message[at + 3]):
@@ -662,7 +730,7 @@ def _to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
     return Error(route, CX1, service, int(message[at + 3]), text, message[at + 5 :])
 
 
-_FROM_PEER: Final[Mapping[bytes, _Decoder]] = {
+_FROM_PEER: Final[dict[bytes, _Decoder]] = {
     CX1: _from_client_x1,
     WX1: _from_worker,
     C02: _request_02,
@@ -670,7 +738,7 @@ _FROM_PEER: Final[Mapping[bytes, _Decoder]] = {
     C01: _request_01,
     W01: _from_worker,
 }
-_FROM_BROKER: Final[Mapping[bytes, _Decoder]] = {
+_FROM_BROKER: Final[dict[bytes, _Decoder]] = {
     CX1: _to_client_x1,
     WX1: _from_broker_to_worker,
     C02: _answer_02,
@@ -765,8 +833,8 @@ def reply_in(message: Message) -> tuple[Route, bytes, Kind] | None:
     if at >= end or message[at] not in _WORKERS:
         return None
     kind = _KINDS[message[at]].get(message[at + 1])
-    if kind is Kind.PARTIAL or kind is Kind.FINAL or kind is Kind.ERROR:
-        return tuple(message[:at]), message[at], kind
+    if kind is PARTIAL or kind is FINAL or kind is ERROR:
+        return _route(message, at), message[at], kind
     return None
 
 

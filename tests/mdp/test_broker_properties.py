@@ -139,7 +139,7 @@ def test_any_bytes_are_options_or_not(raw):  # X1
     assert options is None or (options.raw == raw and isinstance(options.values(), dict))
     if options is not None:
         again = wire.parse_options(wire.renewed(options, 1.5, 2))
-        assert again == (again.raw, 1.5, options.wait)
+        assert again[:3] == (again.raw, 1.5, options.wait)
         assert again.values() == {**options.values(), "ttl": 1500, "attempt": 2}
 
 
