@@ -83,7 +83,7 @@ class Broker:
             return []
         self._on[type(command)](command, now)
         if type(command) is wire.Invalid and command.over_limit:
-            self._oversized(message, now)
+            self._oversized(wire.without_large(message), now)
         return self._sends()
 
     def tick(self, now: float) -> list[Message]:

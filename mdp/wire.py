@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from .errors import SettingError
 
@@ -52,6 +52,8 @@ MAX_NAME: Final = 255
 """Bytes a service name or an address may have (C23)."""
 MAX_OPTIONS: Final = 65536
 """Bytes that the options of an X1 request may have as its client sends them; the broker may write them longer."""
+OVERLONG: Final = bytes(MAX_OPTIONS + 1)
+"""Longer than any frame may be that is not a body's."""
 MAX_NESTING: Final = 64
 """Objects and lists that may be in one another in the options of an X1 request, so that every peer can read them."""
 
@@ -276,7 +278,7 @@ def valid_service(name: bytes) -> bool:
     return 1 <= len(name) <= MAX_NAME and _printable(name)
 
 
-def service_name(name: str | bytes) -> bytes:
+def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
     """`name` as it goes on the wire.  Raises `SettingError` if it names no service (C23)."""
     try:
         encoded = name.encode() if isinstance(name, str) else bytes(name)
@@ -390,12 +392,38 @@ def renewed(given: Options, ttl: float | None, attempt: int) -> bytes:
 
 
 def decode_peer(message: Message, *, max_message: int, max_frames: int) -> FromPeer | Invalid:
-    """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame."""
+    """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame.
+
+    Large frames may be memoryviews (`multipart`): those of a body are passed on as they are.
+    """
+    size = sum(map(len, message))
+    whole = message
+    if size > MAX_OPTIONS:
+        message = without_large(message)
     if len(message) > max_frames:
         return _over_limit(message, Reason.TOO_MANY_FRAMES)
-    if sum(map(len, message)) > max_message:
+    if size > max_message:
         return _over_limit(message, Reason.TOO_LARGE)
-    return _decode(message, 1, _FROM_PEER)  # type: ignore[return-value]  # _FROM_PEER holds only what returns these
+    command = _decode(message, 1, _FROM_PEER)
+    if whole is not message and isinstance(command, Request | Reply | Failure):
+        return _with_large(command, whole)
+    return command  # type: ignore[return-value]  # _FROM_PEER holds only what returns these
+
+
+def without_large(message: Message) -> Message:
+    """`message` with `OVERLONG` in place of each frame that is a memoryview: only a body's frames may be so large."""
+    frames = cast("list[object]", message)
+    return [frame if isinstance(frame, bytes) else OVERLONG for frame in frames]
+
+
+def _with_large(command: Request | Reply | Failure, whole: Message) -> Request | Reply | Failure:
+    """`command` with the frames at its end as they came."""
+    if isinstance(command, Failure):
+        at = len(whole) - len(command.detail)
+        return command._replace(text=cast("list[Any]", whole)[at - 1], detail=whole[at:])
+    if isinstance(command, Request) and command.service.startswith(MMI):
+        return command  # the broker reads it itself, and there is no such name
+    return command._replace(body=whole[len(whole) - len(command.body) :])
 
 
 def decode_broker(message: Message) -> FromBroker | Invalid:

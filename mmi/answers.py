@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
+from ..mdp import compiled
 from ..mdp.journal import show
 from ..mdp.wire import DIALECTS
 
@@ -102,6 +103,7 @@ def _broker(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
     return {
         "name": "zmdp",
         "version": __version__,
+        "compiled": compiled.parts(),
         "up_seconds": round(now - broker.started, 3),
         "draining": broker.draining,
         "dialects": {"client": ["MDP/0.1", "MDP/0.2", "X1"], "worker": ["MDP/0.1", "MDP/0.2", "X1"]},

@@ -262,6 +262,37 @@ def test_what_is_over_a_limit_can_be_answered_if_it_was_numbered(frames, invalid
     assert from_peer(*frames) == invalid
 
 
+LARGE = b"L" * (MAX_OPTIONS + 1)
+
+
+@pytest.mark.parametrize("max_message", [MAX_MESSAGE, 10 * len(LARGE)])
+@pytest.mark.parametrize("frames", [frames for frames, _ in FROM_PEER.values()], ids=FROM_PEER)
+def test_a_large_frame_may_be_a_memoryview(frames, max_message):
+    """It is taken for what it would be as bytes, wherever it stands, and never looked into."""
+    given = [b"id", *frames]
+    for at in range(1, len(given) + 1):
+        for after in range(at, len(given) + 1):
+            plain, shared = list(given), list(given)
+            for place in {at, after}:
+                plain[place : place + 1] = [LARGE]
+                shared[place : place + 1] = [memoryview(LARGE)]
+            limits = {"max_message": max_message, "max_frames": MAX_FRAMES}
+            command = wire.decode_peer(shared, **limits)
+            assert command == wire.decode_peer(plain, **limits)
+            if command == wire.decode_peer(given, **limits):
+                raise AssertionError("it was ignored")
+            if getattr(command, "body", None):
+                assert command.body == shared[-len(command.body) :]
+                assert any(isinstance(frame, memoryview) for frame in command.body)
+
+
+def test_what_is_asked_of_the_broker_itself_is_always_bytes():
+    question = wire.decode_peer(
+        [b"id", C02, b"\x01", b"mmi.service", memoryview(LARGE)], max_message=10 * len(LARGE), max_frames=MAX_FRAMES
+    )
+    assert isinstance(question.body[0], bytes)
+
+
 def test_no_frames_at_all():
     assert wire.decode_peer([], max_message=1, max_frames=1) == Invalid(Reason.TOO_FEW_FRAMES)
     assert wire.decode_broker([]) == Invalid(Reason.TOO_FEW_FRAMES)

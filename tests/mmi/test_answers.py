@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
+from zmdp.mdp import compiled
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mmi import answers
@@ -171,6 +172,7 @@ def test_the_broker_tells_its_version_and_limits(broker):
     assert ask(broker, b"mmi.broker", b"", now=10.5) == {
         "name": "zmdp",
         "version": version("zmdp"),
+        "compiled": compiled.parts(),
         "up_seconds": 10.5,
         "draining": False,
         "dialects": {"client": ["MDP/0.1", "MDP/0.2", "X1"], "worker": ["MDP/0.1", "MDP/0.2", "X1"]},
