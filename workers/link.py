@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Final, Protocol
 
@@ -177,8 +178,9 @@ class Link:
             return
         # A broker that was never there will not take anything now.
         heard = self._heard or any(slot.session.heard for slot in self._registered.values())
-        if linger and heard:
-            self._send_to(socket)
+        if linger:
+            with suppress(zmq.ContextTerminated):
+                self._send_to(socket)
         self._unsent.clear()
         self._registered.clear()
         self._only = None
