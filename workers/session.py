@@ -188,13 +188,15 @@ class WorkerSession:
 
     def take(self, command: wire.FromBroker | wire.Invalid, now: float) -> Request | None:
         """The same for what has been decoded already."""
-        if self.lost is not None or isinstance(command, _NOT_FOR_WORKERS) or command.header != self._header:
+        if self.lost is not None:
             return None
-        if isinstance(command, wire.Work):
+        if isinstance(command, wire.Work) and command.header == self._header:  # first: it comes most often
             self.heard = True
             self._pulse.backoff = BACKOFF[0]
             self._last_seen = now
             return self._given(command, now)
+        if isinstance(command, _NOT_FOR_WORKERS) or command.header != self._header:
+            return None
         if isinstance(command, wire.Disconnect):
             # C9.  A broker that knew this worker has perhaps been restarted: no reason to wait.
             self.lose("the broker sent DISCONNECT", now, wait=not self.heard)
