@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -15,7 +14,6 @@ from ..mdp.codecs import Codec
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.server import DEFAULT_ENDPOINT
 from ..mdp.sockets import checked_endpoint, end, own_context
-from ..mdp.wire import Message
 from . import handling as h
 from .link import RETRY, Link
 from .session import Request, WorkerSession
@@ -178,9 +176,6 @@ class AsyncWorker:
         except (zmq.ZMQError, SettingError) as error:  # no file descriptor left, for example
             log.warning("%s: no more than %d at a time: %s", self.service.decode(), len(self._slots), error)
 
-    def _freed(self) -> None:
-        self._busy -= 1
-
     def _severity(self, now: float) -> int:
         """How a lost connection is logged: its siblings are mostly lost for the same reason, in the same second."""
         first = now >= self._told_at + SIBLINGS
@@ -245,7 +240,9 @@ class _Slot:
         self._handling = worker._handling
         self._handler_timeout = worker.handler_timeout
         self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[list[bytes] | h.Failed] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._request: Request | None = None
+        """What the task is for."""
         self._cancelled = False
         """The task has been cancelled: once is enough, it may have something to clean up."""
         self._stuck: asyncio.TimerHandle | None = None
@@ -265,6 +262,8 @@ class _Slot:
         """End now, or when the request that is worked on is finished."""
         self._stopping = True
         self.settle()
+        if not self.ended.is_set():
+            self._link.wake()
 
     def settle(self) -> None:
         """End, if that is to be, and what was worked on is done, and the broker has been sent all of it."""
@@ -283,8 +282,8 @@ class _Slot:
         if self._stopping:
             return
         self._cancelled = False
-        self._task = task = self._loop.create_task(self._run(request))
-        task.add_done_callback(partial(self._handled, request))
+        self._request = request
+        self._task = self._loop.create_task(self._run(request))
         if self._handler_timeout is not None:
             self._watch(request)
         self._link.working += 1
@@ -295,6 +294,7 @@ class _Slot:
         if self._task is not None and not self._cancelled:
             self._cancelled = True
             self._task.cancel()
+            self._task.add_done_callback(lambda _: self.look())
 
     def _watch(self, request: Request) -> None:
         if self._stuck is not None:
@@ -313,46 +313,52 @@ class _Slot:
         self._link.leave(self, "the handler is stuck")
         self.cancel()
 
-    async def _run(self, request: Request) -> list[bytes] | h.Failed:
-        """The frames of the FINAL, or how the handler failed."""
+    async def _run(self, request: Request) -> None:
+        """Handle `request`, from the first to the last."""
+        outcome: list[bytes] | h.Failed
         try:
             with h.handling(request):
                 result = self._handler(self._handling.argument(request))
                 last = await (self._stream(result, request) if isinstance(result, AsyncGenerator) else result)
-                return self._handling.frames(last)
+                outcome = self._handling.frames(last)
         except asyncio.CancelledError as error:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
+                self._link.context.run(self._handled, request, None)
                 raise
-            return h.failed(error, request)  # something that the handler waited for was cancelled, not the handler
+            outcome = h.failed(error, request)  # something that the handler waited for was cancelled, not the handler
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, SystemExit too, the worker goes on
-            return h.failed(error, request)
+            outcome = h.failed(error, request)
+        # The next request is not to be handled in the context of this one.
+        self._link.context.run(self._handled, request, outcome)
 
-    def _handled(self, request: Request, task: asyncio.Task[list[bytes] | h.Failed]) -> None:
-        """The handler has ended, by itself or because it was cancelled."""
+    def look(self) -> None:
+        """See to a task that was cancelled before its first step: nothing of it has run."""
+        if self._task is not None and self._task.done() and self._request is not None:
+            self._handled(self._request, None)
+
+    def _handled(self, request: Request, outcome: list[bytes] | h.Failed | None) -> None:
+        """The handler has ended, with that, or because its task was cancelled."""
         session, link = self.session, self._link
         self._task = None
-        self._worker._freed()
+        self._worker._busy -= 1
         link.freed(self)
         if self._stuck is not None:
             self._stuck.cancel()
-        now = time.monotonic()
         if session.request is not request:
-            if not task.cancelled():
-                task.result()
             log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
-        elif task.cancelled() and not request.cancelled:
+        elif outcome is None and not request.cancelled:
             # Whoever cancelled the task is ending this program: the request goes to another worker.
             link.leave(self, "the handler's task was cancelled")
         else:
-            link.send(self._outcome(request, task, now))
-        self.settle()
-
-    def _outcome(self, request: Request, task: asyncio.Task[list[bytes] | h.Failed], now: float) -> list[Message]:
-        """What the broker is to be told of it."""
-        outcome = h.failed(RequestCancelled("cancelled"), request) if task.cancelled() else task.result()
-        if isinstance(outcome, h.Failed):
-            return self.session.error(request, outcome.code, outcome.text, now, outcome.detail)
-        return self.session.final(request, outcome, now)
+            if outcome is None:
+                outcome = h.failed(RequestCancelled("cancelled"), request)
+            now = time.monotonic()
+            if isinstance(outcome, h.Failed):
+                link.send(session.error(request, outcome.code, outcome.text, now, outcome.detail))
+            else:
+                link.send(session.final(request, outcome, now))
+        if self._stopping:
+            self.settle()
 
     async def _stream(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
         """Send what an async generator yields as PARTIALs; returns what is the FINAL."""

@@ -8,6 +8,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
 from typing import Final, Protocol
 
 import zmq
@@ -49,6 +51,9 @@ class Slot(Protocol):
     def settle(self) -> None:
         """All has been sent: end, if that was waited for."""
 
+    def look(self) -> None:
+        """Now and then: see whether the handler is at work still."""
+
 
 class Link:
     """A socket, made anew when it is lost, the timer of its sessions, and what is to be sent.
@@ -77,6 +82,8 @@ class Link:
         self._context = context
         self._shared = shared
         self._severity = severity
+        self.context = copy_context()
+        """In which all runs that is no handler's."""
         self._loop = asyncio.get_running_loop()
         self._slots: dict[Slot, None] = {}
         self._registered: dict[Route, Slot] = {}
@@ -171,8 +178,9 @@ class Link:
             return
         # A broker that was never there will not take anything now.
         heard = self._heard or any(slot.session.heard for slot in self._registered.values())
-        if linger and heard:
-            self._send_to(socket)
+        if linger:
+            with suppress(zmq.ContextTerminated):
+                self._send_to(socket)
         self._unsent.clear()
         self._registered.clear()
         self._only = None
@@ -224,7 +232,7 @@ class Link:
 
     def _schedule(self) -> None:
         if self._soon is None:
-            self._soon = self._loop.call_soon(self._turn)
+            self._soon = self._loop.call_soon(self._turn, context=self.context)
 
     def _turn(self) -> None:
         """Send, then take in what has arrived: of what arrives while something is sent the descriptor does not tell."""
@@ -300,6 +308,10 @@ class Link:
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def wake(self) -> None:
+        """Look what is to be done."""
+        self._wake_by(time.monotonic())
+
     def _wake_by(self, due: float) -> None:
         """Look at `due`, at the latest, for what is to be done."""
         if self._timer is not None:
@@ -307,10 +319,13 @@ class Link:
                 return
             self._timer.cancel()
         self._wakes_at = due
-        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._tick)
+        seconds = max(0.0, due - time.monotonic())
+        self._timer = self._loop.call_later(seconds, self._tick, context=self.context)
 
     def _tick(self) -> None:
         self._timer = None
+        for slot in list(self._slots):
+            slot.look()
         self._turn()  # first what has come, then the time
         now = time.monotonic()
         if self._socket is not None:

@@ -190,6 +190,11 @@ class WorkerSession:
         """The same for what has been decoded already."""
         if self.lost is not None:
             return None
+        if isinstance(command, wire.Work) and command.header == self._header:  # first: it comes most often
+            self.heard = True
+            self._pulse.backoff = BACKOFF[0]
+            self._last_seen = now
+            return self._given(command, now)
         if isinstance(command, _NOT_FOR_WORKERS) or command.header != self._header:
             return None
         if isinstance(command, wire.Disconnect):
@@ -201,12 +206,11 @@ class WorkerSession:
         self.heard = True
         self._pulse.backoff = BACKOFF[0]
         self._last_seen = now
-        if isinstance(command, wire.Withdraw):
-            if self.request is not None and self.request.client == command.client:
-                self.request.cancelled = True
-            return None
-        if not isinstance(command, wire.Work):
-            return None
+        if isinstance(command, wire.Withdraw) and self.request is not None and self.request.client == command.client:
+            self.request.cancelled = True
+        return None
+
+    def _given(self, command: wire.Work, now: float) -> Request | None:
         if self.request is not None:
             self.lose("the broker sent a second request during the first", now)
             return None

@@ -34,6 +34,7 @@ class World:
         self.broker = Broker(self.limits, now=self.now)
         self.said = []
         self._peers = {}
+        self._slots = {}
         self._to_deliver = deque()
 
     # ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -47,6 +48,17 @@ class World:
         session = WorkerSession(service, rng=random.Random(1), **settings)
         self.connect(session, name)
         return session
+
+    def slot(self, worker, number):
+        """Another worker on the connection of `worker`."""
+        session = worker.sibling()
+        self._slots[self._identity(worker), (number, b"")] = session
+        self.send(session, session.connected(self.now, number))
+        return session
+
+    def _identity(self, session):
+        slots = [identity for (identity, _), each in self._slots.items() if each is session]
+        return (slots + [identity for identity, (_, each) in self._peers.items() if each is session])[-1]
 
     def connect(self, session, name):
         """There is a new socket.  The ROUTER gives it an identity that it has not given before."""
@@ -67,7 +79,7 @@ class World:
 
     def send(self, session, messages):
         """`session`'s machine says to send `messages`."""
-        identity = next(identity for identity, (_, each) in reversed(self._peers.items()) if each is session)
+        identity = self._identity(session)
         for message in messages:
             self._write_down(f"{self._peers[identity][0]} → broker", message)
             self._from_broker(self.broker.receive([identity, *message], self.now))
@@ -83,7 +95,8 @@ class World:
             if not self._to_deliver:
                 return
             identity, message = self._to_deliver.popleft()
-            self._peers[identity][1].receive(message, self.now)
+            slot = identity, wire.decode_broker(message).route
+            self._slots.get(slot, self._peers[identity][1]).receive(message, self.now)
 
     def hold(self, session, messages):
         """`session` sends `messages`, and what the broker says to that stays on the way for now."""
@@ -258,6 +271,22 @@ def worker_heartbeat(world):
     world.tick(0.1)
 
 
+def slots(world):
+    worker = world.worker("slow")
+    second = world.slot(worker, b"1")
+    client = world.client()
+    client.request(b"slow", [b"x"], world.now)
+    world.run()
+    client.request(b"slow", [b"y"], world.now)
+    world.run()
+    world.tick(1.0, worker)
+    world.send(second, second.tick(world.now))
+    world.tick(0.1)
+    world.send(worker, worker.final(worker.request, [b"done"], world.now))
+    world.send(second, second.disconnect("closed", world.now))
+    world.send(worker, worker.final(worker.request, [b"done as well"], world.now))
+
+
 def disconnect(world):
     worker, other = world.worker("slow"), world.worker("slow", "another worker")
     world.forget()
@@ -312,7 +341,7 @@ CONVERSATIONS = {
     each.__name__.replace("_", "-"): each
     for each in (
         stream, options, failure, no_worker, cancel, late_cancel, unknown_number, ttl, attempt, worker_lost,
-        client_heartbeat, reconnect, worker_heartbeat, disconnect, closing, number_in_use, malformed, mmi, mixed,
+        client_heartbeat, reconnect, worker_heartbeat, slots, disconnect, closing, number_in_use, malformed, mmi, mixed,
     )
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from zmdp.mdp.broker import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.fake_network import Alarm, Dealer, World
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import Message
+from zmdp.mdp.wire import Message, Route
 from zmdp.workers.session import Request, WorkerSession
 
 from .referee import Referee
@@ -212,8 +212,18 @@ class Habits:
     """Whether the handler ends early when nobody waits any more, or the time has passed."""
 
 
+@dataclass(eq=False)
+class Slot:
+    """One of the workers that share a connection."""
+
+    session: WorkerSession
+    handling: Request | None = None
+    """What the handler works on; when the connection was lost the handler does not know it yet."""
+    stuck_at: float = 0.0
+
+
 class WorkerProcess(Process):
-    """`WorkerSession` and a handler, run as `Connection` runs them."""
+    """`WorkerSession`s and a handler each, on one connection, run as `Link` runs them, or `Connection` the one."""
 
     def __init__(
         self,
@@ -225,17 +235,18 @@ class WorkerProcess(Process):
         heartbeat: float,
         liveness: int,
         habits: Habits,
+        slots: int = 1,
     ) -> None:
         super().__init__(world, name)
-        self.session = WorkerSession(
-            service, protocol=protocol, heartbeat=heartbeat, liveness=liveness, rng=world.rng
-        )  # fmt: skip
+        self.service = service
+        session = WorkerSession(service, protocol=protocol, heartbeat=heartbeat, liveness=liveness, rng=world.rng)
+        self.slots = [Slot(session), *[Slot(session.sibling()) for _ in range(1, slots)]]
         self.habits = habits
         self._most_parts = min(habits.parts, MOST_PARTS_01) if protocol == "0.1" else habits.parts
-        self.handling: Request | None = None
-        """What the handler works on; when the connection was lost the handler does not know it yet."""
         self.dealer: Dealer | None = None
-        self._stuck_at = 0.0
+        self._registered: dict[Route, Slot] = {}
+        self._joined = 0
+        self._retry_at = 0.0
         self.do(self._open)
 
     @property
@@ -243,9 +254,28 @@ class WorkerProcess(Process):
         """The identity of this worker's connection, if there is one."""
         return self.dealer.link.identity if self.dealer is not None and self.dealer.link is not None else None
 
+    @property
+    def routes(self) -> list[Route]:
+        """Where the broker is to have its slots registered."""
+        return [(self.identity or b"", *slot.session.route) for slot in self.slots]
+
+    @property
+    def well(self) -> bool:
+        """Whether all slots are there, as far as they know, and idle."""
+        return all(slot.session.lost is None and slot.handling is None for slot in self.slots)
+
     def _open(self) -> None:
         self.dealer = Dealer(self.world.network, self.name, self._arrived)
-        self._send(self.session.connected(self.world.now))
+        self._registered, self._joined = {}, 0
+        for slot in self.slots:
+            if slot.handling is None:
+                self._join(slot)
+
+    def _join(self, slot: Slot) -> None:
+        ready = slot.session.connected(self.world.now, b"%d" % self._joined if self._joined else None)
+        self._joined += 1
+        self._registered[slot.session.route] = slot
+        self._send(ready)
 
     def _arrived(self, dealer: Dealer, message: Message) -> None:
         self.do(partial(self._receive, dealer, message))
@@ -253,21 +283,26 @@ class WorkerProcess(Process):
     def _receive(self, dealer: Dealer, message: Message) -> None:
         if dealer is not self.dealer:
             return  # it was closed while this process hung
-        heard = self.session.lost is None
-        request = self.session.receive(message, self.world.now)
         command = wire.decode_broker(message)
+        slot = self._registered.get(command.route)
+        if slot is None:
+            self.world.events["message for a slot that has left"] += 1
+            return
+        session = slot.session
+        heard = session.lost is None
+        request = session.take(command, self.world.now)
         told_to_go = isinstance(command, wire.Disconnect)
-        check(not told_to_go or self.session.lost is not None, f"C9: {self.name} stays connected after DISCONNECT")
+        check(not told_to_go or session.lost is not None, f"C9: {self.name} stays connected after DISCONNECT")
         if isinstance(command, wire.Withdraw):
-            self._cancelled(command)
+            self._cancelled(session, command)
         if request is not None:
             self._check(request)
-            self._start(request)
-        if heard and self.session.lost is not None:
-            check("second request" not in self.session.lost, f"C6: {self.name} got a second request")
-            at_once = self.session.retry_at <= self.world.now
+            self._start(slot, request)
+        if heard and session.lost is not None:
+            check("second request" not in session.lost, f"C6: {self.name} got a second request")
+            at_once = session.retry_at <= self.world.now
             self.world.events[f"DISCONNECT, reconnected {'at once' if at_once else 'after a backoff'}"] += 1
-        self._drop_if_lost()
+            self._lose(slot)
 
     def _check(self, request: Request) -> None:
         """What an X1 client sent with a request has come as well, if this worker speaks X1."""
@@ -278,44 +313,77 @@ class WorkerProcess(Process):
             assert request.deadline is not None
             check(request.deadline >= float(until) - MILLISECOND, f"X1: the ttl of {request!r} is too short")
 
-    def _cancelled(self, command: wire.Withdraw) -> None:
-        request = self.session.request
+    def _cancelled(self, session: WorkerSession, command: wire.Withdraw) -> None:
+        request = session.request
         if request is None:
             self.world.events["CANCEL met the FINAL on the way"] += 1  # nothing else has crossed it
-        elif self.session.lost is None:
+        elif session.lost is None:
             check(request.client == command.client and request.cancelled, f"X1: {self.name} missed a CANCEL")
             self.world.events["CANCEL reached a worker"] += 1
 
     def tick(self) -> None:
-        if self.session.lost is None:
-            self._send(self.session.tick(self.world.now))
-            if self.session.lost is not None:
-                self.world.events["broker silent for a worker"] += 1
-            self._drop_if_lost()
-        elif self.world.now >= self.session.retry_at and self.handling is None:
-            self._open()
+        now = self.world.now
+        if self.dealer is None:
+            if now >= self._retry_at and not all(slot.handling for slot in self.slots):
+                self._open()
+            return
+        for slot in self.slots:
+            session = slot.session
+            if session.alive:
+                self._send(session.tick(now))
+                if not session.alive:
+                    self.world.events["broker silent for a worker"] += 1
+                    self._lose(slot)
+                    return
+            elif now >= session.retry_at and slot.handling is None:
+                self.world.events["slot registered again on the same connection"] += 1
+                self._join(slot)
 
     def deadline(self) -> float | None:
-        # A worker that has lost its connection does not connect again before its handler has returned.
-        return None if self.session.lost is not None and self.handling is not None else self.session.deadline()
+        # A slot that was lost does not register again before its handler has returned.
+        slots = [slot for slot in self.slots if slot.session.alive or slot.handling is None]
+        if self.dealer is None:
+            return self._retry_at if slots else None
+        return min((slot.session.deadline() for slot in slots), default=None)
 
     def _send(self, messages: list[Message]) -> None:
         for message in messages:
             assert self.dealer is not None
             self.dealer.send(message)
 
-    def _drop_if_lost(self, *, flush: bool = False) -> None:
-        if self.session.lost is not None and self.dealer is not None:
-            self.world.note(
-                f"{self.name}: {self.session.lost}, next try at +{self.session.retry_at - self.world.now:g}"
-            )
-            self.dealer.close(flush=flush)
-            self.dealer = None
+    def _lose(self, slot: Slot) -> None:
+        """The session of `slot` is lost: with the connection, or because the broker does not want it."""
+        if slot.session.heard or "silent" in str(slot.session.lost):
+            for other in self.slots:
+                if other is not slot:
+                    other.session.lose_with(slot.session)
+            self._close(slot)
+        else:
+            self._part(slot, flush=False)
+
+    def _part(self, slot: Slot, *, flush: bool) -> None:
+        """`slot` is not there any more, to the broker."""
+        del self._registered[slot.session.route]
+        if not self._registered:
+            self._close(slot, flush=flush)
+        else:
+            self.world.events["slot left, others stayed"] += 1
+
+    def _close(self, slot: Slot, *, flush: bool = False) -> None:
+        session = slot.session
+        self.world.note(f"{self.name}: {session.lost}, next try at +{session.retry_at - self.world.now:g}")
+        assert self.dealer is not None
+        self._retry_at = session.retry_at
+        self._registered = {}
+        self.dealer.close(flush=flush)
+        self.dealer = None
 
     def leave(self) -> None:
         """End in an orderly way."""
-        self._send(self.session.disconnect("leaves", self.world.now))
-        self._drop_if_lost(flush=True)
+        for slot in self.slots:
+            if slot.session.alive:
+                self._send(slot.session.disconnect("leaves", self.world.now))
+                self._part(slot, flush=True)
         self.die()
 
     def die(self) -> None:
@@ -325,15 +393,15 @@ class WorkerProcess(Process):
 
     # ── the handler ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, request: Request) -> None:
-        self.handling = request
+    def _start(self, slot: Slot, request: Request) -> None:
+        slot.handling = request
         run = f"{self.name}:{self.world.number()}".encode()
         parts = self.world.rng.randint(0, self._most_parts if not self.world.calm else MOST_PARTS_01)
-        self._stuck_at = self.world.now + HANDLER_TIMEOUT
-        self._watch(request)
-        self._work(request, run, 0, parts)
+        slot.stuck_at = self.world.now + HANDLER_TIMEOUT
+        self._watch(slot, request)
+        self._work(slot, request, run, 0, parts)
 
-    def _work(self, request: Request, run: bytes, index: int, parts: int) -> None:
+    def _work(self, slot: Slot, request: Request, run: bytes, index: int, parts: int) -> None:
         """Take some time, then go on with part `index`."""
         time = self.habits.service_time
         seconds = self.world.rng.expovariate(1 / (min(time, 0.1) if self.world.calm else time))
@@ -345,36 +413,36 @@ class WorkerProcess(Process):
             if self.world.chance(self.habits.stuck):
                 self.world.events["handler stuck"] += 1
                 seconds += 60.0
-        self.later(seconds, partial(self._go_on, request, run, index, parts))
+        self.later(seconds, partial(self._go_on, slot, request, run, index, parts))
 
-    def _go_on(self, request: Request, run: bytes, index: int, parts: int) -> None:
-        number, now = request[0], self.world.now
+    def _go_on(self, slot: Slot, request: Request, run: bytes, index: int, parts: int) -> None:
+        number, now, session = request[0], self.world.now, slot.session
         passed = request.deadline is not None and now >= request.deadline
-        if self.habits.looks and self.session.request is request and (request.cancelled or passed):
+        if self.habits.looks and session.request is request and (request.cancelled or passed):
             code = Code.CANCELLED if request.cancelled else Code.TIME_PASSED
             self.world.events[f"worker ended a request early: {code}"] += 1
-            self._send(self.session.error(request, code, "nobody waits any more", now))
+            self._send(session.error(request, code, "nobody waits any more", now))
         elif not self.world.calm and self.world.chance(self.habits.fails):
             self.world.events["handler failed"] += 1
             code, detail = self.world.rng.choice([(500, []), (418, [b"a detail"])])
-            self._send(self.session.error(request, code, failure(number, run, index).decode(), now, detail))
+            self._send(session.error(request, code, failure(number, run, index).decode(), now, detail))
         elif index == parts:
-            self._send(self.session.final(request, [end(number, run, parts)], now))
-        elif self.session.request is request:
-            self._stuck_at = now + HANDLER_TIMEOUT
-            self._send(self.session.partial(request, [part(number, run, index)], now))
-            self._work(request, run, index + 1, parts)
+            self._send(session.final(request, [end(number, run, parts)], now))
+        elif session.request is request:
+            slot.stuck_at = now + HANDLER_TIMEOUT
+            self._send(session.partial(request, [part(number, run, index)], now))
+            self._work(slot, request, run, index + 1, parts)
             return
         else:
             self.world.events["stream broken off by its worker"] += 1
-        self.handling = None
+        slot.handling = None
 
-    def _watch(self, request: Request) -> None:
-        if self.handling is not request or self.session.lost is not None:
+    def _watch(self, slot: Slot, request: Request) -> None:
+        if slot.handling is not request or not slot.session.alive:
             return
-        if self.world.now < self._stuck_at:
-            self.later(self._stuck_at - self.world.now, partial(self._watch, request))
+        if self.world.now < slot.stuck_at:
+            self.later(slot.stuck_at - self.world.now, partial(self._watch, slot, request))
         else:
             self.world.events["request given back by DISCONNECT"] += 1
-            self._send(self.session.disconnect("the handler is stuck", self.world.now))
-            self._drop_if_lost(flush=True)
+            self._send(slot.session.disconnect("the handler is stuck", self.world.now))
+            self._part(slot, flush=True)

@@ -63,8 +63,8 @@ class Ticket:
     """Workers that were lost while they had it."""
     attempts: int = 0
     """Those of them that count for certain: they were alive when they got it (C17)."""
-    holder: bytes | None = None
-    """The worker that has it."""
+    holder: Route | None = None
+    """The seat of the worker that has it."""
     orphaned: bool = False
     """Its worker was lost in this step."""
     queued: bool = False
@@ -119,10 +119,10 @@ class Step:
 
     now: float
     tick: bool = False
-    sender: bytes | None = None
-    """The worker that sent a command that is in order."""
-    leaver: bytes | None = None
-    """The peer that is to be forgotten."""
+    sender: Route | None = None
+    """The seat of the worker that sent a command that is in order."""
+    leavers: frozenset[Route] = frozenset()
+    """The seats of those that are to be forgotten."""
     gone: bytes | None = None
     """The peer that is not connected any more."""
     answer: Message | None = None
@@ -135,15 +135,15 @@ class Step:
     """The request of a 0.2 or 0.1 client that a worker has just ended with ERROR."""
     told: list[tuple[Route, bytes, int]] = field(default_factory=list)
     """Number, service and code of each ERROR that the broker has sent of its own accord."""
-    withdrawn: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Worker and client of each CANCEL that it has sent."""
+    withdrawn: list[tuple[Route, bytes]] = field(default_factory=list)
+    """Seat and client of each CANCEL that it has sent."""
     refusal: Message | None = None
     """The DISCONNECT that the sender is to get."""
     fresh: Ticket | None = None
     """The request that has just come."""
     ended: Ticket | None = None
     """The request whose FINAL has just come."""
-    lost: dict[bytes, Seat] = field(default_factory=dict)
+    lost: dict[Route, Seat] = field(default_factory=dict)
 
 
 class Referee:
@@ -153,7 +153,8 @@ class Referee:
         self.broker = broker
         self.limits = broker.limits
         self.tickets: dict[Key, Ticket] = {}
-        self.seats: dict[bytes, Seat] = {}
+        self.seats: dict[Route, Seat] = {}
+        """The workers, by what tells them apart: `_place`."""
         self.numbers: dict[Route, Ticket] = {}
         """The X1 requests among the tickets."""
         self._over: set[Route] = set()
@@ -188,20 +189,24 @@ class Referee:
         return sends
 
     def unreachable(self, message: Message, now: float) -> list[Message]:
-        seat = self.seats.get(message[0])
-        is_work = isinstance(wire.decode_broker(message[1:]), wire.Work)
-        if seat is not None and seat.held is not None and (is_work or seat.round == self._round):
-            seat.reached = False
-            self._events["REQUEST to a worker that is gone"] += 1
+        command = wire.decode_broker(message[1:])
+        for place in self._at(message[0]):
+            seat = self.seats[place]
+            is_work = isinstance(command, wire.Work) and (message[0], *command.route) == seat.route
+            if seat.held is not None and (is_work or seat.round == self._round):
+                seat.reached = False
+                self._events["REQUEST to a worker that is gone"] += 1
         self.given_up.pop(message[0], None)
-        sends = self.broker.unreachable(message, now)
-        self._judge(sends, Step(now, gone=message[0], leaver=message[0]))
-        return sends
+        return self._gone(message[0], self.broker.unreachable(message, now), now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
         self.given_up[identity] = now + GIVEN_UP
-        sends = self.broker.gone(identity, now)
-        self._judge(sends, Step(now, gone=identity, leaver=identity))
+        return self._gone(identity, self.broker.gone(identity, now), now)
+
+    def _gone(self, identity: bytes, sends: list[Message], now: float) -> list[Message]:
+        places = self._at(identity)
+        self._events["connection with several slots lost"] += len(places) > 1
+        self._judge(sends, Step(now, gone=identity, leavers=places))
         return sends
 
     def close(self, now: float) -> list[Message]:
@@ -213,8 +218,9 @@ class Referee:
                     told.append(((message[0], *route), service, code))
                 case wire.Disconnect():
                     disconnects.append(message)
-                case wire.Withdraw():
-                    check(self.seats[message[0]].header == wire.WX1, f"X1: CANCEL to {message[0]!r}")
+                case wire.Withdraw(route):
+                    place = self._place((message[0], *route), wire.WX1)
+                    check(self.seats[place].header == wire.WX1, f"X1: CANCEL to {place!r}")
                 case _:
                     raise Broken(f"the broker ends and sends {message}")
         expected = [(ticket.route, ticket.service, Code.DRAINING) for ticket in self.numbers.values()]
@@ -224,10 +230,21 @@ class Referee:
         self._events["X1: the broker ended first"] += len(told)
         return sends
 
+    def _at(self, identity: bytes) -> frozenset[Route]:
+        """The seats of all workers of a connection."""
+        return frozenset(place for place in self.seats if place[0] == identity)
+
+    def _place(self, route: Route, header: bytes) -> Route:
+        """The seat of who says that: in X1 one for each envelope of a connection, else one for each connection."""
+        for place in (route, route[:1]):
+            if place in self.seats and self.seats[place].route == route:
+                return place  # under that envelope there is only one, whatever it speaks
+        return route if header == wire.WX1 else route[:1]
+
     def _judge(self, sends: list[Message], step: Step) -> None:
         self._forgot(step)
         beats = self._sent(sends, step)
-        about = (step.fresh, step.ended, step.cancelled, step.failed, step.complaint, step.leaver, step.gone)
+        about = (step.fresh, step.ended, step.cancelled, step.failed, step.complaint, step.leavers, step.gone)
         quiet = beats == len(sends) and not any(about) and not step.lost
         if not quiet or not dict.__eq__(self.broker.stats.dropped, self._dropped):
             self._books(step)
@@ -285,20 +302,21 @@ class Referee:
                 self._events["X1: heartbeat answered"] += 1
 
     def _worker_sent(self, command: FromPeer, step: Step) -> None:
+        place = self._place(command.route, command.header)
         match command:
-            case wire.Disconnect(route):
-                step.leaver = route[0]
-            case wire.Ready(route) if self._seat(command, step.now):
-                step.sender = route[0]
-            case wire.Heartbeat(route) | wire.Reply(route) | wire.Failure(route) if self._expected(command):
-                step.sender = route[0]
-                self.seats[route[0]].last_seen = step.now
+            case wire.Disconnect():
+                step.leavers = frozenset([place])
+            case wire.Ready() if self._seat(command, place, step.now):
+                step.sender = place
+            case wire.Heartbeat() | wire.Reply() | wire.Failure() if self._expected(command, place):
+                step.sender = place
+                self.seats[place].last_seen = step.now
                 if isinstance(command, wire.Reply):
                     self._replied(command, step)
                 elif isinstance(command, wire.Failure):
                     self._failed(command, step)
             case _:
-                step.leaver = command.route[0]
+                step.leavers = frozenset([place])
                 step.refusal = wire.disconnect(command.route, command.header)
                 self._events["late or stray FINAL dropped"] += isinstance(command, wire.Reply) and command.final
                 self._events["late or stray ERROR dropped"] += isinstance(command, wire.Failure)
@@ -322,33 +340,32 @@ class Referee:
         check(len(sends) == 1, f"C25: not one answer to {service!r} but {sends}")
         return sends[0][-1:]  # what it tells is no matter of the protocol
 
-    def _seat(self, command: wire.Ready, now: float) -> bool:
+    def _seat(self, command: wire.Ready, place: Route, now: float) -> bool:
         """Register a worker; False if the broker may refuse it, and did."""
-        identity, registry = command.route[0], self.broker.registry
-        if identity in self.seats or command.service.startswith(MMI):
+        if place in self.seats or command.service.startswith(MMI):
             return False  # C14, C25
-        if identity not in registry.workers:
+        if command.route not in self.broker.registry.workers:
             names = {ticket.service for ticket in self.tickets.values()} | {
                 seat.service for seat in self.seats.values()
             }
             names |= {seat.held.service for seat in self.seats.values() if seat.held is not None}
             full = len(self.seats) >= self.limits.max_workers
             full = full or (command.service not in names and len(names) >= self.limits.max_services)
-            check(full, f"C7: READY of {identity!r} was refused though there is room")
+            check(full, f"C7: READY of {place!r} was refused though there is room")
             return False
-        self.seats[identity] = Seat(command.route, command.header, command.service, next(self._order), now, now)
+        self.seats[place] = Seat(command.route, command.header, command.service, next(self._order), now, now)
         return True
 
-    def _expected(self, command: wire.Heartbeat | wire.Reply | wire.Failure) -> bool:
+    def _expected(self, command: wire.Heartbeat | wire.Reply | wire.Failure, place: Route) -> bool:
         """Whether a valid command is expected too (C14, C18)."""
-        seat = self.seats.get(command.route[0])
+        seat = self.seats.get(place)
         if seat is None or seat.header != command.header:
             return False
         return isinstance(command, wire.Heartbeat) or (seat.held is not None and seat.held.client == command.client)
 
     def _replied(self, command: wire.Reply, step: Step) -> None:
         """A PARTIAL or FINAL of the request that the worker has: what its client is to get."""
-        seat = self.seats[command.route[0]]
+        seat = self.seats[self._place(command.route, command.header)]
         ticket = seat.held
         assert ticket is not None
         if command.final:
@@ -370,7 +387,7 @@ class Referee:
 
     def _failed(self, command: wire.Failure, step: Step) -> None:
         """An ERROR of the request that the worker has: only an X1 client is to get it."""
-        seat = self.seats[command.route[0]]
+        seat = self.seats[self._place(command.route, command.header)]
         ticket = seat.held
         assert ticket is not None
         self._done(seat, ticket)
@@ -397,17 +414,18 @@ class Referee:
     def _forgot(self, step: Step) -> None:
         """The workers that the broker has forgotten in this step, which has to be for a reason."""
         workers = self.broker.registry.workers
-        step.lost = {identity: seat for identity, seat in self.seats.items() if identity not in workers}
-        for identity, seat in step.lost.items():
+        step.lost = {place: seat for place, seat in self.seats.items() if seat.route not in workers}
+        for place, seat in step.lost.items():
             silent = step.tick and step.now >= seat.last_seen + self.limits.patience - EPSILON
-            check(identity == step.leaver or silent, f"C13: worker {identity!r} was forgotten though it is alive")
-            del self.seats[identity]
+            check(place in step.leavers or silent, f"C13: worker {place!r} was forgotten though it is alive")
+            del self.seats[place]
             if seat.held is not None:
                 seat.held.holder = None
                 seat.held.orphaned = True
                 seat.held.deaths += seat.reached
                 seat.held.attempts += seat.reached and (seat.alive or not silent)
-        check(step.leaver not in self.seats, f"C10, C14: worker {step.leaver!r} is gone but not forgotten")
+        left = step.leavers & self.seats.keys()
+        check(not left, f"C10, C14: workers {left} are gone but not forgotten")
 
     def _sent(self, sends: list[Message], step: Step) -> int:
         """Judge each message; returns how many are heartbeats."""
@@ -423,15 +441,16 @@ class Referee:
                     answers.append(message)
                 case wire.Disconnect():
                     disconnects.append(message)
-                case wire.Heartbeat():
-                    self._beat(message, step)
+                case wire.Heartbeat(route, header):
+                    self._beat(self._place((message[0], *route), header), step)
                     beats += 1
-                case wire.Withdraw(_, _, client):
-                    step.withdrawn.append((message[0], client))
-                    if message[0] in self.seats:
-                        self.seats[message[0]].last_sent = step.now
-                case wire.Work() as work:
-                    self._dispatched(message[0], work, step)
+                case wire.Withdraw(route, header, client):
+                    place = self._place((message[0], *route), header)
+                    step.withdrawn.append((place, client))
+                    if place in self.seats:
+                        self.seats[place].last_sent = step.now
+                case wire.Work(route, header) as work:
+                    self._dispatched(self._place((message[0], *route), header), work, step)
                 case wire.Invalid():
                     raise Broken(f"the broker sent an invalid message: {message}")
         if answers != ([step.answer] if step.answer else []):
@@ -440,31 +459,32 @@ class Referee:
             raise Broken(f"C14, C16: {disconnects}, not {step.refusal}")
         return beats
 
-    def _beat(self, message: Message, step: Step) -> None:
-        seat = self.seats.get(message[0])
-        check(seat is not None, f"C16: HEARTBEAT to {message[0]!r}, which is no worker")
+    def _beat(self, place: Route, step: Step) -> None:
+        seat = self.seats.get(place)
+        check(seat is not None, f"C16: HEARTBEAT to {place!r}, which is no worker")
         assert seat is not None
         check(step.now >= seat.last_sent + self.limits.heartbeat - EPSILON, "C13: HEARTBEAT within the interval")
         seat.last_sent = step.now
 
-    def _dispatched(self, identity: bytes, work: wire.Work, step: Step) -> None:
+    def _dispatched(self, place: Route, work: wire.Work, step: Step) -> None:
         """A REQUEST goes to a worker."""
-        seat = self.seats.get(identity)
+        seat = self.seats.get(place)
         ticket = self.tickets.get((work.client, work.body[0]))
-        check(seat is not None, f"C16: REQUEST to {identity!r}, which is no worker")
+        check(seat is not None, f"C16: REQUEST to {place!r}, which is no worker")
         check(ticket is not None, f"C17, C18: {work.body!r} of {work.client!r} was dispatched after its end")
         assert seat is not None
         assert ticket is not None
-        check(seat.held is None, f"C6: a second REQUEST to {identity!r}")
+        check(seat.held is None, f"C6: a second REQUEST to {place!r}")
+        check(work.route == seat.route[1:], f"C22: a REQUEST to {place!r} is behind the envelope {work.route}")
         check(seat.service == ticket.service, f"C7: a REQUEST for {ticket.service!r} to a worker of {seat.service!r}")
-        check(ticket.holder is None, f"C17: {ticket.key} is with {ticket.holder!r} and goes to {identity!r} as well")
+        check(ticket.holder is None, f"C17: {ticket.key} is with {ticket.holder!r} and goes to {place!r} as well")
         check(not ticket.streamed, f"C17: {ticket.key} goes to a second worker after a PARTIAL")
         check(ticket.attempts < self.limits.max_attempts, f"C17: {ticket.key} is tried too often")
         check(step.now < ticket.deadline, f"X1: {ticket.key} is dispatched after its time has passed")
         if seat.header == wire.WX1:
             self._check_options(ticket, work.options, step.now)
         if ticket.queued:
-            check(identity == step.sender, f"C21: {ticket.key} waited, but {identity!r} was idle")
+            check(place == step.sender, f"C21: {ticket.key} waited, but {place!r} was idle")
             # Those whose turn it was before have had it, though their time had passed.
             passed = {route[0] for route, service, code in step.told if (service, code) == (ticket.service, 408)}
             for client in passed:
@@ -474,12 +494,12 @@ class Referee:
             self._in_front.discard((ticket.service, ticket.client))
         else:
             check(ticket is step.fresh or ticket.orphaned, f"{ticket.key} came from nowhere")
-            self._longest_idle(identity, seat)
+            self._longest_idle(place, seat)
         if ticket.orphaned:
             ticket.collected = []
             self._events["request of a lost worker given to another"] += 1
         ticket.queued = ticket.orphaned = False
-        ticket.holder, seat.held, seat.last_sent = identity, ticket, step.now
+        ticket.holder, seat.held, seat.last_sent = place, ticket, step.now
         seat.round = self._round
         seat.reached, seat.alive = True, step.now < seat.last_seen + self.limits.heartbeat - EPSILON
 
@@ -522,20 +542,20 @@ class Referee:
                 since = max(other.since, others)
                 check(turn <= since, f"C20: {ticket.key} takes a second turn while {other.key} waits for its first")
 
-    def _longest_idle(self, identity: bytes, seat: Seat) -> None:
+    def _longest_idle(self, place: Route, seat: Seat) -> None:
         for other in self.seats.values():
             if other is not seat and other.held is None and other.service == seat.service:
-                check(other.idle_since > seat.idle_since, f"C21: {identity!r} was not idle longest")
+                check(other.idle_since > seat.idle_since, f"C21: {place!r} was not idle longest")
 
     # ── after each step ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _books(self, step: Step) -> None:
         """Each request is in exactly one place: with a worker, in the queue, answered, or dropped and counted."""
         registry = self.broker.registry
-        running: dict[Key, bytes] = {}
+        running: dict[Key, Route] = {}
         for worker in registry.workers.values():
             if worker.request is not None and not worker.request.abandoned:
-                running[_key(worker.request)] = worker.identity
+                running[_key(worker.request)] = self._place(worker.route, worker.header)
         requests = [request for client in registry._waiting for request in registry.waiting_for(client)]
         queued = {_key(request) for request in requests}
         counted = self._counted()
@@ -623,9 +643,9 @@ class Referee:
             return
         withdrawn = [each for each in step.withdrawn if each[0] not in step.lost]
         check(Counter(withdrawn) == Counter(expected), f"X1: CANCEL went to {withdrawn}, not to {expected}")
-        for identity in {identity for identity, _ in step.withdrawn} & set(step.lost):
-            seat = step.lost[identity]  # it had its own request
-            check(seat.header == wire.WX1 and seat.held is not None, f"X1: CANCEL went to {identity!r}, which is gone")
+        for place in {place for place, _ in step.withdrawn} & set(step.lost):
+            seat = step.lost[place]  # it had its own request
+            check(seat.header == wire.WX1 and seat.held is not None, f"X1: CANCEL went to {place!r}, which is gone")
         self._events["X1: CANCEL forwarded"] += step.cancelled is not None and len(withdrawn)
 
     def _registry(self, step: Step, requests: list[Request]) -> None:
@@ -645,7 +665,10 @@ class Referee:
                 raise Broken(f"X1: {ticket.key} waits, but not for any worker")
         check(len(registry.services) <= self.limits.max_services, "more than max_services services")
         check(len(registry.workers) <= self.limits.max_workers, "more than max_workers workers")
-        check(list(registry.workers) == list(self.seats), "the registered workers are not those that sent READY")
+        routes = [seat.route for seat in self.seats.values()]
+        check(list(registry.workers) == routes, "the registered workers are not those that sent READY")
+        held_by = sorted(worker.route for held in registry.connections.values() for worker in held.values())
+        check(held_by == sorted(routes), "the workers of the connections are not those that are registered")
         busy = [worker.request for worker in registry.workers.values() if worker.request is not None]
         held = [request for requests in registry._worked_on.values() for request in requests]
         check(registry.running == len(busy) == len(held), "the count of running requests is wrong")
@@ -702,11 +725,11 @@ class Referee:
     def _punctual(self, now: float) -> None:
         """After a tick nothing is overdue; the broker's timers may be late by a fraction of an interval."""
         heartbeat, expiry = 1.1 * self.limits.heartbeat, 1.01 * self.limits.expiry + 0.01
-        for identity, seat in self.seats.items():
+        for place, seat in self.seats.items():
             if now >= seat.last_sent + heartbeat:
-                raise Broken(f"C13: {identity!r} was sent nothing for an interval")
+                raise Broken(f"C13: {place!r} was sent nothing for an interval")
             if now >= seat.last_seen + self.limits.patience + heartbeat:
-                raise Broken(f"C13: {identity!r} is dead, but kept")
+                raise Broken(f"C13: {place!r} is dead, but kept")
         for ticket in self.tickets.values():
             if ticket.queued and now >= ticket.since_time + expiry:
                 raise Broken(f"C12: {ticket.key} has not expired")

@@ -9,6 +9,7 @@ from functools import partial
 
 from zmdp.mdp.fake_network import START
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.wire import Route
 
 from .actors import MOST_PARTS_01, BrokerProcess, Habits, Process, Stage, WorkerProcess
 from .callers import CallerProcess, Wish
@@ -18,6 +19,8 @@ from .rules import check
 
 SERVICES = [b"echo", b"resize", b"count"]
 UNSERVED = b"nobody-does-this"
+MOST_WORKERS = 8
+"""Slots count as workers."""
 RECOVERY = 600.0
 """Seconds in which all must have recovered when the faults have ended."""
 STEADY = 30.0
@@ -68,7 +71,7 @@ class Simulation:
             max_queue=rng.choice([1, 3, 10]),
             max_queued_bytes=rng.choice([2000, 10_000, 1_000_000]),
             max_services=rng.choice([len(self.services), len(self.services) + 1, 20]),
-            max_workers=rng.choice([6, 1000]),
+            max_workers=rng.choice([MOST_WORKERS, 1000]),
             max_frames=rng.choice([MOST_PARTS_01 + 8, 1000]),
         )
 
@@ -101,7 +104,12 @@ class Simulation:
     def _begin(self) -> None:
         world, rng = self.world, self.world.rng
         self._start_broker()
-        for number in range(rng.randint(1, 6)):
+        workers = rng.randint(1, 6)
+        more = MOST_WORKERS - workers
+        for number in range(workers):
+            protocol = rng.choice(["0.1", "0.2", "X1", "X1"])
+            slots = min(more, rng.choice([0, 0, 1, 2])) + 1 if protocol == "X1" else 1
+            more -= slots - 1
             # Each service has a worker, if there are enough.
             service = self.services[number] if number < len(self.services) else rng.choice(self.services)
             self._makers[f"w{number}"] = partial(
@@ -109,7 +117,8 @@ class Simulation:
                 world,
                 f"w{number}",
                 service,
-                protocol=rng.choice(["0.1", "0.2", "X1", "X1"]),
+                protocol=protocol,
+                slots=slots,
                 heartbeat=rng.choice([0.4, self.limits.heartbeat, 3.0]),
                 liveness=rng.choice([2, 3, 5]),
                 habits=self.habits,
@@ -298,12 +307,12 @@ class Simulation:
     def _recover(self) -> None:
         """Every call ends, every worker is registered again and idle, and then it stays so."""
         began = well_since = self.world.now
-        connections: list[bytes | None] = []
+        connections: list[list[Route]] = []
         while self.world.now < well_since + STEADY:
             for name in self._makers:
                 self._start_if_dead(name)
             self.world.clock.run(5.0)
-            before, connections = connections, [worker.identity for worker in self.workers]
+            before, connections = connections, [worker.routes for worker in self.workers]
             unwell = self._unwell()
             if unwell or connections != before:
                 well_since = self.world.now
@@ -317,21 +326,21 @@ class Simulation:
         registered = self.broker.machine.registry.workers
         unwell = [client.name for client in self.clients if not isinstance(client, BurstProcess) and not client.idle]
         for worker in self.workers:
-            seat = registered.get(worker.identity or b"")
-            if seat is None or seat.request is not None or worker.session.lost is not None or worker.handling:
+            seats = [registered.get(route) for route in worker.routes]
+            if not worker.well or not all(seat is not None and seat.request is None for seat in seats):
                 unwell.append(worker.name)
         return unwell + [name for name, process in self.processes.items() if not process.alive]
 
     def _serve_everybody(self) -> None:
         """Connections stay, and every call is answered."""
         assert self.broker is not None
-        identities = [worker.identity for worker in self.workers]
+        connections = [worker.routes for worker in self.workers]
         lost = self.broker.machine.stats.lost.copy()
         self.world.note("all is well")
         for client in self.clients:
             if isinstance(client, CallerProcess):
                 client.check_answered(self.broker.referee.given_up)
-        served = sorted({worker.session.service for worker in self.workers} & set(self.services))
+        served = sorted({worker.service for worker in self.workers} & set(self.services))
         for client in self.clients:
             if not isinstance(client, BurstProcess):
                 self._serve([(client, self.world.rng.choice(served))])
@@ -341,7 +350,7 @@ class Simulation:
         caller = CallerProcess(self.world, "d", self._wish, 1.0)
         self._serve([(caller, service) for service in served])
         caller.check_answered(set())
-        check(identities == [worker.identity for worker in self.workers], "C13: a worker reconnected without need")
+        check(connections == [worker.routes for worker in self.workers], "C13: a worker reconnected without need")
         rogues = self.broker.machine.stats.lost - lost
         check(not rogues, f"C13: workers were lost without need: {dict(rogues)}")
 
@@ -375,6 +384,7 @@ class Simulation:
         machine, referee = self.broker.machine, self.broker.referee
         registry = machine.registry
         check(registry.services == {} and registry.workers == {}, "a service or worker stays for ever")
+        check(registry.connections == {}, "a connection stays for ever")
         check((registry.queued, registry.queued_bytes, registry.running) == (0, 0, 0), "a count is not 0 in the end")
         check(registry.numbered == {}, "X1: a number stays for ever")
         check(registry._waiting == {} and registry._worked_on == {}, "a client stays for ever")

@@ -77,6 +77,7 @@ RARE = [
     "client sent again",
     "client was told of a failure",
     "connection lost",
+    "connection with several slots lost",
     "dropped: cancelled",
     "dropped: client-gone",
     "dropped: draining",
@@ -104,6 +105,7 @@ RARE = [
     "lost: refused",
     "lost: silent",
     "lost: unreachable",
+    "message for a slot that has left",
     "mmi",
     "partials",
     "redispatched",
@@ -127,6 +129,8 @@ RARE = [
     "served: X1 client by 0.1 worker",
     "served: X1 client by 0.2 worker",
     "served: X1 client by X1 worker",
+    "slot left, others stayed",
+    "slot registered again on the same connection",
     "slow reader dropped",
     "stream broken off by its worker",
     "stream interrupted",
@@ -217,8 +221,10 @@ def no_turns(queue: FairQueue, client: bytes) -> None:
     """A client with many requests is served until none is left."""
 
 
-def deaf(session: WorkerSession, *args: Any, **kwargs: Any) -> None:
-    """A worker does not give up its connection."""
+def deaf(session: WorkerSession, reason: str, *args: Any, lose: Any = WorkerSession.lose, **kwargs: Any) -> None:
+    """A worker does not give up its connection when it is told to."""
+    if "DISCONNECT" not in reason:
+        lose(session, reason, *args, **kwargs)
 
 
 def asleep(session: PirateSession, now: float) -> None:
@@ -289,11 +295,27 @@ def tell_all(broker: Broker, request: Any, reason: Drop, now: float, drop: Any =
 
 def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._failure) -> None:
     """An ERROR for an abandoned request goes to its client all the same."""
-    worker = broker.registry.workers.get(command.route[0])
+    worker = broker.registry.worker(command.route, command.header)
     request = worker.request if worker is not None else None
     failure(broker, command, now)
     if request is not None and request.abandoned:
         broker._out.append(wire.error(request.route, request.service.name, command.code, command.text))
+
+
+def one_by_one(broker: Broker, workers: Any, *args: Any, lose: Any = Broker._lose) -> None:
+    """What a slot held goes to the next one of the same lost connection."""
+    for worker in workers:
+        lose(broker, [worker], *args)
+
+
+def one_slot(registry: Registry, identity: bytes, workers_of: Any = Registry.workers_of) -> Any:
+    """With a connection one of its slots is lost, and the others stay."""
+    return workers_of(registry, identity)[:1]
+
+
+def any_slot(registry: Registry, route: wire.Route, header: bytes) -> Any:
+    """What a slot says is taken for that of its connection's first."""
+    return next(iter(registry.workers_of(route[0])), None)
 
 
 def patient(broker: Broker, request: Any, now: float, refusal: Any = Broker._refusal) -> Drop | None:
@@ -367,9 +389,9 @@ def trusting(session: ClientSession, now: float) -> None:
     session._begin_to_listen(now)
 
 
-def deaf_to_cancel(session: WorkerSession, message: Any, now: float, receive: Any = WorkerSession.receive) -> Any:
+def deaf_to_cancel(session: WorkerSession, command: Any, now: float, take: Any = WorkerSession.take) -> Any:
     """A worker takes no notice of CANCEL."""
-    return None if isinstance(wire.decode_broker(message), wire.Withdraw) else receive(session, message, now)
+    return None if isinstance(command, wire.Withdraw) else take(session, command, now)
 
 
 def run_all(seeds: int) -> None:
@@ -402,6 +424,9 @@ def run_all(seeds: int) -> None:
         (Registry, "enqueue", all_willing, "waits, but not for any worker"),
         (Registry, "ended_lately", forget_ended, "X1: the ERRORs"),
         (wire, "renewed", same_options, "X1: "),
+        (Broker, "_lose", one_by_one, "which is no worker"),
+        (Registry, "workers_of", one_slot, "gone but not forgotten"),
+        (Registry, "worker", any_slot, "C7: READY"),
         (Broker, "gone", answer_slow_readers, "C3, C18, C22, C24"),
         (ClientSession, "_tell_cancel", late_cancel, "did not send CANCEL"),
         (ClientSession, "lose", restream_x1, "after a part of its reply"),
@@ -410,7 +435,7 @@ def run_all(seeds: int) -> None:
         (ClientSession, "_set_due", unhurried, "is not over, but was due"),
         (ClientSession, "_fail", hand_out_twice, "X1: "),
         (ClientSession, "tick", trusting, "not recovered"),
-        (WorkerSession, "receive", deaf_to_cancel, "missed a CANCEL"),
+        (WorkerSession, "take", deaf_to_cancel, "missed a CANCEL"),
     ],
 )
 def test_a_broken_machine_is_found_out(

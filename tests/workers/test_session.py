@@ -607,3 +607,52 @@ def test_heartbeats_read_together_teach_nothing(protocol: str) -> None:
         session.receive(heartbeat(protocol), now)
     assert session.beat_interval == 1.0
     assert session.patience == 10.0
+
+
+# ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_slot_has_its_number_in_front_of_all() -> None:
+    first = connected()
+    session = first.sibling()
+    assert session.connected(100.0, b"7") == [[b"7", b"", *ready("X1")]]
+    assert session.route == (b"7", b"")
+    request = session.receive([b"7", b"", *work("X1", b"x")], 100.5)
+    assert request == [b"x"]
+    assert session.partial(request, [b"1"], 100.5) == [[b"7", b"", *partial("X1", b"1")]]
+    assert session.final(request, [b"2"], 100.5) == [[b"7", b"", *final("X1", b"2")]]
+    assert session.tick(101.5) == [[b"7", b"", *heartbeat("X1")]]
+    assert session.disconnect("closed", 101.5) == [[b"7", b"", *disconnect("X1")]]
+    assert (first.alive, session.alive) == (True, False)
+    assert session.connected(102.0) == [ready("X1")]  # on another connection
+
+
+def test_what_one_slot_learns_of_the_broker_all_know() -> None:
+    first = connected()
+    second = first.sibling()
+    second.connected(100.0, b"1")
+    for moment in (103.0, 106.0):  # the broker's interval is 3 s
+        first.receive(heartbeat("X1"), moment)
+    assert first.patience == second.patience == 15.0
+    assert second.tick(200.0) == []
+    assert second.lost is not None
+    assert "silent for 15 s" in second.lost
+    assert first.patience == second.patience == 30.0
+
+
+def test_slots_that_are_lost_together_wait_together() -> None:
+    first = connected()
+    second, third = first.sibling(), first.sibling()
+    second.connected(100.0, b"1")
+    third.connected(100.0, b"2")
+    request = third.receive([b"2", b"", *work("X1", b"x")], 100.0)
+    assert request is not None
+    first.lose("the network is down", 100.0)
+    second.lose("the network is down", 100.0)
+    third.lose_with(first)
+    assert first.retry_at == second.retry_at == third.retry_at == 101.0
+    assert (third.lost, third.request, request.cancelled) == ("the network is down", None, True)
+    for session in (first, second, third):
+        session.connected(101.0)
+    second.lose("the network is down", 101.0)
+    assert second.retry_at == 103.0  # twice as long: that was one loss, not three
