@@ -19,7 +19,6 @@ Finish = Callable[[BaseException | None], None]
 """To be called when a request has ended, with what it raised."""
 
 
-
 class Handled(Protocol):
     """A request that is handled.  Its headers are looked at when somebody asks for them, which seldom happens."""
 
