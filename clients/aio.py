@@ -128,11 +128,13 @@ class AsyncClient:
         settings = {"timeout": limit, "wait": wait, "headers": headers, "options": options}
         call: Call | None = None
         try:
-            self._check_open()
+            loop = self._check_open()
             if self._session.outstanding >= self._max_outstanding:
                 await self._await_place(name, settings)
-            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[Reply] = loop.create_future()
             call = self._begin(partial(_settle, future), name, body, settings)
+            if future.done():
+                await asyncio.sleep(0)  # a caller that always finds its reply there must not keep all others waiting
             reply = await future
         except BaseException as error:
             if call is not None:
@@ -286,16 +288,18 @@ class AsyncClient:
             if not self._closed:
                 self._push()
 
-    def _check_open(self) -> None:
+    def _check_open(self) -> asyncio.AbstractEventLoop:
+        """The running event loop, which is this client's."""
         if self._closed:
             raise ClosedError("this client was closed")
         if os.getpid() != self._process:
             raise ClosedError("this client belongs to the process that made it: make one after fork()")
         loop = asyncio.get_running_loop()
-        if self._loop is None:
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise SettingError("this client belongs to another event loop: make one in each asyncio.run()")
             self._loop = loop
-        elif self._loop is not loop:
-            raise SettingError("this client belongs to another event loop: make one in each asyncio.run()")
+        return loop
 
     def _push(self) -> None:
         """Send what is to be sent, with all else that this turn of the loop brings: that wakes ZeroMQ's thread once."""

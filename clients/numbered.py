@@ -185,10 +185,14 @@ class Numbered:
         future.dialog = self
         with self._lock:
             future.call = self._begin_locked(partial(self._arrived, future), service, body, settings, alone=False)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="zmdp-client", daemon=True)
+                self._thread.start()
+            elif self._idle:
+                self._idle, self._coming = False, True
+                self._work.notify()
         if self._unwanted:
             self._cancel_unwanted()
-        if self._thread is None:
-            self._start_thread()
         return future
 
     def _arrived(self, future: "Future[Reply]", outcome: Outcome) -> None:
@@ -331,14 +335,14 @@ class Numbered:
             self._tell()
 
     def _push(self, now: float, *, alone: bool = True) -> None:
-        """Send what is to be sent; if not `alone`, when the driving thread sends what else has come.  Under the lock."""
+        """Send what is to be sent; if not `alone`, together with what comes until the driving thread gets to it.
+
+        Under the lock.
+        """
         if self._driver is None:
             if alone or not self._coming:
                 self._drop_unwanted()
                 self._connection.flush(now)
-            if self._idle and not alone:
-                self._idle, self._coming = False, True
-                self._work.notify()
         elif self._driver == threading.get_ident() or not alone or self._session.lost is not None:
             self._wake()
         else:  # it sleeps, and to wake it would take longer
@@ -432,26 +436,30 @@ class Numbered:
                     continue
                 if self._polled is not self._connection.socket or self._polled is None:
                     self._watch()
-                due = self._session.deadline()
-                self._sleeps_until = now + FOREVER if due is None else due
-                if until is not None and until < self._sleeps_until:
-                    self._sleeps_until = until
-                try:
-                    self._lock.release()
-                    ready = self._poller.poll(milliseconds(self._sleeps_until - now))
-                finally:
-                    self._lock_again()
-                for descriptor, _ in ready:
-                    if descriptor == self._monitor_descriptor:
-                        self._connection.rung = True
-                    elif descriptor == self._wake_descriptor:
-                        self._wake_out.recv(4096)
-                        self._woken = False  # and now not earlier: who finds it set has nothing to send
+                self._sleep(now, until)
         finally:
             self._driver = None
             self._driven_for = _never
             if self._closed:
                 self._left.notify_all()
+
+    def _sleep(self, now: float, until: float | None) -> None:
+        """Without the lock, until something arrives or is due, or somebody wakes this thread."""
+        due = self._session.deadline()
+        self._sleeps_until = now + FOREVER if due is None else due
+        if until is not None and until < self._sleeps_until:
+            self._sleeps_until = until
+        try:
+            self._lock.release()  # an interrupt right after that finds what is below
+            ready = self._poller.poll(milliseconds(self._sleeps_until - now))
+        finally:
+            self._lock_again()
+        for descriptor, _ in ready:
+            if descriptor == self._monitor_descriptor:
+                self._connection.rung = True
+            elif descriptor == self._wake_descriptor:
+                self._wake_out.recv(4096)
+                self._woken = False  # and not earlier: who finds it set sends nothing
 
     def _lock_again(self) -> None:
         """Take the lock; an interrupt meanwhile is raised when that is done."""
@@ -495,13 +503,6 @@ class Numbered:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this client was closed")
-
-    def _start_thread(self) -> None:
-        """Futures need somebody who drives when nobody waits."""
-        with self._lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._serve, name="zmdp-client", daemon=True)
-                self._thread.start()
 
     def _serve(self) -> None:
         while not self._closed:

@@ -162,19 +162,18 @@ class Connection:
             request = self._session.receive(message, now)
         if now >= self._session.deadline():
             self._send(self._session.tick(now))
-        if self._session.lost is not None:
-            self._give_up(now)
-            return None
-        return request
+        return None if self._is_lost(now) else request
 
-    def _give_up(self, now: float) -> None:
-        """The connection was lost."""
+    def _is_lost(self, now: float) -> bool:
         session = self._session
+        if session.lost is None:
+            return False
         log.warning(
             "%s: %s; connecting to %s again in %.1f s",
             session.service.decode(), session.lost, self._endpoint, max(0.0, session.retry_at - now),
         )  # fmt: skip
         self._drop(0)
+        return True
 
     def _watch_handler(self, now: float) -> None:
         if self._handler_timeout is None or self._busy_since is None or self._session.lost is not None:
@@ -205,7 +204,7 @@ class Connection:
             if isinstance(error, zmq.ContextTerminated):
                 raise
             self._session.lose(str(error), now)
-            self._give_up(now)
+            self._is_lost(now)
 
     def _open(self) -> None:
         self._socket = socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER})

@@ -24,6 +24,7 @@ from zmdp.clients import (
     SettingError,
     StreamInterrupted,
 )
+from zmdp.mdp.multipart import receive
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
@@ -777,3 +778,32 @@ def test_asyncio_has_nothing_to_complain_of(endpoint, holding, caplog):
         asyncio.run(client.close())
     assert caplog.text == ""
     holding.let_go()
+
+
+# ── the event loop ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_replies_that_are_always_there_at_once_leave_other_tasks_their_turns(endpoint, monkeypatch):
+    def wait_and_receive(socket):
+        socket.poll(5_000)
+        return receive(socket)
+
+    async def scenario(client):
+        turns = 0
+
+        async def turn():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        turning = asyncio.create_task(turn())
+        assert await client.request("echo", b"first") == [b"first"]
+        monkeypatch.setattr("zmdp.clients.connection.receive", wait_and_receive)
+        before = turns
+        for _ in range(20):
+            assert await client.request("echo", b"x") == [b"x"]
+        assert turns - before >= 20
+        turning.cancel()
+
+    with_client(endpoint, scenario)

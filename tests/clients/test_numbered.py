@@ -3,8 +3,13 @@
 import gc
 import multiprocessing
 import os
+import socket
+import threading
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+from support.processes import eventually
 
 from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
 from zmdp.mdp.limits import Limits
@@ -114,3 +119,103 @@ def test_a_callback_that_raises_does_not_keep_others_from_their_futures(endpoint
         with Worker("late", list, broker=endpoint):  # only now can it be done, so the callback is there
             assert logged("a future's callback failed")
             assert client.submit("echo", b"x").result(10) == [b"x"]
+
+
+# ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def held(endpoint):
+    """`held` sets an event when a request of the service `hold` has come, which then waits for `let_go`."""
+    taken, let_go = threading.Event(), threading.Event()
+
+    def hold(request):
+        taken.set()
+        assert let_go.wait(10)
+        return request
+
+    with Worker("hold", hold, broker=endpoint):
+        try:
+            yield SimpleNamespace(taken=taken, let_go=let_go)
+        finally:
+            let_go.set()
+
+
+def test_a_future_is_settled_while_a_thread_of_the_callers_drives(endpoint, held):
+    with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
+        client.submit("echo").result(10)
+        eventually(lambda: client._dialog._idle)
+        driving = pool.submit(client.request, "hold", b"x")
+        assert held.taken.wait(10)
+        assert client.submit("echo", b"y").result(10) == [b"y"]
+        cancelled = client.submit("nobody")
+        assert cancelled.cancel()
+        with pytest.raises(CancelledError):
+            cancelled.result(10)
+        held.let_go.set()
+        assert driving.result(10) == [b"x"]
+
+
+def test_a_request_is_over_in_time_while_another_thread_drives(endpoint, held):
+    with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
+        driving = pool.submit(client.request, "hold", b"x")
+        assert held.taken.wait(10)
+        with pytest.raises(RequestTimeout):
+            client.request("nobody", timeout=0.1, retries=0)
+        assert client.request("echo", b"y") == [b"y"]
+        held.let_go.set()
+        assert driving.result(10) == [b"x"]
+
+
+def test_the_thread_of_the_futures_sleeps_while_none_is_outstanding(endpoint):
+    with Client(endpoint, timeout=20) as client:
+        assert client.submit("echo", b"x").result(10) == [b"x"]
+        dialog = client._dialog
+        for _ in range(3):
+            eventually(lambda: dialog._idle)
+            assert client.request("echo", b"y") == [b"y"]
+            assert dialog._idle
+            assert client.submit("echo", b"z").result(10) == [b"z"]
+
+
+def test_many_wake_ups_are_one(endpoint, held):
+    with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
+        dialog = client._dialog
+        driving = pool.submit(client.request, "hold", b"x")
+        assert held.taken.wait(10)
+        with dialog._lock:
+            dialog._wake()
+            dialog._wake()
+            assert dialog._wake_out.recv(10, socket.MSG_PEEK) == b"!"
+        eventually(lambda: not dialog._woken)
+        assert [future.result(10) for future in [client.submit("echo", b"%d" % n) for n in range(200)]] == [
+            [b"%d" % n] for n in range(200)
+        ]
+        held.let_go.set()
+        assert driving.result(10) == [b"x"]
+
+
+def test_threads_that_ask_in_every_way_at_once(endpoint):
+    """None waits for ever, and each gets what it asked for."""
+
+    def ask(client, who):
+        for number in range(60):
+            body = b"%d %d" % (who, number)
+            match (who + number) % 4:
+                case 0:
+                    assert client.request("echo", body) == [body]
+                case 1:
+                    assert client.submit("echo", body).result(30) == [body]
+                case 2:
+                    client.submit("nobody", body).cancel()
+                    assert next(client.stream("count")) == [b"0"]  # the rest is cancelled
+                case 3:
+                    with pytest.raises(RequestTimeout):
+                        client.request("nobody", body, timeout=0.001, retries=0)
+
+    with Client(endpoint, timeout=30) as client, ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask, client, who) for who in range(8)]
+        for each in asking:
+            each.result(60)
+        assert client._dialog._session.outstanding == 0
+        assert not client._dialog._followers

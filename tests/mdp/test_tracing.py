@@ -106,6 +106,32 @@ def test_handled_requests_within_handled_requests():
     assert tracing.calling("s", None)[0] is None
 
 
+@pytest.mark.usefixtures("without_otel")
+def test_headers_are_not_looked_at_before_somebody_asks():
+    class Unread:
+        @property
+        def headers(self):
+            raise ZeroDivisionError
+
+    with tracing.handling("outer", Unread()):
+        with pytest.raises(ZeroDivisionError):
+            tracing.calling("s", None)
+    assert tracing.calling("s", None)[0] is None
+
+
+def test_a_span_that_cannot_be_begun_leaves_nothing(spans):
+    del spans
+
+    class Unread:
+        @property
+        def headers(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tracing.handling("outer", Unread()).__enter__()
+    assert tracing._handled.get() is None
+
+
 WITH_AND_WITHOUT = pytest.mark.parametrize("package", ["with", "without"])
 
 
