@@ -1,9 +1,9 @@
-"""native/forward.c in Python, on pyzmq alone: what a broker in Python without a module of its own cannot cost less than.
+"""native/forward.c in Python, on pyzmq alone: what a broker in nothing but Python cannot cost less than.
 
-A ROUTER that forwards the frames of MDP/0.1, MDP/0.2 and X1 between clients and workers, and knows nothing of services,
-heartbeats or death.  A worker gets a request when it has none, the others wait in one line.  One `recv` and one `send` of
-pyzmq for each frame: its `recv_multipart` and `send_multipart` cost more.  The number of an X1 request travels to the
-worker and back in the client's address.  It prints its endpoint.
+A ROUTER that forwards the frames of MDP/0.1, MDP/0.2 and X1 between clients and workers, and knows nothing of
+services, heartbeats or death.  A worker gets a request when it has none, the others wait in one line.  One `recv` and
+one `send` of pyzmq for each frame: its `recv_multipart` and `send_multipart` cost more.  The number of an X1 request
+travels to the worker and back in the client's address.  It prints its endpoint.
 """
 
 from collections import deque

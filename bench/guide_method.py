@@ -1,10 +1,10 @@
-"""A broker in Python by the ZeroMQ Guide's method, in our own words: what one writes first, and most published ones are.
+"""A broker in Python by the ZeroMQ Guide's method, in our own words: what one writes first.
 
     python bench/guide_method.py [--dialect 0.1|0.2] [--heartbeat 2.5]
 
 One poll, one `recv_multipart` and one `send_multipart` a message; services with a list of requests and a list of idle
-workers, taken from their front with `pop(0)`; one more list of all idle workers, looked through for those that are gone and
-gone through for heartbeats; workers by their identity in hexadecimal.  It prints its endpoint.
+workers, taken from their front with `pop(0)`; one more list of all idle workers, looked through for those that are gone
+and gone through for heartbeats; workers by their identity in hexadecimal.  It prints its endpoint.
 """
 
 import argparse

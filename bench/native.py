@@ -3,8 +3,8 @@
     with native.built() as tools, native.forwarding(tools) as (pid, endpoint):
         print(native.load(tools, pid, endpoint, "0.2", outstanding=64))
 
-All of them run on one libzmq, the file that pyzmq has loaded: the programs here open it by its path, and the Guide's C broker
-is made to use it by LD_PRELOAD.  What cannot be had raises `Missing`, which says why.
+All of them run on one libzmq, the file that pyzmq has loaded: the programs here open it by its path, and the Guide's C
+broker is made to use it by LD_PRELOAD.  What cannot be had raises `Missing`, which says why.
 """
 
 import json
@@ -24,6 +24,8 @@ import zmq.backend  # noqa: F401 - it loads libzmq
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
+PURE = {"ZMDP_PURE": "1"}
+"""What makes zmdp use no compiled module."""
 SETTLED = 0.02
 """Part of a core below which a process has done what it had to."""
 
@@ -131,12 +133,17 @@ def _compile(source: Path, target: Path, *options: str) -> None:
 # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's, and what is given."""
+    return {**os.environ, **(extra or {})}
+
+
 @contextmanager
-def process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[tuple[int, str]]:
+def process(command: Sequence[str], extra: Mapping[str, str] | None = None) -> Iterator[tuple[int, str]]:
     """A process that prints its endpoint first: its pid, and that.  Not in our group, so that Ctrl-C is ours alone."""
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, **(environment or {})}, process_group=0,
+        env=environment(extra), process_group=0,
     )  # fmt: skip
     try:
         assert started.stdout is not None
@@ -176,7 +183,7 @@ def guide_method(heartbeat: float = 2.5):
 def broker(*options: str, pure: bool = False):
     """A real `mdp-broker`; `pure`: without its compiled module."""
     command = [str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", "--log-level", "error", "--drain-timeout", "0"]
-    return process([*command, *options], {"ZMDP_PURE": "1"} if pure else None)
+    return process([*command, *options], PURE if pure else None)
 
 
 # ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
