@@ -247,17 +247,20 @@ OURS = {"zmdp": "#0072B2", "zmdp, pure Python": "#56B4E9", "zmdp, asyncio": "#56
 OTHERS = ["#D55E00", "#009E73", "#E69F00", "#CC79A7", "#7F7F7F", "#8C510A", "#5E3C99", "#4D4D4D"]
 """After Okabe and Ito: told apart with any kind of eyes; the markers differ as well."""
 MARKERS = "osD^vP*X<>hp"
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 FORMATS = ("png", "svg")
+Styles = Mapping[str, tuple[str, str]]
 
 
-def styles(peers: Sequence[str], base: str | None) -> dict[str, tuple[str, str]]:
-    """A colour and a marker for each peer."""
-    found = {}
-    others = iter(OTHERS * 3)
-    for at, peer in enumerate(peers):
-        colour = OURS.get(peer) or ("#000000" if peer == base else next(others))
-        found[peer] = (colour, MARKERS[at % len(MARKERS)])
-    return found
+def styles(found: Sequence[Figure]) -> Styles:
+    """A colour and a marker for each peer of a part, the same in all of its plots; the base is black."""
+    peers = dict.fromkeys(peer for figure in found for peer in figure.peers)
+    bases = {figure.base for figure in found if isinstance(figure.base, str)}
+    others = iter(OTHERS * len(peers))
+    return {
+        peer: (OURS.get(peer) or ("#000000" if peer in bases else next(others)), MARKERS[at % len(MARKERS)])
+        for at, peer in enumerate(peers)
+    }
 
 
 def plots(found: Sequence[Figure], folder: Path) -> dict[str, str]:
@@ -270,7 +273,8 @@ def plots(found: Sequence[Figure], folder: Path) -> dict[str, str]:
     for figure in found:
         if not any(row.value for row in figure.rows):
             continue
-        drawn = _lines(figure) if figure.x is not None and _long_enough(figure) else _dots(figure)
+        look = styles([each for each in found if each.part == figure.part])
+        drawn = (_lines if figure.x is not None and _long_enough(figure) else _dots)(figure, look)
         for form in FORMATS:
             drawn.savefig(folder / f"{figure.slug}.{form}", dpi=130, bbox_inches="tight", facecolor="white")
         import matplotlib.pyplot as plt  # noqa: PLC0415
@@ -299,7 +303,7 @@ def _measured(figure: Figure) -> str:
     return f"{name}, {figure.unit}" if figure.unit not in {"", "1/s"} else name
 
 
-def _lines(figure: Figure) -> Any:
+def _lines(figure: Figure, look: Styles) -> Any:
     """Values over x, and below them the ratios, where there is a base; a column for each panel."""
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
@@ -313,7 +317,6 @@ def _lines(figure: Figure) -> Any:
     drawn, axes = plt.subplots(
         len(kinds), len(panels), figsize=(1.5 + 5.2 * len(panels), 0.6 + 3.6 * len(kinds)), squeeze=False, sharey="row"
     )
-    look = styles(figure.peers, figure.base if isinstance(figure.base, str) else None)
     for down, (label, take) in enumerate(kinds):
         ends = [_draw(axis, figure, panel, steps, take, look) for axis, panel in zip(axes[down], panels, strict=True)]
         _scale(axes[down], [value for row in figure.rows if (value := take(row))])
@@ -334,7 +337,7 @@ def _lines(figure: Figure) -> Any:
 
 def _draw(  # noqa: PLR0917 - all of it is the place in a plot
     axis: Any, figure: Figure, panel: Params, steps: list[Any], take: Callable[[Row], Spread | None],
-    look: Mapping[str, tuple[str, str]],
+    look: Styles,
 ) -> list[tuple[float, int, str, str]]:  # fmt: skip
     """A line for each peer; where each ends, with its name and colour."""
     ends = []
@@ -393,11 +396,11 @@ def _label(drawn: Any, axis: Any, ends: Sequence[tuple[float, int, str, str]]) -
     for (value, place, peer, colour), here, there in zip(ends, wanted, at, strict=True):
         axis.annotate(
             peer, (place, value), xytext=(10, (there - here - shift) * 72 / drawn.dpi), textcoords="offset points",
-            color=colour, fontsize=8, va="center", annotation_clip=False,
+            color=colour, fontsize=8, va="center", annotation_clip=False, bbox=BEHIND,
         )  # fmt: skip
 
 
-def _dots(figure: Figure) -> Any:
+def _dots(figure: Figure, look: Styles) -> Any:
     """A dot with its spread for each peer; a panel for each set of params."""
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
@@ -406,8 +409,6 @@ def _dots(figure: Figure) -> Any:
     drawn, axes = plt.subplots(
         len(panels), 1, figsize=(8.5, 0.9 + len(panels) * (0.55 + 0.27 * len(peers))), squeeze=False, sharex=True
     )
-    base = figure.base if isinstance(figure.base, str) else None
-    look = styles(peers, base)
     compared = figure.base is not None and any(row.ratio for row in figure.rows)
     most = 0.0
     for axis, panel in zip(axes[:, 0], panels, strict=True):
