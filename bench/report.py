@@ -109,9 +109,9 @@ def is_number(value: object) -> bool:
 def number(value: float) -> str:
     """Three digits that count."""
     size = abs(value)
-    if size and size < 0.1:
-        return f"{value:.2g}"
-    return f"{value:,.{2 if size < 10 else 1 if size < 100 else 0}f}"
+    if 0 < size < 0.001:
+        return f"{value:.1e}"
+    return f"{value:,.{3 if 0 < size < 0.1 else 2 if size < 10 else 1 if size < 100 else 0}f}"
 
 
 def shown(value: object) -> str:

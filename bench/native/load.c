@@ -78,7 +78,7 @@ static void say (void *socket, unsigned char command, const char *service)
         zmq_send (socket, service, strlen (service), 0);
 }
 
-/*  What a worker does with what it gets.  Whether the broker had to be told anew that it is there.  */
+/*  What a worker does with what it gets.  Whether it had to tell the broker anew that it is there.  */
 static int work (void *socket, zmq_msg_t *frames, int count)
 {
     int at = dialect == D01 ? 1 : 0;
@@ -199,7 +199,7 @@ int main (int argc, char **argv)
             used = cpu_seconds (pid) - cpu;
             ended = now ();
             printf ("{\"requests\": %lu, \"seconds\": %.6f, \"cpu\": %.6f, ", done, ended - started, used);
-            until = ended + 5;
+            until = ended + 20;
             phase = ENDING;
         }
         else
