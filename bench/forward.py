@@ -36,7 +36,7 @@ def send(router: zmq.Socket[bytes], message: list[bytes]) -> None:
 def header_of(message: list[bytes]) -> int:
     """After the sender's identity, and after the envelope if there is one."""
     at = 1
-    while len(message[at]) != 6:
+    while not message[at].startswith(b"MDP"):
         at += 1
     return at
 

@@ -118,6 +118,13 @@ def shown(value: object) -> str:
     return f"{value:,}" if is_number(value) else str(value)
 
 
+def short(value: object) -> str:
+    """For the ticks of an axis: 64k, 10M."""
+    if is_number(value) and value >= 10_000:
+        return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k"
+    return shown(value)
+
+
 def described(params: Iterable[tuple[str, Any]]) -> str:
     """10 idle workers, dialect X1."""
     return ", ".join(f"{shown(value)} {name}" if is_number(value) else f"{name} {value}" for name, value in params)
@@ -324,7 +331,7 @@ def _lines(figure: Figure, look: Styles) -> Any:
         for axis, panel, here in zip(axes[down], panels, ends, strict=True):
             if down == 1:
                 axis.axhline(1.0, color="#000000", linewidth=0.8, linestyle="--")
-            axis.set_xticks(range(len(steps)), [shown(step) for step in steps])
+            axis.set_xticks(range(len(steps)), [short(step) for step in steps])
             axis.set_xlim(-0.25, (len(steps) - 1) * 1.75 + 0.25)
             axis.set_xlabel(figure.x if down == len(kinds) - 1 else "", loc="left")
             axis.set_title(_titled(figure, panel) if down == 0 else "", loc="left", fontsize=9)

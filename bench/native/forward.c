@@ -61,7 +61,8 @@ static dialect_t dialect_of_header (zmq_msg_t *frame)
 static int header_of (zmq_msg_t *frames, int count)
 {
     int header = 1;
-    while (header < count && zmq_msg_size (&frames [header]) != 6)
+    while (header < count
+       && (zmq_msg_size (&frames [header]) != 6 || memcmp (zmq_msg_data (&frames [header]), "MDP", 3) != 0))
         header++;
     return header;
 }
@@ -77,8 +78,10 @@ static void to_worker (const void *worker, size_t size, zmq_msg_t *frames, int c
     zmq_send (router, dialect == D01 ? "MDPW01" : dialect == D02 ? "MDPW02" : "MDPWX1", 6, ZMQ_SNDMORE);
     zmq_send (router, "\2", 1, ZMQ_SNDMORE);
     if (dialect == DX1) {
-        unsigned char address [256];
+        unsigned char address [64];
         size_t number = zmq_msg_size (&frames [1]);
+        if (number > sizeof address - IDENTITY)
+            number = sizeof address - IDENTITY;
         memcpy (address, zmq_msg_data (&frames [0]), IDENTITY);
         memcpy (address + IDENTITY, zmq_msg_data (&frames [1]), number);
         zmq_send (router, address, IDENTITY + number, ZMQ_SNDMORE);
