@@ -2,7 +2,8 @@
 
     python bench/suite.py --parts cost [--quick] [--guide DIR]
 
-Every contender is a process of its own under the same load in C (native/load.c), and all run on one libzmq:
+Every contender is a process of its own under the same load in C (native/load.c), in which they take turns of a tenth of
+a second, and all run on one libzmq:
 
 - zmdp: a real `mdp-broker`, and the same in pure Python, where it has a compiled module;
 - the forwarding loop in C (native/forward.c): what a broker cannot cost less than.  As in Majordomo, a worker gets one
@@ -75,6 +76,7 @@ class Running:
         self._stack.close()
 
     def again(self) -> None:
+        """Start it anew: after what has gone wrong nobody knows what state it is in."""
         self._stack.close()
         self.__enter__()
 
@@ -184,68 +186,78 @@ class Measurer:
     def chosen(self, *names: str) -> list[Contender]:
         return [self.contenders[name] for name in names if name in self.contenders]
 
-    def load(self, running: Running, dialect: str, **load: Any) -> native.Load | None:
-        """What a load finds; None if it failed twice, the second time on a new process."""
-        for attempt in (1, 2):
-            try:
-                return native.load(
-                    self.tools, running.pid, running.endpoint, dialect, warm_up=0.15, seconds=self.seconds, **load
-                )
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                self.tell(f"  {running.contender.name}, {dialect}, {load}: {error}")
-                if attempt == 1:
-                    running.again()
-        return None
+    def loads(self, running: dict[Any, Running], dialect: str, **load: Any) -> dict[Any, native.Load]:
+        """What each finds under the same load, taking turns of a tenth of a second; who fails is started anew."""
+        turns = max(1, round(self.seconds / (0.1 if load.get("outstanding", 64) < 500 else 0.2)))
+        with ExitStack() as stack:
+            loading = {
+                name: stack.enter_context(native.Loading(self.tools, each.pid, each.endpoint, dialect, **load))
+                for name, each in running.items()
+            }
+            found = native.in_turn(loading, self.seconds, turns, self.tell)
+        for name, each in running.items():
+            if name not in found:
+                each.again()
+        return found
 
     def sweeps(self, number: int) -> Iterator[Record]:
         """One round of all points, all contenders in turn at each of them."""
         with ExitStack() as stack:
             up = {each.name: stack.enter_context(Running(each)) for each in self.contenders.values()}
             for point in points(quick=self.quick):
-                names = [name for name in point.peers if name in up and point.dialect in up[name].contender.dialects]
                 self.tell(f"  round {number + 1}{point.by}: {point.params}")
-                turned = number % len(names)
-                for name in names[turned:] + names[:turned]:
-                    found = self.load(up[name], point.dialect, **point.load)
-                    for figure, unit, value in (
-                        (CPU, "µs", found and found.cost), (RATE, "1/s", found and found.rate)
-                    ):  # fmt: skip
-                        yield record(figure + point.by, unit, name, point.params, value)
+                names = [name for name in point.peers if name in up and point.dialect in up[name].contender.dialects]
+                first = number % len(names)
+                running = {name: up[name] for name in names[first:] + names[:first]}
+                found = self.loads(running, point.dialect, **point.load)
+                for name in names:
+                    one = found.get(name)
+                    yield record(CPU + point.by, "µs", name, point.params, one and one.cost)
+                    yield record(RATE + point.by, "1/s", name, point.params, one and one.rate)
 
     # ── beside others that wait ──────────────────────────────────────────────────────────────────────────────────────
 
     def idle(self, number: int) -> Iterator[Record]:
-        """One round beside ever more idle workers; the memory that they take is measured on the way."""
+        """One round beside few and many idle workers, each number of them at a broker of its own, in turn."""
         counts = [10, 1_000] if self.quick else [10, 1_000, 10_000]
         for kind, (by, x) in IDLE.items():
             for contender in self.chosen(C, ZMDP, GUIDE):
                 self.tell(f"  round {number + 1}{by}: {contender.name}")
                 dialect = "0.1" if contender.name == GUIDE else "X1"
-                with Running(contender, quiet=True) as running, holder(running, dialect, kind) as hold:
-                    native.settle(running.pid)
-                    for at, count in enumerate(counts):
-                        before = native.memory(running.pid)
+                with ExitStack() as stack:
+                    running = {}
+                    for count in counts:
+                        one = running[count] = stack.enter_context(Running(contender, quiet=True))
+                        hold = stack.enter_context(holder(one, dialect, kind))
+                        hold(10)
+                        native.settle(one.pid)
+                        before = native.memory(one.pid)
                         hold(count)
-                        native.settle(running.pid)
-                        grown = native.memory(running.pid) - before
+                        native.settle(one.pid)
                         if count == counts[-1] and kind == "one":
-                            more = count - counts[at - 1]
-                            yield record(PER_WORKER, "kB", contender.name, {}, grown / more / 1000)
-                        found = self.load(running, dialect)
-                        yield record(CPU + by, "µs", contender.name, {x: count}, found and found.cost)
+                            each = (native.memory(one.pid) - before) / (count - 10)
+                            yield record(PER_WORKER, "kB", contender.name, {}, each / 1000)
+                    found = self.loads(running, dialect)
+                for count in counts:
+                    yield record(
+                        CPU + by, "µs", contender.name, {x: count}, found[count].cost if count in found else None
+                    )
 
     def queued(self, number: int) -> Iterator[Record]:
-        """One round beside ever more queued requests; the memory that they take is measured on the way."""
+        """One round beside few and many queued requests, each number of them at a broker of its own, in turn."""
         by, x = QUEUED
         counts = [1, 1_000] if self.quick else [1, 1_000, 100_000]
         for contender in self.chosen(ZMDP, PURE, GUIDE):
             self.tell(f"  round {number + 1}{by}: {contender.name}")
             dialect = "0.1" if contender.name == GUIDE else "X1"
-            with Running(contender, quiet=True) as running, Queue(running.endpoint, dialect) as queue:
+            with ExitStack() as stack:
+                running = {}
                 for count in counts:
-                    queue.fill(count)
-                    found = self.load(running, dialect)
-                    yield record(CPU + by, "µs", contender.name, {x: count}, found and found.cost)
+                    running[count] = stack.enter_context(Running(contender, quiet=True))
+                    stack.enter_context(Queue(running[count].endpoint, dialect)).fill(count)
+                found = self.loads(running, dialect)
+            for count in counts:
+                yield record(CPU + by, "µs", contender.name, {x: count}, found[count].cost if count in found else None)
 
     def memory(self) -> Iterator[Record]:
         """What a queued request takes, in each dialect."""

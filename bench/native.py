@@ -1,7 +1,8 @@
 """The programs in C that the benchmarks use, compiled on the spot, and the processes of brokers that they measure.
 
     with native.built() as tools, native.forwarding(tools) as (pid, endpoint):
-        print(native.load(tools, pid, endpoint, "0.2", outstanding=64))
+        with native.Loading(tools, pid, endpoint, "0.2", outstanding=64) as loading:
+            print(loading.turn(1.0))
 
 All of them run on one libzmq, the file that pyzmq has loaded: the programs here open it by its path, and the Guide's C
 broker is made to use it by LD_PRELOAD.  What cannot be had raises `Missing`, which says why.
@@ -11,14 +12,16 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import zmq.backend  # noqa: F401 - it loads libzmq
 
@@ -26,6 +29,10 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 PURE = {"ZMDP_PURE": "1"}
 """What makes zmdp use no compiled module."""
+SETTLE = 0.15
+"""Seconds until the workers' READY have arrived."""
+WARM_UP = 0.05
+"""Seconds of a first turn that does not count."""
 SETTLED = 0.02
 """Part of a core below which a process has done what it had to."""
 
@@ -47,21 +54,25 @@ class Tools:
 
 @dataclass(frozen=True)
 class Load:
-    """What a load found."""
+    """What a load found: of one turn, or of several together."""
 
     requests: int
-    seconds: float
     cpu: float
-
-    @property
-    def rate(self) -> float:
-        """Requests a second."""
-        return self.requests / self.seconds
+    rate: float
+    """Requests a second."""
 
     @property
     def cost(self) -> float:
         """Microseconds of CPU a request."""
         return 1e6 * self.cpu / self.requests
+
+    @classmethod
+    def together(cls, turns: Sequence["Load"]) -> "Load":
+        return cls(
+            sum(each.requests for each in turns),
+            sum(each.cpu for each in turns),
+            statistics.mean(e.rate for e in turns),
+        )
 
 
 # ── compiling ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,26 +200,63 @@ def broker(*options: str, pure: bool = False):
 # ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load(
-    tools: Tools, pid: int, endpoint: str, dialect: str, *, clients: int = 4, workers: int = 4, outstanding: int = 64,
-    body: int = 32, warm_up: float = 0.2, seconds: float = 1.0,
-) -> Load:  # fmt: skip
-    """Clients and workers, with so many requests of so many bytes outstanding a client: see native/load.c.
+class Loading:
+    """Clients and workers, with so many requests of so many bytes outstanding a client: see native/load.c."""
 
-    Raises `RuntimeError` if requests were lost or failed: then the figures would mean nothing.
-    """
-    done = subprocess.run(
-        tools.command(
-            "load", endpoint, dialect.lower(), clients, workers, outstanding, body, warm_up, seconds, pid
-        ),
-        capture_output=True, text=True, timeout=warm_up + seconds + 30, check=False, process_group=0,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip() or f"the load ended with {done.returncode}")
-    found = json.loads(done.stdout)
-    if not found["requests"] or found["lost"] or found["failed"]:
-        raise RuntimeError(f"of {found['requests']} requests {found['lost']} were lost, {found['failed']} failed")
-    return Load(found["requests"], found["seconds"], found["cpu"])
+    def __init__(
+        self, tools: Tools, pid: int, endpoint: str, dialect: str, *, clients: int = 4, workers: int = 4,
+        outstanding: int = 64, body: int = 32,
+    ) -> None:  # fmt: skip
+        self._command = tools.command(
+            "load", endpoint, dialect.lower(), clients, workers, outstanding, body, pid
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, process_group=0
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(3)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def turn(self, seconds: float) -> Load:
+        """Send for so long, and await the last replies.
+
+        Raises `RuntimeError` if requests were lost or failed: then the figures would mean nothing.
+        """
+        with suppress(OSError):  # it has ended: there will be no answer
+            self._process.stdin.write(f"{seconds}\n")
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the load ended with {self._process.wait()}")
+        found = json.loads(answer)
+        if not found["requests"] or found["lost"] or found["failed"]:
+            raise RuntimeError(f"of {found['requests']} requests {found['lost']} were lost, {found['failed']} failed")
+        return Load(found["requests"], found["cpu"], found["rate"])
+
+
+def in_turn(loads: Mapping[str, Loading], seconds: float, turns: int, tell: Callable[[str], None]) -> dict[str, Load]:
+    """What each of the loads finds in so many seconds, in so many turns; those that fail are told of and left out."""
+    time.sleep(SETTLE)
+    found: dict[str, list[Load]] = {name: [] for name in loads}
+    for turn in range(turns + 1):
+        for name in list(found):
+            try:
+                one = loads[name].turn(seconds / turns if turn else WARM_UP)
+            except RuntimeError as error:
+                tell(f"  {name}: {error}")
+                del found[name]
+            else:
+                found[name] += [one] * (turn > 0)
+    return {name: Load.together(each) for name, each in found.items()}
 
 
 def cpu_seconds(pid: int) -> float:

@@ -458,6 +458,7 @@ def write(results: Mapping[str, Any], folder: Path, tell: Callable[[str], None])
     """results.json, results.md and the plots."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    (folder / "results.md").write_text(markdown(results))
     try:
         images = plots(figures(results.get("records", [])), folder)
     except ImportError:

@@ -118,12 +118,8 @@ static void to_client (zmq_msg_t *frames, int count, int header, dialect_t diale
 
 static void from_client (zmq_msg_t *frames, int count)
 {
-    if (!in_turn && (requests.count || !workers.count)) {
+    if (requests.count || !workers.count) {
         push (&requests, frames, count);
-        return;
-    }
-    if (!workers.count) {
-        drop (frames, count);
         return;
     }
     message_t *worker = pop (&workers);
@@ -138,13 +134,15 @@ static void from_client (zmq_msg_t *frames, int count)
 /*  This worker has nothing to do.  */
 static void idle (zmq_msg_t *identity)
 {
-    if (!requests.count) {
-        push (&workers, identity, 1);
-        return;
+    while (requests.count) {
+        message_t *request = pop (&requests);
+        to_worker (zmq_msg_data (identity), zmq_msg_size (identity), request->frames, request->count);
+        if (!in_turn) {
+            zmq_msg_close (identity);
+            return;
+        }
     }
-    message_t *request = pop (&requests);
-    to_worker (zmq_msg_data (identity), zmq_msg_size (identity), request->frames, request->count);
-    zmq_msg_close (identity);
+    push (&workers, identity, 1);
 }
 
 static void discard (zmq_msg_t *identity)

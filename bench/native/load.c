@@ -1,17 +1,19 @@
 /*  The load that all contenders get: clients and workers of Majordomo as raw DEALERs in one process, one thread beside
     libzmq's own.  Workers echo; each client keeps so many requests outstanding.
 
-        load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY WARM-UP SECONDS PID
+        load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID
 
     DIALECT is 0.1, 0.2 or x1, BODY bytes, OUTSTANDING of each client, PID the process whose CPU time is taken, all of its
-    threads, at both ends of the SECONDS after the WARM-UP.  At the end all requests are awaited and the workers say
-    DISCONNECT, so that the broker can be measured again.  It prints JSON.  */
+    threads.  Each line on stdin is a number of seconds: for so long new requests are sent, then the last ones are awaited,
+    and a line of JSON tells what was done; so several of these can take turns of a tenth of a second.  CPU time is taken
+    before and after, while the process does nothing, so that it is exact, and is for `requests`; `rate` is that of the
+    seconds asked for.  At the end of stdin the workers say DISCONNECT, so that the broker can be measured again.  */
 
 #include "libzmq.h"
 #include <dirent.h>
 #include <time.h>
 
-enum { FEWEST = 8 };  /*  requests of which anything can be said  */
+enum { FEWEST = 8, LONGEST = 10 };  /*  requests of which anything can be said; seconds  */
 
 static dialect_t dialect;
 static const char *client_header, *worker_header, *body;
@@ -118,16 +120,15 @@ static int ends (zmq_msg_t *frames, int count, unsigned long *failed)
 
 int main (int argc, char **argv)
 {
-    if (argc != 11) {
-        fprintf (stderr, "load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY WARM-UP SECONDS PID\n");
+    if (argc != 9) {
+        fprintf (stderr, "load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID\n");
         return 2;
     }
     open_libzmq (argv [1]);
-    const char *endpoint = argv [2], *pid = argv [10];
+    const char *endpoint = argv [2], *pid = argv [8];
     dialect = dialect_of (argv [3]);
     int clients = atoi (argv [4]), workers = atoi (argv [5]), outstanding = atoi (argv [6]);
     body_size = strtoul (argv [7], NULL, 10);
-    double warm_up = atof (argv [8]), seconds = atof (argv [9]);
     client_header = dialect == D01 ? "MDPC01" : dialect == D02 ? "MDPC02" : "MDPCX1";
     worker_header = dialect == D01 ? "MDPW01" : dialect == D02 ? "MDPW02" : "MDPWX1";
     final = dialect == D01 ? 3 : 4;
@@ -140,7 +141,7 @@ int main (int argc, char **argv)
     void *context = zmq_ctx_new ();
     int all = workers + clients;
     zmq_ctx_set (context, MAX_SOCKETS, all + 16);
-    zmq_pollitem_t *items = calloc (all, sizeof *items);
+    zmq_pollitem_t *items = calloc (all + 1, sizeof *items);
     unsigned long *numbers = calloc (all, sizeof *numbers);
     for (int at = 0; at < all; at++) {
         items [at].socket = open_socket (context, ZMQ_DEALER, 1000);
@@ -150,19 +151,16 @@ int main (int argc, char **argv)
         if (at < workers)
             say (items [at].socket, 1, SERVICE);
     }
-    struct timespec settle = { 0, 150000000 };  /*  until all have arrived  */
-    nanosleep (&settle, NULL);
+    items [all].fd = 0;
+    items [all].events = ZMQ_POLLIN;
 
-    for (int at = workers; at < all; at++)
-        for (int sent = 0; sent < outstanding; sent++)
-            request (items [at].socket, ++numbers [at]);
-
-    unsigned long done = 0, failed = 0, again = 0, under_way = (unsigned long) clients * outstanding;
-    enum { WARMING, MEASURING, ENDING } phase = WARMING;
-    double started = now (), ended = 0, until = started + warm_up, cpu = 0, used = 0;
+    unsigned long done = 0, failed = 0, again = 0, under_way = 0;
+    enum { IDLE, SENDING, ENDING } phase = IDLE;
+    double begun = 0, until = 0, cpu = 0, rate = 0, time;
     zmq_msg_t frames [MAX_FRAMES];
-    while (phase != ENDING || under_way) {
-        if (zmq_poll (items, all, 50) < 0 && errno != EINTR)
+    char line [64];
+    while (1) {
+        if (zmq_poll (items, phase == IDLE ? all + 1 : all, phase == IDLE ? 1000 : 20) < 0 && errno != EINTR)
             die ("zmq_poll");
         for (int at = 0; at < all; at++) {
             void *socket = items [at].socket;
@@ -174,39 +172,48 @@ int main (int argc, char **argv)
                 else
                 if (ends (frames, count, &failed)) {
                     done++;
-                    if (phase == ENDING)
-                        under_way--;
-                    else
+                    if (phase == SENDING)
                         request (socket, ++numbers [at]);
+                    else
+                        under_way--;
                 }
             }
         }
-        double time = now ();
-        if (time < until)
-            continue;
-        if (phase == WARMING) {
+        switch (phase) {
+        case IDLE:
+            if (!items [all].revents)  /*  its end is an error to zmq_poll  */
+                break;
+            if (!fgets (line, sizeof line, stdin))
+                goto end;
             cpu = cpu_seconds (pid);
-            started = now ();
-            until = started + seconds;
-            done = 0;
-            phase = MEASURING;
-        }
-        else
-        if (phase == MEASURING && done < FEWEST && time < started + seconds + 10)
-            continue;  /*  large bodies on a slow machine  */
-        else
-        if (phase == MEASURING) {
-            used = cpu_seconds (pid) - cpu;
-            ended = now ();
-            printf ("{\"requests\": %lu, \"seconds\": %.6f, \"cpu\": %.6f, ", done, ended - started, used);
-            until = ended + 20;
-            phase = ENDING;
-        }
-        else
+            done = failed = again = 0;
+            begun = now ();
+            until = begun + atof (line);
+            for (int sent = 0; sent < outstanding; sent++)
+                for (int at = workers; at < all; at++)
+                    request (items [at].socket, ++numbers [at]);
+            under_way = (unsigned long) clients * outstanding;
+            phase = SENDING;
             break;
+        case SENDING:
+            time = now ();
+            if (time < until || (done < FEWEST && time < until + LONGEST))
+                break;
+            rate = done / (time - begun);
+            until = time + LONGEST;
+            phase = ENDING;
+            break;
+        case ENDING:
+            if (under_way && now () < until)
+                break;
+            nanosleep (&(struct timespec) { 0, 2000000 }, NULL);  /*  until the broker does nothing any more  */
+            printf ("{\"requests\": %lu, \"rate\": %.3f, \"cpu\": %.9f, \"lost\": %lu, \"failed\": %lu, \"again\": %lu}\n",
+                    done, rate, cpu_seconds (pid) - cpu, under_way, failed, again);
+            fflush (stdout);
+            phase = IDLE;
+        }
     }
-    printf ("\"lost\": %lu, \"failed\": %lu, \"registered_again\": %lu}\n", under_way, failed, again);
-    fflush (stdout);
+end:
     for (int at = 0; at < all; at++) {
         if (at < workers)
             say (items [at].socket, disconnect, NULL);
