@@ -12,11 +12,14 @@ a second, and all run on one libzmq:
 - the forwarding loop in Python (forward.py): pyzmq, and as little as possible besides;
 - the Guide's broker in C, and the Guide's method in Python (guide_method.py), which speak MDP/0.1.
 
-CPU is that of all threads of the broker's process, libzmq's included.  Throughput is the whole machine's: where broker
-and load share few cores, both bound it.
+CPU is that of all threads of the broker's process, libzmq's included.  It depends on which cores the system puts its
+two threads, which changes from one moment to the next; so all but the first figures have the broker on one core and its
+load on the others, where they come out the same again.  Throughput is the whole machine's: where broker and load share
+few cores, both bound it.
 """
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
@@ -129,6 +132,7 @@ class Point:
     params: Record
     load: Record
     peers: tuple[str, ...]
+    pinned: bool = True
 
 
 def points(*, quick: bool) -> list[Point]:
@@ -140,7 +144,10 @@ def points(*, quick: bool) -> list[Point]:
     for dialect in ("0.1", "X1") if quick else ALL:
         for outstanding in (1, 64) if quick else (1, 8, 64, 500):
             params = {"dialect": dialect, "outstanding": outstanding}
-            found.append(Point(dialect, "", params, {"outstanding": outstanding}, peers[dialect]))
+            load = {"outstanding": outstanding}
+            found.append(Point(dialect, "", params, load, peers[dialect], pinned=False))
+            if outstanding in {1, 64} and dialect != "0.2":
+                found.append(Point(dialect, ON_ONE_CORE, params, load, peers[dialect]))
     for role in ("clients", "workers"):
         found += [
             Point("X1", f", by {role}", {role: count}, {role: count, "outstanding": 64}, few)
@@ -154,12 +161,16 @@ def points(*, quick: bool) -> list[Point]:
     return found
 
 
+ON_ONE_CORE = ", on one core"
+PINNED = "the broker on one core, the load on the others"
 HEADERS = [
     ("", "outstanding", "4 clients, 4 workers, 32-byte bodies; outstanding requests of each client"),
-    (", by clients", "clients", "X1, 4 workers, 64 outstanding a client, 32-byte bodies"),
-    (", by workers", "workers", "X1, 4 clients, 64 outstanding a client, 32-byte bodies"),
-    (", by body", "body bytes", "4 clients, 4 workers, 8 outstanding a client up to 64 kB, 1 above"),
+    (ON_ONE_CORE, "outstanding", f"the same; {PINNED}"),
+    (", by clients", "clients", f"X1, 4 workers, 64 outstanding a client, 32-byte bodies; {PINNED}"),
+    (", by workers", "workers", f"X1, 4 clients, 64 outstanding a client, 32-byte bodies; {PINNED}"),
+    (", by body", "body bytes", f"4 clients, 4 workers, 8 outstanding a client up to 64 kB, 1 above; {PINNED}"),
 ]
+BESIDE = f"the load is 4 clients with 64 outstanding and 4 workers of another service; {PINNED}"
 
 
 def headers() -> Iterator[Record]:
@@ -167,10 +178,8 @@ def headers() -> Iterator[Record]:
         yield {"part": PART, "figure": CPU + by, "base": C, "x": x, "note": note}
         yield {"part": PART, "figure": RATE + by, "base": C, "x": x, "note": note}
     for by, x in IDLE.values():
-        note = "the load is 4 clients with 64 outstanding and 4 workers of another service"
-        yield {"part": PART, "figure": CPU + by, "base": {x: 10}, "x": x, "note": note}
-    note = "the load is 4 clients with 64 outstanding and 4 workers of another service"
-    yield {"part": PART, "figure": CPU + QUEUED[0], "base": {QUEUED[1]: 1}, "x": QUEUED[1], "note": note}
+        yield {"part": PART, "figure": CPU + by, "base": {x: 10}, "x": x, "note": BESIDE}
+    yield {"part": PART, "figure": CPU + QUEUED[0], "base": {QUEUED[1]: 1}, "x": QUEUED[1], "note": BESIDE}
 
 
 class Measurer:
@@ -186,12 +195,19 @@ class Measurer:
     def chosen(self, *names: str) -> list[Contender]:
         return [self.contenders[name] for name in names if name in self.contenders]
 
-    def loads(self, running: dict[Any, Running], dialect: str, **load: Any) -> dict[Any, native.Load]:
+    def loads(
+        self, running: dict[Any, Running], dialect: str, *, pinned: bool = True, **load: Any
+    ) -> dict[Any, native.Load]:
         """What each finds under the same load, taking turns of a tenth of a second; who fails is started anew."""
+        ours, theirs = native.cores() if pinned else (os.sched_getaffinity(0), None)
+        for each in running.values():
+            native.pin(each.pid, ours)
         turns = max(1, round(self.seconds / (0.1 if load.get("outstanding", 64) < 500 else 0.2)))
         with ExitStack() as stack:
             loading = {
-                name: stack.enter_context(native.Loading(self.tools, each.pid, each.endpoint, dialect, **load))
+                name: stack.enter_context(
+                    native.Loading(self.tools, each.pid, each.endpoint, dialect, cores=theirs, **load)
+                )
                 for name, each in running.items()
             }
             found = native.in_turn(loading, self.seconds, turns, self.tell)
@@ -209,7 +225,7 @@ class Measurer:
                 names = [name for name in point.peers if name in up and point.dialect in up[name].contender.dialects]
                 first = number % len(names)
                 running = {name: up[name] for name in names[first:] + names[:first]}
-                found = self.loads(running, point.dialect, **point.load)
+                found = self.loads(running, point.dialect, pinned=point.pinned, **point.load)
                 for name in names:
                     one = found.get(name)
                     yield record(CPU + point.by, "µs", name, point.params, one and one.cost)

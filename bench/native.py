@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,16 +206,18 @@ class Loading:
 
     def __init__(
         self, tools: Tools, pid: int, endpoint: str, dialect: str, *, clients: int = 4, workers: int = 4,
-        outstanding: int = 64, body: int = 32,
+        outstanding: int = 64, body: int = 32, cores: AbstractSet[int] | None = None,
     ) -> None:  # fmt: skip
+        self._cores = cores
         self._command = tools.command(
             "load", endpoint, dialect.lower(), clients, workers, outstanding, body, pid
         )  # fmt: skip
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, process_group=0
-        )
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, process_group=0,
+            preexec_fn=(lambda: os.sched_setaffinity(0, self._cores)) if self._cores else None,  # noqa: PLW1509
+        )  # fmt: skip
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -257,6 +260,20 @@ def in_turn(loads: Mapping[str, Loading], seconds: float, turns: int, tell: Call
             else:
                 found[name] += [one] * (turn > 0)
     return {name: Load.together(each) for name, each in found.items()}
+
+
+def cores() -> tuple[set[int], set[int]]:
+    """A core for a broker and the others for its load; where there is only one, both share it."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) == 1:
+        return allowed, allowed
+    return {max(allowed)}, allowed - {max(allowed)}
+
+
+def pin(pid: int, to: AbstractSet[int]) -> None:
+    """Let all threads of a process run on these cores only."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), to)
 
 
 def cpu_seconds(pid: int) -> float:
