@@ -165,7 +165,7 @@ ON_ONE_CORE = ", on one core"
 PINNED = "the broker on one core, the load on the others"
 HEADERS = [
     ("", "outstanding", "4 clients, 4 workers, 32-byte bodies; outstanding requests of each client"),
-    (ON_ONE_CORE, "outstanding", f"the same; {PINNED}"),
+    (ON_ONE_CORE, "outstanding", f"4 clients, 4 workers, 32-byte bodies; {PINNED}"),
     (", by clients", "clients", f"X1, 4 workers, 64 outstanding a client, 32-byte bodies; {PINNED}"),
     (", by workers", "workers", f"X1, 4 clients, 64 outstanding a client, 32-byte bodies; {PINNED}"),
     (", by body", "body bytes", f"4 clients, 4 workers, 8 outstanding a client up to 64 kB, 1 above; {PINNED}"),
