@@ -370,7 +370,7 @@ def _draw(  # noqa: PLR0917 - all of it is the place in a plot
 
 def _heading(figure: Figure) -> str:
     text = f"{figure.name[:1].upper()}{figure.name[1:]}"
-    return f"{text}\n{constant(figure)}" if constant(figure) else text
+    return "\n".join([text, *constant(figure).split("; ")]).rstrip()
 
 
 def _scale(axes: Iterable[Any], values: Sequence[Spread]) -> None:
