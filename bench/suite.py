@@ -1,0 +1,173 @@
+"""The benchmark suite: what the broker costs, and zmdp beside its peers, in turn and in the same run.
+
+    python bench/suite.py [--parts cost,stacks,mixed,durable] [--quick] [--rounds N] [--seconds S] [--out bench/results]
+                          [--guide DIR] [--list]
+
+It writes results.md, results.json and plots into the folder, and tells on stderr what it does.  A run with the defaults
+takes about a quarter of an hour, --quick a few minutes; Ctrl-C ends it and keeps what was measured.  Peers that are not
+installed are left out, and the table says so.
+
+A part is a module with `PART`, `TITLE` and `run(options, tell)`, which yields records as report.py describes them.
+"""
+
+import argparse
+import datetime
+import importlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import report
+
+HERE = Path(__file__).parent
+PARTS = {"cost": ["cost"], "stacks": ["stacks", "fullstack"], "mixed": ["mixed"], "durable": ["durable"]}
+"""The parts, and the modules one of which it is."""
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def find(part: str) -> ModuleType:
+    """The module of a part.  Raises `ImportError`."""
+    error: ImportError | None = None
+    for name in PARTS[part]:
+        try:
+            module = importlib.import_module(name)
+        except ImportError as found:
+            error = error or found
+            continue
+        if hasattr(module, "run"):
+            return module
+    raise error or ImportError(f"{' or '.join(PARTS[part])} has no run()")
+
+
+def load_average() -> str:
+    return ", ".join(f"{each:.2f}" for each in os.getloadavg())
+
+
+def cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Of what is measured; `mdp-broker --version` says which multipart it uses, where there are two."""
+    import zmq  # noqa: PLC0415 - to list the parts takes nothing
+
+    command = [str(Path(sys.executable).parent / "mdp-broker"), "--version"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(error)
+    return {
+        "zmdp": " ".join(said.split()).removeprefix("mdp-broker "),
+        "python": platform.python_version(),
+        "pyzmq": zmq.__version__,
+        "libzmq": zmq.zmq_version(),
+    }
+
+
+def listing() -> None:
+    for part in PARTS:
+        try:
+            module = find(part)
+        except ImportError as error:
+            print(f"{part:10}missing: {error}")
+        else:
+            print(f"{part:10}{module.TITLE}")
+
+
+def measure(options: argparse.Namespace, results: dict[str, Any], folder: Path) -> None:
+    """All chosen parts; what has been measured is in `results` whatever happens."""
+    records: list[dict[str, Any]] = results["records"]
+    for part in options.parts:
+        try:
+            module = find(part)
+        except ImportError as error:
+            tell(f"{part}: missing: {error}")
+            records.append({"part": part, "skipped": part, "why": f"it does not import: {error}"})
+            continue
+        tell(f"{part}: {module.TITLE}")
+        records.append({"part": part, "title": module.TITLE})
+        measured = module.run(options, tell)
+        try:
+            for record in measured:
+                if "skipped" in record:
+                    tell(f"{part}: without {record['skipped']}: {record['why']}")
+                records.append(dict(record))
+        except Exception as error:  # noqa: BLE001 - the other parts are measured nevertheless
+            traceback.print_exc()
+            records.append({"part": part, "skipped": f"the rest of {part}", "why": f"{type(error).__name__}: {error}"})
+        finally:
+            if hasattr(measured, "close"):
+                measured.close()  # its processes end now
+        results["machine"]["load after"] = load_average()
+        report.write(results, folder, lambda _: None)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n", maxsplit=1)[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter ones, fewer points")
+    parser.add_argument("--rounds", type=int, help="rounds of everything [3; --quick: 2]")
+    parser.add_argument("--seconds", type=float, help="of one measurement of a full stack [1; --quick: 0.5]")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for what comes out")
+    parser.add_argument("--guide", metavar="DIR", help="the ZeroMQ Guide's examples/C [$ZMDP_BENCH_GUIDE]")
+    parser.add_argument("--list", action="store_true", help="only tell which parts there are")
+    options = parser.parse_args()
+    options.parts = [part.strip() for part in options.parts.split(",") if part.strip()]
+    unknown = [part for part in options.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"there is no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
+    options.rounds = options.rounds or (2 if options.quick else 3)
+    options.seconds = options.seconds or (0.5 if options.quick else 1.0)
+    return options
+
+
+def interrupt(number: int, frame: object) -> None:
+    """SIGTERM ends a run as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Measure and write."""
+    options = arguments()
+    if options.list:
+        listing()
+        return 0
+    signal.signal(signal.SIGTERM, interrupt)
+    results: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "load before": load_average()},
+        "versions": versions(),
+        "options": {"quick": options.quick, "rounds": options.rounds, "seconds": options.seconds},
+        "records": [],
+    }
+    try:
+        measure(options, results, options.out)
+    except KeyboardInterrupt:
+        tell("interrupted: writing what was measured")
+        results["interrupted"] = True
+    results["machine"]["load after"] = load_average()
+    report.write(results, options.out, tell)
+    print(report.markdown(results))
+    tell(f"written to {options.out}")
+    return 130 if results.get("interrupted") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The benchmark suite's report: ratios, spreads, tables and plots of records, without measuring anything."""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def load(name, monkeypatch):
+    """A module of the benchmarks, which are programs and no package."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def report(monkeypatch):
+    return load("report", monkeypatch)
+
+
+@pytest.fixture
+def suite(monkeypatch, report):
+    return load("suite", monkeypatch)
+
+
+def cost(peer, rounds, **params):
+    return {"part": "p", "figure": "cost", "unit": "µs", "peer": peer, "params": params, "rounds": rounds}
+
+
+BASE = {"part": "p", "figure": "cost", "base": "loop"}
+
+
+def only(report, records):
+    (figure,) = report.figures(records)
+    return figure
+
+
+def test_a_ratio_is_formed_in_each_round_and_not_of_the_medians(report):
+    figure = only(report, [BASE, cost("loop", [1.0, 2.0, 4.0], n=1), cost("zmdp", [2.0, 3.0, 4.0], n=1)])
+    ratio = figure.row("zmdp", (("n", 1),)).ratio
+    assert (ratio.median, ratio.low, ratio.high) == (1.5, 1.0, 2.0)
+
+
+def test_the_base_of_a_figure_may_come_last(report):
+    figure = only(report, [cost("zmdp", [2.0]), cost("loop", [1.0]), BASE])
+    assert figure.row("zmdp", ()).ratio.median == 2.0
+
+
+def test_without_a_base_and_without_its_figures_there_is_no_ratio(report):
+    assert only(report, [cost("zmdp", [2.0])]).row("zmdp", ()).ratio is None
+    assert (
+        only(report, [BASE, cost("zmdp", [2.0], n=1), cost("loop", [1.0], n=2)]).row("zmdp", (("n", 1),)).ratio is None
+    )
+
+
+def test_rounds_that_failed_do_not_count_nor_move_the_others(report):
+    figure = only(report, [BASE, cost("loop", [1.0, None, 4.0]), cost("zmdp", [None, 5.0, 8.0])])
+    row = figure.row("zmdp", ())
+    assert (row.value.low, row.value.high) == (5.0, 8.0)
+    assert (row.ratio.median, row.ratio.low, row.ratio.high) == (2.0, 2.0, 2.0)
+
+
+def test_records_of_the_same_are_one(report):
+    figure = only(report, [cost("zmdp", [1.0], n=1), cost("zmdp", [9.0], n=2), cost("zmdp", [3.0, 2.0], n=1)])
+    assert figure.row("zmdp", (("n", 1),)).rounds == [1.0, 3.0, 2.0]
+    assert figure.row("zmdp", (("n", 1),)).value.median == 2.0
+
+
+def test_a_base_among_the_params_compares_each_peer_with_itself(report):
+    base = {"part": "p", "figure": "cost", "base": {"n": 10}}
+    figure = only(
+        report, [base, *(cost(peer, [size * n], n=n) for peer, size in (("a", 1.0), ("b", 3.0)) for n in (10, 20))]
+    )
+    assert [figure.row(peer, (("n", 20),)).ratio.median for peer in ("a", "b")] == [2.0, 2.0]
+    assert figure.base_name == "10 n"
+
+
+def test_a_table_names_what_varies_only_where_it_changes(report):
+    records = [
+        BASE,
+        *(cost(peer, [n * size], n=n, m=1) for n in (1, 1000) for peer, size in (("loop", 1.0), ("zmdp", 1.5))),
+    ]
+    assert report.table(only(report, records)).splitlines() == [
+        "| n |  | µs, median (min–max) | × loop (min–max) |",
+        "| ---: | --- | ---: | ---: |",
+        "| 1 | loop | 1.00 | 1.00 |",
+        "|  | zmdp | 1.50 | 1.50 |",
+        "| 1,000 | loop | 1,000 | 1.00 |",
+        "|  | zmdp | 1,500 | 1.50 |",
+    ]
+    assert report.constant(only(report, records)) == "1 m"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0.00"), (0.0312, "0.031"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_numbers_have_the_digits_that_count(report, value, text):
+    assert report.number(value) == text
+
+
+def results(*records):
+    return {
+        "date": "today",
+        "machine": {"cpu": "abacus", "cores": 2},
+        "versions": {"zmdp": "1"},
+        "records": list(records),
+    }
+
+
+def test_a_page_tells_what_was_not_measured(report):
+    page = report.markdown(
+        results({"part": "p", "title": "Costs"}, cost("zmdp", [1.0]), {"part": "p", "skipped": "Y", "why": "no Y"})
+    )
+    assert "## Costs" in page
+    assert "- Y: no Y" in page
+    assert "abacus, 2 cores" in page
+    assert "nterrupted" not in page
+
+
+def test_a_page_of_nothing_but_a_failure(report):
+    assert "failed" in report.markdown(results(BASE, cost("zmdp", [None])))
+
+
+def test_what_is_written_can_be_read_again(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    peers = ("loop", "zmdp")
+    records = [
+        {**BASE, "x": "n"},
+        *(cost(peer, [n * 1.0, n * 2.0], n=n, d=d) for peer in peers for n in (1, 9) for d in "ab"),
+        {"part": "p", "figure": "rate", "base": "loop"},
+        *({**cost(peer, [1.0, 50.0]), "figure": "rate"} for peer in peers),
+        {**cost("zmdp", [0.0]), "figure": "nothing"},
+        {**cost("zmdp", [None]), "figure": "failed"},
+    ]
+    report.write(results(*records), tmp_path, pytest.fail)
+    assert json.loads((tmp_path / "results.json").read_text()) == results(*records)
+    page = (tmp_path / "results.md").read_text()
+    for name in ("p-cost", "p-rate", "p-nothing"):
+        assert f"({name}.png)" in page
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+def test_without_matplotlib_there_are_the_table_and_the_json(report, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    told = []
+    report.write(results(cost("zmdp", [1.0])), tmp_path, told.append)
+    assert "pip install matplotlib" in told[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.md"]
+
+
+def part(*records, then=None):
+    """A part that yields these and then raises, or not."""
+
+    class Module:
+        TITLE = "Some part"
+
+        @staticmethod
+        def run(options, tell):
+            yield from records
+            if then is not None:
+                raise then
+
+    return Module
+
+
+def run_parts(suite, monkeypatch, tmp_path, **parts):
+    monkeypatch.setattr(
+        suite, "find", lambda name: parts[name] if parts[name] else importlib.import_module("no_such_part")
+    )
+    monkeypatch.setattr(suite.report, "plots", lambda found, folder: {})
+    found = {"records": [], "machine": {}}
+    suite.measure(argparse.Namespace(parts=list(parts)), found, tmp_path)
+    return found["records"]
+
+
+def test_a_part_that_fails_or_is_missing_does_not_end_the_others(suite, monkeypatch, tmp_path, capsys):
+    failing = part(cost("zmdp", [1.0]), then=OSError("no room"))
+    records = run_parts(suite, monkeypatch, tmp_path, cost=failing, stacks=None, mixed=part(cost("zmdp", [2.0])))
+    assert [record["rounds"] for record in records if "rounds" in record] == [[1.0], [2.0]]
+    assert [(record["part"], record["why"]) for record in records if "skipped" in record] == [
+        ("cost", "OSError: no room"),
+        ("stacks", "it does not import: No module named 'no_such_part'"),
+    ]
+    assert "no room" in capsys.readouterr().err
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(suite, monkeypatch, tmp_path):
+    measured = part(cost("zmdp", [1.0]), then=KeyboardInterrupt())
+    found = {"records": [], "machine": {}}
+    monkeypatch.setattr(suite, "find", lambda name: measured)
+    with pytest.raises(KeyboardInterrupt):
+        suite.measure(argparse.Namespace(parts=["cost"]), found, tmp_path)
+    assert found["records"][-1]["rounds"] == [1.0]
+
+
+def suite_process(*arguments):
+    command = [sys.executable, BENCH / "suite.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_suite_lists_its_parts():
+    done = suite_process("--list")
+    assert done.returncode == 0, done.stderr
+    assert "cost      What the broker costs\n" in done.stdout
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cost", "stacks", "mixed", "durable"]
+
+
+def test_the_suite_refuses_a_part_that_there_is_not():
+    done = suite_process("--parts", "cost,tea")
+    assert done.returncode == 2
+    assert "no part tea" in done.stderr
