@@ -1,0 +1,55 @@
+"""Full stacks in Python beside their peers.
+
+    python bench/stacks [--quick] [--rounds N] [--seconds S] [--only NATS,zmdp]
+
+One client process and four worker processes in Python, and the peer's server between them; 32-byte bodies are echoed,
+with 1, 64 and 500 requests outstanding.  Each peer's client and workers are written as its own documentation recommends
+for speed; each peer's file says how.  A round starts a peer's whole stack anew, nothing else runs meanwhile, and the
+peers take turns: round 1 of all, round 2 …  So a ratio within a round is of use where the machine is shared, and no
+other number is.
+
+Measured: requests a second, latencies, and the CPU time a request of all processes together, and of the server alone.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from . import alone, nats, running, zmdp
+from .peer import Peer
+
+PART = "stacks"
+TITLE = "Full stacks in Python: one client process, four worker processes, 32-byte bodies echoed"
+OUTSTANDING = (1, 64, 500)
+BASE = "NATS"
+WARM = 0.5
+"""Seconds under the load before anything is counted."""
+FIGURES = ("requests a second", "latency, p50", "latency, p99", "CPU of all a request", "CPU of the server a request")
+
+
+def contenders() -> list[Peer]:
+    """Everyone who takes part."""
+    return [zmdp.ZmdpAsync(), zmdp.ZmdpThreads(), nats.NATS()]
+
+
+def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The records of this part."""
+    quick = getattr(options, "quick", False)
+    rounds = getattr(options, "rounds", None) or (2 if quick else 3)
+    seconds = getattr(options, "seconds", None) or (0.7 if quick else 2.0)
+    for figure in FIGURES:
+        yield {"part": PART, "figure": figure, "base": BASE}
+    table = running.Table(PART)
+    chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
+    yield from running.in_turn(table, chosen, rounds, tell, lambda peer: _measure(table, peer, seconds))
+
+
+def _measure(table: running.Table, peer: Peer, seconds: float) -> None:
+    with running.stack(peer, "echo") as (address, pids):
+        plan = [{"outstanding": each, "warm": WARM, "seconds": seconds, "pids": pids} for each in OUTSTANDING]
+        found = running.ask(peer, address, plan, len(plan) * (WARM + seconds))
+    for outstanding, figures in zip(OUTSTANDING, found, strict=True):
+        cpu = figures["cpu"]
+        values = (figures["rate"], figures["p50"], figures["p99"], sum(cpu.values()), cpu["server"])
+        for figure, unit, value in zip(FIGURES, ("1/s", "ms", "ms", "µs", "µs"), values, strict=True):
+            table.add(figure, unit, peer.name, {"outstanding": outstanding}, value)

@@ -1,0 +1,64 @@
+"""NATS: nats-server and nats-py; request and reply through a queue group."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from . import processes
+from .load import Ask
+from .peer import Peer, Server, Work, echo
+
+
+@dataclass
+class NATS(Peer):
+    """Core NATS.  Its server gives a request to a member of the queue group at random, and knows nothing of who is busy."""
+
+    name: str = "NATS"
+    needs: ClassVar[dict[str, str]] = {
+        "nats-server": "Debian: apt-get install nats-server",
+        "nats": "pip install nats-py",
+    }
+
+    @contextmanager
+    def server(self, folder: Path) -> Iterator[Server]:
+        port = processes.free_port()
+        with processes.running("nats-server", "-a", "127.0.0.1", "-p", str(port), cwd=folder) as process:
+            process.eventually(processes.listening(port))
+            yield Server(f"nats://127.0.0.1:{port}", [process.pid])
+
+    def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
+        asyncio.run(self._serve(address, work, ready))
+
+    async def _serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
+        import nats
+
+        connection = await nats.connect(address)
+
+        async def handle(message: "nats.aio.msg.Msg") -> None:
+            await message.respond(work(message.data))
+            if work is not echo:
+                # So that its reply goes out before the next request blocks the process: nats-py's flusher is a task.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        await connection.subscribe("bench", queue="workers", cb=handle)
+        await connection.flush()
+        ready()
+        await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def client(self, address: str) -> AsyncIterator[Ask]:
+        import nats
+
+        connection = await nats.connect(address)
+
+        async def ask(body: bytes) -> bytes:
+            return (await connection.request("bench", body, timeout=60)).data
+
+        try:
+            yield ask
+        finally:
+            await connection.close()
