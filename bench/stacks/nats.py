@@ -1,5 +1,7 @@
 """NATS: nats-server and nats-py; request and reply through a queue group."""
 
+# ruff: noqa: PLC0415 - the peer's library is imported only where it is installed
+
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,7 +16,7 @@ from .peer import Peer, Server, Work, echo
 
 @dataclass
 class NATS(Peer):
-    """Core NATS.  Its server gives a request to a member of the queue group at random, and knows nothing of who is busy."""
+    """Core NATS.  Its server gives a request to any member of the queue group, busy or not: it does not know."""
 
     name: str = "NATS"
     needs: ClassVar[dict[str, str]] = {
