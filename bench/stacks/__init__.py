@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import alone, nats, running, zmdp
+from . import alone, gearman, nats, rabbitmq, redis, running, zmdp
 from .peer import Peer
 
 PART = "stacks"
@@ -29,7 +29,7 @@ FIGURES = ("requests a second", "latency, p50", "latency, p99", "CPU of all a re
 
 def contenders() -> list[Peer]:
     """Everyone who takes part."""
-    return [zmdp.ZmdpAsync(), zmdp.ZmdpThreads(), nats.NATS()]
+    return [zmdp.ZmdpAsync(), zmdp.ZmdpThreads(), nats.NATS(), rabbitmq.RabbitMQ(), redis.RedisLists(), redis.RedisLists("Redis lists, batched", batched=True), gearman.Gearman()]
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:

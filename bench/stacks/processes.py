@@ -30,7 +30,7 @@ class Process:
 
     def __init__(self, command: list[str], env: Mapping[str, str], cwd: Path) -> None:
         # What it says goes into a file: a pipe that nobody reads would hold it up.
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `end`
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
         self._popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env={**os.environ, **env}, cwd=cwd, start_new_session=True, preexec_fn=_die_with_parent,  # noqa: PLW1509
@@ -39,14 +39,15 @@ class Process:
 
     def read_line(self, patience: float = PATIENCE) -> str:
         """The next line of its stdout.  Raises `FailedError` if none comes."""
-        alarm = threading.Timer(patience, self._popen.kill)
+        late = threading.Event()
+        alarm = threading.Timer(patience, lambda: (late.set(), self._popen.kill()))
         alarm.start()
         try:
             line = self._popen.stdout.readline().strip()
         finally:
             alarm.cancel()
         if not line:
-            raise FailedError(self.said())
+            raise FailedError(f"nothing came for {patience:g} s" if late.is_set() else self.said())
         return line
 
     def eventually(self, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
@@ -59,8 +60,9 @@ class Process:
 
     def said(self) -> str:
         """The end of what it has written to stderr."""
-        self._errors.seek(0)
-        return " / ".join(self._errors.read().strip().splitlines()[-3:]) or "it said nothing"
+        # Not `read`: the process shares the place in the file, and goes on writing there.
+        text = os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
+        return next((line for line in text.splitlines()[::-1] if "Error" in line), text.strip()[-200:]) or "nothing"
 
     def end(self) -> None:
         """Kill it, and what it has started in its group."""
