@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import alone, gearman, nats, rabbitmq, redis, running, zmdp
+from . import alone, celery, gearman, nats, rabbitmq, raw, redis, running, zmdp
 from .peer import Peer
 
 PART = "stacks"
@@ -29,7 +29,18 @@ FIGURES = ("requests a second", "latency, p50", "latency, p99", "CPU of all a re
 
 def contenders() -> list[Peer]:
     """Everyone who takes part."""
-    return [zmdp.ZmdpAsync(), zmdp.ZmdpThreads(), nats.NATS(), rabbitmq.RabbitMQ(), redis.RedisLists(), redis.RedisLists("Redis lists, batched", batched=True), gearman.Gearman()]
+    return [
+        zmdp.ZmdpAsync(),
+        zmdp.ZmdpThreads(),
+        nats.NATS(),
+        rabbitmq.RabbitMQ(),
+        redis.RedisLists(),
+        redis.RedisLists("Redis lists, batched", batched=True),
+        gearman.Gearman(),
+        celery.Celery(),
+        raw.GuideMethod(),
+        raw.ForwardingLoop(),
+    ]
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -41,7 +52,7 @@ def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[di
         yield {"part": PART, "figure": figure, "base": BASE}
     table = running.Table(PART)
     chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
-    yield from running.in_turn(table, chosen, rounds, tell, lambda peer: _measure(table, peer, seconds))
+    yield from running.in_turn(table, chosen, rounds, tell, lambda peer, _: _measure(table, peer, seconds))
 
 
 def _measure(table: running.Table, peer: Peer, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """gearmand, with raw sockets that speak its binary protocol: the `gear` package stalls for 44 ms a job.
 
-Client and worker have one connection each, without Nagle's delay.  A worker sends WORK_COMPLETE and the next GRAB_JOB in one
-write, and sleeps (PRE_SLEEP, NOOP) when there is no job, as the protocol has it.
+Client and worker have one connection each, without Nagle's delay.  A worker sends WORK_COMPLETE and the next GRAB_JOB
+in one write, and sleeps (PRE_SLEEP, NOOP) when there is no job, as the protocol has it.
 """
 
 import socket
@@ -120,7 +120,7 @@ class Gearman(Peer):
 
 
 class _Submitting:
-    """Jobs by handle.  They are created in the order in which they were submitted; what was gathered is sent at once."""
+    """Jobs by handle: JOB_CREATED comes in the order of submission.  What has gathered is sent at once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

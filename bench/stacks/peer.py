@@ -7,8 +7,8 @@ worker process and in the client process.
 import importlib.util
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import ClassVar
@@ -17,7 +17,6 @@ from .load import Ask, Caller
 
 Work = Callable[[bytes], bytes]
 """What a worker does with a body."""
-__all__ = ["AsyncIterator", "Iterator", "Peer", "Server", "Work", "contextmanager", "echo", "sleep"]
 
 
 def echo(body: bytes) -> bytes:
@@ -67,10 +66,6 @@ class Peer:
     def server(self, folder: Path) -> AbstractContextManager[Server]:
         """Start the server; it keeps its files in `folder`."""
         raise NotImplementedError
-
-    def worker(self, address: str) -> list[str] | None:
-        """A command that runs a worker process, if it is not `serve`."""
-        del address
 
     def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
         """Be a worker, for ever; `ready()` says that requests may come."""

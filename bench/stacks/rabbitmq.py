@@ -2,9 +2,9 @@
 
 Workers acknowledge, so that another gets the request of one that dies, as with zmdp; without it, it was no faster.
 
-The client is pika's asyncio adapter.  A worker that only echoes is a SelectConnection, which sends in batches; one that
-works is a BlockingConnection, which sends each reply before it takes the next request.  `prefetch` is how many requests a
-worker may hold: 1 makes the server give requests to whoever is idle, 0 is AMQP's default, no bound.
+The client is pika's asyncio adapter.  A worker that only echoes is a SelectConnection, which sends in batches; one
+that works is a BlockingConnection, which sends each reply before it takes the next request.  `prefetch` is how many
+requests a worker may hold: 1 makes the server give requests to whoever is idle, 0 is AMQP's default, no bound.
 """
 
 # ruff: noqa: PLC0415 - the peer's library is imported only where it is installed

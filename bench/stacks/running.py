@@ -24,7 +24,7 @@ def stack(peer: Peer, work: str, workers: int = WORKERS) -> Iterator[tuple[str, 
         server = opened.enter_context(peer.server(folder))
         started = []
         for _ in range(workers):
-            command = peer.worker(server.address) or child("worker", peer, server.address, work)
+            command = child("worker", peer, server.address, work)
             started.append(opened.enter_context(processes.running(*command)))
         for each in started:
             each.read_line()
@@ -72,7 +72,7 @@ class Table:
 
 
 def in_turn(
-    table: Table, contenders: Sequence[Peer], rounds: int, tell: Tell, measure: Callable[[Peer], None]
+    table: Table, contenders: Sequence[Peer], rounds: int, tell: Tell, measure: Callable[[Peer, int], None]
 ) -> Iterator[Record]:
     """Round 1 of all contenders, round 2 …; then the records.  What is not installed or fails is skipped, and said so.
 
@@ -90,7 +90,7 @@ def in_turn(
                     continue
                 tell(f"{peer.name}, round {number + 1} of {rounds}")
                 try:
-                    measure(peer)
+                    measure(peer, number)
                 except (OSError, ValueError, processes.FailedError) as error:
                     table.skip(peer.name, f"it failed: {error}")
                     tell(f"{peer.name} failed: {error}")

@@ -77,6 +77,7 @@ class ZmdpAsync(Zmdp):
 class ZmdpThreads(Zmdp):
     """No asyncio on either side: `Client.request`, or `Client.submit` if more than one is to be outstanding."""
 
+    concurrency: int = 4
     synchronous: ClassVar[bool] = True
 
     @contextmanager
