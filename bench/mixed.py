@@ -1,6 +1,6 @@
 """Short requests beside a few long ones: latency percentiles of the short ones, of zmdp beside its peers.
 
-    python bench/mixed.py [--quick] [--rounds N] [--seconds S] [--only zmdp,NATS]
+    python bench/mixed.py [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
 100 or 200 requests a second come at random moments, the same moments for all; 5% of them take 200 ms, the others 1 ms.
 Four worker processes do one request at a time each, as a Python worker with work for the CPU does; at 200 a second they

@@ -1,6 +1,6 @@
 """Full stacks in Python beside their peers.
 
-    python bench/stacks [--quick] [--rounds N] [--seconds S] [--only NATS,zmdp]
+    python bench/stacks [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
 One client process and four worker processes in Python, and the peer's server between them; 32-byte bodies are echoed,
 with 1, 64 and 500 requests outstanding.  Each peer's client and workers are written as its own documentation recommends

@@ -17,7 +17,7 @@ def main(title: str, run: Callable[[argparse.Namespace, Callable[[str], None]], 
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--rounds", type=int, help="how often each peer has its turn")
     parser.add_argument("--seconds", type=float, help="how long each load lasts")
-    parser.add_argument("--only", help="peers to measure, by name, separated by commas and no blanks")
+    parser.add_argument("--only", metavar="PEER", action="append", help="a peer to measure; may be given repeatedly")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all that was started is ended
     began = time.monotonic()
@@ -35,7 +35,7 @@ def main(title: str, run: Callable[[argparse.Namespace, Callable[[str], None]], 
 def wanted(options: argparse.Namespace, name: str) -> bool:
     """Whether a peer is to be measured."""
     only = getattr(options, "only", None)
-    return only is None or name in only.split(",")
+    return only is None or name in only
 
 
 def table(records: Iterable[Record]) -> Iterator[str]:

@@ -39,7 +39,8 @@ async def client(made: peer.Peer, address: str, plan: list[dict[str, Any]]) -> N
                 tell(await load.open_loop(ask, each["moments"], each["short"].encode(), each["slow"].encode()))
             else:
                 window = load.Window(_with_me(each["pids"]))
-                await load.closed(ask, each["outstanding"], each["warm"], window, each["seconds"])
+                size = each.get("size", load.SIZE)
+                await load.closed(ask, each["outstanding"], each["warm"], window, each["seconds"], size=size)
                 tell(window.figures())
 
 

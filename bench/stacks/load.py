@@ -82,21 +82,21 @@ def schedule(rate: float, seconds: float, share: float, seed: int = SEED) -> lis
     return moments
 
 
-def body(key: int) -> bytes:
+def body(key: int, size: int = SIZE) -> bytes:
     """A body that says which request it is of."""
-    return b"%08d" % key + b"x" * (SIZE - 8)
+    return b"%08d" % key + b"x" * (size - 8)
 
 
 # ── the loads ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def closed(ask: Ask, outstanding: int, warm: float, window: Window, seconds: float) -> None:
+async def closed(ask: Ask, outstanding: int, warm: float, window: Window, seconds: float, *, size: int = SIZE) -> None:
     """`outstanding` callers, each of which waits for its reply before it asks again."""
     loop = asyncio.get_running_loop()
     latencies, ended = window.latencies, False
 
     async def caller(key: int) -> None:
-        mine = body(key)
+        mine = body(key, size)
         while not ended:
             sent = time.perf_counter()
             if await ask(mine) != mine:

@@ -3,6 +3,8 @@
 # ruff: noqa: PLC0415 - the peer's library is imported only where it is installed
 
 import asyncio
+import re
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,9 @@ from typing import ClassVar
 from . import processes
 from .load import Ask
 from .peer import Peer, Server, Work, echo
+
+SYNCS_ALWAYS = (2, 10)
+"""The first version that can sync before it accepts."""
 
 
 @dataclass
@@ -64,3 +69,51 @@ class NATS(Peer):
             yield ask
         finally:
             await connection.close()
+
+
+@dataclass
+class JetStream(NATS):
+    """Messages that the server has stored in a file when it accepts them; with `always`, they are on the disk then."""
+
+    name: str = "JetStream"
+    always: bool = True
+
+    def missing(self) -> str | None:
+        why = super().missing()
+        if why is None and self.always and version() < SYNCS_ALWAYS:
+            shown = ".".join(map(str, version()))
+            why = f"nats-server {shown} accepts before it syncs: sync_interval: always takes 2.10 or newer"
+        return why
+
+    @contextmanager
+    def server(self, folder: Path) -> Iterator[Server]:
+        port = processes.free_port()
+        sync = "sync_interval: always" if self.always else ""
+        config = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/stored"\n{sync} }}\n'
+        (folder / "nats.conf").write_text(config)
+        with processes.running("nats-server", "-c", folder / "nats.conf", cwd=folder) as process:
+            process.eventually(processes.listening(port))
+            yield Server(f"nats://127.0.0.1:{port}", [process.pid])
+
+    @asynccontextmanager
+    async def client(self, address: str) -> AsyncIterator[Ask]:
+        import nats
+
+        connection = await nats.connect(address)
+        stream = connection.jetstream()
+        await stream.add_stream(name="bench", subjects=["durable"])  # in a file, unless told
+
+        async def ask(body: bytes) -> bytes:
+            await (await stream.publish_async("durable", body))
+            return body
+
+        try:
+            yield ask
+        finally:
+            await connection.close()
+
+
+def version() -> tuple[int, ...]:
+    """Of the server that is installed."""
+    done = subprocess.run(["nats-server", "--version"], capture_output=True, text=True, check=True)
+    return tuple(int(each) for each in re.findall(r"\d+", done.stdout)[:3])

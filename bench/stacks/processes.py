@@ -58,10 +58,19 @@ class Process:
                 raise FailedError(self.said())
             time.sleep(0.02)
 
-    def said(self) -> str:
-        """The end of what it has written to stderr."""
+    def succeed(self) -> None:
+        """Wait until it has ended.  Raises `FailedError` if it failed."""
+        if self._popen.wait(PATIENCE):
+            raise FailedError(self.said())
+
+    def output(self) -> str:
+        """What it has written to stderr."""
         # Not `read`: the process shares the place in the file, and goes on writing there.
-        text = os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
+        return os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    def said(self) -> str:
+        """What it seems to have failed of."""
+        text = self.output()
         return next((line for line in text.splitlines()[::-1] if "Error" in line), text.strip()[-200:]) or "nothing"
 
     def end(self) -> None:

@@ -78,6 +78,54 @@ class RabbitMQ(Peer):
             connection.close()
 
 
+@dataclass
+class Durable(RabbitMQ):
+    """Persistent messages in a durable queue, which the server confirms when they are on the disk."""
+
+    name: str = "RabbitMQ, persistent"
+    queue_type: str = "classic"
+
+    @asynccontextmanager
+    async def client(self, address: str) -> AsyncIterator[Ask]:
+        connection, channel = await connect(address)
+        loop = asyncio.get_running_loop()
+        waiting: dict[int, asyncio.Future[None]] = {}
+        oldest, numbers = 1, itertools.count(1)
+
+        def confirmed(frame: Any) -> None:
+            nonlocal oldest
+            tag = frame.method.delivery_tag
+            first = oldest if frame.method.multiple else tag
+            for each in range(first, tag + 1):
+                if (future := waiting.pop(each, None)) is not None:
+                    if frame.method.NAME == "Basic.Ack":
+                        future.set_result(None)
+                    else:
+                        future.set_exception(RuntimeError("RabbitMQ refused a message"))
+            if frame.method.multiple:
+                oldest = tag + 1
+
+        declared: asyncio.Future[Any] = loop.create_future()
+        arguments = {"x-queue-type": self.queue_type}
+        channel.queue_declare("durable", durable=True, arguments=arguments, callback=declared.set_result)
+        await declared
+        confirming: asyncio.Future[Any] = loop.create_future()
+        channel.confirm_delivery(confirmed, callback=confirming.set_result)
+        await confirming
+        persistent = _properties()(delivery_mode=2)
+
+        async def ask(body: bytes) -> bytes:
+            future = waiting[next(numbers)] = loop.create_future()
+            channel.basic_publish("", "durable", body, persistent)
+            await future
+            return body
+
+        try:
+            yield ask
+        finally:
+            connection.close()
+
+
 def _properties() -> "type[pika.BasicProperties]":
     import pika
 

@@ -1,8 +1,8 @@
 """Plain sockets, speaking MDP/0.2, through two other brokers: one by the Guide's method, and one that only forwards.
 
 The Guide's method in Python (guide_method.py): broker, client and workers use `recv_multipart` and `send_multipart`,
-and a worker has one connection.  The forwarding loop (native/forward.c) knows nothing of services, queues or death, and its
-client and workers do nothing but frames: no stack in Python over ZeroMQ does less, so it is the limit.
+and a worker has one connection.  The forwarding loop (native/forward.c) knows nothing of services, queues or death, and
+its client and workers do nothing but frames: no stack in Python over ZeroMQ does less, so it is the limit.
 """
 
 # ruff: noqa: PLC0415 - native.py compiles; it is imported when it is needed
