@@ -21,7 +21,8 @@ from stacks import alone, disk, nats, rabbitmq, running, titanic
 from stacks.peer import Peer
 
 PART = "durable"
-TITLE = "Durable accepts: 100-byte messages, one client process in Python"
+TITLE = "Durable accepts"
+NOTE = "100-byte messages, one client process in Python; what is accepted is on the disk, unless the name says else"
 OUTSTANDING = (1, 64)
 BASE = "Titanic, SQLite"
 WARM = 0.5
@@ -44,24 +45,21 @@ def contenders() -> list[Peer]:
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """The records of this part."""
-    quick = getattr(options, "quick", False)
-    rounds = getattr(options, "rounds", None) or (1 if quick else 3)
-    seconds = getattr(options, "seconds", None) or (0.7 if quick else 2.0)
+    rounds, seconds = alone.extent(options)
     for figure, _ in FIGURES:
-        yield {"part": PART, "figure": figure, "base": BASE}
-    table = running.Table(PART)
+        yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}
     chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
-    yield from running.in_turn(table, chosen, rounds, tell, lambda peer, _: _measure(table, peer, seconds))
+    yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, _: _measure(peer, seconds))
 
 
-def _measure(table: running.Table, peer: Peer, seconds: float) -> None:
+def _measure(peer: Peer, seconds: float) -> Iterator[dict[str, Any]]:
     load = {"warm": WARM, "seconds": seconds, "pids": {}, "size": disk.SIZE}
     plan = [{"outstanding": each, **load} for each in OUTSTANDING]
     with running.stack(peer, "echo", workers=0) as (address, _):
         found = running.ask(peer, address, plan, len(plan) * (WARM + seconds))
     for outstanding, figures in zip(OUTSTANDING, found, strict=True):
-        for (figure, unit), value in zip(FIGURES, (figures["rate"], figures["p50"], figures["p99"]), strict=True):
-            table.add(figure, unit, peer.name, {"outstanding": outstanding}, value)
+        for figure, value in zip(FIGURES, (figures["rate"], figures["p50"], figures["p99"]), strict=True):
+            yield running.record(PART, figure, peer.name, {"outstanding": outstanding}, value)
 
 
 if __name__ == "__main__":

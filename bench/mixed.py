@@ -23,7 +23,10 @@ from stacks import alone, load, nats, rabbitmq, redis, roundrobin, running, zmdp
 from stacks.peer import Peer
 
 PART = "mixed"
-TITLE = "Mixed load: 5% of the requests take 200 ms, the others 1 ms, 4 workers; latencies of the short ones"
+TITLE = "Short requests beside a few long ones"
+NOTE = "5% of the requests take 200 ms, the others 1 ms; 4 workers; latencies of the short ones from when they were due"
+LONGER = 6
+"""Percentiles take their number: so many times as long as other loads."""
 RATES = (100, 200)
 SHARE = 0.05
 SHORT, SLOW = "1", "200"
@@ -47,36 +50,32 @@ def contenders() -> list[Peer]:
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """The records of this part."""
-    quick = getattr(options, "quick", False)
-    rounds = getattr(options, "rounds", None) or (1 if quick else 3)
-    seconds = 3 * (getattr(options, "seconds", None) or (1.0 if quick else 2.0))  # percentiles take their number
+    rounds, seconds = alone.extent(options)
+    seconds *= LONGER
     for percent in PERCENTILES:
-        yield {"part": PART, "figure": _figure(percent), "base": BASE}
-    table = running.Table(PART)
-    chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
-    yield from running.in_turn(table, chosen, rounds, tell, lambda peer, number: _measure(table, peer, seconds, number))
-    limit = running.Table(PART)
+        yield {"part": PART, "figure": _figure(percent), "base": BASE, "x": "a second", "note": NOTE}
     for number in range(rounds):
         for rate in RATES:
-            _add(limit, LIMIT, rate, ideal(load.schedule(rate, seconds, SHARE, seed=number)))
-    yield from limit.records()
+            yield from _records(LIMIT, rate, ideal(load.schedule(rate, seconds, SHARE, seed=number)))
+    chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
+    yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, number: _measure(peer, seconds, number))
 
 
-def _measure(table: running.Table, peer: Peer, seconds: float, number: int) -> None:
+def _measure(peer: Peer, seconds: float, number: int) -> Iterator[dict[str, Any]]:
     plan = [
         {"moments": load.schedule(rate, seconds, SHARE, seed=number), "short": SHORT, "slow": SLOW} for rate in RATES
     ]
     with running.stack(peer, "sleep") as (address, _):
         found = running.ask(peer, address, plan, len(plan) * seconds)
     for rate, latencies in zip(RATES, found, strict=True):
-        _add(table, peer.name, rate, latencies["short"])
+        yield from _records(peer.name, rate, latencies["short"])
 
 
-def _add(table: running.Table, name: str, rate: int, latencies: list[float]) -> None:
+def _records(name: str, rate: int, latencies: list[float]) -> Iterator[dict[str, Any]]:
     found = sorted(latencies)
     for percent in PERCENTILES:
-        params = {"a second": rate}
-        table.add(_figure(percent), "ms", name, params, 1e3 * load.percentile(found, percent))
+        value = 1e3 * load.percentile(found, percent)
+        yield running.record(PART, (_figure(percent), "ms"), name, {"a second": rate}, value)
 
 
 def _figure(percent: int) -> str:

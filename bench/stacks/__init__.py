@@ -19,12 +19,19 @@ from . import alone, celery, gearman, nats, rabbitmq, raw, redis, running, zmdp
 from .peer import Peer
 
 PART = "stacks"
-TITLE = "Full stacks in Python: one client process, four worker processes, 32-byte bodies echoed"
+TITLE = "Full stacks in Python"
 OUTSTANDING = (1, 64, 500)
 BASE = "NATS"
 WARM = 0.5
 """Seconds under the load before anything is counted."""
-FIGURES = ("requests a second", "latency, p50", "latency, p99", "CPU of all a request", "CPU of the server a request")
+FIGURES = (
+    ("requests a second", "1/s"),
+    ("latency, p50", "ms"),
+    ("latency, p99", "ms"),
+    ("CPU of client, server and workers a request", "µs"),
+    ("CPU of the server a request", "µs"),
+)
+NOTE = "one client process and four worker processes in Python, 32-byte bodies echoed"
 
 
 def contenders() -> list[Peer]:
@@ -45,22 +52,19 @@ def contenders() -> list[Peer]:
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """The records of this part."""
-    quick = getattr(options, "quick", False)
-    rounds = getattr(options, "rounds", None) or (2 if quick else 3)
-    seconds = getattr(options, "seconds", None) or (0.7 if quick else 2.0)
-    for figure in FIGURES:
-        yield {"part": PART, "figure": figure, "base": BASE}
-    table = running.Table(PART)
+    rounds, seconds = alone.extent(options)
+    for figure, _ in FIGURES:
+        yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}
     chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
-    yield from running.in_turn(table, chosen, rounds, tell, lambda peer, _: _measure(table, peer, seconds))
+    yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, _: _measure(peer, seconds))
 
 
-def _measure(table: running.Table, peer: Peer, seconds: float) -> None:
+def _measure(peer: Peer, seconds: float) -> Iterator[dict[str, Any]]:
     with running.stack(peer, "echo") as (address, pids):
         plan = [{"outstanding": each, "warm": WARM, "seconds": seconds, "pids": pids} for each in OUTSTANDING]
         found = running.ask(peer, address, plan, len(plan) * (WARM + seconds))
     for outstanding, figures in zip(OUTSTANDING, found, strict=True):
         cpu = figures["cpu"]
         values = (figures["rate"], figures["p50"], figures["p99"], sum(cpu.values()), cpu["server"])
-        for figure, unit, value in zip(FIGURES, ("1/s", "ms", "ms", "µs", "µs"), values, strict=True):
-            table.add(figure, unit, peer.name, {"outstanding": outstanding}, value)
+        for figure, value in zip(FIGURES, values, strict=True):
+            yield running.record(PART, figure, peer.name, {"outstanding": outstanding}, value)

@@ -17,13 +17,16 @@ def main(title: str, run: Callable[[argparse.Namespace, Callable[[str], None]], 
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--rounds", type=int, help="how often each peer has its turn")
     parser.add_argument("--seconds", type=float, help="how long each load lasts")
-    parser.add_argument("--only", metavar="PEER", action="append", help="a peer to measure; may be given repeatedly")
+    parser.add_argument(
+        "--only", metavar="PEER", action="append", help="measure those whose names begin so; repeatable"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all that was started is ended
     began = time.monotonic()
     records = []
     try:
-        records.extend(run(options, lambda text: print(f"  {text}", file=sys.stderr, flush=True)))
+        for record in run(options, lambda text: print(text, file=sys.stderr, flush=True)):
+            records.append(record)  # noqa: PERF402 - what was measured is kept if it is interrupted
     except KeyboardInterrupt:
         print("interrupted: what was measured until then follows", file=sys.stderr)
     print(title)
@@ -32,10 +35,17 @@ def main(title: str, run: Callable[[argparse.Namespace, Callable[[str], None]], 
     print(f"{time.monotonic() - began:.0f} s")
 
 
+def extent(options: argparse.Namespace) -> tuple[int, float]:
+    """How many rounds, and seconds of each load."""
+    quick = getattr(options, "quick", False)
+    rounds = getattr(options, "rounds", None) or (2 if quick else 3)
+    return rounds, getattr(options, "seconds", None) or (0.5 if quick else 1.0)
+
+
 def wanted(options: argparse.Namespace, name: str) -> bool:
     """Whether a peer is to be measured."""
     only = getattr(options, "only", None)
-    return only is None or name in only
+    return only is None or name.lower().startswith(tuple(each.lower() for each in only))
 
 
 def table(records: Iterable[Record]) -> Iterator[str]:
@@ -49,7 +59,8 @@ def table(records: Iterable[Record]) -> Iterator[str]:
             yield f"{record['skipped']}: skipped, {record['why']}"
         else:
             params = ", ".join(f"{name} {value}" for name, value in record["params"].items())
-            blocks.setdefault((record["figure"], record["unit"], params), {})[record["peer"]] = record["rounds"]
+            block = blocks.setdefault((record["figure"], record["unit"], params), {})
+            block.setdefault(record["peer"], []).extend(record["rounds"])
     for (figure, unit, params), peers in blocks.items():
         yield f"\n{figure} ({unit}); {params}"
         base = bases.get(figure, "")

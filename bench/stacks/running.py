@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,58 +44,31 @@ def ask(peer: Peer, address: str, plan: Sequence[dict[str, Any]], seconds: float
         return [json.loads(process.read_line(patience)) for _ in plan]
 
 
-class Table:
-    """What was measured, by figure, parameters and peer: a list with a value for each round."""
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-        self._records: dict[tuple[str, str, str], Record] = {}
-        self._skipped: dict[str, Record] = {}
-
-    def add(self, figure: str, unit: str, peer: str, params: dict[str, Any], value: float) -> None:
-        key = (figure, json.dumps(params), peer)
-        empty = {
-            "part": self._part, "figure": figure, "unit": unit, "peer": peer, "params": params, "rounds": [],
-        }  # fmt: skip
-        self._records.setdefault(key, empty)["rounds"].append(round(value, 4))
-
-    def skip(self, peer: str, why: str) -> None:
-        """That peer is left out, from now on."""
-        self._skipped[peer] = {"part": self._part, "skipped": peer, "why": why}
-
-    def skips(self, peer: str) -> bool:
-        return peer in self._skipped
-
-    def records(self) -> Iterator[Record]:
-        yield from self._skipped.values()
-        yield from self._records.values()
+def record(part: str, figure: tuple[str, str], peer: str, params: dict[str, Any], value: float) -> Record:
+    """What one round found, of a figure that has a name and a unit; further rounds are further records."""
+    name, unit = figure
+    return {
+        "part": part, "figure": name, "unit": unit, "peer": peer, "params": params, "rounds": [round(value, 4)],
+    }  # fmt: skip
 
 
 def in_turn(
-    table: Table, contenders: Sequence[Peer], rounds: int, tell: Tell, measure: Callable[[Peer, int], None]
+    part: str, contenders: Sequence[Peer], rounds: int, tell: Tell, measure: Callable[[Peer, int], Iterable[Record]]
 ) -> Iterator[Record]:
-    """Round 1 of all contenders, round 2 …; then the records.  What is not installed or fails is skipped, and said so.
-
-    Ctrl-C gives what was measured until then, and goes on its way.
-    """
+    """Round 1 of all contenders, round 2 …  What is not installed, or fails, is skipped from then on, and said so."""
+    left = []
     for peer in contenders:
         if why := peer.missing():
-            table.skip(peer.name, why)
-            tell(f"{peer.name} is skipped: {why}")
-    interrupted = None
-    try:
-        for number in range(rounds):
-            for peer in contenders:
-                if table.skips(peer.name):
-                    continue
-                tell(f"{peer.name}, round {number + 1} of {rounds}")
-                try:
-                    measure(peer, number)
-                except (OSError, ValueError, processes.FailedError) as error:
-                    table.skip(peer.name, f"it failed: {error}")
-                    tell(f"{peer.name} failed: {error}")
-    except KeyboardInterrupt as error:
-        interrupted = error
-    yield from table.records()
-    if interrupted is not None:
-        raise interrupted
+            yield {"part": part, "skipped": peer.name, "why": why}
+        else:
+            left.append(peer)
+    for number in range(rounds):
+        for peer in list(left):
+            tell(f"{part}: round {number + 1} of {rounds}, {peer.name}")
+            try:
+                found = list(measure(peer, number))
+            except (OSError, ValueError, processes.FailedError) as error:
+                left.remove(peer)
+                yield {"part": part, "skipped": peer.name, "why": f"it failed in round {number + 1}: {error}"}
+            else:
+                yield from found
