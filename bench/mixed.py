@@ -16,7 +16,7 @@ The limit is computed: the same moments, with one queue for four workers, and no
 
 import argparse
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stacks import alone, load, nats, rabbitmq, redis, roundrobin, running, zmdp
@@ -52,22 +52,23 @@ def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[di
     """The records of this part."""
     rounds, seconds = alone.extent(options)
     seconds *= LONGER
+    rates = RATES[-1:] if getattr(options, "quick", False) else RATES
     for percent in PERCENTILES:
         yield {"part": PART, "figure": _figure(percent), "base": BASE, "x": "a second", "note": NOTE}
     for number in range(rounds):
-        for rate in RATES:
+        for rate in rates:
             yield from _records(LIMIT, rate, ideal(load.schedule(rate, seconds, SHARE, seed=number)))
     chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
-    yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, number: _measure(peer, seconds, number))
+    yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, number: _measure(peer, rates, seconds, number))
 
 
-def _measure(peer: Peer, seconds: float, number: int) -> Iterator[dict[str, Any]]:
+def _measure(peer: Peer, rates: Sequence[int], seconds: float, number: int) -> Iterator[dict[str, Any]]:
     plan = [
-        {"moments": load.schedule(rate, seconds, SHARE, seed=number), "short": SHORT, "slow": SLOW} for rate in RATES
+        {"moments": load.schedule(rate, seconds, SHARE, seed=number), "short": SHORT, "slow": SLOW} for rate in rates
     ]
     with running.stack(peer, "sleep") as (address, _):
         found = running.ask(peer, address, plan, len(plan) * seconds)
-    for rate, latencies in zip(RATES, found, strict=True):
+    for rate, latencies in zip(rates, found, strict=True):
         yield from _records(peer.name, rate, latencies["short"])
 
 

@@ -47,6 +47,7 @@ def contenders() -> list[Peer]:
         celery.Celery(),
         raw.GuideMethod(),
         raw.ForwardingLoop(),
+        raw.ForwardingLoop("forwarding loop in C, in turn", connections=1, in_turn=True),
     ]
 
 

@@ -2,7 +2,8 @@
 
 The Guide's method in Python (guide_method.py): broker, client and workers use `recv_multipart` and `send_multipart`,
 and a worker has one connection.  The forwarding loop (native/forward.c) knows nothing of services, queues or death, and
-its client and workers do nothing but frames: no stack in Python over ZeroMQ does less, so it is the limit.
+its client and workers do nothing but frames: no stack in Python over ZeroMQ does less, so it is the limit.  In turn is
+the limit if workers were given requests whether they are busy or not, as NATS does: then many travel together.
 """
 
 # ruff: noqa: PLC0415 - native.py compiles; it is imported when it is needed
@@ -120,6 +121,8 @@ class ForwardingLoop(Raw):
     name: str = "forwarding loop in C"
     connections: int = 16
     simply: bool = False
+    in_turn: bool = False
+    """Whether workers get requests in turn, busy or not, so that many travel together."""
 
     def missing(self) -> str | None:
         return None if processes.BENCH.joinpath("native.py").exists() else "bench/native.py is not there"
@@ -131,7 +134,8 @@ class ForwardingLoop(Raw):
 
         with ExitStack() as opened:
             try:
-                pid, endpoint = opened.enter_context(native.forwarding(opened.enter_context(native.built())))
+                tools = opened.enter_context(native.built())
+                pid, endpoint = opened.enter_context(native.forwarding(tools, in_turn=self.in_turn))
             except native.Missing as error:
                 raise processes.FailedError(str(error)) from None
             yield Server(endpoint, [pid])
