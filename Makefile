@@ -6,7 +6,7 @@ SEEDS ?= 10000
 KILLS ?= 200
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml $(shell find src mdp mmi clients workers titanic migrations spark -name '*.py')
+SOURCES := pyproject.toml setup.py $(shell find src mdp mmi clients workers titanic migrations spark -name '*.py' -o -name '*.pyx')
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Linked, not copied, so that an edit counts at once; `strict` so that mypy finds the package.
 INSTALL := $(PIP) install --config-settings editable_mode=strict
@@ -68,8 +68,12 @@ java:
 test-spark: $(VENV)/dev.installed java
 	$(BIN)/pytest tests/spark tests/docs/test_fleet_page.py
 
+# What is compiled is tested compiled; the protocol's core and its conformance are tested on Python alone as well.
+UNIT := tests/mdp tests/mmi tests/clients/test_pirate.py tests/clients/test_session.py tests/workers/test_session.py
+
 test: java lint unit
-	$(BIN)/pytest -n 2 -m "not spark_long" --dist loadfile tests --ignore=tests/mdp --ignore=tests/mmi --ignore=tests/clients/test_pirate.py --ignore=tests/clients/test_session.py --ignore=tests/workers/test_session.py
+	ZMDP_PURE=1 $(BIN)/pytest -n 2 --dist loadfile tests/conformance
+	$(BIN)/pytest -n 2 -m "not spark_long" --dist loadfile tests $(UNIT:%=--ignore=%)
 
 lint: $(VENV)/dev.installed
 	$(BIN)/ruff check
@@ -77,8 +81,9 @@ lint: $(VENV)/dev.installed
 	$(BIN)/mypy -p zmdp
 
 unit: $(VENV)/dev.installed
-	$(BIN)/coverage run --source=zmdp -m pytest tests/mdp tests/mmi tests/clients/test_pirate.py tests/clients/test_session.py tests/workers/test_session.py
+	ZMDP_PURE=1 $(BIN)/coverage run --source=zmdp -m pytest $(UNIT)
 	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire.py,*/mdp/timers.py,*/mdp/registry.py,*/mdp/broker.py,*/clients/session.py,*/clients/pirate.py,*/workers/session.py'
+	$(BIN)/pytest -n 2 $(UNIT)
 
 sim: $(VENV)/dev.installed
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
@@ -97,4 +102,4 @@ bench: $(VENV)/dev.installed
 	$(BIN)/python bench/spark_titanic.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info src/zmdp/*.so */*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -124,15 +125,14 @@ class AsyncClient:
             check_plain(wait, headers, options)
             return await self._pirates.request(name, body, limit)
         headers, finish = tracing.calling(name.decode(), headers)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        settings = {"timeout": limit, "wait": wait, "headers": headers, "options": options}
         call: Call | None = None
         try:
-            call = await self._begin(
-                lambda outcome: _settle(future, outcome),
-                name,
-                body,
-                {"timeout": limit, "wait": wait, "headers": headers, "options": options},
-            )
+            self._check_open()
+            if self._session.outstanding >= self._max_outstanding:
+                await self._await_place(name, settings)
+            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            call = self._begin(partial(_settle, future), name, body, settings)
             reply = await future
         except BaseException as error:
             if call is not None:
@@ -172,18 +172,17 @@ class AsyncClient:
                     yield part
             return
         headers, finish = tracing.calling(name.decode(), headers)
+        settings = {
+            "timeout": deadline, "silence": timeout, "wait": wait, "headers": headers, "options": options,
+            "stream": True,
+        }  # fmt: skip
         inbox = _Inbox()
         call: Call | None = None
         try:
-            call = await self._begin(
-                inbox.put,
-                name,
-                body,
-                {
-                    "timeout": deadline, "silence": timeout, "wait": wait, "headers": headers, "options": options,
-                    "stream": True,
-                },
-            )  # fmt: skip
+            self._check_open()
+            if self._session.outstanding >= self._max_outstanding:
+                await self._await_place(name, settings)
+            call = self._begin(inbox.put, name, body, settings)
             while True:
                 part = await inbox.get()
                 yield part
@@ -233,22 +232,22 @@ class AsyncClient:
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _begin(
+    def _begin(
         self, deliver: Callable[[Outcome], object], service: bytes, body: Sequence[bytes], settings: Mapping[str, Any]
     ) -> Call:
-        self._check_open()
-        now = time.monotonic()
-        if self._session.outstanding >= self._max_outstanding:
-            now, settings = await self._await_place(now, service, dict(settings))
-        call = self._session.request(service, body, now, **settings)
+        session = self._session
+        call = session.request(service, body, time.monotonic(), **settings)
         call.deliver = deliver
-        self._push(now)
+        if session.outstanding == 1:
+            self._step()  # nobody else has anything to send: now is sooner
+        else:
+            self._push()
         return call
 
-    async def _await_place(self, now: float, service: bytes, settings: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    async def _await_place(self, service: bytes, settings: dict[str, Any]) -> None:
         """Wait until one more request may be outstanding, for no longer than it may take in all."""
         limit = settings.get("timeout") or settings.get("silence")
-        until = None if limit is None else now + limit
+        until = None if limit is None else time.monotonic() + limit
         try:
             async with asyncio.timeout(limit):
                 while self._session.outstanding >= self._max_outstanding:
@@ -257,10 +256,8 @@ class AsyncClient:
         except TimeoutError:
             text = f"{self._max_outstanding} requests were outstanding for {limit:g} s: see max_outstanding"
             raise RequestTimeout(text, service=service.decode()) from None
-        now = time.monotonic()
         if until is not None and settings.get("timeout"):
-            settings["timeout"] = max(until - now, 0.001)
-        return now, settings
+            settings["timeout"] = max(until - time.monotonic(), 0.001)
 
     async def _next_place(self) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -287,7 +284,7 @@ class AsyncClient:
         if not call.ended:
             self._session.cancel(call)
             if not self._closed:
-                self._push(time.monotonic())
+                self._push()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -300,29 +297,31 @@ class AsyncClient:
         elif self._loop is not loop:
             raise SettingError("this client belongs to another event loop: make one in each asyncio.run()")
 
-    def _push(self, now: float) -> None:
-        """Send what is to be sent."""
-        self._connection.flush(now)
-        # What arrived while this was sent is not told of by the descriptor any more.  One step serves all that was sent
-        # in this turn of the loop.
+    def _push(self) -> None:
+        """Send what is to be sent, with all else that this turn of the loop brings: that wakes ZeroMQ's thread once."""
         if not self._step_is_due:
             self._step_is_due = True
             assert self._loop is not None  # noqa: S101 - `_check_open` saw to it
-            self._loop.call_soon(self._step)
-        if self._watched is None or self._watched[0] is not self._connection.socket:
-            self._watch()
+            self._loop.call_soon(self._due_step)
+
+    def _due_step(self) -> None:
+        if self._step_is_due:  # else there was a step meanwhile
+            self._step()
+
+    def _ended_perhaps(self) -> None:
+        self._connection.rung = True
+        self._step()
 
     def _step(self) -> None:
         self._step_is_due = False
         if self._closed or self._loop is None:
             return
-        more = self._connection.step(time.monotonic())
-        if more:
-            self._step_is_due = True
-            self._loop.call_soon(self._step)
+        if self._connection.step(time.monotonic()):
+            self._push()
         if self._watched is None or self._watched[0] is not self._connection.socket:
             self._watch()
-        self._give_places()
+        if self._places:
+            self._give_places()
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -348,11 +347,9 @@ class AsyncClient:
         if socket is not None and monitor is not None:
             descriptors = (int(socket.get(zmq.FD)), int(monitor.get(zmq.FD)))
             self._watched = socket, descriptors
-            for descriptor in descriptors:
-                loop.add_reader(descriptor, self._step)
-            if not self._step_is_due:  # the descriptors tell of changes only
-                self._step_is_due = True
-                loop.call_soon(self._step)
+            loop.add_reader(descriptors[0], self._step)
+            loop.add_reader(descriptors[1], self._ended_perhaps)
+            self._push()  # the descriptors tell of changes only
         self._set_timer()
 
     def _unwatch(self) -> None:

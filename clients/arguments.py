@@ -16,6 +16,9 @@ def checked_body(frames: Sequence[object]) -> list[bytes]:
     """`frames` as bytes; the protocol asks for at least one (C2)."""
     body = []
     for at, frame in enumerate(frames):
+        if type(frame) is bytes:
+            body.append(frame)
+            continue
         if not isinstance(frame, bytes | bytearray | memoryview):
             kind = type(frame).__name__
             raise SettingError(

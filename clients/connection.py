@@ -37,6 +37,9 @@ class Connection:
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         """Readable when the connection has ended, or could not be made."""
+        self.rung = False
+        """For the shell: set when the monitor's descriptor is readable.  To ask the monitor each time would cost more
+        than all else."""
         self._endpoints = endpoints
         self._context = context
         self._turn = 0
@@ -51,29 +54,42 @@ class Connection:
                 raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
 
     def step(self, now: float) -> bool:
-        """Take in what has arrived, do what is due, send, and hand out.  Whether more may have arrived."""
-        session, socket = self.session, self.socket
-        more = False
+        """Send, take in what has arrived, do what is due, and hand out.  Whether to step again at once.
+
+        When it returns False, all has been taken in that somebody waits for: the socket's descriptor, which tells of
+        changes only, will tell of what comes from now on.
+        """
+        session = self.session
+        self._send(now)
+        more, socket = False, self.socket
         if socket is not None:
             for _ in range(BATCH):
                 message = receive(socket)
                 if message is None:
                     break
                 session.receive(message, now)
+                if not session.outstanding:
+                    break  # a look whether there is more would be for nobody
             else:
                 more = True
-            # What came before the end has been taken in by now.
-            if not more and (ended := self._ended()) is not None:
-                reason, cut = ended
-                session.lose(reason, now, cut=cut)
+            if self.rung and not more:
+                self._look_for_the_end(socket, now)
         if not more or now - self._ticked_at > TICK:  # nothing is late whose reply is there already
             self._ticked_at = now
             session.tick(now)
-        self.flush(now)
+        self.hand_out()
+        if session.messages or session.lost is not None:
+            more |= self._send(now)  # while that was done, something may have arrived without a sign
+            self.hand_out()
         return more
 
     def flush(self, now: float) -> None:
-        """Send what is to be sent, connect again if that is due, and hand out."""
+        """Send what is to be sent, connect again if that is due, and hand out.  To be followed by a step."""
+        self._send(now)
+        self.hand_out()
+
+    def _send(self, now: float) -> bool:
+        """Send what is to be sent; connect again if that is due.  Whether anything was sent."""
         session = self.session
         if session.lost is not None:
             self.drop()
@@ -83,14 +99,15 @@ class Connection:
                     self._open(self._endpoints[self._turn % len(self._endpoints)], now)
                 except zmq.ZMQError as error:  # no file descriptor left, for example
                     session.lose(str(error), now)
-        if session.messages and self.socket is not None:
-            messages, session.messages = session.messages, []
-            for message in messages:
-                if send(self.socket, message):  # there is no bound: it is not connected any more
-                    session.lose("the connection was closed", now)
-                    self.drop()
-                    break
-        self.hand_out()
+        if not session.messages or self.socket is None:
+            return False
+        messages, session.messages = session.messages, []
+        for message in messages:
+            if send(self.socket, message):  # there is no bound: it is not connected any more
+                session.lose("the connection was closed", now)
+                self.drop()
+                break
+        return True
 
     def hand_out(self) -> None:
         """Deliver what has come of the requests."""
@@ -99,6 +116,16 @@ class Connection:
             events, session.events = session.events, []
             for call, outcome in events:
                 call.deliver(outcome)
+
+    def _look_for_the_end(self, socket: zmq.Socket[bytes], now: float) -> None:
+        """The monitor's descriptor told of something: lose the connection if it has ended."""
+        self.rung = False
+        ended = self._ended()
+        if ended is not None:
+            while (message := receive(socket)) is not None:  # what came before the end
+                self.session.receive(message, now)
+            reason, cut = ended
+            self.session.lose(reason, now, cut=cut)
 
     def _ended(self) -> tuple[str, bool] | None:
         """Why the connection has ended, and whether there was one that was closed; None if it has not."""
@@ -124,6 +151,7 @@ class Connection:
             self.drop()
             raise
         self.socket = socket
+        self.rung = True  # its descriptor tells of nothing before the first look
         self.session.connected(endpoint, now)
 
     def drop(self, linger: int = 0) -> None:

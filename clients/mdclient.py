@@ -208,7 +208,8 @@ class Client:
         except BaseException as error:
             finish(error)
             raise
-        future.add_done_callback(lambda done: finish(None if done.cancelled() else done.exception()))
+        if finish is not tracing.untraced:
+            future.add_done_callback(lambda done: finish(None if done.cancelled() else done.exception()))
         return future
 
     def available(self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None) -> bool:

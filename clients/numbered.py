@@ -1,11 +1,13 @@
 """The synchronous shell of X1: any number of requests at once over one connection, from any number of threads.
 
 Of the threads that wait for replies one drives the connection, for all, and when it has what it waits for another takes
-over.  There is no thread of its own unless somebody asks for futures.  That one settles them, and so calls what is to
-be called back, while it does not drive: what is called back may use the client, or close it.
+over.  While it sleeps, on the descriptors and not in ZeroMQ, whoever has the lock may use the socket.  There is no
+thread of its own unless somebody asks for futures.  That one settles them, and so calls what is to be called back,
+while it does not drive: what is called back may use the client, or close it.
 """
 
 import logging
+import select
 import socket as sockets
 import threading
 import time
@@ -29,6 +31,76 @@ FOREVER: Final = 3600.0
 log = logging.getLogger("zmdp.client")
 
 
+class _Follower:
+    """A thread that waits while another drives.  It is woken once: what it waits for is there, or it is to drive."""
+
+    __slots__ = ("done", "gate", "woken")
+
+    def __init__(self, done: Callable[[], bool]) -> None:
+        self.done = done
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.woken = False
+
+    def wake(self) -> None:
+        """Under the client's lock."""
+        if not self.woken:
+            self.woken = True
+            self.gate.release()
+
+
+class _Inbox(Inbox):
+    """An inbox that wakes the thread that waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.follower: _Follower | None = None
+
+    def put(self, outcome: Outcome) -> bool:
+        added = super().put(outcome)
+        if self.follower is not None:
+            self.follower.wake()
+        return added
+
+
+class _Answer:
+    """The one outcome of a request that is no stream."""
+
+    __slots__ = ("follower", "outcome")
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self.follower: _Follower | None = None
+
+    def put(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if self.follower is not None:
+            self.follower.wake()
+
+    def __bool__(self) -> bool:
+        return self.outcome is not None
+
+    def take(self) -> Reply:
+        outcome = self.outcome
+        if isinstance(outcome, Reply):
+            return outcome
+        assert outcome is not None  # noqa: S101 - it is asked for what is there
+        raise outcome
+
+
+class _Promise(Future[Reply]):
+    """The future of a reply; to cancel it is to cancel the request."""
+
+    call: Call
+    dialog: "Numbered"
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled and not self.call.ended:
+            self.dialog._cancel_future(self.call, self)
+        return cancelled
+
+
 class Numbered:
     """Requests over X1, for threads."""
 
@@ -46,38 +118,57 @@ class Numbered:
         self._max_outstanding = max_outstanding
         self._lock = threading.Lock()
         """Held by whoever touches the session or the socket: the driving thread lets go of it while it sleeps."""
-        self._changed = threading.Condition(self._lock)
         self._driver: int | None = None
         """The thread that drives the connection."""
-        self._poller = zmq.Poller()
+        self._driven_for: Callable[[], bool] = _never
+        """What the driving thread waits for."""
+        self._left = threading.Condition(self._lock)
+        """Notified when a thread has ceased to drive and the client is being closed."""
+        self._followers: dict[_Follower, None] = {}
+        """The threads that wait while another drives, in the order in which they came."""
+        self._watching: dict[_Follower, None] = {}
+        """Those of them that are not woken by an inbox: it is looked whether what they wait for is there."""
+        self._poller = select.poll()
         self._polled: zmq.Socket[bytes] | None = None
+        self._monitor_descriptor = -1
+        self._sleeps_until = 0.0
+        """When the driving thread steps without being woken."""
+        self._woken = False
+        """A wake-up is under way."""
         self._closed = False
         self._unwanted: deque[Call] = deque()
         """Calls to cancel by whoever has the lock: who does not want them any more may not be able to wait for it."""
-        self._settled: deque[Callable[[], None]] = deque()
+        self._settled: deque[tuple[Future[Reply], Outcome | None]] = deque()
         """Futures to settle, which is done without the lock and not by whoever drives: they call back."""
         self._thread: threading.Thread | None = None
+        """What settles futures, and drives while some are outstanding and nobody else does."""
+        self._work = threading.Condition(self._lock)
+        """Notified when that thread, which had nothing to do, is wanted."""
+        self._idle = False
+        """It waits for that."""
+        self._coming = False
+        """It was notified, and has not got the lock yet."""
         self._received: deque[Inbox] = deque()
         """For each outcome of what `send` sent where to take it from."""
         self._unreceived: dict[Call, None] = {}
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._wake_descriptor = self._wake_out.fileno()
 
     # ── what callers want ────────────────────────────────────────────────────────────────────────────────────────────
 
     def request(self, service: bytes, body: Sequence[bytes], **settings: Any) -> Reply:
         """Send a request and wait for all of its reply; raises what it fails with."""
-        inbox = Inbox()
-        call = self._begin(inbox.put, service, body, settings)
+        answer = _Answer()
+        call = self._begin(answer.put, service, body, settings)
         try:
-            return self._next(inbox)
+            return self._next(answer)
         finally:
             self._cancel(call)
 
     def stream(self, service: bytes, body: Sequence[bytes], **settings: Any) -> Generator[Reply, None, None]:
         """Send a request and yield each part of its reply as it comes; raises what it fails with."""
-        inbox = Inbox()
+        inbox = _Inbox()
         call = self._begin(inbox.put, service, body, {**settings, "stream": True})
         try:
             while True:
@@ -90,15 +181,18 @@ class Numbered:
 
     def submit(self, service: bytes, body: Sequence[bytes], **settings: Any) -> "Future[Reply]":
         """Send a request and return the future of its reply."""
-        future: Future[Reply] = Future()
-
-        def deliver(outcome: Outcome) -> None:
-            self._settled.append(partial(_settle, future, outcome))
-
-        call = self._begin(deliver, service, body, settings)
-        self._start_thread()
-        future.add_done_callback(lambda done: self._cancel_future(call, future) if done.cancelled() else None)
+        future = _Promise()
+        future.dialog = self
+        with self._lock:
+            future.call = self._begin_locked(partial(self._arrived, future), service, body, settings, alone=False)
+        if self._unwanted:
+            self._cancel_unwanted()
+        if self._thread is None:
+            self._start_thread()
         return future
+
+    def _arrived(self, future: "Future[Reply]", outcome: Outcome) -> None:
+        self._settled.append((future, outcome))
 
     def send(self, service: bytes, body: Sequence[bytes], timeout: float) -> None:
         """Send a request whose reply `recv` will take."""
@@ -148,10 +242,12 @@ class Numbered:
             if self._driver not in {None, threading.get_ident()}:
                 self._wake()
                 while self._driver is not None:
-                    self._changed.wait()
+                    self._left.wait()
             self._connection.flush(time.monotonic())
             self._connection.drop(LINGER)
-            self._changed.notify_all()
+            for follower in self._followers:
+                follower.wake()
+            self._work.notify()
         self._settle()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -165,11 +261,18 @@ class Numbered:
     ) -> Call:
         with self._lock:
             call = self._begin_locked(deliver, service, body, settings)
-        self._cancel_unwanted()
+        if self._unwanted:
+            self._cancel_unwanted()
         return call
 
     def _begin_locked(
-        self, deliver: Callable[[Outcome], object], service: bytes, body: Sequence[bytes], settings: Mapping[str, Any]
+        self,
+        deliver: Callable[[Outcome], object],
+        service: bytes,
+        body: Sequence[bytes],
+        settings: Mapping[str, Any],
+        *,
+        alone: bool = True,
     ) -> Call:
         self._check_open()
         now = time.monotonic()
@@ -177,7 +280,7 @@ class Numbered:
             now, settings = self._await_place(now, service, dict(settings))
         call = self._session.request(service, body, now, **settings)
         call.deliver = deliver
-        self._push(now)
+        self._push(now, alone=alone)
         return call
 
     def _await_place(self, now: float, service: bytes, settings: dict[str, Any]) -> tuple[float, dict[str, Any]]:
@@ -223,53 +326,106 @@ class Numbered:
             if call.ended:
                 return
             self._session.cancel(call)
-            self._settled.append(partial(_settle, future, None))
+            self._settled.append((future, None))
             self._push(time.monotonic())
-            self._changed.notify_all()
+            self._tell()
 
-    def _push(self, now: float) -> None:
-        """Send what is to be sent.  Under the lock."""
-        if self._driver is not None:
-            self._wake()  # the socket is that thread's
-        else:
-            self._drop_unwanted()
-            self._connection.flush(now)
+    def _push(self, now: float, *, alone: bool = True) -> None:
+        """Send what is to be sent; if not `alone`, when the driving thread sends what else has come.  Under the lock."""
+        if self._driver is None:
+            if alone or not self._coming:
+                self._drop_unwanted()
+                self._connection.flush(now)
+            if self._idle and not alone:
+                self._idle, self._coming = False, True
+                self._work.notify()
+        elif self._driver == threading.get_ident() or not alone or self._session.lost is not None:
+            self._wake()
+        else:  # it sleeps, and to wake it would take longer
+            again = self._connection.step(now)
+            self._tell()
+            due = self._session.deadline()
+            if (
+                again
+                or self._connection.socket is not self._polled
+                or (due is not None and due < self._sleeps_until)
+                or self._driven_for()
+            ):
+                self._wake()
+
+    def _tell(self) -> None:
+        """Wake who waits for what is there now, if no inbox does.  Under the lock."""
+        for follower in self._watching:
+            if not follower.woken and follower.done():
+                follower.wake()
 
     def _drop_unwanted(self) -> None:
         """Cancel what nobody wants any more.  Under the lock, by whoever may use the connection."""
         while self._unwanted:
             self._session.cancel(self._unwanted.popleft())
 
-    def _next(self, inbox: Inbox) -> Reply:
+    def _next(self, inbox: _Inbox | _Answer) -> Reply:
         """The next part or reply in `inbox`."""
         if not inbox:
             with self._lock:
-                self._await(lambda: bool(inbox))
+                self._await(inbox.__bool__, inbox=inbox)
                 if not inbox:
                     self._check_open()
             if self._unwanted:
                 self._cancel_unwanted()
         return inbox.take()
 
-    def _await(self, done: Callable[[], bool], until: float | None = None) -> None:
-        """Wait until `done` or the time `until`, driving the connection if no other thread does.  Under the lock."""
-        while not done() and not (self._closed and self._driver is None):
-            left = FOREVER if until is None else until - time.monotonic()
-            if left <= 0:
-                return
-            if self._driver is not None:
-                self._changed.wait(left)
-            else:
-                self._drive(done, until)
+    def _await(
+        self, done: Callable[[], bool], until: float | None = None, inbox: _Inbox | _Answer | None = None
+    ) -> None:
+        """Wait until `done` or the time `until`, driving the connection if no other thread does.  Under the lock.
+
+        `inbox` says that `done` is whether something is in there.
+        """
+        try:
+            while not done() and not (self._closed and self._driver is None):
+                left = FOREVER if until is None else until - time.monotonic()
+                if left <= 0:
+                    return
+                if self._driver is None:
+                    self._drive(done, until)
+                else:
+                    self._follow(done, left, inbox)
+        finally:
+            if self._driver is None and self._followers:
+                next(iter(self._followers)).wake()  # it drives from now on, or has what it waits for, and hands on
+
+    def _follow(self, done: Callable[[], bool], left: float, inbox: _Inbox | _Answer | None) -> None:
+        """Sleep until what is waited for is there, or nobody drives any more, for at most `left` seconds."""
+        follower = _Follower(done)
+        self._followers[follower] = None
+        if inbox is None:
+            self._watching[follower] = None
+        else:
+            inbox.follower = follower
+        try:
+            try:
+                self._lock.release()
+                follower.gate.acquire(timeout=min(left, FOREVER))
+            finally:
+                self._lock_again()
+        finally:
+            del self._followers[follower]
+            self._watching.pop(follower, None)
+            if inbox is not None:
+                inbox.follower = None
 
     def _drive(self, done: Callable[[], bool], until: float | None) -> None:
         self._driver = threading.get_ident()
+        self._driven_for = done
         try:
             while True:
                 now = time.monotonic()
-                self._drop_unwanted()
+                if self._unwanted:
+                    self._drop_unwanted()
                 more = self._connection.step(now)
-                self._changed.notify_all()
+                if self._watching:
+                    self._tell()
                 if done() or self._closed or (until is not None and now >= until):
                     return
                 if more or self._unwanted:
@@ -277,17 +433,25 @@ class Numbered:
                 if self._polled is not self._connection.socket or self._polled is None:
                     self._watch()
                 due = self._session.deadline()
-                left = min(FOREVER if due is None else due - now, FOREVER if until is None else until - now)
-                self._lock.release()
+                self._sleeps_until = now + FOREVER if due is None else due
+                if until is not None and until < self._sleeps_until:
+                    self._sleeps_until = until
                 try:
-                    self._poller.poll(milliseconds(left))
-                    with suppress(BlockingIOError):
-                        self._wake_out.recv(4096)
+                    self._lock.release()
+                    ready = self._poller.poll(milliseconds(self._sleeps_until - now))
                 finally:
                     self._lock_again()
+                for descriptor, _ in ready:
+                    if descriptor == self._monitor_descriptor:
+                        self._connection.rung = True
+                    elif descriptor == self._wake_descriptor:
+                        self._wake_out.recv(4096)
+                        self._woken = False  # and now not earlier: who finds it set has nothing to send
         finally:
             self._driver = None
-            self._changed.notify_all()
+            self._driven_for = _never
+            if self._closed:
+                self._left.notify_all()
 
     def _lock_again(self) -> None:
         """Take the lock; an interrupt meanwhile is raised when that is done."""
@@ -303,26 +467,30 @@ class Numbered:
 
     def _watch(self) -> None:
         """Poll the connection's present sockets."""
-        self._poller, self._polled = zmq.Poller(), self._connection.socket
-        self._poller.register(self._wake_out, zmq.POLLIN)
-        for socket in (self._connection.socket, self._connection.monitor):
-            if socket is not None:
-                self._poller.register(socket, zmq.POLLIN)
+        socket, monitor = self._connection.socket, self._connection.monitor
+        self._poller, self._polled, self._monitor_descriptor = select.poll(), socket, -1
+        self._poller.register(self._wake_out, select.POLLIN)
+        if socket is not None and monitor is not None:
+            self._monitor_descriptor = int(monitor.get(zmq.FD))
+            self._poller.register(self._monitor_descriptor, select.POLLIN)
+            self._poller.register(int(socket.get(zmq.FD)), select.POLLIN)
 
     def _settle(self) -> None:
         while self._settled:
             try:
-                settle = self._settled.popleft()
+                future, outcome = self._settled.popleft()
             except IndexError:
                 return  # another thread was quicker
             try:
-                settle()
+                _settle(future, outcome)
             except BaseException:  # a callback's, such as SystemExit: the other futures are to be settled all the same
                 log.exception("a future's callback failed")
 
     def _wake(self) -> None:
-        with suppress(OSError):  # a wake-up is under way already
-            self._wake_in.send(b"!")
+        if not self._woken:
+            self._woken = True
+            with suppress(OSError):
+                self._wake_in.send(b"!")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -339,17 +507,26 @@ class Numbered:
         while not self._closed:
             try:
                 with self._lock:
-                    self._await(lambda: self._closed or bool(self._settled))
+                    self._await(self._is_due)
+                    if not (self._closed or self._settled):
+                        self._idle = True
+                        self._work.wait()
+                        self._idle = self._coming = False
             except Exception as error:  # its context was terminated, for example
                 log.exception("the client's connection failed")
                 self._fail_all(f"the client's connection failed: {error}")
                 return
             self._settle()
 
+    def _is_due(self) -> bool:
+        """Whether the client's own thread is not to drive, nor to wait for who does."""
+        return self._closed or bool(self._settled) or not self._session.outstanding
+
     def _fail_all(self, reason: str) -> None:
         with self._lock:
             self._session.close(lambda: ClosedError(reason))
             self._connection.hand_out()
+            self._tell()
         self._settle()
 
 
@@ -361,3 +538,7 @@ def _settle(future: "Future[Reply]", outcome: Outcome | None) -> None:
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
+
+
+def _never() -> bool:
+    return False

@@ -172,13 +172,15 @@ class ClientSession:
         offers the service.  `options` are more of the request's options.  Raises `SettingError` for what cannot be
         sent.
         """
-        given = dict(options) if options else {}
-        reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
-        if not reserved.isdisjoint(given):
-            names = ", ".join(sorted(reserved.intersection(given)))
-            raise SettingError(
-                f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
-            )
+        given: dict[str, Any] = {}
+        if options:
+            given.update(options)
+            reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
+            if not reserved.isdisjoint(given):
+                names = ", ".join(sorted(reserved.intersection(given)))
+                raise SettingError(
+                    f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
+                )
         if headers:
             if not all(isinstance(each, str) for pair in headers.items() for each in pair):
                 raise SettingError(f"headers are {headers!r:.200}: names and values are text")

@@ -7,7 +7,7 @@ in the specification's words and by their conformance number (C11 to C26).
 
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from ..mmi import answers
@@ -15,7 +15,7 @@ from . import wire
 from .codes import Code
 from .journal import Drop, Journal, Loss, Refusal, Stats
 from .limits import Limits
-from .registry import REMEMBERED, Registry, Request, Worker
+from .registry import REMEMBERED, Registry, Request, Service, Worker
 from .timers import Timers
 from .wire import Message
 
@@ -83,13 +83,13 @@ class Broker:
             return []
         self._on[type(command)](command, now)
         if type(command) is wire.Invalid and command.over_limit:
-            self._oversized(message, now)
+            self._oversized(wire.without_large(message), now)
         return self._sends()
 
     def tick(self, now: float) -> list[Message]:
         """What to send because of the time: heartbeats, and what follows from a worker's death."""
         self._round += 1
-        lost = []
+        lost: list[tuple[Service, Request | None]] = []
         for worker in self._beats.pop_due(now):
             if now >= worker.last_seen + self.limits.patience:
                 lost.append((worker.service, self._forget(worker, Loss.SILENT, now)))
@@ -103,10 +103,7 @@ class Broker:
                 lost.append((worker.service, self._forget(worker, Loss.REFUSED, now)))
             else:
                 self._beat(worker, now)
-        for _, request in lost:  # only now, lest it be given to the next of them
-            self._repeat(request, now)
-        for service, _ in lost:
-            self.registry.forget_if_empty(service)
+        self._replace(lost, now)
         for request in self._expiries.pop_due(now):
             passed = request.deadline is not None and now >= request.deadline
             # C12
@@ -122,10 +119,11 @@ class Broker:
 
     def unreachable(self, message: Message, now: float) -> list[Message]:
         """What to send because the peer that `message` was for is no longer connected, and did not get it."""
-        worker = self.registry.workers.get(message[0])
-        # What is sent in one round is sent in order: a REQUEST of the same round comes after `message`, or just before.
-        if worker is not None and (worker.round == self._round or wire.is_work(message, worker.route, worker.header)):
-            worker.reached = False
+        for worker in self.registry.workers_of(message[0]):
+            # What is sent in one round is sent in order: a REQUEST of the same round comes after `message`, or just
+            # before.
+            if worker.round == self._round or wire.is_work(message, worker.route, worker.header):
+                worker.reached = False
         self._given_up.pop(message[0], None)
         return self._gone(message[0], now)
 
@@ -160,9 +158,7 @@ class Broker:
             self._abandon(request, Drop.CLIENT_GONE, now)
         for request in self.registry.waiting_for(identity):
             self._give_up(request, Drop.CLIENT_GONE, now)
-        worker = self.registry.workers.get(identity)
-        if worker is not None:
-            self._lose(worker, Loss.UNREACHABLE, now)
+        self._lose(self.registry.workers_of(identity), Loss.UNREACHABLE, now)
         return self._sends()
 
     def failed(self, now: float) -> None:
@@ -360,7 +356,7 @@ class Broker:
 
     def _ready(self, command: wire.Ready, now: float) -> None:
         registry, limits = self.registry, self.limits
-        worker = registry.workers.get(command.route[0])
+        worker = registry.worker(command.route, command.header)
         if worker is not None:
             self._unexpected(command, Refusal.SECOND_READY, now)
         elif command.service.startswith(wire.MMI):
@@ -437,9 +433,9 @@ class Broker:
 
     def _disconnect(self, command: wire.Disconnect, now: float) -> None:
         # C10: at any time, even before READY.  C16: nothing is sent to it any more.
-        worker = self.registry.workers.get(command.route[0])
+        worker = self.registry.worker(command.route, command.header)
         if worker is not None:
-            self._lose(worker, Loss.DISCONNECTED, now)
+            self._lose([worker], Loss.DISCONNECTED, now)
 
     def _invalid(self, command: wire.Invalid, now: float) -> None:
         # C15: dropped and counted by reason; whatever else the peer sends is judged on its own.  An X1 client is told.
@@ -454,13 +450,14 @@ class Broker:
 
     def _oversized(self, message: Message, now: float) -> None:
         """A reply over the limits is dropped as invalid, but it leaves a gap in a stream, or a worker that is done."""
-        worker = self.registry.workers.get(message[0])
-        if worker is None or worker.request is None:
+        found = wire.reply_in(message)
+        if found is None:
+            return
+        route, header, kind = found
+        worker = self.registry.workers.get(route)
+        if worker is None or worker.header != header or worker.request is None:
             return
         request = worker.request
-        kind = wire.reply_kind(message, worker.route, worker.header)
-        if kind is None:
-            return
         if kind is not wire.Kind.PARTIAL and worker.header == wire.WX1:
             worker.last_seen = now
             self._end(worker, request)
@@ -475,7 +472,7 @@ class Broker:
 
     def _seen(self, command: wire.Reply | wire.Failure | wire.Heartbeat, now: float) -> Worker | None:
         """The registered worker that sent `command`, alive by it (C13); anybody else is disconnected (C14)."""
-        worker = self.registry.workers.get(command.route[0])
+        worker = self.registry.worker(command.route, command.header)
         if worker is None:
             self._unexpected(command, Refusal.NOT_REGISTERED, now)
             return None
@@ -490,9 +487,9 @@ class Broker:
     ) -> None:
         """Valid but unexpected: DISCONNECT to that peer, and forget it (C14)."""
         self._refuse(command.route, command.header, reason, now)
-        worker = self.registry.workers.get(command.route[0])
+        worker = self.registry.worker(command.route, command.header)
         if worker is not None:
-            self._lose(worker, Loss.REFUSED, now)
+            self._lose([worker], Loss.REFUSED, now)
 
     def _refuse(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
         self.stats.disconnected[reason] += 1
@@ -537,13 +534,20 @@ class Broker:
             self._out.append(wire.heartbeat(worker.route, worker.header))
         self._beats.set(worker, min(beats, worker.last_seen + self.limits.patience))
 
-    def _lose(self, worker: Worker, reason: Loss, now: float) -> None:
-        """Forget a worker; the request it held goes to the front of the queue and to another (C17)."""
-        self._repeat(self._forget(worker, reason, now), now)
-        self.registry.forget_if_empty(worker.service)
+    def _lose(self, workers: Iterable[Worker], reason: Loss, now: float) -> None:
+        """Forget workers; the requests they held go to the front of the queue and to others (C17)."""
+        self._replace([(worker.service, self._forget(worker, reason, now)) for worker in workers], now)
+
+    def _replace(self, lost: list[tuple[Service, Request | None]], now: float) -> None:
+        """Deal with what workers have left, the services they offered and the requests they held: all of these workers
+        have been forgotten before, lest a request be given to the next of them."""
+        for _, request in lost:
+            self._repeat(request, now)
+        for service, _ in lost:
+            self.registry.forget_if_empty(service)
 
     def _forget(self, worker: Worker, reason: Loss, now: float) -> Request | None:
-        """Forget a worker; returns the request it held.  `_repeat` and `forget_if_empty` are to follow."""
+        """Forget a worker; returns the request it held.  `_replace` is to follow."""
         self.stats.lost[reason] += 1
         self._beats.clear(worker)
         request = self.registry.remove_worker(worker)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn, TextIO
 
 import click
+import zmq
 from click.core import ParameterSource
 
 from .. import __version__
+from . import compiled
 from .errors import (
     BrokerUnreachable,
     RequestTimeout,
@@ -171,8 +173,23 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
 
 
 def version_option() -> Callable[[Any], Any]:
-    """`--version`, the same for all commands."""
-    return click.version_option(__version__, message="%(prog)s %(version)s", allow_from_autoenv=False)
+    """`--version`, the same for all commands; it says what runs compiled."""
+
+    def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            below = f"{compiled.told()}; pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
+            click.echo(f"{context.find_root().info_name} {__version__} ({below})")
+            context.exit()
+
+    return click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=show,
+        help="Show the version and what runs compiled, and exit.",
+    )
 
 
 def with_default(text: str, default: object, unit: str = "") -> str:

@@ -1,61 +1,44 @@
 """One whole message in, one whole message out, never blocking.
 
 The two functions everything here receives and sends with.  They go past pyzmq's conveniences for each frame: a broker
-handles four messages of some five frames for every request.
+handles four messages of some five frames for every request.  There are two makes of them, the same to their callers:
+`multipart_cython`, compiled where the build could, calls pyzmq's libzmq itself; `multipart_python` does without.
+
+    receive(socket)              the next message that has arrived, a list of bytes; None if there is none
+    receive(socket, share=True)  the same, but a frame of `LARGE` bytes or more is a read-only memoryview of libzmq's
+                                 own buffer: for who passes it on, and looks at nothing but its length
+    send(socket, message)        send all of `message`, or nothing of it: 0, EAGAIN (the peer does not keep up) or
+                                 EHOSTUNREACH (it is not there).  Large frames are not copied
+
+Both raise `zmq.ZMQError` only for what is wrong with the socket itself.
 """
 
 import math
-from collections.abc import Callable
-from errno import EAGAIN, EHOSTUNREACH
-from typing import Final
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Final
 
-import zmq
-from zmq.backend import Socket as _Backend
+from . import multipart_python
+from .compiled import PURE
+from .multipart_python import LARGE
 
-from .wire import Message
+__all__ = ["COMPILED", "LARGE", "milliseconds", "receive", "send"]
 
-LARGE: Final = 65536
-"""Bytes from which a frame is handed to libzmq without copying it."""
+_compiled: Any = None
+if not PURE:
+    with suppress(ImportError):  # not built, or a pyzmq that is not made of Cython (PyPy's)
+        _compiled = import_module(".multipart_cython", __package__)
 
-_NOBLOCK: Final = int(zmq.NOBLOCK)
-_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
-_send: Callable[[zmq.Socket[bytes], bytes, int, bool], object] = _Backend.send  # type: ignore[assignment]  # overloads
+COMPILED: Final = _compiled is not None
+"""Whether these are the compiled two."""
+
+receive = multipart_python.receive
+send = multipart_python.send
+if COMPILED:
+    receive = _compiled.receive
+    send = _compiled.send
 
 
 def milliseconds(seconds: float) -> int:
     """A poll's timeout: not negative, rounded up, and at most an hour, which a C int holds and every loop survives."""
     return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)
-
-
-def receive(socket: zmq.Socket[bytes]) -> Message | None:
-    """The next message that has arrived on `socket`, or None.
-
-    Raises `zmq.ZMQError` only for what is wrong with the socket itself.
-    """
-    message: Message = []
-    recv = socket.recv
-    try:
-        while True:
-            # A frame knows whether more follow; a copy would have to ask the socket.
-            frame = recv(_NOBLOCK, False)
-            message.append(frame.bytes)
-            if not frame.more:
-                return message
-    except zmq.Again:
-        return None
-
-
-def send(socket: zmq.Socket[bytes], message: Message) -> int:
-    """Send `message`, or nothing of it.  0, EAGAIN (the peer does not keep up) or EHOSTUNREACH (it is not there).
-
-    Raises `zmq.ZMQError` only for what is wrong with the socket itself.
-    """
-    try:
-        last = len(message) - 1
-        for at, frame in enumerate(message):
-            _send(socket, frame, _MORE if at < last else _NOBLOCK, len(frame) < LARGE)
-    except zmq.ZMQError as error:
-        if error.errno in {EAGAIN, EHOSTUNREACH}:
-            return int(error.errno)
-        raise
-    return 0

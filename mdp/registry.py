@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from .wire import NO_OPTIONS, Options, Route
+from .wire import NO_OPTIONS, WX1, Options, Route
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a waiting request beside its body: what its records take, rounded up."""
@@ -66,18 +66,24 @@ class Request:
         self.bucket = 0
 
 
+ALONE: Final[Route] = ()
+"""Among the workers of a connection the key of the one that is not told apart from others by its envelope."""
+
+
 class Worker:
-    """A registered worker: one connection, one service, at most one request (C6)."""
+    """A registered worker: one service, at most one request (C6); a connection of its own, or in X1 a slot of one."""
 
     __slots__ = (
         "bucket", "header", "identity", "last_seen", "last_sent", "overdue", "reached", "request", "round", "route",
-        "service", "since", "spoiled",
+        "service", "since", "slot", "spoiled",
     )  # fmt: skip
 
     def __init__(self, route: Route, header: bytes, service: Service, now: float) -> None:
         self.route = route
         self.identity = route[0]
         """The identity of the worker's connection."""
+        self.slot: Route = route if header == WX1 and len(route) > 1 else ALONE
+        """What tells it apart from the other workers of its connection."""
         self.header = header
         self.service = service
         self.request: Request | None = None
@@ -221,7 +227,9 @@ class Registry:
 
     def __init__(self) -> None:
         self.services: dict[bytes, Service] = {}
-        self.workers: dict[bytes, Worker] = {}
+        self.workers: dict[Route, Worker] = {}
+        self.connections: dict[bytes, dict[Route, Worker]] = {}
+        """The workers of each connection; an entry goes with the last."""
         self.queued = 0
         self.queued_bytes = 0
         self.running = 0
@@ -251,12 +259,39 @@ class Registry:
 
     def add_worker(self, worker: Worker) -> None:
         """Register a worker.  It is not idle yet."""
-        self.workers[worker.identity] = worker
+        self.workers[worker.route] = worker
+        held = self.connections.get(worker.identity)
+        if held is None:
+            self.connections[worker.identity] = {worker.slot: worker}
+        else:
+            held[worker.slot] = worker
         worker.service.workers[worker] = None
+
+    def worker(self, route: Route, header: bytes) -> Worker | None:
+        """The worker that a message with this route and header is from.
+
+        In X1 each envelope of a connection is a worker; else there is one, whatever envelope it puts in front.
+        """
+        worker = self.workers.get(route)
+        if worker is None and (header != WX1 or len(route) == 1):
+            held = self.connections.get(route[0])
+            if held is not None:
+                worker = held.get(ALONE)
+        return worker
+
+    def workers_of(self, identity: bytes) -> list[Worker]:
+        """All workers of that connection."""
+        held = self.connections.get(identity)
+        return [] if held is None else list(held.values())
 
     def remove_worker(self, worker: Worker) -> Request | None:
         """Forget a worker and return the request it held, which is then nowhere; `forget_if_empty` is to follow."""
-        del self.workers[worker.identity]
+        del self.workers[worker.route]
+        held = self.connections[worker.identity]
+        if len(held) == 1:
+            del self.connections[worker.identity]
+        else:
+            del held[worker.slot]
         del worker.service.workers[worker]
         worker.service.idle.pop(worker, None)
         request = worker.request

@@ -6,12 +6,14 @@
 import logging
 import math
 import os
+import select
 import signal
 import socket as sockets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EADDRINUSE, EAGAIN
+from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
@@ -115,9 +117,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until `stop` is called and what is in flight has finished, then send DISCONNECT to all workers."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_out, zmq.POLLIN)
+        poller = _Poller(self._socket, self._wake_out)
         drain_until = None
         now = time.monotonic()
         flush_at = now
@@ -131,7 +131,9 @@ class Server:
             deadline = self._deadline()
             if deadline is not None and deadline <= now:
                 self._send_all(self.broker.tick(now), now)
+                more = True  # libzmq takes note of what has arrived when it sends, too: the poll would not tell
             if self._outbox and now >= flush_at:
+                more = True
                 flush_at = now + OUTBOX_RETRY
                 for message in self._outbox.flush(self._try):
                     self._send_all(self.broker.unreachable(message, now), now)
@@ -142,25 +144,40 @@ class Server:
                 if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
                     break
             if not more:
-                poller.poll(self._wait(now, drain_until))
+                poller.wait(self._wait(now, drain_until))
                 self._clear_wake()
         self._finish(now)
 
     def _take_batch(self, now: float) -> bool:
-        """Take in what has arrived.  Whether there may be more."""
+        """Take in what has arrived, and send what follows from it.  Whether there may be more."""
+        socket, take = self._socket, self.broker.receive
         for _ in range(BATCH):
-            message = receive(self._socket)
+            message = receive(socket, True)
             if message is None:
                 return False
-            self._take(message, now)
+            if self._outbox:
+                self._take_slowly(message, now)
+                continue
+            try:
+                messages = take(message, now)
+            except Exception:  # noqa: BLE001 - not known to happen, but one message must not end everybody's broker
+                self.broker.failed(now)
+                continue
+            for at, each in enumerate(messages):
+                errno = send(socket, each)
+                if errno:
+                    self._unsent(each, errno, messages, now)
+                    self._send_all(messages, now, at + 1)
+                    break
         return True
 
-    def _take(self, message: Message, now: float) -> None:
-        peer, workers = message[0], self.broker.registry.workers
-        slow_worker = bool(self._outbox) and peer in self._outbox and peer in workers
+    def _take_slowly(self, message: Message, now: float) -> None:
+        """The same for one message, while there are peers that do not keep up."""
+        peer, workers = message[0], self.broker.registry.connections
+        slow_worker = peer in self._outbox and peer in workers
         try:
             messages = self.broker.receive(message, now)
-        except Exception:  # noqa: BLE001 - not known to happen, but one peer's message must not end all others' broker
+        except Exception:  # noqa: BLE001 - as above
             self.broker.failed(now)
             return
         if slow_worker and peer not in workers:
@@ -182,18 +199,22 @@ class Server:
     def _try(self, message: Message) -> int:
         return send(self._socket, message)
 
-    def _send_all(self, messages: list[Message], now: float) -> None:
+    def _send_all(self, messages: list[Message], now: float, start: int = 0) -> None:
         """Send, never blocking; what follows from a peer that is gone or does not read is sent as well."""
-        for message in messages:
+        for message in islice(messages, start, None):
             # What follows is appended to the list that is being gone through.
             errno = EAGAIN if message[0] in self._outbox else send(self._socket, message)
-            if errno == EAGAIN:
-                if not self._outbox.add(message):
-                    log.warning("dropped peer %s: it does not read what it is sent", message[0].hex())
-                    self._outbox.discard(message[0])
-                    messages += self.broker.gone(message[0], now)
-            elif errno:
-                messages += self.broker.unreachable(message, now)
+            if errno:
+                self._unsent(message, errno, messages, now)
+
+    def _unsent(self, message: Message, errno: int, messages: list[Message], now: float) -> None:
+        """`message` could not be sent; what follows from that is put behind the other `messages`."""
+        if errno != EAGAIN:
+            messages += self.broker.unreachable(message, now)
+        elif not self._outbox.add(message):
+            log.warning("dropped peer %s: it does not read what it is sent", message[0].hex())
+            self._outbox.discard(message[0])
+            messages += self.broker.gone(message[0], now)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -255,6 +276,22 @@ class Server:
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
+
+
+class _Poller:
+    """Waits for a ZeroMQ socket from which everything has just been taken, or for a plain one.
+
+    The socket's descriptor becomes readable when something happens after that; `zmq_poll` would look first, and again.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket) -> None:
+        self._poll = select.poll()
+        self._poll.register(int(socket.get(zmq.FD)), select.POLLIN)
+        self._poll.register(other, select.POLLIN)
+
+    def wait(self, timeout: int | None) -> None:
+        """Wait, at most for so many milliseconds."""
+        self._poll.poll(timeout)
 
 
 def _check_free(endpoint: str) -> None:

@@ -5,11 +5,12 @@ around each request, one of kind SERVER around each handler.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from importlib import import_module
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Protocol
 
 HEADERS: Final = ("traceparent", "tracestate")
 
@@ -17,7 +18,17 @@ Headers = Mapping[str, str]
 Finish = Callable[[BaseException | None], None]
 """To be called when a request has ended, with what it raised."""
 
-_handled: ContextVar[Headers | None] = ContextVar("zmdp-headers", default=None)
+
+
+class Handled(Protocol):
+    """A request that is handled.  Its headers are looked at when somebody asks for them, which seldom happens."""
+
+    @property
+    def headers(self) -> Headers:
+        """The headers that the client sent."""
+
+
+_handled: ContextVar[Handled | None] = ContextVar("zmdp-handled", default=None)
 _nothing: Final[Headers] = {}
 
 
@@ -34,16 +45,18 @@ def tracer() -> Any:
 def calling(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
     """The headers of a request to `service`, with the trace context; the caller's own go before."""
     if in_use() is None:
-        handled = _handled.get()
-        if handled:
+        request = _handled.get()
+        if request is not None:
+            handled = request.headers
             passed = {name: handled[name] for name in HEADERS if name in handled}
             if passed:
-                return _with(passed, headers), _done
-        return headers, _done
+                return _with(passed, headers), untraced
+        return headers, untraced
     return _calling_with_span(service, headers)
 
 
-def _done(error: BaseException | None) -> None:
+def untraced(error: BaseException | None) -> None:
+    """What `calling` gives to be called in the end where nothing is to be done."""
     del error
 
 
@@ -70,23 +83,44 @@ def _with(passed: dict[str, str], headers: Headers | None) -> Headers:
     return {**passed, **(headers or _nothing)}
 
 
-@contextmanager
-def handling(service: str, headers: Headers) -> Iterator[None]:
-    """Within the block a request with these headers is handled."""
-    token = _handled.set(headers)
-    try:
-        if in_use() is None:
-            yield
-        else:
-            with tracer().start_as_current_span(
-                service,
-                context=import_module("opentelemetry.propagate").extract(dict(headers)),
-                kind=in_use().SpanKind.SERVER,
-                attributes=_attributes(service),
-            ):
-                yield
-    finally:
-        _handled.reset(token)
+class handling:  # noqa: N801 - it is used as a function is, as those of contextlib are
+    """Within the block `request` is handled."""
+
+    __slots__ = ("_request", "_service", "_span", "_token")
+
+    def __init__(self, service: str, request: Handled) -> None:
+        self._service = service
+        self._request = request
+        self._span: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _handled.set(self._request)
+        if in_use() is not None:
+            try:
+                self._span = _handling_with_span(self._service, self._request.headers)
+                self._span.__enter__()
+            except BaseException:
+                _handled.reset(self._token)
+                raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._span is not None:
+                self._span.__exit__(kind, value, trace)
+        finally:
+            _handled.reset(self._token)
+
+
+def _handling_with_span(service: str, headers: Headers) -> AbstractContextManager[Any]:
+    span: AbstractContextManager[Any] = tracer().start_as_current_span(
+        service,
+        context=import_module("opentelemetry.propagate").extract(dict(headers)),
+        kind=in_use().SpanKind.SERVER,
+        attributes=_attributes(service),
+    )
+    return span
 
 
 def _attributes(service: str) -> dict[str, Any]:

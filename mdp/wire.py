@@ -12,7 +12,8 @@ one, then the envelope (C22).  The layouts, route left out:
     broker → worker    MDPW02 02 client "" body+             MDPW01 02 client "" body+
                        MDPW02 05 · MDPW02 06                 MDPW01 04 · MDPW01 05
 
-X1 (docs/x1.md) adds numbers, options, ERROR and CANCEL; a client's envelope is the number of the request:
+X1 (docs/x1.md) adds numbers, options, ERROR and CANCEL; a client's envelope is the number of the request, a worker's
+the slot, if several workers share a connection:
 
     client → broker    MDPCX1 01 service options body+ · MDPCX1 05 service · MDPCX1 06
     broker → client    MDPCX1 02|03 service body+ · MDPCX1 04 service code text [detail] · MDPCX1 06
@@ -27,7 +28,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from .errors import SettingError
 
@@ -51,6 +52,8 @@ MAX_NAME: Final = 255
 """Bytes a service name or an address may have (C23)."""
 MAX_OPTIONS: Final = 65536
 """Bytes that the options of an X1 request may have as its client sends them; the broker may write them longer."""
+OVERLONG: Final = bytes(MAX_OPTIONS + 1)
+"""Longer than any frame may be that is not a body's."""
 MAX_NESTING: Final = 64
 """Objects and lists that may be in one another in the options of an X1 request, so that every peer can read them."""
 
@@ -107,6 +110,8 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
 """The command byte of each dialect's commands.  A 0.1 client's messages carry none."""
 
 _KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
+
+_WORKERS: Final = frozenset({W01, W02, WX1})
 
 DIALECTS: Final = {C01: "0.1", C02: "0.2", CX1: "X1", W01: "0.1", W02: "0.2", WX1: "X1"}
 """The protocol version behind each header."""
@@ -273,7 +278,7 @@ def valid_service(name: bytes) -> bool:
     return 1 <= len(name) <= MAX_NAME and _printable(name)
 
 
-def service_name(name: str | bytes) -> bytes:
+def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
     """`name` as it goes on the wire.  Raises `SettingError` if it names no service (C23)."""
     try:
         encoded = name.encode() if isinstance(name, str) else bytes(name)
@@ -387,12 +392,38 @@ def renewed(given: Options, ttl: float | None, attempt: int) -> bytes:
 
 
 def decode_peer(message: Message, *, max_message: int, max_frames: int) -> FromPeer | Invalid:
-    """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame."""
+    """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame.
+
+    Large frames may be memoryviews (`multipart`): those of a body are passed on as they are.
+    """
+    size = sum(map(len, message))
+    whole = message
+    if size > MAX_OPTIONS:
+        message = without_large(message)
     if len(message) > max_frames:
         return _over_limit(message, Reason.TOO_MANY_FRAMES)
-    if sum(map(len, message)) > max_message:
+    if size > max_message:
         return _over_limit(message, Reason.TOO_LARGE)
-    return _decode(message, 1, _FROM_PEER)  # type: ignore[return-value]  # _FROM_PEER holds only what returns these
+    command = _decode(message, 1, _FROM_PEER)
+    if whole is not message and isinstance(command, Request | Reply | Failure):
+        return _with_large(command, whole)
+    return command  # type: ignore[return-value]  # _FROM_PEER holds only what returns these
+
+
+def without_large(message: Message) -> Message:
+    """`message` with `OVERLONG` in place of each frame that is a memoryview: only a body's frames may be so large."""
+    frames = cast("list[object]", message)
+    return [frame if isinstance(frame, bytes) else OVERLONG for frame in frames]
+
+
+def _with_large(command: Request | Reply | Failure, whole: Message) -> Request | Reply | Failure:
+    """`command` with the frames at its end as they came."""
+    if isinstance(command, Failure):
+        at = len(whole) - len(command.detail)
+        return command._replace(text=cast("list[Any]", whole)[at - 1], detail=whole[at:])
+    if isinstance(command, Request) and command.service.startswith(MMI):
+        return command  # the broker reads it itself, and there is no such name
+    return command._replace(body=whole[len(whole) - len(command.body) :])
 
 
 def decode_broker(message: Message) -> FromBroker | Invalid:
@@ -720,13 +751,23 @@ def is_work(message: Message, route: Route, header: bytes) -> bool:
     return message[: len(route) + 2] == [*route, header, b"\x02"]
 
 
-def reply_kind(message: Message, route: Route, header: bytes) -> Kind | None:
-    """PARTIAL, FINAL or ERROR if that is how `message`, from the worker behind `route`, begins; else None."""
-    at = len(route)
-    if message[: at + 1] != [*route, header] or len(message) < at + 2:
+def reply_in(message: Message) -> tuple[Route, bytes, Kind] | None:
+    """Route, header and command if `message`, from a peer, begins like a worker's PARTIAL, FINAL or ERROR.
+
+    For a message over the limits, which is not decoded.
+    """
+    end = min(len(message) - 1, 2 + MAX_ENVELOPE)
+    at = 1
+    if at < end and message[at] not in _WORKERS:
+        while at < end and message[at]:
+            at += 1
+        at += 1
+    if at >= end or message[at] not in _WORKERS:
         return None
-    kind = _KINDS[header].get(message[at + 1])
-    return kind if kind in {Kind.PARTIAL, Kind.FINAL, Kind.ERROR} else None
+    kind = _KINDS[message[at]].get(message[at + 1])
+    if kind is Kind.PARTIAL or kind is Kind.FINAL or kind is Kind.ERROR:
+        return tuple(message[:at]), message[at], kind
+    return None
 
 
 # ── a failed request, in a dialect that has no ERROR ─────────────────────────────────────────────────────────────────

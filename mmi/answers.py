@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
+from ..mdp import compiled
 from ..mdp.journal import show
 from ..mdp.wire import DIALECTS
 
@@ -68,7 +69,7 @@ def _workers(broker: Broker, wanted: bytes, now: float) -> dict[str, Any]:
         len(workers),
         (
             {
-                "id": w.identity.hex(),
+                "id": "/".join(frame.hex() for frame in (w.identity, *(w.slot[1:-1] or w.slot[1:]))),
                 "service": show(w.service.name),
                 "protocol": DIALECTS[w.header],
                 "busy": w.request is not None,
@@ -102,6 +103,7 @@ def _broker(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
     return {
         "name": "zmdp",
         "version": __version__,
+        "compiled": compiled.parts(),
         "up_seconds": round(now - broker.started, 3),
         "draining": broker.draining,
         "dialects": {"client": ["MDP/0.1", "MDP/0.2", "X1"], "worker": ["MDP/0.1", "MDP/0.2", "X1"]},

@@ -1,6 +1,7 @@
 """One worker connection: the session on a DEALER, kept alive while its request is worked on."""
 
 import logging
+import select
 import socket as sockets
 import threading
 import time
@@ -52,8 +53,11 @@ class Connection:
         self._closed = False
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_out, zmq.POLLIN)
+        self._sent = False
+        """Something was sent since the last look for what has arrived."""
+        self._descriptor = -1
+        self._poller = select.poll()
+        self._poller.register(self._wake_out, select.POLLIN)
         try:
             self._open()
         except BaseException:
@@ -72,7 +76,7 @@ class Connection:
                 now = time.monotonic()
                 request, self._pending = self._pending or self._step(now), None
                 if request is not None and request is self._session.request:
-                    self._busy_since = time.monotonic()
+                    self._busy_since = now
                     return request
                 if until is not None and now >= until:
                     return None
@@ -153,21 +157,24 @@ class Connection:
                 self._reopen(now)
             return None
         request = None
+        self._sent = False
         while request is None and self._socket is not None and (message := receive(self._socket)) is not None:
             request = self._session.receive(message, now)
-        self._send(self._session.tick(now))
-        return None if self._is_lost(now) else request
+        if now >= self._session.deadline():
+            self._send(self._session.tick(now))
+        if self._session.lost is not None:
+            self._give_up(now)
+            return None
+        return request
 
-    def _is_lost(self, now: float) -> bool:
+    def _give_up(self, now: float) -> None:
+        """The connection was lost."""
         session = self._session
-        if session.lost is None:
-            return False
         log.warning(
             "%s: %s; connecting to %s again in %.1f s",
             session.service.decode(), session.lost, self._endpoint, max(0.0, session.retry_at - now),
         )  # fmt: skip
         self._drop(0)
-        return True
 
     def _watch_handler(self, now: float) -> None:
         if self._handler_timeout is None or self._busy_since is None or self._session.lost is not None:
@@ -182,7 +189,12 @@ class Connection:
             self._drop(LINGER)
 
     def _wait(self, now: float, until: float | None) -> None:
-        """Sleep until something arrives or is due."""
+        """Sleep until something arrives or is due.
+
+        The descriptor tells of changes only, and sending may take in a sign: then there is another look first.
+        """
+        if self._sent:
+            return
         due = self._session.deadline()
         self._poller.poll(milliseconds(min(due, until if until is not None else due) - now))
 
@@ -193,15 +205,17 @@ class Connection:
             if isinstance(error, zmq.ContextTerminated):
                 raise
             self._session.lose(str(error), now)
-            self._is_lost(now)
+            self._give_up(now)
 
     def _open(self) -> None:
         self._socket = socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER})
-        self._poller.register(socket, zmq.POLLIN)
+        self._descriptor = int(socket.get(zmq.FD))
+        self._poller.register(self._descriptor, select.POLLIN)
         self._send(self._session.connected(time.monotonic()))
 
     def _send(self, messages: list[Message]) -> None:
         for message in messages:
+            self._sent = True
             if self._socket is None or not send(self._socket, message):
                 continue
             # The broker does not keep up, or is not there.  Wait for it as long as for a silent one.
@@ -211,6 +225,6 @@ class Connection:
 
     def _drop(self, linger: int) -> None:
         if self._socket is not None:
-            self._poller.unregister(self._socket)
+            self._poller.unregister(self._descriptor)
             self._socket.close(linger)
             self._socket = None

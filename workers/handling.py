@@ -3,10 +3,10 @@
 import inspect
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from ..mdp import tracing
@@ -99,15 +99,30 @@ class Handling:
         return _checked(_frames(result) if self._coder is None else self._coder.encode(result))
 
 
-@contextmanager
-def handling(request: Request) -> Iterator[None]:
+class handling:  # noqa: N801 - it is used as a function is, as those of contextlib are
     """Within the block `request` is handled: it is the current one, and its trace context goes on."""
-    token = _current.set(request)
-    try:
-        with tracing.handling(request.service, request.headers):
-            yield
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_request", "_token", "_tracing")
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._request)
+        try:
+            self._tracing = tracing.handling(self._request.service, self._request)
+            self._tracing.__enter__()
+        except BaseException:
+            _current.reset(self._token)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._tracing.__exit__(kind, value, trace)
+        finally:
+            _current.reset(self._token)
 
 
 def failed(error: BaseException, request: Request) -> Failed:

@@ -883,7 +883,7 @@ def test_ctrl_c_while_waiting(x1, holding, driven_by):
     def interrupt():
         main, dialog = threading.main_thread().ident, x1._dialog
         holding.wait_taken(1 if other is None else 2)
-        eventually(lambda: dialog._driver == main if other is None else dialog._changed._waiters)
+        eventually(lambda: dialog._driver == main if other is None else dialog._followers)
         signal.pthread_kill(main, signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)

@@ -66,7 +66,7 @@ def feed(broker, *messages, now=0):
 def books(broker):
     """What the broker holds: (services, workers, requests that wait, requests that workers have)."""
     registry = broker.registry
-    return list(registry.services), list(registry.workers), registry.queued, registry.running
+    return list(registry.services), list(registry.connections), registry.queued, registry.running
 
 
 # ── requests and replies ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -330,9 +330,9 @@ def test_any_command_is_a_sign_of_life(sign):  # C13
     broker.receive(sign, now=2)
     broker.tick(2)
     broker.tick(4.9)
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.registry.connections) == [b"w"]
     broker.tick(5.06)
-    assert list(broker.registry.workers) == []
+    assert list(broker.registry.connections) == []
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_other_messages_are_no_sign_of_life(message):  # C13, C15
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     broker.receive(message, now=2)
     broker.tick(3.06)
-    assert list(broker.registry.workers) == []
+    assert list(broker.registry.connections) == []
 
 
 def test_all_dead_workers_go_at_once_and_the_living_stay():
@@ -350,7 +350,7 @@ def test_all_dead_workers_go_at_once_and_the_living_stay():
     broker = broker_with(b"w1", b"w2", b"w3", b"w4", heartbeat=1, liveness=3)
     feed(broker, heartbeat(b"w1"), heartbeat(b"w3"), now=2)
     assert broker.tick(3.1) == [heartbeat(b"w1"), heartbeat(b"w3")]
-    assert list(broker.registry.workers) == [b"w1", b"w3"]
+    assert list(broker.registry.connections) == [b"w1", b"w3"]
 
 
 def test_a_request_is_not_handed_from_one_dead_worker_to_the_next():  # C13, C17
@@ -488,7 +488,7 @@ def test_a_worker_may_disconnect_before_ready():  # C10
     assert broker.receive(disconnect(), now=0) == []
     assert broker.stats.disconnected == {}
     assert broker.receive(ready(), now=0) == []
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.registry.connections) == [b"w"]
 
 
 def test_nothing_is_sent_to_a_worker_after_its_disconnect():  # C16
@@ -721,7 +721,7 @@ def test_a_gone_worker_that_was_its_own_client_leaves_nothing(others):
     broker = broker_with(b"w", *others)
     broker.receive(request(b"w"), now=0)
     broker.gone(b"w", now=0)
-    assert (broker.registry.queued, list(broker.registry.workers)) == (0, others)
+    assert (broker.registry.queued, list(broker.registry.connections)) == (0, others)
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
 
 
@@ -823,7 +823,7 @@ def test_workers_are_bounded():
     assert broker.receive(ready(b"w3"), now=0) == [disconnect(b"w3")]
     assert broker.stats.disconnected == {Refusal.TOO_MANY_WORKERS: 1}
     assert feed(broker, disconnect(b"w1"), ready(b"w3")) == []
-    assert list(broker.registry.workers) == [b"w2", b"w3"]
+    assert list(broker.registry.connections) == [b"w2", b"w3"]
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -41,7 +41,7 @@ def picture(broker):
             )
             for name, service in registry.services.items()
         },
-        {identity: (id(w.request), w.last_seen, w.last_sent) for identity, w in registry.workers.items()},
+        {route: (id(w.request), w.last_seen, w.last_sent) for route, w in registry.workers.items()},
         (registry.queued, registry.queued_bytes, registry.running),
         (broker.stats.dropped.copy(), broker.stats.disconnected.copy(), broker.stats.lost.copy()),
         broker.deadline(),
@@ -66,6 +66,10 @@ def check_books(broker):
     assert set(registry._worked_on) == {request.client for request in running}
 
     assert {worker for service in services for worker in service.workers} == set(workers)
+    assert list(registry.workers) == [worker.route for worker in workers]
+    assert all(registry.connections.values()), "a connection with no worker left is kept"
+    held = [worker for each in registry.connections.values() for worker in each.values()]
+    assert sorted(held, key=id) == sorted(workers, key=id)
     for service in services:
         assert service.workers or service.queue.size, "a service with nothing left is kept"
         assert not (service.idle and service.queue.size), "a worker is idle while a request waits"
@@ -287,7 +291,7 @@ def test_when_workers_die_together_no_request_is_lost_or_given_to_the_dead(worke
     unfinished = broker.registry.queued + broker.registry.running
     sent = broker.tick(later)
     assert {message[0] for message in sent} <= alive
-    assert set(broker.registry.workers) == alive
+    assert set(broker.registry.connections) == alive
     assert broker.registry.queued + broker.registry.running == unfinished
     assert broker.stats.dropped == {}
     check_books(broker)
@@ -310,9 +314,13 @@ class Peer:
     header: bytes
     envelope: tuple[bytes, ...] = ()
 
+    @property
+    def route(self):
+        return (self.identity, *self.envelope)
+
     def frames(self, *frames):
         """A message from or to this peer."""
-        return [self.identity, *self.envelope, self.header, *frames]
+        return [*self.route, self.header, *frames]
 
     def command(self, name):
         """A worker's command byte, or a client's frames from the command on."""
@@ -621,7 +629,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert self.now >= self.hired[worker].sent + HEARTBEAT
             self.hired[worker].sent = self.now
         # C13: silent for `liveness` intervals is dead
-        dead = [worker for worker in self.hired if worker.identity not in self.broker.registry.workers]
+        dead = [worker for worker in self.hired if worker.route not in self.broker.registry.workers]
         assert len(dead) <= 1
         due = []
         for worker in dead:
@@ -638,7 +646,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 assert self.now >= expires
                 due += self.give_up(asked, 408)
         for asked in self.running():
-            ended = self.broker.registry.workers[self.worker_of(asked).identity].request.abandoned
+            ended = self.broker.registry.workers[self.worker_of(asked).route].request.abandoned
             if ended:
                 assert asked.passed(self.now)
                 due += self.give_up(asked, 408)
@@ -928,8 +936,8 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def the_model_agrees(self):
         registry = self.broker.registry
-        assert {worker.identity: hired.holds and hired.holds.body for worker, hired in self.hired.items()} == {
-            identity: worker.request and worker.request.body[0] for identity, worker in registry.workers.items()
+        assert {worker.route: hired.holds and hired.holds.body for worker, hired in self.hired.items()} == {
+            route: worker.request and worker.request.body[0] for route, worker in registry.workers.items()
         }
         assert {name: [worker.identity for worker in idle] for name, idle in self.idle.items() if idle} == {
             name: [worker.identity for worker in service.idle]

@@ -98,7 +98,7 @@ def books(broker):
     """What the broker holds: (services, workers, requests that wait, requests that workers have, X1 requests)."""
     registry = broker.registry
     numbers = [b" ".join(route[1:-1]) for route in registry.numbered]
-    return list(registry.services), list(registry.workers), registry.queued, registry.running, numbers
+    return list(registry.services), list(registry.connections), registry.queued, registry.running, numbers
 
 
 def holds_nothing(broker):
@@ -340,7 +340,7 @@ def test_a_worker_that_comes_in_the_instant_in_which_the_time_passes_is_idle():
     broker = broker_with()
     feed(broker, request(ttl=1000))
     assert broker.receive(ready(), now=1) == [error(408, BUSY)]
-    assert list(broker.registry.services[b"echo"].idle) == [broker.registry.workers[b"w"]]
+    assert list(broker.registry.services[b"echo"].idle) == [broker.registry.workers[b"w",]]
     assert holds_nothing(broker)
 
 
@@ -803,7 +803,7 @@ def test_an_error_is_a_sign_of_life():  # C13
     feed(broker, request())
     broker.receive(failure(), now=2)
     broker.tick(4.9)
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.registry.connections) == [b"w"]
 
 
 def test_an_error_of_a_stranger():  # C14
@@ -871,7 +871,7 @@ def test_an_end_over_the_limits_is_an_end(message):  # C15
     assert broker.receive(message, now=2) == [OVER_LIMIT, work(body=b"next")]
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
     broker.tick(4.9)
-    assert list(broker.registry.workers) == [b"w"]  # C13: it was a sign of life
+    assert list(broker.registry.connections) == [b"w"]  # C13: it was a sign of life
     assert broker.receive(final(), now=4.9) == [answer(b"2")]
     assert holds_nothing(broker)
 
@@ -943,7 +943,7 @@ def test_a_client_heartbeat_is_no_sign_of_life_of_a_worker():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     broker.receive([b"w", b"", b"MDPCX1", b"\x06"], now=2)
     broker.tick(3.06)
-    assert list(broker.registry.workers) == []
+    assert list(broker.registry.connections) == []
 
 
 # ── clients that are gone ────────────────────────────────────────────────────────────────────────────────────────────

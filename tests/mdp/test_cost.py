@@ -47,6 +47,10 @@ def ready_x1(worker):
     return [worker, b"MDPWX1", b"\x01", b"echo"]
 
 
+def slot(number, connection=b"w"):
+    return [connection, number, b"", b"MDPWX1", b"\x01", b"echo"]
+
+
 def numbered(number, client=b"c", service=b"echo", options=b""):
     return [client, number, b"", b"MDPCX1", b"\x01", service, options, b"x"]
 
@@ -68,6 +72,10 @@ CROWDS = {
     "busy workers": lambda many: (
         [m for n in range(many) for m in (ready(b"w%d" % n), request(b"c%d" % n))] + [ready(b"w")]
     ),
+    "slots of one connection": lambda many: [ready(b"w"), *[slot(b"%d" % n) for n in range(many)]],
+    "busy slots of one connection": lambda many: (
+        [m for n in range(many) for m in (slot(b"%d" % n), request(b"c%d" % n))] + [ready(b"w")]
+    ),
     "requests of one client": lambda many: [request(b"hog") for _ in range(many)] + [ready(b"w")],
     "requests of many clients": lambda many: [request(b"c%d" % n) for n in range(many)] + [ready(b"w")],
     "services asked for": lambda many: [request(b"hog", b"s%d" % n) for n in range(many)] + [ready(b"w")],
@@ -86,9 +94,11 @@ CROWDS = {
 
 def a_request_and_its_reply(broker):
     sent = broker.receive(request(b"new"), 0)
-    worker = sent[0][0] if sent else b"w"
-    known = broker.registry.workers[worker]
-    return sent + broker.receive([worker, known.header, b"\x04", known.request.client, b"", b"x"], 0)
+    route = (b"w",)
+    if sent:
+        route = next(route for route in (tuple(sent[0][:1]), tuple(sent[0][:3])) if route in broker.registry.workers)
+    known = broker.registry.workers[route]
+    return sent + broker.receive([*route, known.header, b"\x04", known.request.client, b"", b"x"], 0)
 
 
 def a_worker_comes_and_goes(broker):
@@ -98,7 +108,12 @@ def a_worker_comes_and_goes(broker):
 
 def a_worker_lives(broker):
     worker = next(iter(broker.registry.workers.values()))
-    return broker.receive([worker.identity, worker.header, b"\x05"], 0)
+    return broker.receive([*worker.route, worker.header, b"\x05"], 0)
+
+
+def a_slot_comes_and_goes(broker):
+    sent = broker.receive(slot(b"new"), 0)
+    return sent + broker.receive([b"w", b"new", b"", b"MDPWX1", b"\x06"], 0)
 
 
 def a_client_goes(broker):
@@ -112,8 +127,9 @@ def nothing_is_due(broker):
 
 def a_numbered_request_fails(broker):
     sent = broker.receive(numbered(b"new", b"new", options=b'{"ttl":60000,"key":1}'), 0)
-    if sent and sent[0][1] == b"MDPWX1":
-        sent += broker.receive([sent[0][0], b"MDPWX1", b"\x07", b"new", b"", b"500", b"text"], 0)
+    if sent and b"MDPWX1" in sent[0][:4]:
+        route = sent[0][: sent[0].index(b"MDPWX1")]
+        sent += broker.receive([*route, b"MDPWX1", b"\x07", b"new", b"", b"500", b"text"], 0)
     return sent
 
 
@@ -137,7 +153,8 @@ def garbage(broker):
 @pytest.mark.parametrize(
     "happens",
     [
-        a_request_and_its_reply, a_worker_comes_and_goes, a_worker_lives, a_client_goes, nothing_is_due, garbage,
+        a_request_and_its_reply, a_worker_comes_and_goes, a_slot_comes_and_goes, a_worker_lives, a_client_goes,
+        nothing_is_due, garbage,
         a_numbered_request_fails, a_numbered_request_is_cancelled, a_cancel_of_nothing,
         a_client_asks_for_a_sign_of_life,
     ],

@@ -58,6 +58,11 @@ def told(reply):
 # ── the headers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Handled:
+    def __init__(self, headers):
+        self.headers = headers
+
+
 @pytest.mark.parametrize(
     ("handled", "own", "sent"),
     [
@@ -81,7 +86,7 @@ def test_what_a_request_is_sent_with(handled, own, sent):
     if handled is None:
         headers, finish = tracing.calling("service", own)
     else:
-        with tracing.handling("outer", handled):
+        with tracing.handling("outer", Handled(handled)):
             headers, finish = tracing.calling("service", own)
     assert headers == sent
     finish(None)
@@ -90,12 +95,12 @@ def test_what_a_request_is_sent_with(handled, own, sent):
 
 @pytest.mark.usefixtures("without_otel")
 def test_handled_requests_within_handled_requests():
-    with tracing.handling("outer", {"traceparent": PARENT}):
-        with tracing.handling("inner", {"traceparent": OTHER}):
+    with tracing.handling("outer", Handled({"traceparent": PARENT})):
+        with tracing.handling("inner", Handled({"traceparent": OTHER})):
             assert tracing.calling("s", None)[0] == {"traceparent": OTHER}
-        with pytest.raises(ZeroDivisionError), tracing.handling("inner", {"traceparent": OTHER}):
+        with pytest.raises(ZeroDivisionError), tracing.handling("inner", Handled({"traceparent": OTHER})):
             raise ZeroDivisionError
-        with tracing.handling("inner", {}):
+        with tracing.handling("inner", Handled({})):
             assert tracing.calling("s", None)[0] is None
         assert tracing.calling("s", None)[0] == {"traceparent": PARENT}
     assert tracing.calling("s", None)[0] is None

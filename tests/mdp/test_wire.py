@@ -262,6 +262,37 @@ def test_what_is_over_a_limit_can_be_answered_if_it_was_numbered(frames, invalid
     assert from_peer(*frames) == invalid
 
 
+LARGE = b"L" * (MAX_OPTIONS + 1)
+
+
+@pytest.mark.parametrize("max_message", [MAX_MESSAGE, 10 * len(LARGE)])
+@pytest.mark.parametrize("frames", [frames for frames, _ in FROM_PEER.values()], ids=FROM_PEER)
+def test_a_large_frame_may_be_a_memoryview(frames, max_message):
+    """It is taken for what it would be as bytes, wherever it stands, and never looked into."""
+    given = [b"id", *frames]
+    for at in range(1, len(given) + 1):
+        for after in range(at, len(given) + 1):
+            plain, shared = list(given), list(given)
+            for place in {at, after}:
+                plain[place : place + 1] = [LARGE]
+                shared[place : place + 1] = [memoryview(LARGE)]
+            limits = {"max_message": max_message, "max_frames": MAX_FRAMES}
+            command = wire.decode_peer(shared, **limits)
+            assert command == wire.decode_peer(plain, **limits)
+            if command == wire.decode_peer(given, **limits):
+                raise AssertionError("it was ignored")
+            if getattr(command, "body", None):
+                assert command.body == shared[-len(command.body) :]
+                assert any(isinstance(frame, memoryview) for frame in command.body)
+
+
+def test_what_is_asked_of_the_broker_itself_is_always_bytes():
+    question = wire.decode_peer(
+        [b"id", C02, b"\x01", b"mmi.service", memoryview(LARGE)], max_message=10 * len(LARGE), max_frames=MAX_FRAMES
+    )
+    assert isinstance(question.body[0], bytes)
+
+
 def test_no_frames_at_all():
     assert wire.decode_peer([], max_message=1, max_frames=1) == Invalid(Reason.TOO_FEW_FRAMES)
     assert wire.decode_broker([]) == Invalid(Reason.TOO_FEW_FRAMES)
@@ -506,21 +537,29 @@ def test_work_is_told_from_what_goes_to_a_client_of_the_same_connection(message,
     assert not wire.is_work(message, route, header)
 
 
-KINDS = {
-    "PARTIAL": ([*ROUTE, WX1, b"\x03", b"c", b""], wire.Kind.PARTIAL),
-    "FINAL": ([*ROUTE, WX1, b"\x04", b"c", b""], wire.Kind.FINAL),
-    "ERROR": ([*ROUTE, WX1, b"\x07"], wire.Kind.ERROR),
+REPLIES = {
+    "PARTIAL": ([*ROUTE, WX1, b"\x03", b"c", b""], (ROUTE, WX1, wire.Kind.PARTIAL)),
+    "FINAL": ([*ROUTE, WX1, b"\x04", b"c", b""], (ROUTE, WX1, wire.Kind.FINAL)),
+    "ERROR": ([*ROUTE, WX1, b"\x07"], (ROUTE, WX1, wire.Kind.ERROR)),
+    "FINAL without an envelope": ([b"id", W02, b"\x04", b"c"], ((b"id",), W02, wire.Kind.FINAL)),
+    "0.1 REPLY": ([b"id", b"", W01, b"\x03", b"c"], ((b"id", b""), W01, wire.Kind.FINAL)),
+    "the deepest envelope": (
+        [b"id", *[b"x"] * 15, b"", WX1, b"\x04"], ((b"id", *[b"x"] * 15, b""), WX1, wire.Kind.FINAL)
+    ),
+    "too deep": ([b"id", *[b"x"] * 16, b"", WX1, b"\x04"], None),
     "READY": ([*ROUTE, WX1, b"\x01", b"c", b""], None),
     "no command": ([*ROUTE, WX1, b"\x99"], None),
     "nothing": ([*ROUTE, WX1], None),
-    "another header": ([*ROUTE, W02, b"\x04", b"c"], None),
-    "another route": ([b"id", WX1, b"\x04", b"c", b"", b"x", b"y"], None),
-}
+    "only an envelope": ([*ROUTE], None),
+    "no envelope": ([b"id"], None),
+    "no header": ([*ROUTE, b"x", b"\x04", b"c"], None),
+    "a client's": ([*ROUTE, CX1, b"\x03", b"c"], None),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("message", "kind"), KINDS.values(), ids=KINDS)
-def test_how_a_reply_begins_tells_what_it_is(message, kind):
-    assert wire.reply_kind(message, ROUTE, WX1) is kind
+@pytest.mark.parametrize(("message", "told"), REPLIES.values(), ids=REPLIES)
+def test_how_a_reply_begins_tells_whose_it_is(message, told):
+    assert wire.reply_in(message) == told
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────

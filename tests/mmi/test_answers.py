@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
+from zmdp.mdp import compiled
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mmi import answers
@@ -101,6 +102,15 @@ def test_workers_are_listed(broker, wanted, rows):
     assert ask(broker, b"mmi.workers", wanted, now=10.5) == {"workers": rows, "more": 0}
 
 
+def test_workers_that_share_a_connection_are_told_apart():
+    broker = Broker(now=0)
+    for envelope in ([], [b"1", b""], [b"hop", b"\xff", b""], [b""]):
+        broker.receive([b"w", *envelope, *READY["X1"], b"echo"], now=0)
+    broker.receive([b"v", b"hop", b"", *READY["0.2"], b"echo"], now=0)
+    ids = [worker["id"] for worker in ask(broker, b"mmi.workers", b"")["workers"]]
+    assert ids == ["77", "77/31", "77/686f70/ff", "77/", "76"]
+
+
 def test_names_that_are_no_text_are_shown_safely():
     broker = Broker(now=0)
     broker.receive([b"w", *READY["0.2"], "größe".encode()], now=0)
@@ -162,6 +172,7 @@ def test_the_broker_tells_its_version_and_limits(broker):
     assert ask(broker, b"mmi.broker", b"", now=10.5) == {
         "name": "zmdp",
         "version": version("zmdp"),
+        "compiled": compiled.parts(),
         "up_seconds": 10.5,
         "draining": False,
         "dialects": {"client": ["MDP/0.1", "MDP/0.2", "X1"], "worker": ["MDP/0.1", "MDP/0.2", "X1"]},

@@ -439,8 +439,8 @@ def test_request_and_cancel_that_arrive_together():
                 router.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"1")
                 router.send(identity, b"MDPWX1", b"\x08", b"client", b"")
                 (slot,) = worker._slots
-                while slot._session.request is None or not slot._session.request.cancelled:
-                    slot._arrived()  # both in one turn of the event loop
+                while slot.session.request is None or not slot.session.request.cancelled:
+                    slot._link._turn()  # both in one turn of the event loop
                 reply = await asyncio.to_thread(router.recv)
                 assert reply[1:] == [b"MDPWX1", b"\x07", b"client", b"", b"499", b"cancelled"]
                 router.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"2")
@@ -615,7 +615,8 @@ def test_the_broker_is_restarted_during_a_handler(protocol, logged):
     assert cancelled == [True, False]
 
 
-def test_many_connections_that_are_lost_together_are_one_warning(caplog, monkeypatch):
+@pytest.mark.parametrize(("protocol", "connections"), [("0.2", 8), ("X1", 1)])
+def test_many_connections_that_are_lost_together_are_one_warning(caplog, monkeypatch, protocol, connections):
     monkeypatch.setattr(aio, "SIBLINGS", 60.0)
 
     async def scenario():
@@ -625,7 +626,7 @@ def test_many_connections_that_are_lost_together_are_one_warning(caplog, monkeyp
         limits = Limits(heartbeat=0.05, liveness=40)
         with running_broker(drain_timeout=0.0, limits=limits) as first:
             at = first.endpoints[0]
-            worker = AsyncWorker("echo", echo, broker=at, concurrency=8, heartbeat=0.05, liveness=40)
+            worker = AsyncWorker("echo", echo, broker=at, concurrency=8, heartbeat=0.05, liveness=40, protocol=protocol)
             worker.start()
             client = AsyncClient(at, timeout=20)
             while await workers() < 8:
@@ -641,7 +642,7 @@ def test_many_connections_that_are_lost_together_are_one_warning(caplog, monkeyp
     caplog.set_level("DEBUG", "zmdp.worker")
     asyncio.run(scenario())
     levels = [each.levelname for each in caplog.records if "connecting to" in each.message]
-    assert sorted(levels) == ["DEBUG"] * 7 + ["WARNING"]
+    assert sorted(levels) == ["DEBUG"] * (connections - 1) + ["WARNING"]
 
 
 @pytest.mark.parametrize("patient", [True, False])
@@ -670,7 +671,7 @@ def test_a_broker_that_takes_nothing(logged, patient):
                     assert sent < 4999
                     assert logged("connecting to", timeout=0)
                     return
-                while worker._slots[0]._unsent == []:
+                while not worker._slots[0]._link.stalled:
                     await asyncio.sleep(0)
                 worker.stop()  # all of it gets out all the same, the FINAL too
                 await asyncio.sleep(0)
@@ -698,10 +699,10 @@ def test_a_final_that_the_broker_does_not_take_yet_is_not_lost_when_the_worker_e
             async with worker:
                 identity = (await asyncio.to_thread(router.recv))[0]
                 full = True
-                sending = sys.modules["zmdp.workers.aio"].send
-                monkeypatch.setattr("zmdp.workers.aio.send", lambda *a: zmq.EAGAIN if full else sending(*a))
+                sending = sys.modules["zmdp.workers.link"].send
+                monkeypatch.setattr("zmdp.workers.link.send", lambda *a: zmq.EAGAIN if full else sending(*a))
                 router.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"x")
-                while not worker._slots[0]._unsent:
+                while not worker._slots[0]._link.stalled:
                     await asyncio.sleep(0)
                 worker.stop()
                 for _ in range(10):
@@ -769,7 +770,7 @@ def test_a_worker_that_cannot_open_all_its_sockets_holds_nothing_open(endpoint, 
 
     async def scenario():
         with pytest.raises(zmq.ZMQError, match="Too many open files"):
-            AsyncWorker("echo", echo, broker=endpoint, concurrency=10).start()
+            AsyncWorker("echo", echo, broker=endpoint, concurrency=10, protocol="0.2").start()
 
     asyncio.run(scenario())
     assert few.closed

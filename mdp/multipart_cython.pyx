@@ -1,0 +1,178 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""`receive` and `send` of a whole message, calling the libzmq that pyzmq has loaded (see `multipart`).
+
+It is linked with no libzmq: `dlsym` finds the functions through pyzmq's own extension module, in the library that came
+with its wheel as in the system's, so that a socket's address means the same here and there.  The GIL is kept: nothing
+here waits, and while it is kept no other thread can close the socket that is worked on.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EAGAIN, EHOSTUNREACH, EINTR, ENOTSOCK
+
+import zmq
+from zmq.backend import Socket as _Backend
+from zmq.backend.cython import _zmq
+
+from .multipart_python import LARGE as _LARGE
+
+
+cdef extern from "dlfcn.h" nogil:
+    void *dlopen(const char *path, int mode)
+    void *dlsym(void *library, const char *name)
+    int RTLD_LAZY
+    int RTLD_NOLOAD
+
+
+cdef extern from *:
+    """
+    /* zmq_msg_t of zmq.h: 64 bytes, aligned as a pointer.  Its size has been part of the ABI since libzmq 4.1. */
+    typedef union { unsigned char bytes[64]; void *aligned; } zmdp_msg_t;
+    """
+    ctypedef struct zmdp_msg_t:
+        pass
+
+
+ctypedef int (*_Unary)(zmdp_msg_t *) noexcept nogil
+ctypedef int (*_Binary)(zmdp_msg_t *, zmdp_msg_t *) noexcept nogil
+ctypedef int (*_Transfer)(zmdp_msg_t *, void *, int) noexcept nogil
+ctypedef int (*_Send)(void *, const void *, size_t, int) noexcept nogil
+ctypedef void *(*_Data)(zmdp_msg_t *) noexcept nogil
+ctypedef size_t (*_Size)(zmdp_msg_t *) noexcept nogil
+ctypedef int (*_Errno)() noexcept nogil
+
+cdef void *_library = dlopen(_zmq.__file__.encode(), RTLD_LAZY | RTLD_NOLOAD)
+
+
+cdef void *_symbol(const char *name) except NULL:
+    found = dlsym(_library, name) if _library != NULL else NULL
+    if found == NULL:
+        raise ImportError(f"there is no {name.decode()} to be found through {_zmq.__file__}")
+    return found
+
+
+cdef _Unary msg_init = <_Unary> _symbol(b"zmq_msg_init")
+cdef _Unary msg_close = <_Unary> _symbol(b"zmq_msg_close")
+cdef _Unary msg_more = <_Unary> _symbol(b"zmq_msg_more")
+cdef _Binary msg_copy = <_Binary> _symbol(b"zmq_msg_copy")
+cdef _Binary msg_move = <_Binary> _symbol(b"zmq_msg_move")
+cdef _Transfer msg_send = <_Transfer> _symbol(b"zmq_msg_send")
+cdef _Transfer msg_recv = <_Transfer> _symbol(b"zmq_msg_recv")
+cdef _Data msg_data = <_Data> _symbol(b"zmq_msg_data")
+cdef _Size msg_size = <_Size> _symbol(b"zmq_msg_size")
+cdef _Send buffer_send = <_Send> _symbol(b"zmq_send")
+cdef _Errno zmq_errno = <_Errno> _symbol(b"zmq_errno")
+
+cdef int DONTWAIT = zmq.DONTWAIT
+cdef int SNDMORE = zmq.SNDMORE
+cdef int ETERM = zmq.ETERM
+cdef Py_ssize_t LARGE = _LARGE
+
+
+cdef class _Frame:
+    """The owner of a large frame's buffer; libzmq counts who else has it."""
+
+    cdef zmdp_msg_t msg
+
+    def __cinit__(self):
+        msg_init(&self.msg)
+
+    def __dealloc__(self):
+        msg_close(&self.msg)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, msg_data(&self.msg), msg_size(&self.msg), 1, flags)
+
+
+cdef void *_address(socket) except NULL:
+    cdef size_t address = socket.underlying
+    if address == 0:
+        raise zmq.ZMQError(ENOTSOCK)
+    return <void *> address
+
+
+cdef int _failed(int errno) except -1:
+    """Raise for what is wrong with the socket; an interrupted call is to be made again, after Python's handlers."""
+    if errno == EINTR:
+        PyErr_CheckSignals()
+        return 0
+    raise zmq.ContextTerminated(errno) if errno == ETERM else zmq.ZMQError(errno)
+
+
+def receive(socket, bint share=False):
+    """The next message that has arrived on `socket`, or None."""
+    cdef void *address = _address(socket)
+    cdef zmdp_msg_t msg
+    cdef list message = []
+    cdef Py_ssize_t size
+    cdef int errno, more
+    cdef _Frame frame
+    msg_init(&msg)
+    try:
+        while True:
+            if msg_recv(&msg, address, DONTWAIT) < 0:
+                errno = zmq_errno()
+                if errno == EAGAIN:
+                    return None
+                _failed(errno)
+                address = _address(socket)  # a handler may have closed it
+                continue
+            more = msg_more(&msg)
+            size = msg_size(&msg)
+            if share and size >= LARGE:
+                frame = _Frame.__new__(_Frame)
+                msg_move(&frame.msg, &msg)
+                message.append(memoryview(frame))
+            else:
+                message.append(PyBytes_FromStringAndSize(<char *> msg_data(&msg), size))
+            if not more:
+                return message
+    finally:
+        msg_close(&msg)
+
+
+cdef int _send_bytes(void *address, bytes frame, int flags) noexcept:
+    return buffer_send(address, PyBytes_AS_STRING(frame), PyBytes_GET_SIZE(frame), flags)
+
+
+cdef int _send_shared(void *address, _Frame frame, int flags) noexcept:
+    cdef zmdp_msg_t msg
+    msg_init(&msg)
+    msg_copy(&msg, &frame.msg)
+    cdef int sent = msg_send(&msg, address, flags)
+    if sent < 0:
+        msg_close(&msg)
+    return sent
+
+
+def send(socket, list message):
+    """Send `message`, or nothing of it.  0, EAGAIN or EHOSTUNREACH."""
+    cdef void *address = _address(socket)
+    cdef Py_ssize_t at = 0, last = len(message) - 1
+    cdef int flags, sent, errno
+    while at <= last:
+        frame = message[at]
+        flags = DONTWAIT | SNDMORE if at < last else DONTWAIT
+        if type(frame) is bytes and PyBytes_GET_SIZE(<bytes> frame) < LARGE:
+            sent = _send_bytes(address, <bytes> frame, flags)
+        elif type(frame) is memoryview and type(frame.obj) is _Frame and len(frame) == len(memoryview(frame.obj)):
+            sent = _send_shared(address, <_Frame> frame.obj, flags)
+        else:
+            # pyzmq knows how to keep a Python object until an I/O thread is done with it.
+            try:
+                _Backend.send(socket, frame, flags, len(frame) < LARGE)
+                sent = 0
+            except zmq.ZMQError as error:
+                if error.errno == EAGAIN or error.errno == EHOSTUNREACH:
+                    return error.errno
+                raise
+        if sent < 0:
+            errno = zmq_errno()
+            if errno == EAGAIN or errno == EHOSTUNREACH:
+                return errno
+            _failed(errno)
+            address = _address(socket)
+            continue
+        at += 1
+    return 0

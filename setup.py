@@ -1,0 +1,94 @@
+"""What pyproject.toml cannot say: the compiled modules, which the build goes on without where they cannot be had.
+
+`mdp/multipart_cython.pyx` is compiled by Cython, the protocol's machines by mypyc, from the very sources that run
+without.  `ZMDP_PURE=1` compiles nothing, and `mdp-broker --version` tells what a program runs on.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import chdir
+from pathlib import Path
+
+from setuptools import Distribution, Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).parent
+STAGE = Path("build", "machines")
+"""mypyc takes a module's name from its path: there the folders stand as they are installed."""
+FOLDERS = {
+    "zmdp": "src/zmdp",
+    "zmdp/mdp": "mdp",
+    "zmdp/mmi": "mmi",
+    "zmdp/clients": "clients",
+    "zmdp/workers": "workers",
+}
+MACHINES = [
+    "zmdp/mdp/broker.py",
+    "zmdp/mdp/journal.py",
+    "zmdp/mdp/registry.py",
+    "zmdp/mdp/timers.py",
+    "zmdp/mdp/wire.py",
+]
+
+
+def extensions() -> list[Extension]:
+    """All that can be compiled here."""
+    if os.environ.get("ZMDP_PURE", "") not in {"", "0"}:
+        return []
+    try:
+        _check_compiler()
+        return [*_multipart(), *_machines()]
+    except (Exception, SystemExit) as error:  # whatever is missing or fails, Python alone does
+        print(f"zmdp: nothing is compiled, it will run on Python alone: {error!r}", file=sys.stderr)
+        return []
+
+
+def _check_compiler() -> None:
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        Path("check.c").write_text("#include <Python.h>\nPyMODINIT_FUNC PyInit_check(void) { return NULL; }\n")
+        command = build_ext(Distribution())
+        command.extensions = [Extension("check", ["check.c"])]
+        command.build_lib = command.build_temp = folder
+        command.ensure_finalized()
+        command.run()
+
+
+def _multipart() -> list[Extension]:
+    from Cython.Build import cythonize
+
+    return cythonize([Extension("zmdp.mdp.multipart_cython", ["mdp/multipart_cython.pyx"])], build_dir="build")
+
+
+def _machines() -> list[Extension]:
+    from mypyc.build import mypycify
+
+    shutil.rmtree(STAGE, ignore_errors=True)
+    for name, folder in FOLDERS.items():
+        (STAGE / name).mkdir(parents=True)
+        for source in (HERE / folder).glob("*.py"):
+            shutil.copy2(source, STAGE / name)
+        shutil.copy2(HERE / "src/zmdp/py.typed", STAGE / "zmdp")
+    with chdir(STAGE):
+        return [
+            _moved(each)
+            for each in mypycify(
+                ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", *MACHINES],
+                opt_level="2",
+                debug_level="0",
+                group_name="zmdp.machines",
+            )
+        ]
+
+
+def _moved(extension: Extension) -> Extension:
+    """As seen from here; and a compiler that knows a warning more than mypyc's authors' is no reason to stop."""
+    extension.extra_compile_args = [each for each in extension.extra_compile_args if each != "-Werror"]
+    extension.sources = [str(STAGE / source) for source in extension.sources]
+    extension.depends = [str(STAGE / source) for source in extension.depends]
+    extension.include_dirs = [each if os.path.isabs(each) else str(STAGE / each) for each in extension.include_dirs]
+    return extension
+
+
+setup(ext_modules=extensions())
