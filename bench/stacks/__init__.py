@@ -8,7 +8,7 @@ for speed; each peer's file says how.  A round starts a peer's whole stack anew,
 peers take turns: round 1 of all, round 2 …  So a ratio within a round is of use where the machine is shared, and no
 other number is.
 
-Measured: requests a second, latencies, and the CPU time a request of all processes together, and of the server alone.
+Measured: requests a second, latencies, and the CPU time a request, of all processes together and of each kind.
 """
 
 import argparse
@@ -28,9 +28,9 @@ FIGURES = (
     ("requests a second", "1/s"),
     ("latency, p50", "ms"),
     ("latency, p99", "ms"),
-    ("CPU of client, server and workers a request", "µs"),
-    ("CPU of the server a request", "µs"),
+    ("CPU a request, of all processes", "µs"),
 )
+SHARES = ("CPU a request, by process", "µs")
 NOTE = "one client process and four worker processes in Python, 32-byte bodies echoed"
 
 
@@ -54,7 +54,7 @@ def contenders() -> list[Peer]:
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """The records of this part."""
     rounds, seconds = alone.extent(options)
-    for figure, _ in FIGURES:
+    for figure, _ in (*FIGURES, SHARES):
         yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}
     chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
     yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, _: _measure(peer, seconds))
@@ -66,6 +66,8 @@ def _measure(peer: Peer, seconds: float) -> Iterator[dict[str, Any]]:
         found = running.ask(peer, address, plan, len(plan) * (WARM + seconds))
     for outstanding, figures in zip(OUTSTANDING, found, strict=True):
         cpu = figures["cpu"]
-        values = (figures["rate"], figures["p50"], figures["p99"], sum(cpu.values()), cpu["server"])
+        values = (figures["rate"], figures["p50"], figures["p99"], sum(cpu.values()))
         for figure, value in zip(FIGURES, values, strict=True):
             yield running.record(PART, figure, peer.name, {"outstanding": outstanding}, value)
+        for group, value in cpu.items():
+            yield running.record(PART, SHARES, peer.name, {"of": group, "outstanding": outstanding}, value)

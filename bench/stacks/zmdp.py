@@ -23,7 +23,7 @@ WORKERS = 4
 
 @dataclass
 class Zmdp(Peer):
-    """`concurrency` is how many requests a worker process takes at a time, each over a connection of its own."""
+    """`concurrency` is how many requests a worker process takes at a time."""
 
     name: str = "zmdp"
     concurrency: int = 1
@@ -55,10 +55,10 @@ class Zmdp(Peer):
 
 @dataclass
 class ZmdpAsync(Zmdp):
-    """Asyncio on both sides."""
+    """Asyncio on both sides.  Workers take many requests at a time, as NATS's take any number."""
 
     name: str = "zmdp, asyncio"
-    concurrency: int = 16
+    concurrency: int = 64
 
     def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
         async def handle(request: list[bytes]) -> bytes:
