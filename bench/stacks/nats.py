@@ -1,4 +1,7 @@
-"""NATS: nats-server and nats-py; request and reply through a queue group."""
+"""NATS: nats-server and nats-py; request and reply through a queue group.
+
+With nats-py's own settings, and asyncio's own event loop, as zmdp.
+"""
 
 # ruff: noqa: PLC0415 - the peer's library is imported only where it is installed
 

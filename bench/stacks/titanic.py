@@ -4,7 +4,7 @@ import importlib.util
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,5 +72,10 @@ class TitanicPostgres(Titanic):
         sys.path.append(str(processes.BENCH.parent / "tests"))
         from support.postgres import cluster  # noqa: PLC0415 - it takes what is looked for in `missing`
 
-        with cluster(fsync=True) as postgres, postgres.database() as name:
+        with ExitStack() as opened:
+            try:
+                postgres = opened.enter_context(cluster(fsync=True))
+                name = opened.enter_context(postgres.database())
+            except (AssertionError, OSError) as error:
+                raise processes.FailedError(f"PostgreSQL does not start: {error}") from None
             yield postgres.url(name)
