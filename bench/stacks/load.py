@@ -151,8 +151,11 @@ def closed_sync(caller: Caller, outstanding: int, warm: float, window: Window, s
 async def open_loop(
     ask: Ask, moments: Sequence[tuple[float, bool]], short: bytes, slow: bytes
 ) -> dict[str, list[float]]:
-    """Seconds from when each request was due until its reply came, of the short ones and of the slow ones."""
-    found: dict[str, list[float]] = {"short": [], "slow": []}
+    """Seconds from when each request was due until its reply came, of the short ones and of the slow ones.
+
+    `late` is how late each was sent, which is not the peer's doing: the machine did something else.
+    """
+    found: dict[str, list[float]] = {"short": [], "slow": [], "late": []}
     began = time.perf_counter()
 
     async def one(request: bytes, due: float, latencies: list[float]) -> None:
@@ -165,6 +168,7 @@ async def open_loop(
             due = began + moment
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
+            found["late"].append(time.perf_counter() - due)
             group.create_task(one(slow, due, found["slow"]) if is_slow else one(short, due, found["short"]))
     return found
 
