@@ -1,0 +1,66 @@
+"""Durable accepts a second: Titanic beside RabbitMQ's confirmed persistent messages and NATS JetStream.
+
+    python bench/durable.py [--quick] [--rounds N] [--seconds S] [--only PEER]…
+
+One Python client hands over 100-byte messages, 1 or 64 at a time, which nobody takes; what counts is that each is
+accepted.  The promise is the same for all but where the name says else: what is accepted is on the disk.  Titanic
+answers after the commit of a transaction that holds all that came meanwhile.  RabbitMQ confirms a persistent message in
+a durable queue after an fsync: a classic queue after its own (so 3.10 does, system calls show it), a quorum queue, of
+one node here, after that of the log.  JetStream with `sync_interval: always` syncs each message; without, its server
+syncs every 2 minutes, and what was accepted since then is lost if the machine fails.  The limit is a file that is
+overwritten and synced, with no process between.
+
+All files are in the folder for temporary files ($TMPDIR): where that is in memory, syncing costs nothing.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stacks import alone, disk, nats, rabbitmq, running, titanic
+from stacks.peer import Peer
+
+PART = "durable"
+TITLE = "Durable accepts"
+NOTE = "100-byte messages, one client process in Python; what is accepted is on the disk, unless the name says else"
+OUTSTANDING = (1, 64)
+BASE = "Titanic, SQLite"
+WARM = 0.5
+"""Seconds under the load before anything is counted."""
+FIGURES = (("durable accepts a second", "1/s"), ("time to accept, p50", "ms"), ("time to accept, p99", "ms"))
+
+
+def contenders() -> list[Peer]:
+    """Everyone who takes part."""
+    return [
+        titanic.Titanic(),
+        titanic.TitanicPostgres(),
+        rabbitmq.Durable("RabbitMQ, classic queue", queue_type="classic"),
+        rabbitmq.Durable("RabbitMQ, quorum queue", queue_type="quorum"),
+        nats.JetStream("JetStream, sync_interval: always", always=True),
+        nats.JetStream("JetStream, fsync every 2 minutes", always=False),
+        disk.Disk(),
+    ]
+
+
+def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The records of this part."""
+    rounds, seconds = alone.extent(options)
+    for figure, _ in FIGURES:
+        yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}
+    chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
+    yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, _: _measure(peer, seconds))
+
+
+def _measure(peer: Peer, seconds: float) -> Iterator[dict[str, Any]]:
+    load = {"warm": WARM, "seconds": seconds, "pids": {}, "size": disk.SIZE}
+    plan = [{"outstanding": each, **load} for each in OUTSTANDING]
+    with running.stack(peer, "echo", workers=0) as (address, _):
+        found = running.ask(peer, address, plan, len(plan) * (WARM + seconds))
+    for outstanding, figures in zip(OUTSTANDING, found, strict=True):
+        for figure, value in zip(FIGURES, (figures["rate"], figures["p50"], figures["p99"]), strict=True):
+            yield running.record(PART, figure, peer.name, {"outstanding": outstanding}, value)
+
+
+if __name__ == "__main__":
+    alone.main(TITLE, run)

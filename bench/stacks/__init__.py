@@ -1,0 +1,73 @@
+"""Full stacks in Python beside their peers.
+
+    python bench/stacks [--quick] [--rounds N] [--seconds S] [--only PEER]…
+
+One client process and four worker processes in Python, and the peer's server between them; 32-byte bodies are echoed,
+with 1, 64 and 500 requests outstanding.  Each peer's client and workers are written as its own documentation recommends
+for speed; each peer's file says how.  A round starts a peer's whole stack anew, nothing else runs meanwhile, and the
+peers take turns: round 1 of all, round 2 …  So a ratio within a round is of use where the machine is shared, and no
+other number is.
+
+Measured: requests a second, latencies, and the CPU time a request, of all processes together and of each kind.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from . import alone, celery, gearman, nats, rabbitmq, raw, redis, running, zmdp
+from .peer import Peer
+
+PART = "stacks"
+TITLE = "Full stacks in Python"
+OUTSTANDING = (1, 64, 500)
+BASE = "NATS"
+WARM = 0.5
+"""Seconds under the load before anything is counted."""
+FIGURES = (
+    ("requests a second", "1/s"),
+    ("latency, p50", "ms"),
+    ("latency, p99", "ms"),
+    ("CPU a request, of all processes", "µs"),
+)
+SHARES = ("CPU a request, by process", "µs")
+NOTE = "one client process and four worker processes in Python, 32-byte bodies echoed"
+
+
+def contenders() -> list[Peer]:
+    """Everyone who takes part."""
+    return [
+        zmdp.ZmdpAsync(),
+        zmdp.ZmdpThreads(),
+        nats.NATS(),
+        rabbitmq.RabbitMQ(),
+        redis.RedisLists(),
+        redis.RedisLists("Redis lists, batched", batched=True),
+        gearman.Gearman(),
+        celery.Celery(),
+        raw.GuideMethod(),
+        raw.ForwardingLoop(),
+        raw.ForwardingLoop("forwarding loop in C, in turn", connections=1, in_turn=True),
+    ]
+
+
+def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The records of this part."""
+    rounds, seconds = alone.extent(options)
+    for figure, _ in (*FIGURES, SHARES):
+        yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}
+    chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
+    yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, _: _measure(peer, seconds))
+
+
+def _measure(peer: Peer, seconds: float) -> Iterator[dict[str, Any]]:
+    with running.stack(peer, "echo") as (address, pids):
+        plan = [{"outstanding": each, "warm": WARM, "seconds": seconds, "pids": pids} for each in OUTSTANDING]
+        found = running.ask(peer, address, plan, len(plan) * (WARM + seconds))
+    for outstanding, figures in zip(OUTSTANDING, found, strict=True):
+        cpu = figures["cpu"]
+        values = (figures["rate"], figures["p50"], figures["p99"], sum(cpu.values()))
+        for figure, value in zip(FIGURES, values, strict=True):
+            yield running.record(PART, figure, peer.name, {"outstanding": outstanding}, value)
+        for group, value in cpu.items():
+            yield running.record(PART, SHARES, peer.name, {"of": group, "outstanding": outstanding}, value)

@@ -1,0 +1,202 @@
+"""The loads that every peer gets, and what is measured under them.  Nothing here knows a peer.
+
+Closed loop: so many requests are outstanding all the time; each reply is followed by the next request.  Open loop:
+requests have moments at which they are due, and are sent then, whatever has become of those before; latencies count
+from that moment.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+SEED = 1
+SIZE = 32
+"""Bytes of an echoed body."""
+LEAST = 20
+"""Requests that a window takes at least: where the machine has stalled it stays open for longer."""
+
+Ask = Callable[[bytes], Awaitable[bytes]]
+
+
+class Caller(Protocol):
+    """A synchronous client with many requests outstanding."""
+
+    def send(self, key: int) -> None:
+        """Send a request."""
+
+    def receive(self) -> Iterable[tuple[int, float]]:
+        """Wait for replies: the keys of those that have come, and when they had."""
+
+
+class WrongReplyError(Exception):
+    """A peer did not echo what was sent."""
+
+
+@dataclass
+class Window:
+    """What is counted from its opening to its closing: latencies in seconds, CPU seconds by group of processes."""
+
+    pids: dict[str, list[int]]
+    latencies: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    used: dict[str, float] = field(default_factory=dict)
+
+    def open(self) -> None:
+        self.latencies.clear()
+        self.used = {name: cpu_seconds(pids) for name, pids in self.pids.items()}
+        self.seconds = -time.perf_counter()
+
+    def close(self) -> None:
+        self.seconds += time.perf_counter()
+        self.used = {name: cpu_seconds(pids) - self.used[name] for name, pids in self.pids.items()}
+
+    def figures(self) -> dict[str, Any]:
+        """Ready for JSON: milliseconds, and CPU microseconds a request by group."""
+        found, count = sorted(self.latencies), max(1, len(self.latencies))
+        return {
+            "rate": len(found) / self.seconds,
+            "p50": 1e3 * percentile(found, 50),
+            "p99": 1e3 * percentile(found, 99),
+            "cpu": {name: 1e6 * used / count for name, used in self.used.items()},
+        }
+
+
+# ── pure ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least of the sorted `values` that `percent` of them do not exceed; 0 if there are none."""
+    if not values:
+        return 0.0
+    return values[max(0, -int(-len(values) * percent // 100) - 1)]
+
+
+def schedule(rate: float, seconds: float, share: float, seed: int = SEED) -> list[tuple[float, bool]]:
+    """The moments of an open loop, in seconds, and which are slow: at random, `rate` a second, the same each time."""
+    rng = random.Random(seed)
+    moments, moment = [], 0.0
+    while (moment := moment + rng.expovariate(rate)) < seconds:
+        moments.append((moment, rng.random() < share))
+    return moments
+
+
+def body(key: int, size: int = SIZE) -> bytes:
+    """A body that says which request it is of."""
+    return b"%08d" % key + b"x" * (size - 8)
+
+
+# ── the loads ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def closed(ask: Ask, outstanding: int, warm: float, window: Window, seconds: float, *, size: int = SIZE) -> None:
+    """`outstanding` callers, each of which waits for its reply before it asks again."""
+    latencies, ended = window.latencies, False
+
+    async def caller(key: int) -> None:
+        mine = body(key, size)
+        while not ended:
+            sent = time.perf_counter()
+            if await ask(mine) != mine:
+                raise WrongReplyError(mine)
+            latencies.append(time.perf_counter() - sent)
+
+    async with asyncio.TaskGroup() as group:
+        for key in range(outstanding):
+            group.create_task(caller(key))
+        await asyncio.sleep(warm)
+        window.open()
+        await asyncio.sleep(seconds)
+        while len(latencies) < LEAST:
+            await asyncio.sleep(0.01)
+        window.close()
+        ended = True
+        counted = len(latencies)
+    del latencies[counted:]
+
+
+def closed_sync(caller: Caller, outstanding: int, warm: float, window: Window, seconds: float) -> None:
+    """The same for a synchronous client."""
+    sent: dict[int, float] = {}
+    latencies = window.latencies
+
+    def send(key: int) -> None:
+        sent[key] = time.perf_counter()
+        caller.send(key)
+
+    for key in range(outstanding):
+        send(key)
+    opens, closes = time.perf_counter() + warm, 0.0
+    while True:
+        for key, came in caller.receive():
+            latencies.append(came - sent.pop(key))
+            send(key)
+        now = time.perf_counter()
+        if not closes and now >= opens:
+            window.open()
+            closes = time.perf_counter() + seconds
+        elif closes and now >= closes and len(latencies) >= LEAST:
+            window.close()
+            break
+    counted = len(latencies)
+    while sent:
+        for key, _ in caller.receive():
+            del sent[key]
+    del latencies[counted:]
+
+
+async def open_loop(
+    ask: Ask, moments: Sequence[tuple[float, bool]], short: bytes, slow: bytes
+) -> dict[str, list[float]]:
+    """Seconds from when each request was due until its reply came, of the short ones and of the slow ones.
+
+    `late` is how late each was sent, which is not the peer's doing: the machine did something else.
+    """
+    found: dict[str, list[float]] = {"short": [], "slow": [], "late": []}
+    began = time.perf_counter()
+
+    async def one(request: bytes, due: float, latencies: list[float]) -> None:
+        if await ask(request) != request:
+            raise WrongReplyError(request)
+        latencies.append(time.perf_counter() - due)
+
+    async with asyncio.TaskGroup() as group:
+        for moment, is_slow in moments:
+            due = began + moment
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            found["late"].append(time.perf_counter() - due)
+            group.create_task(one(slow, due, found["slow"]) if is_slow else one(short, due, found["short"]))
+    return found
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU time of all threads of these processes."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """These processes and all that they have started, and so on."""
+    children: dict[int, list[int]] = {}
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:  # it has ended meanwhile
+                continue
+            children.setdefault(parent, []).append(int(each.name))
+    found, left = [], list(pids)
+    while left:
+        found.append(left.pop())
+        left += children.get(found[-1], [])
+    return found

@@ -1,0 +1,122 @@
+"""NATS: nats-server and nats-py; request and reply through a queue group.
+
+With nats-py's own settings, and asyncio's own event loop, as zmdp.
+"""
+
+# ruff: noqa: PLC0415 - the peer's library is imported only where it is installed
+
+import asyncio
+import re
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from . import processes
+from .load import Ask
+from .peer import Peer, Server, Work, echo
+
+SYNCS_ALWAYS = (2, 10)
+"""The first version that can sync before it accepts."""
+
+
+@dataclass
+class NATS(Peer):
+    """Core NATS.  Its server gives a request to any member of the queue group, busy or not: it does not know."""
+
+    name: str = "NATS"
+    needs: ClassVar[dict[str, str]] = {
+        "nats-server": "Debian: apt-get install nats-server",
+        "nats": "pip install nats-py",
+    }
+
+    @contextmanager
+    def server(self, folder: Path) -> Iterator[Server]:
+        port = processes.free_port()
+        with processes.running("nats-server", "-a", "127.0.0.1", "-p", str(port), cwd=folder) as process:
+            process.eventually(processes.listening(port))
+            yield Server(f"nats://127.0.0.1:{port}", [process.pid])
+
+    def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
+        asyncio.run(self._serve(address, work, ready))
+
+    async def _serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
+        import nats
+
+        connection = await nats.connect(address)
+
+        async def handle(message: "nats.aio.msg.Msg") -> None:
+            await message.respond(work(message.data))
+            if work is not echo:
+                # So that its reply goes out before the next request blocks the process: nats-py's flusher is a task.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        await connection.subscribe("bench", queue="workers", cb=handle)
+        await connection.flush()
+        ready()
+        await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def client(self, address: str) -> AsyncIterator[Ask]:
+        import nats
+
+        connection = await nats.connect(address)
+
+        async def ask(body: bytes) -> bytes:
+            return (await connection.request("bench", body, timeout=60)).data
+
+        try:
+            yield ask
+        finally:
+            await connection.close()
+
+
+@dataclass
+class JetStream(NATS):
+    """Messages that the server has stored in a file when it accepts them; with `always`, they are on the disk then."""
+
+    name: str = "JetStream"
+    always: bool = True
+
+    def missing(self) -> str | None:
+        why = super().missing()
+        if why is None and self.always and version() < SYNCS_ALWAYS:
+            shown = ".".join(map(str, version()))
+            why = f"nats-server {shown} accepts before it syncs: sync_interval: always takes 2.10 or newer"
+        return why
+
+    @contextmanager
+    def server(self, folder: Path) -> Iterator[Server]:
+        port = processes.free_port()
+        sync = "sync_interval: always" if self.always else ""
+        config = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/stored"\n{sync} }}\n'
+        (folder / "nats.conf").write_text(config)
+        with processes.running("nats-server", "-c", folder / "nats.conf", cwd=folder) as process:
+            process.eventually(processes.listening(port))
+            yield Server(f"nats://127.0.0.1:{port}", [process.pid])
+
+    @asynccontextmanager
+    async def client(self, address: str) -> AsyncIterator[Ask]:
+        import nats
+
+        connection = await nats.connect(address)
+        stream = connection.jetstream()
+        await stream.add_stream(name="bench", subjects=["durable"])  # in a file, unless told
+
+        async def ask(body: bytes) -> bytes:
+            await (await stream.publish_async("durable", body))
+            return body
+
+        try:
+            yield ask
+        finally:
+            await connection.close()
+
+
+def version() -> tuple[int, ...]:
+    """Of the server that is installed."""
+    done = subprocess.run(["nats-server", "--version"], capture_output=True, text=True, check=True)
+    return tuple(int(each) for each in re.findall(r"\d+", done.stdout)[:3])

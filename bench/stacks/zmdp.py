@@ -1,0 +1,128 @@
+"""zmdp: mdp-broker with this package's clients and workers, over asyncio and in threads."""
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from zmdp.clients import AsyncClient, Client
+from zmdp.workers import AsyncWorker, Worker
+
+from . import processes
+from .load import Ask, Caller, WrongReplyError, body
+from .peer import Peer, Server, Work
+
+WORKERS = 4
+
+
+@dataclass
+class Zmdp(Peer):
+    """`concurrency` is how many requests a worker process takes at a time."""
+
+    name: str = "zmdp"
+    concurrency: int = 1
+    needs: ClassVar[dict[str, str]] = {str(processes.BIN / "mdp-broker"): "pip install and the path of this checkout"}
+
+    @contextmanager
+    def server(self, folder: Path) -> Iterator[Server]:
+        command = [processes.BIN / "mdp-broker", "--bind", "tcp://127.0.0.1:*", "--log-level", "error"]
+        with processes.running(*command, cwd=folder) as process:
+            yield Server(process.read_line(), [process.pid])
+
+    def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
+        worker = Worker("bench", lambda request: work(request[0]), broker=address, concurrency=self.concurrency)
+        worker.start()
+        ready()
+        worker.wait()
+
+    @asynccontextmanager
+    async def client(self, address: str) -> AsyncIterator[Ask]:
+        async with AsyncClient(address, timeout=60) as client:
+            while json.loads((await client.request("mmi.stats"))[0])["workers"] < WORKERS * self.concurrency:
+                await asyncio.sleep(0.02)
+
+            async def ask(mine: bytes) -> bytes:
+                return (await client.request("bench", mine))[0]
+
+            yield ask
+
+
+@dataclass
+class ZmdpAsync(Zmdp):
+    """Asyncio on both sides.  Workers take many requests at a time, as NATS's take any number."""
+
+    name: str = "zmdp, asyncio"
+    concurrency: int = 64
+
+    def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
+        async def handle(request: list[bytes]) -> bytes:
+            return work(request[0])
+
+        async def serve() -> None:
+            worker = AsyncWorker("bench", handle, broker=address, concurrency=self.concurrency)
+            worker.start()
+            ready()
+            await worker.wait()
+
+        asyncio.run(serve())
+
+
+@dataclass
+class ZmdpThreads(Zmdp):
+    """No asyncio on either side: `Client.request`, or `Client.submit` if more than one is to be outstanding."""
+
+    concurrency: int = 4
+    synchronous: ClassVar[bool] = True
+
+    @contextmanager
+    def caller(self, address: str, outstanding: int) -> Iterator[Caller]:
+        with Client(address, timeout=60) as client:
+            while json.loads(client.request("mmi.stats")[0])["workers"] < WORKERS * self.concurrency:
+                time.sleep(0.02)
+            yield _OneByOne(client) if outstanding == 1 else _Submitting(client)
+
+
+class _OneByOne:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._key = 0
+
+    def send(self, key: int) -> None:
+        self._key = key
+
+    def receive(self) -> Iterator[tuple[int, float]]:
+        mine = body(self._key)
+        if self._client.request("bench", mine)[0] != mine:
+            raise WrongReplyError(mine)
+        yield self._key, time.perf_counter()
+
+
+class _Submitting:
+    """Futures, the oldest of which is waited for; those that are done as well by then are taken in with it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._futures: deque[tuple[int, bytes, Future, list[float]]] = deque()
+
+    def send(self, key: int) -> None:
+        mine = body(key)
+        future = self._client.submit("bench", mine)
+        came: list[float] = []
+        future.add_done_callback(lambda _: came.append(time.perf_counter()))
+        self._futures.append((key, mine, future, came))
+
+    def receive(self) -> Iterator[tuple[int, float]]:
+        self._futures[0][2].result()
+        for _ in range(len(self._futures)):
+            if not self._futures[0][2].done():
+                break
+            key, mine, future, came = self._futures.popleft()
+            if future.result()[0] != mine:
+                raise WrongReplyError(mine)
+            yield key, came[0] if came else time.perf_counter()  # who waits may be woken before the callback

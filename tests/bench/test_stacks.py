@@ -1,0 +1,222 @@
+"""The benchmarks' full stacks: what they compute and what they say is missing, without a server."""
+
+import argparse
+import json
+import struct
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.fixture(autouse=True)
+def bench(monkeypatch):
+    """The benchmarks are programs and no package: their folder is on the path as when they run, and then is not."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in {"stacks", "mixed", "durable"}:
+            del sys.modules[name]
+
+
+def test_percentiles():
+    from stacks.load import percentile
+
+    values = [float(each) for each in range(1, 101)]
+    assert [percentile(values, each) for each in (0, 1, 50, 99, 99.5, 100)] == [1.0, 1.0, 50.0, 99.0, 100.0, 100.0]
+    assert [percentile([7.0], each) for each in (0, 50, 100)] == [7.0] * 3
+    assert percentile([1.0, 2.0, 3.0], 50) == 2.0
+    assert percentile([], 50) == 0.0
+
+
+def test_moments_are_the_same_each_time_and_as_many_as_was_asked_for():
+    from stacks.load import schedule
+
+    moments = schedule(200.0, 50.0, 0.05)
+    assert moments == schedule(200.0, 50.0, 0.05)
+    assert moments != schedule(200.0, 50.0, 0.05, seed=2)
+    assert len(moments) == pytest.approx(10_000, rel=0.05)
+    assert sum(slow for _, slow in moments) == pytest.approx(500, rel=0.25)
+    assert moments == sorted(moments)
+    assert 0 < moments[0][0] < moments[-1][0] < 50
+
+
+def test_a_body_says_which_request_it_is_of():
+    from stacks.load import SIZE, body
+
+    assert {len(body(each)) for each in (0, 7, 499)} == {SIZE}
+    assert int(body(499)[:8]) == 499
+    assert len(body(1, 100)) == 100
+
+
+def test_figures_of_a_window():
+    from stacks.load import Window
+
+    window = Window({}, latencies=[0.001 * each for each in range(1, 101)], seconds=2.0, used={"server": 0.01})
+    figures = window.figures()
+    assert figures.pop("cpu") == pytest.approx({"server": 100.0})
+    assert figures == pytest.approx({"rate": 50.0, "p50": 50.0, "p99": 99.0})
+
+
+def test_a_closed_loop_has_as_many_outstanding_as_it_should():
+    from stacks.load import Window, body, closed_sync
+
+    class Echo:
+        def __init__(self):
+            self.waiting = []
+            self.most = self.asked = 0
+
+        def send(self, key):
+            self.waiting.append(key)
+            self.asked += 1
+            self.most = max(self.most, len(self.waiting))
+
+        def receive(self):
+            yield self.waiting.pop(0), time.perf_counter()
+
+    echo, window = Echo(), Window({})
+    closed_sync(echo, 5, 0.0, window, 0.02)
+    assert echo.most == 5
+    assert echo.waiting == []
+    assert 0 < len(window.latencies) < echo.asked
+    assert body(1) != body(2)
+
+
+def test_gearman_packets():
+    from stacks.gearman import CAN_DO, GRAB_JOB, JOB_ASSIGN, NOOP, SUBMIT_JOB, Packets, packet
+
+    assert packet(GRAB_JOB) == b"\0REQ" + struct.pack(">II", 9, 0)
+    assert packet(CAN_DO, b"bench") == b"\0REQ" + struct.pack(">II", 1, 5) + b"bench"
+    assert packet(SUBMIT_JOB, b"bench", b"", b"a\0b") == b"\0REQ" + struct.pack(">II", 7, 10) + b"bench\0\0a\0b"
+
+    def answer(kind, data):
+        return b"\0RES" + struct.pack(">II", kind, len(data)) + data
+
+    sent = answer(NOOP, b"") + answer(JOB_ASSIGN, b"H:1\0bench\0body") + answer(NOOP, b"")
+    wanted = [(NOOP, b""), (JOB_ASSIGN, b"H:1\0bench\0body"), (NOOP, b"")]
+    for size in (1, 5, 13, len(sent)):
+        packets = Packets()
+        found = [each for at in range(0, len(sent), size) for each in packets.feed(sent[at : at + size])]
+        assert found == wanted
+    with pytest.raises(ValueError, match="00 RES"):
+        list(Packets().feed(b"HTTP/1.1 400 Bad"))
+
+
+def test_one_queue_for_all_workers():
+    from mixed import ideal
+
+    # Four slow ones keep all busy until 0.2; the short one waits for the first of them.
+    moments = [(0.0, True)] * 4 + [(0.1, False), (1.0, False)]
+    assert ideal(moments) == pytest.approx([0.101, 0.001])
+    assert ideal([(0.0, True), (0.1, False)], workers=1) == pytest.approx([0.101])
+
+
+def every_peer():
+    import durable
+    import mixed
+    import stacks
+
+    return {peer.name: peer for part in (stacks, mixed, durable) for peer in part.contenders()}
+
+
+def test_each_peer_says_what_is_missing_and_how_it_is_installed(monkeypatch):
+    from stacks import peer
+
+    monkeypatch.setattr(peer.shutil, "which", lambda name: None)
+    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)
+    told = {name: each.missing() for name, each in every_peer().items() if each.needs}
+    assert told["NATS"] == "nats-server is not installed (Debian: apt-get install nats-server)"
+    assert told["RabbitMQ"] == "rabbitmq-server is not installed (Debian: apt-get install rabbitmq-server)"
+    assert told["Redis lists"] == "redis-server is not installed (Debian: apt-get install redis-server)"
+    assert told["gearmand"] == "gearmand is not installed (Debian: apt-get install gearman-job-server)"
+    assert "install" in told["zmdp"]
+    assert "install" in told["Titanic, PostgreSQL"]
+    assert all(told.values())
+
+
+def test_modules_are_looked_for_as_programs_are(monkeypatch):
+    from stacks import celery, peer
+
+    monkeypatch.setattr(peer.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "redis-server" else None)
+    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None if name == "celery" else object())
+    assert celery.Celery().missing() == "celery is not installed (pip install celery[redis])"
+    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: object())
+    assert celery.Celery().missing() is None
+
+
+def test_jetstream_that_cannot_sync_before_it_accepts(monkeypatch):
+    from stacks import nats, peer
+
+    monkeypatch.setattr(peer.shutil, "which", lambda name: name)
+    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(nats, "version", lambda: (2, 9, 10))
+    assert "2.10 or newer" in nats.JetStream(always=True).missing()
+    assert nats.JetStream(always=False).missing() is None
+    monkeypatch.setattr(nats, "version", lambda: (2, 10, 0))
+    assert nats.JetStream(always=True).missing() is None
+
+
+def test_a_child_process_makes_the_same_peer(monkeypatch):
+    import importlib
+
+    for peer in every_peer().values():
+        module, _, name = peer.target.partition(":")
+        settings = json.loads(json.dumps(peer.settings))
+        assert getattr(importlib.import_module(module), name)(**settings) == peer
+
+
+def test_peers_take_turns_and_one_that_fails_is_left_out():
+    from stacks import running
+    from stacks.peer import Peer
+    from stacks.processes import FailedError
+
+    class Missing(Peer):
+        def missing(self):
+            return "not here"
+
+    order = []
+
+    def measure(peer, number):
+        order.append((number, peer.name))
+        if peer.name == "bad" and number == 1:
+            raise FailedError("it broke")
+        yield running.record("part", ("rate", "1/s"), peer.name, {"outstanding": 1}, float(number))
+
+    peers = [Missing("gone"), Peer("good"), Peer("bad")]
+    records = list(running.in_turn("part", peers, 3, lambda text: None, measure))
+    assert order == [(0, "good"), (0, "bad"), (1, "good"), (1, "bad"), (2, "good")]
+    assert [each for each in records if "skipped" in each] == [
+        {"part": "part", "skipped": "gone", "why": "not here"},
+        {"part": "part", "skipped": "bad", "why": "it failed in round 2: it broke"},
+    ]
+    assert [each["rounds"] for each in records if each.get("peer") == "good"] == [[0.0], [1.0], [2.0]]
+
+
+def test_a_table_has_ratios_round_by_round():
+    from stacks import alone, running
+
+    records = [{"part": "p", "figure": "rate", "base": "NATS"}, {"part": "p", "skipped": "X", "why": "not here"}]
+    for mine, its in ((20.0, 10.0), (90.0, 30.0), (40.0, 10.0)):
+        records += [
+            running.record("p", ("rate", "1/s"), name, {"outstanding": 1}, value)
+            for name, value in (("zmdp", mine), ("NATS", its))
+        ]
+    lines = "\n".join(alone.table(records))
+    assert "X: skipped, not here" in lines
+    assert "rate (1/s); outstanding 1" in lines
+    assert "3.00 × NATS (2.00–4.00)" in lines
+
+
+def test_options():
+    from stacks import alone
+
+    assert alone.extent(argparse.Namespace()) == (3, 1.0)
+    assert alone.extent(argparse.Namespace(quick=True, rounds=None, seconds=None)) == (2, 0.5)
+    assert alone.extent(argparse.Namespace(quick=True, rounds=1, seconds=4.0)) == (1, 4.0)
+    assert alone.wanted(argparse.Namespace(), "NATS")
+    assert alone.wanted(argparse.Namespace(only=["redis"]), "Redis lists")
+    assert not alone.wanted(argparse.Namespace(only=["redis"]), "NATS")
