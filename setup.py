@@ -25,6 +25,8 @@ FOLDERS = {
     "zmdp/workers": "workers",
 }
 MACHINES = [
+    "zmdp/clients/session.py",
+    "zmdp/workers/session.py",
     "zmdp/mdp/broker.py",
     "zmdp/mdp/journal.py",
     "zmdp/mdp/registry.py",

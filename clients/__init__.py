@@ -19,7 +19,7 @@ from ..mdp.errors import (
 )
 from .aio import AsyncClient
 from .mdclient import Client
-from .session import Reply
+from .reply import Reply
 
 __all__ = [
     "AsyncClient",

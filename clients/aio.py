@@ -29,7 +29,8 @@ from .connection import LINGER, Connection
 from .inbox import Inbox
 from .mdclient import MAX_OUTSTANDING
 from .pirates import Pirates
-from .session import Call, ClientSession, Outcome, Reply
+from .reply import Reply
+from .session import Call, ClientSession, Outcome
 
 DEFAULT_TIMEOUT: Final = 15.0
 _DEFAULT: Final[Any] = object()

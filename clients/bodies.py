@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .session import Reply
+from .reply import Reply
 
 BODY = click.argument("body", nargs=-1)
 HEADER = click.option(

@@ -4,7 +4,8 @@ from collections import deque
 from typing import Final
 
 from ..mdp.errors import StreamInterrupted, ZmdpError
-from .session import FRAME_OVERHEAD, Outcome, Reply
+from .reply import Reply
+from .session import FRAME_OVERHEAD, Outcome
 
 MAX_UNREAD: Final = 64 << 20
 """Bytes of a stream that may have come and not been taken."""

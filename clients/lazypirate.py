@@ -19,7 +19,7 @@ from ..mdp.reach import why_unreachable
 from ..mdp.sockets import dealer
 from ..mdp.wire import Message
 from .pirate import GiveUp, PirateSession, Resend
-from .session import Reply
+from .reply import Reply
 
 
 class LazyPirate:

@@ -26,7 +26,7 @@ from .arguments import (
 )
 from .lazypirate import LazyPirate
 from .numbered import Numbered
-from .session import Reply
+from .reply import Reply
 
 MAX_OUTSTANDING: Final = 10_000
 

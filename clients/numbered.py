@@ -24,7 +24,8 @@ from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
 from ..mdp.multipart import milliseconds
 from .connection import LINGER, Connection
 from .inbox import Inbox
-from .session import Call, ClientSession, Outcome, Reply
+from .reply import Reply
+from .session import Call, ClientSession, Outcome
 
 FOREVER: Final = 3600.0
 

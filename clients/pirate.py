@@ -10,7 +10,7 @@ from typing import Final
 from ..mdp import wire
 from ..mdp.errors import SettingError
 from ..mdp.wire import Message, Route
-from .session import Reply
+from .reply import Reply
 
 HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.C02), "0.1": ((b"",), wire.C01)}
 """For each protocol version the envelope and the header of a client's messages (C2, C24)."""

@@ -19,7 +19,7 @@ from ..mdp.multipart import receive, send
 from ..mdp.reach import why_unreachable
 from ..mdp.sockets import dealer
 from .pirate import PirateSession
-from .session import Reply
+from .reply import Reply
 
 MAX_CONNECTIONS: Final = 500
 """A ZeroMQ context has 1023 sockets, and many a process may open no more than 1024 files, two for each."""

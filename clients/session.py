@@ -7,7 +7,7 @@ shell closes the socket: everything outstanding is sent again, under its old num
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from ..mdp.errors import (
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
 from ..mdp.timers import Timers
 from ..mdp.wire import Message, Route
+from .reply import Reply
 
 BACKOFF: Final = (0.05, 1.0)
 """Seconds before the first and before the latest attempt to connect to brokers that do not answer."""
@@ -46,24 +47,6 @@ MOST_LOSSES: Final = 3
 RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
 """Options that a service cannot define for itself.  `wait: true` it can: the broker waits anyway."""
 HEARTBEAT_ROUTE: Final[Route] = (b"",)
-
-
-class Reply(list[bytes]):
-    """The body frames of a reply or of a part of one, with the `service` it came from.
-
-    `final` is False for a PARTIAL, after which more follows, and True for a FINAL.
-    """
-
-    __slots__ = ("collected", "failure", "final", "service")
-
-    def __init__(self, frames: Iterable[bytes], *, service: str, final: bool) -> None:
-        super().__init__(frames)
-        self.failure: tuple[int, str] | None = None
-        """Code and text, if it is a 0.2 worker's FINAL that tells of a failure; the shell raises it."""
-        self.collected = 0
-        """How many of the frames came as PARTIALs, before those of the FINAL."""
-        self.service = service
-        self.final = final
 
 
 Outcome = Reply | ZmdpError

@@ -4,7 +4,7 @@ from ..mdp.errors import ClosedError, CodecError, HandlerError, RequestCancelled
 from .aio import AsyncHandler, AsyncWorker
 from .handling import Final, Frames, current_request
 from .mdworker import Handler, Worker
-from .session import Request
+from .request import Request
 
 __all__ = [
     "AsyncHandler",

@@ -16,7 +16,8 @@ from ..mdp.server import DEFAULT_ENDPOINT
 from ..mdp.sockets import checked_endpoint, end, own_context
 from . import handling as h
 from .link import RETRY, Link
-from .session import Request, WorkerSession
+from .request import Request
+from .session import WorkerSession
 
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""

@@ -15,7 +15,8 @@ from ..mdp.errors import SettingError
 from ..mdp.multipart import milliseconds, receive, send
 from ..mdp.sockets import dealer
 from ..mdp.wire import Message
-from .session import Request, WorkerSession
+from .request import Request
+from .session import WorkerSession
 
 LINGER: Final = 3_000
 """Milliseconds that the last messages (a FINAL, DISCONNECT) have to get out, which may be large."""

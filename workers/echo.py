@@ -1,7 +1,7 @@
 """The echo service: replies with the frames of the request.  `mdworker zmdp.workers.echo:worker`."""
 
 from .mdworker import Worker
-from .session import Request
+from .request import Request
 
 worker = Worker("echo")
 

@@ -14,7 +14,7 @@ from ..mdp.codecs import Codec, Coder
 from ..mdp.codes import Code
 from ..mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError, SettingError
 from ..mdp.limits import Limits
-from .session import Request
+from .request import Request
 
 Frame = bytes | bytearray | memoryview
 Frames = Frame | Sequence[Frame] | None

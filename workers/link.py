@@ -20,7 +20,8 @@ from ..mdp.multipart import receive, send
 from ..mdp.sockets import dealer
 from ..mdp.wire import Message, Route
 from .connection import LINGER
-from .session import Request, WorkerSession
+from .request import Request
+from .session import WorkerSession
 
 RETRY: Final = 0.01
 """Seconds until a message that the broker does not take yet is tried again."""

@@ -17,7 +17,8 @@ from ..mdp.server import DEFAULT_ENDPOINT
 from ..mdp.sockets import checked_endpoint, end, own_context
 from .connection import Connection
 from .handling import Final, Frames, Handling, check_settings, failed, handling, is_async
-from .session import Request, WorkerSession
+from .request import Request
+from .session import WorkerSession
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
 """A function or a generator function of a request; with a codec, of a value."""

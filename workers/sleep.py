@@ -5,7 +5,7 @@ import time
 
 from ..mdp.errors import ServiceError
 from .mdworker import Worker
-from .session import Request
+from .request import Request
 
 LONGEST = 3600_000.0
 STEP = 0.1

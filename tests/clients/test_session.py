@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmdp.clients import session as module
-from zmdp.clients.session import Call, ClientSession, Outcome, Reply
+from zmdp.clients.reply import Reply
+from zmdp.clients.session import Call, ClientSession, Outcome
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (
     BrokerUnreachable,

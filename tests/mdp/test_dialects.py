@@ -3,7 +3,8 @@
 import pytest
 
 from zmdp.clients.pirate import PirateSession
-from zmdp.clients.session import ClientSession, Reply
+from zmdp.clients.reply import Reply
+from zmdp.clients.session import ClientSession
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.journal import Drop

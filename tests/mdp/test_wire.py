@@ -8,7 +8,7 @@ import pytest
 from zmdp.mdp import wire
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.wire import C01, C02, CX1, MAX_NESTING, MAX_OPTIONS, W01, W02, WX1, Invalid, Options, Reason
-from zmdp.workers.session import Request
+from zmdp.workers.request import Request
 
 MAX_MESSAGE = 2000
 MAX_FRAMES = 30

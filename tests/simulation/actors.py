@@ -17,7 +17,8 @@ from zmdp.mdp.codes import Code
 from zmdp.mdp.fake_network import Alarm, Dealer, World
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Message, Route
-from zmdp.workers.session import Request, WorkerSession
+from zmdp.workers.request import Request
+from zmdp.workers.session import WorkerSession
 
 from .referee import Referee
 from .rules import check

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from zmdp.clients.session import GRACE, Call, ClientSession, Outcome, Reply
+from zmdp.clients.reply import Reply
+from zmdp.clients.session import GRACE, Call, ClientSession, Outcome
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (

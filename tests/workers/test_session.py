@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
-from zmdp.workers.session import Request, WorkerSession
+from zmdp.workers.request import Request
+from zmdp.workers.session import WorkerSession
 
 HEADS = {"X1": [b"MDPWX1"], "0.2": [b"MDPW02"], "0.1": [b"", b"MDPW01"]}
 PROTOCOLS = list(HEADS)
