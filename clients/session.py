@@ -32,9 +32,10 @@ from ..mdp.timers import Timers
 from ..mdp.wire import Message, Route
 from .reply import Reply
 
-BACKOFF: Final = (0.05, 1.0)
+# Not Final: mypyc (2.4) takes a Final of several floats for unset.
+BACKOFF: tuple[float, float] = (0.05, 1.0)
 """Seconds before the first and before the latest attempt to connect to brokers that do not answer."""
-GRACE: Final = (0.05, 0.5)
+GRACE: tuple[float, float] = (0.05, 0.5)
 """Part of its timeout that a request is given beyond it, and the most in seconds: the broker's ERROR says more."""
 LARGEST_REPLY: Final = Limits().max_message
 """Bytes that the collected PARTIALs of one reply may have; a stream may have any number."""

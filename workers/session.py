@@ -26,7 +26,8 @@ HEADERS: Final[dict[str, tuple[Route, bytes]]] = {
 }
 """For each protocol version the envelope and the header of a worker's messages (C7, C24)."""
 
-BACKOFF: Final = (1.0, 32.0)
+# Not Final: mypyc (2.4) takes a Final of several floats for unset.
+BACKOFF: tuple[float, float] = (1.0, 32.0)
 """Seconds before the first and before the latest reconnection; each waits twice as long as the one before."""
 LONGEST_PATIENCE: Final = 60.0
 """Seconds to which the patience with a silent broker grows, if the settings do not ask for more."""
