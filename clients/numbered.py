@@ -215,6 +215,8 @@ class Numbered:
         with self._lock:
             call = self._begin_locked(deliver, service, body, {"stream": True})
             self._unreceived[call] = None
+        if self._unwanted:
+            self._cancel_unwanted()
 
     def recv(self, timeout: float) -> Reply:
         """The next reply, or part of one, to what `send` sent."""
@@ -228,7 +230,10 @@ class Numbered:
                 self._check_open()
                 text = f"no reply through {self._session.where}; {len(self._unreceived)} requests are outstanding"
                 raise RequestTimeout(text)
-            return self._received.popleft().take()
+            inbox = self._received.popleft()
+        if self._unwanted:
+            self._cancel_unwanted()
+        return inbox.take()
 
     def reset(self) -> None:
         """Cancel what `send` sent."""
@@ -310,6 +315,7 @@ class Numbered:
 
     def _cancel_unwanted(self) -> None:
         # Not to wait for the lock: the garbage collector closes streams in whatever thread, perhaps in one that has it.
+        # Who has it looks again when it has let go.
         while self._unwanted:
             if not self._lock.acquire(blocking=False):
                 self._wake()
@@ -334,6 +340,8 @@ class Numbered:
             self._settled.append((future, None))
             self._push(time.monotonic())
             self._tell()
+        if self._unwanted:
+            self._cancel_unwanted()
 
     def _push(self, now: float, *, alone: bool = True) -> None:
         """Send what is to be sent; if not `alone`, together with what comes until the driving thread gets to it.
