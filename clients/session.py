@@ -37,7 +37,7 @@ BACKOFF: tuple[float, float] = (0.05, 1.0)
 """Seconds before the first and before the latest attempt to connect to brokers that do not answer."""
 GRACE: tuple[float, float] = (0.05, 0.5)
 """Part of its timeout that a request is given beyond it, and the most in seconds: the broker's ERROR says more."""
-LARGEST_REPLY: Final = Limits().max_message
+LARGEST_REPLY = Limits().max_message
 """Bytes that the collected PARTIALs of one reply may have; a stream may have any number."""
 FRAME_OVERHEAD: Final = 100
 """Bytes charged for a frame that is kept, beside its own."""
@@ -146,7 +146,7 @@ class ClientSession:
         silence: float | None = None,
         stream: bool = False,
         wait: bool = True,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[Any, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Call:
         """Begin a request.  It is sent now, or when there is a connection.

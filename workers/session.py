@@ -10,7 +10,7 @@ more (C9).
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from ..mdp import wire
 from ..mdp.codes import Code
@@ -203,10 +203,10 @@ class WorkerSession:
         self._last_sent = now
         return [wire.reply(self.route, self._header, wire.Kind.FINAL, request.client, [*self._collected, *body])]
 
-    def error(self, request: Request, code: int, text: str, now: float, detail: Sequence[bytes] = ()) -> list[Message]:
+    def error(self, request: Request, code: Any, text: str, now: float, detail: Sequence[bytes] = ()) -> list[Message]:
         """ERROR for `request`; before X1, the FINAL that stands for it.  Nothing if its connection is lost."""
         if code not in range(1000):  # three digits are all that can be told
-            code, text = Code.FAILED, f"{text} (code {code!r})"
+            code, text = Code.FAILED.value, f"{text} (code {code!r})"
         if self._header != wire.WX1:
             if request is self.request:
                 self._collected = []  # with them in front, a 0.1 worker's REPLY would not be known for a failure
