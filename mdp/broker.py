@@ -88,7 +88,7 @@ class Broker:
         else:
             self._on[type(command)](command, now)
         if type(command) is wire.Invalid and command.over_limit:
-            self._oversized(wire.without_large(message), now)
+            self._oversized(wire.without_shared(message), now)
         return self._sends()
 
     def tick(self, now: float) -> list[Message]:
@@ -219,9 +219,9 @@ class Broker:
         request = Request(command.route, command.header, service, command.body, options=options, deadline=deadline)
         drop = self._refusal(request, now)
         if drop is None:
-            if numbered:
-                self.registry.numbered[request.route] = request
             self._place(request, now)
+            if numbered:  # after it has its place, in which its route may have become another's copy
+                self.registry.numbered[request.route] = request
         else:
             self.registry.forget_if_empty(service)
             self._drop(request, drop, now)

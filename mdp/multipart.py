@@ -5,10 +5,11 @@ handles four messages of some five frames for every request.  There are two make
 `multipart_cython`, compiled where the build could, calls pyzmq's libzmq itself; `multipart_python` does without.
 
     receive(socket)              the next message that has arrived, a list of bytes; None if there is none
-    receive(socket, share=True)  the same, but a frame of `LARGE` bytes or more is a read-only memoryview of libzmq's
+    receive(socket, share=True)  the same, but a frame of `SHARED` bytes or more is a read-only memoryview of libzmq's
                                  own buffer: for who passes it on, and looks at nothing but its length
     send(socket, message)        send all of `message`, or nothing of it: 0, EAGAIN (the peer does not keep up) or
-                                 EHOSTUNREACH (it is not there).  Large frames are not copied
+                                 EHOSTUNREACH (it is not there).  Shared frames, and large ones, are not
+                                 copied
 
 Both raise `zmq.ZMQError` only for what is wrong with the socket itself.
 """
@@ -21,8 +22,9 @@ from typing import Any, Final
 from . import multipart_python
 from .compiled import PURE
 from .multipart_python import LARGE
+from .wire import SHARED
 
-__all__ = ["COMPILED", "LARGE", "milliseconds", "receive", "send"]
+__all__ = ["COMPILED", "LARGE", "SHARED", "milliseconds", "receive", "send"]
 
 _compiled: Any = None
 if not PURE:

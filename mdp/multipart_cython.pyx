@@ -16,6 +16,7 @@ from zmq.backend import Socket as _Backend
 from zmq.backend.cython import _zmq
 
 from .multipart_python import LARGE as _LARGE
+from .wire import SHARED as _SHARED
 
 
 cdef extern from "dlfcn.h" nogil:
@@ -68,6 +69,7 @@ cdef int DONTWAIT = zmq.DONTWAIT
 cdef int SNDMORE = zmq.SNDMORE
 cdef int ETERM = zmq.ETERM
 cdef Py_ssize_t LARGE = _LARGE
+cdef Py_ssize_t SHARED = _SHARED
 
 
 cdef class _Frame:
@@ -120,7 +122,7 @@ def receive(socket, bint share=False):
                 continue
             more = msg_more(&msg)
             size = msg_size(&msg)
-            if share and size >= LARGE:
+            if share and size >= SHARED:
                 frame = _Frame.__new__(_Frame)
                 msg_move(&frame.msg, &msg)
                 message.append(memoryview(frame))

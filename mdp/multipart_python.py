@@ -7,10 +7,10 @@ from typing import Any, Final
 import zmq
 from zmq.backend import Socket as _Backend
 
-from .wire import Message
+from .wire import SHARED, Message
 
-LARGE: Final = 65537
-"""Bytes from which a frame is not copied: more than any frame may have that is not a body's."""
+LARGE: Final = 65536
+"""Bytes from which pyzmq takes less to have a frame sent without a copy than with one."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -27,7 +27,7 @@ def receive(socket: zmq.Socket[bytes], share: bool = False) -> Message | None:
             # A frame knows whether more follow; a copy would have to ask the socket.
             frame = _recv(socket, _NOBLOCK, False)
             # The buffer of a frame is writable, as far as Python knows; nobody else has it.
-            message.append(frame.buffer.toreadonly() if share and len(frame) >= LARGE else frame.bytes)
+            message.append(frame.buffer.toreadonly() if share and len(frame) >= SHARED else frame.bytes)
             if not frame.more:
                 return message
     except zmq.Again:
@@ -38,10 +38,25 @@ def send(socket: zmq.Socket[bytes], message: Message) -> int:
     """Send `message`, or nothing of it.  0, EAGAIN or EHOSTUNREACH."""
     try:
         for frame in message[:-1]:
-            _send(socket, frame, _MORE, len(frame) < LARGE)
-        _send(socket, message[-1], _NOBLOCK, len(message[-1]) < LARGE)
+            if len(frame) < SHARED:
+                _send(socket, frame, _MORE)
+            else:
+                _send_large(socket, frame, _MORE)
+        if len(message[-1]) < SHARED:
+            _send(socket, message[-1], _NOBLOCK)
+        else:
+            _send_large(socket, message[-1], _NOBLOCK)
     except zmq.ZMQError as error:
         if error.errno in {EAGAIN, EHOSTUNREACH}:
             return int(error.errno)
         raise
     return 0
+
+
+def _send_large(socket: zmq.Socket[bytes], frame: Any, flags: int) -> None:
+    """Send a frame of `SHARED` bytes or more; without a copy if it was received so, or if it is large."""
+    owner = frame.obj if isinstance(frame, memoryview) else None
+    if isinstance(owner, zmq.Frame) and len(owner) == len(frame):
+        _send(socket, owner, flags, False)
+    else:
+        _send(socket, frame, flags, len(frame) < LARGE)

@@ -65,6 +65,13 @@ class Request:
         self.after: Request | None = None
         self.bucket = 0
 
+    def share(self, other: Request) -> None:
+        """Have what is equal in `other`, of the same client, in one copy: many may wait."""
+        self.client = other.client
+        self.route = other.route if other.route == self.route else (other.client, *self.route[1:])
+        if self.size == other.size:
+            self._size = other.size
+
     @property
     def size(self) -> int:
         """Bytes charged for it while it waits."""
@@ -168,9 +175,8 @@ class FairQueue:
     def append(self, request: Request) -> None:
         """Put `request` last in its client's line."""
         line = self._line(request.client)
-        if line.last is not None and line.last.route == request.route:
-            # One copy of the address for all that wait: many may.
-            request.route, request.client = line.last.route, line.last.client
+        if line.last is not None:
+            request.share(line.last)
         line.append(request)
         self.size += 1
 

@@ -24,10 +24,11 @@ T = TypeVar("T", bound=Timed)
 class Timers(Generic[T]):
     """The due times of things of one sort."""
 
-    __slots__ = ("_buckets", "_grain", "_order")
+    __slots__ = ("_buckets", "_grain", "_latest", "_order")
 
     def __init__(self, grain: float) -> None:
         self._grain = grain
+        self._latest = 0
         # A dict is used as a set that keeps its order: the same run gives the same order again.
         self._buckets: dict[int, dict[T, None]] = {}
         # A heap of their numbers, and some of buckets that are gone.
@@ -36,6 +37,9 @@ class Timers(Generic[T]):
     def set(self, thing: T, due: float) -> None:
         """Have `thing`, which has no due time now, come up at `due`."""
         number = int(due / self._grain) + 1
+        if number == self._latest:
+            number = self._latest  # one copy of the number for all: many may wait
+        self._latest = number
         thing.bucket = number
         bucket = self._buckets.get(number)
         if bucket is None:

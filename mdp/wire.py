@@ -52,6 +52,8 @@ MAX_NAME: Final = 255
 """Bytes a service name or an address may have (C23)."""
 MAX_OPTIONS: Final = 65536
 """Bytes that the options of an X1 request may have as its client sends them; the broker may write them longer."""
+SHARED: Final = 8192
+"""Bytes from which a frame that a peer sent may come as a memoryview of libzmq's buffer (`multipart`)."""
 OVERLONG: Final = bytes(MAX_OPTIONS + 1)
 """Longer than any frame may be that is not a body's."""
 MAX_NESTING: Final = 64
@@ -448,26 +450,27 @@ def renewed(given: Options, ttl: float | None, attempt: int) -> bytes:
 def decode_peer(message: Message, max_message: int, max_frames: int) -> FromPeer | Invalid:
     """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame.
 
-    Large frames may be memoryviews (`multipart`): those of a body are passed on as they are.
+    Frames of `SHARED` bytes or more may be memoryviews: those of a body are passed on as they are.
     """
     size = size_of(message)
-    whole = message
-    if size > MAX_OPTIONS:
-        message = without_large(message)
+    heads = message if size < SHARED else without_shared(message)
     if len(message) > max_frames:
-        return _over_limit(message, Reason.TOO_MANY_FRAMES)
+        return _over_limit(heads, Reason.TOO_MANY_FRAMES)
     if size > max_message:
-        return _over_limit(message, Reason.TOO_LARGE)
-    command = _decode(message, 1, _FROM_PEER)
-    if whole is not message and isinstance(command, Request | Reply | Failure):
-        return _with_large(command, whole)
+        return _over_limit(heads, Reason.TOO_LARGE)
+    command = _decode(heads, 1, _FROM_PEER)
+    if heads is not message:
+        if isinstance(command, Invalid):  # perhaps it is not: options may be long
+            command = _decode(without_shared(message, MAX_OPTIONS), 1, _FROM_PEER)
+        if isinstance(command, Request | Reply | Failure):
+            return _with_large(command, message)
     return command  # type: ignore[return-value]  # _FROM_PEER holds only what returns these
 
 
-def without_large(message: Message) -> Message:
-    """`message` with `OVERLONG` in place of each frame that is a memoryview: only a body's frames may be so large."""
-    frames = cast("list[object]", message)
-    return [frame if isinstance(frame, bytes) else OVERLONG for frame in frames]
+def without_shared(message: Message, most: int = 0) -> Message:
+    """`message` with `OVERLONG` in place of each memoryview of more than `most` bytes, and bytes in place of others."""
+    frames = cast("list[Any]", message)
+    return [frame if isinstance(frame, bytes) else bytes(frame) if len(frame) <= most else OVERLONG for frame in frames]
 
 
 def _with_large(command: Request | Reply | Failure, whole: Message) -> Request | Reply | Failure:

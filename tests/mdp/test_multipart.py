@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmdp.mdp import multipart
-from zmdp.mdp.multipart import LARGE
+from zmdp.mdp.multipart import LARGE, SHARED
 
 MAKES = ["multipart_python", "multipart_cython"]
 
@@ -54,7 +54,7 @@ def wait_for_message(receive, socket, **options):
     return receive(socket, **options)
 
 
-SIZES = [0, 1, 2, 255, LARGE - 1, LARGE, LARGE + 1, 3_000_000]
+SIZES = [0, 1, 2, 255, SHARED - 1, SHARED, LARGE - 1, LARGE, LARGE + 1, 3_000_000]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -66,7 +66,7 @@ def test_frames_of_any_size_come_as_they_were_sent(make, pair, size, share):
     received = wait_for_message(make.receive, two, share=share)
     assert received == message
     assert [type(frame) for frame in received] == [
-        memoryview if share and len(frame) >= LARGE else bytes for frame in message
+        memoryview if share and len(frame) >= SHARED else bytes for frame in message
     ]
 
 

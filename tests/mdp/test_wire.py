@@ -265,17 +265,18 @@ def test_what_is_over_a_limit_can_be_answered_if_it_was_numbered(frames, invalid
 LARGE = b"L" * (MAX_OPTIONS + 1)
 
 
+@pytest.mark.parametrize("large", [LARGE, LARGE[:-1], LARGE[: wire.SHARED]], ids=len)
 @pytest.mark.parametrize("max_message", [MAX_MESSAGE, 10 * len(LARGE)])
 @pytest.mark.parametrize("frames", [frames for frames, _ in FROM_PEER.values()], ids=FROM_PEER)
-def test_a_large_frame_may_be_a_memoryview(frames, max_message):
-    """It is taken for what it would be as bytes, wherever it stands, and never looked into."""
+def test_a_large_frame_may_be_a_memoryview(frames, max_message, large):
+    """It is taken for what it would be as bytes, wherever it stands."""
     given = [b"id", *frames]
     for at in range(1, len(given) + 1):
         for after in range(at, len(given) + 1):
             plain, shared = list(given), list(given)
             for place in {at, after}:
-                plain[place : place + 1] = [LARGE]
-                shared[place : place + 1] = [memoryview(LARGE)]
+                plain[place : place + 1] = [large]
+                shared[place : place + 1] = [memoryview(large)]
             limits = {"max_message": max_message, "max_frames": MAX_FRAMES}
             command = wire.decode_peer(shared, **limits)
             assert command == wire.decode_peer(plain, **limits)
@@ -284,6 +285,15 @@ def test_a_large_frame_may_be_a_memoryview(frames, max_message):
             if getattr(command, "body", None):
                 assert command.body == shared[-len(command.body) :]
                 assert any(isinstance(frame, memoryview) for frame in command.body)
+
+
+def test_long_options_may_be_a_memoryview():  # X1
+    options = b'{"ttl":1500,"key":"%s"}' % (b"k" * wire.SHARED)
+    frames = [b"id", b"1", b"", CX1, b"\x01", b"echo", memoryview(options), memoryview(LARGE), b"x"]
+    command = wire.decode_peer(frames, max_message=10 * len(LARGE), max_frames=MAX_FRAMES)
+    assert command == wire.Request((b"id", b"1", b""), CX1, b"echo", [LARGE, b"x"], Options(options, 1.5))
+    assert [type(frame) for frame in command.body] == [memoryview, bytes]
+    assert type(command.options.raw) is bytes
 
 
 def test_what_is_asked_of_the_broker_itself_is_always_bytes():
