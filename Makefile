@@ -14,7 +14,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 # As in spark/session.py: JAVA_HOME, else PATH.
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 
-.PHONY: demo test test-spark java lint unit sim crash bench clean help
+.PHONY: demo test test-spark java lint unit sim crash bench bench-more clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -24,7 +24,8 @@ help:
 	@echo "make unit            only the tests without sockets, with coverage of the protocol's core"
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
 	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and on PostgreSQL; nothing may be lost"
-	@echo "make bench           measure the broker beside a loop that only forwards, the asyncio client, recovery, mixed loads, Titanic, Spark"
+	@echo "make bench           measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery, the Guide's broker, a loop that only forwards"
+	@echo "make bench-more      measure recovery, Titanic and Spark"
 	@echo "make clean           remove what these made"
 
 $(BIN)/python:
@@ -42,6 +43,11 @@ $(VENV)/dev.installed: $(SOURCES) | $(BIN)/python
 	@echo "installing zmdp and its test tools into $(VENV) …"
 	@$(INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/zmdp.installed $(VENV)/spark.installed
+
+$(VENV)/bench.installed: $(SOURCES) | $(BIN)/python
+	@echo "installing zmdp and what it is measured beside into $(VENV) …"
+	@$(INSTALL) -e '.[bench]'
+	@touch $@ $(VENV)/zmdp.installed
 
 $(VENV)/spark.installed: $(SOURCES) | $(BIN)/python
 	@echo "installing zmdp and PySpark (450 MB) into $(VENV) …"
@@ -68,11 +74,11 @@ java:
 test-spark: $(VENV)/dev.installed java
 	$(BIN)/pytest tests/spark tests/docs/test_fleet_page.py
 
-# What is compiled is tested compiled; the protocol's core and its conformance are tested on Python alone as well.
+# What is compiled is tested compiled; the core, its conformance and its simulation on Python alone as well.
 UNIT := tests/mdp tests/mmi tests/clients/test_pirate.py tests/clients/test_session.py tests/workers/test_session.py
 
 test: java lint unit
-	ZMDP_PURE=1 $(BIN)/pytest -n 2 --dist loadfile tests/conformance
+	ZMDP_PURE=1 $(BIN)/pytest -n 2 tests/conformance tests/simulation
 	$(BIN)/pytest -n 2 -m "not spark_long" --dist loadfile tests $(UNIT:%=--ignore=%)
 
 lint: $(VENV)/dev.installed
@@ -92,8 +98,11 @@ crash: $(VENV)/dev.installed
 	$(BIN)/python tests/crash.py --kills $(KILLS) --db sqlite --titanics 1
 	$(BIN)/python tests/crash.py --kills $(KILLS) --db postgres --titanics 2
 
-bench: $(VENV)/dev.installed
-	$(BIN)/python bench/broker.py
+bench: $(VENV)/bench.installed
+	$(BIN)/python bench/suite.py $(if $(GUIDE),--guide $(GUIDE))
+
+# What the suite does not cover: recovery, Titanic by itself, Spark.
+bench-more: $(VENV)/dev.installed
 	$(BIN)/python bench/x1.py
 	$(BIN)/python bench/titanic.py
 	$(BIN)/python bench/spark_batch.py

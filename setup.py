@@ -30,6 +30,7 @@ MACHINES = [
     "zmdp/mdp/broker.py",
     "zmdp/mdp/journal.py",
     "zmdp/mdp/registry.py",
+    "zmdp/mdp/server.py",
     "zmdp/mdp/timers.py",
     "zmdp/mdp/wire.py",
 ]

@@ -272,7 +272,7 @@ def styles(found: Sequence[Figure]) -> Styles:
 
 def plots(found: Sequence[Figure], folder: Path) -> dict[str, str]:
     """Draw all figures into `folder`; the PNG's names by slug.  Raises `ImportError` without matplotlib."""
-    import matplotlib as mpl  # noqa: PLC0415 - tables and JSON are had without it
+    import matplotlib as mpl
 
     mpl.use("Agg")
     mpl.rcParams.update({"font.size": 9, "svg.hashsalt": "zmdp", "axes.spines.top": False, "axes.spines.right": False})
@@ -284,7 +284,7 @@ def plots(found: Sequence[Figure], folder: Path) -> dict[str, str]:
         drawn = (_lines if figure.x is not None and _long_enough(figure) else _dots)(figure, look)
         for form in FORMATS:
             drawn.savefig(folder / f"{figure.slug}.{form}", dpi=130, bbox_inches="tight", facecolor="white")
-        import matplotlib.pyplot as plt  # noqa: PLC0415
+        import matplotlib.pyplot as plt
 
         plt.close(drawn)
         images[figure.slug] = f"{figure.slug}.png"
@@ -312,7 +312,7 @@ def _measured(figure: Figure) -> str:
 
 def _lines(figure: Figure, look: Styles) -> Any:
     """Values over x, and below them the ratios, where there is a base; a column for each panel."""
-    import matplotlib.pyplot as plt  # noqa: PLC0415
+    import matplotlib.pyplot as plt
 
     panels = _panels(figure)
     steps = list(dict.fromkeys(dict(point)[figure.x] for point in figure.points))
@@ -375,7 +375,7 @@ def _heading(figure: Figure) -> str:
 
 def _scale(axes: Iterable[Any], values: Sequence[Spread]) -> None:
     """From zero; with logarithms where that would hide the small ones."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     least, most = min(each.low for each in values), max(each.high for each in values)
     for axis in axes:
@@ -409,7 +409,7 @@ def _label(drawn: Any, axis: Any, ends: Sequence[tuple[float, int, str, str]]) -
 
 def _dots(figure: Figure, look: Styles) -> Any:
     """A dot with its spread for each peer; a panel for each set of params."""
-    import matplotlib.pyplot as plt  # noqa: PLC0415
+    import matplotlib.pyplot as plt
 
     panels = figure.points
     peers = figure.peers
@@ -438,7 +438,7 @@ def _dots(figure: Figure, look: Styles) -> Any:
     values = [each for row in figure.rows if (each := row.ratio if compared else row.value)]
     least = min(each.low for each in values)
     if least > 0 and most / least > 20:
-        from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
+        from matplotlib.ticker import FuncFormatter
 
         axes[-1, 0].set_xscale("log")
         axes[-1, 0].set_xlim(least / 1.5, most * (most / least) ** 0.45)

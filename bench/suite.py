@@ -64,7 +64,7 @@ def cpu_model() -> str:
 
 def versions() -> dict[str, str]:
     """Of what is measured; `mdp-broker --version` says which multipart it uses, where there are two."""
-    import zmq  # noqa: PLC0415 - to list the parts takes nothing
+    import zmq
 
     command = [str(Path(sys.executable).parent / "mdp-broker"), "--version"]
     try:

@@ -115,10 +115,10 @@ class Worker:
 
         What is worked on is finished, then the broker is told with DISCONNECT.
         """
-        self.start()
         try:
+            self.start()
             self.wait()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # perhaps while the threads were started
             self.stop()
             self.wait()
 
@@ -142,8 +142,15 @@ class Worker:
                 threading.Thread(target=self._serve, args=(connection, self._handler), name=name, daemon=True)
             )
         self._serving = len(self._threads)
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            for thread, connection in zip(self._threads, self._connections, strict=True):
+                if thread.ident is None:
+                    connection.close()
+                    self._serving -= 1
+            raise
 
     @property
     def started(self) -> bool:

@@ -4,8 +4,6 @@ As its documentation has it for many short tasks: events, gossip, mingle and hea
 A worker is a process of its own that executes one task at a time.
 """
 
-# ruff: noqa: PLC0415 - the peer's library is imported only where it is installed
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator

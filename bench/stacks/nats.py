@@ -3,8 +3,6 @@
 With nats-py's own settings, and asyncio's own event loop, as zmdp.
 """
 
-# ruff: noqa: PLC0415 - the peer's library is imported only where it is installed
-
 import asyncio
 import re
 import subprocess

@@ -7,8 +7,6 @@ that works is a BlockingConnection, which sends each reply before it takes the n
 requests a worker may hold: 1 makes the server give requests to whoever is idle, 0 is AMQP's default, no bound.
 """
 
-# ruff: noqa: PLC0415 - the peer's library is imported only where it is installed
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator

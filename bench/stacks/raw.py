@@ -6,8 +6,6 @@ its client and workers do nothing but frames: no stack in Python over ZeroMQ doe
 the limit if workers were given requests whether they are busy or not, as NATS does: then many travel together.
 """
 
-# ruff: noqa: PLC0415 - native.py compiles; it is imported when it is needed
-
 import sys
 import time
 from collections.abc import Callable, Iterator

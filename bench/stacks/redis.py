@@ -7,8 +7,6 @@ Batched (which is not Redis's doing, but a program's with much to send): the cli
 LPUSH and takes as many replies as there are with one BLMPOP, a worker takes up to 16 requests at a time.
 """
 
-# ruff: noqa: PLC0415 - the peer's library is imported only where it is installed
-
 import asyncio
 import itertools
 import os

@@ -70,7 +70,7 @@ class TitanicPostgres(Titanic):
     def database(self, folder: Path) -> Iterator[str]:
         del folder
         sys.path.append(str(processes.BENCH.parent / "tests"))
-        from support.postgres import cluster  # noqa: PLC0415 - it takes what is looked for in `missing`
+        from support.postgres import cluster
 
         with ExitStack() as opened:
             try:
