@@ -22,6 +22,8 @@ from .wire import Message
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 GIVEN_UP: Final = 60.0
 """An X1 client that has missed messages hears nothing, so that it connects anew, until it was silent for so long."""
+CROSSINGS: Final = 100
+"""Workers that a request may be handed to while they leave, and that does not count as an attempt."""
 GRAIN: Final = 0.01
 """Seconds by which a request may be late to expire."""
 CODES: Final[Mapping[Drop, Code]] = {
@@ -562,13 +564,22 @@ class Broker:
         if request is not None:
             self._expiries.clear(request)
             request.handed -= not worker.reached
-            if worker.reached and not (worker.overdue and reason is Loss.SILENT):
+            excused = (worker.overdue and reason is Loss.SILENT) or self._crossed(worker, request, reason, now)
+            if worker.reached and not excused:
                 request.attempts += 1
         if not worker.service.workers:
             for unwilling in list(worker.service.unwilling):
                 # A client may take 404 for the word that nobody has begun with it.
                 self._drop_waiting(unwilling, Drop.WORKERS_LOST if unwilling.handed else Drop.NO_WORKER, now)
         return request
+
+    def _crossed(self, worker: Worker, request: Request, reason: Loss, now: float) -> bool:
+        """Whether a slot's DISCONNECT had most likely been sent before it got `request`.
+
+        A connection that ends says DISCONNECT for one slot after the other, and the next of them would get the request.
+        """
+        early = reason is Loss.DISCONNECTED and now - worker.last_sent < self.limits.heartbeat
+        return early and bool(worker.slot) and request.handed < CROSSINGS
 
     def _repeat(self, request: Request | None, now: float) -> None:
         """Find another place for the request of a worker that was lost, if it may be repeated (C17)."""

@@ -55,7 +55,7 @@ def send(socket: zmq.Socket[bytes], message: Message) -> int:
 
 def _send_large(socket: zmq.Socket[bytes], frame: Any, flags: int) -> None:
     """Send a frame of `SHARED` bytes or more; without a copy if it was received so, or if it is large."""
-    owner = frame.obj if isinstance(frame, memoryview) else None
+    owner = getattr(frame, "obj", None)
     if isinstance(owner, zmq.Frame) and len(owner) == len(frame):
         _send(socket, owner, flags, False)
     else:

@@ -89,6 +89,8 @@ class AsyncWorker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots: list[_Slot] = []
         self._link: Link | None = None
+        """That of all slots, where they share one."""
+        self._links: dict[Link, None] = {}
         """The connection that all slots share, in X1."""
         self._busy = 0
         """Slots whose request is worked on."""
@@ -158,6 +160,7 @@ class AsyncWorker:
         session = self._slots[0].session.sibling() if shared and self._slots else self._session()
         slot = _Slot(self, session, link, handler)
         link.add(slot)
+        self._links[link] = None
         if shared:
             self._link = link
         self._slots.append(slot)
@@ -192,6 +195,7 @@ class AsyncWorker:
         for slot in [slot for slot in self._slots if slot.idle][: max(0, surplus)]:
             slot.stop()
         self._slots = [slot for slot in self._slots if not slot.ended.is_set()]
+        self._links = {link: None for link in self._links if not link.gone.is_set()}
         self._least_idle = len(self._slots) - self._busy
         self._loop.call_later(SHRINK, self._shrink)
 
@@ -207,13 +211,16 @@ class AsyncWorker:
             self._loop.call_soon_threadsafe(self._stop_slots)
 
     def _stop_slots(self) -> None:
-        for slot in list(self._slots):
+        # Last the one that the broker has perhaps just given a request: then it finds none of the others idle any more.
+        for slot in sorted(self._slots, key=lambda slot: slot.freed, reverse=True):
             slot.stop()
 
     async def wait(self) -> None:
         """Wait until all has ended after `stop`."""
         while serving := [slot for slot in self._slots if not slot.ended.is_set()]:
             await serving[0].ended.wait()
+        for link in self._links:  # until the broker has read what they said last
+            await link.gone.wait()
         context, self._own_context = self._own_context, None
         if context is not None:
             await asyncio.to_thread(end, context)  # it waits until the last messages are out
@@ -235,6 +242,7 @@ class _Slot:
     def __init__(self, worker: AsyncWorker, session: WorkerSession, link: Link, handler: AsyncHandler) -> None:
         self.ended = asyncio.Event()
         self.session = session
+        self.freed = 0
         self._worker = worker
         self._link = link
         self._handler = handler
@@ -270,7 +278,7 @@ class _Slot:
         """End, if that is to be, and what was worked on is done, and the broker has been sent all of it."""
         if not self._stopping or self._task is not None or self.ended.is_set():
             return
-        if self.session.lost is None and not self._link.all_sent:
+        if not self._link.may_leave(self):
             self._link.ending = True
             return
         self.ended.set()

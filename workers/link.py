@@ -35,6 +35,8 @@ class Slot(Protocol):
     """Who takes one request at a time over a link."""
 
     session: WorkerSession
+    freed: int
+    """The turn in which it got free, counted on its link: the broker gives work to the one that is free longest."""
 
     @property
     def busy(self) -> bool:
@@ -78,6 +80,11 @@ class Link:
         """Slots whose handlers are at work."""
         self.ending = False
         """Slots wait for the last messages to be sent, and then end."""
+        self.gone = asyncio.Event()
+        """The last slot has left, and the connection is closed."""
+        self._farewell: asyncio.TimerHandle | None = None
+        """Until then the broker has time to take in what was said last."""
+        self._turns = 0
         self._service = service
         self._endpoint = endpoint
         self._context = context
@@ -127,14 +134,49 @@ class Link:
 
     def remove(self, slot: Slot) -> None:
         """`slot`, whose handler is not at work, is not to be registered any more."""
-        self.leave(slot, "closed")
         del self._slots[slot]
-        if not self._slots and self._timer is not None:
+        if self._slots:
+            self.leave(slot, "closed")
+            return
+        self._heard = self._heard or slot.session.heard
+        if self._socket is not None and self._joined > 1 and slot.session.lost is None and self._heard:
+            self._take_leave(slot)
+        else:
+            self.leave(slot, "closed")
+            self._close(0)
+            self.gone.set()
+        if self._timer is not None:
             self._timer.cancel()
+
+    def may_leave(self, slot: Slot) -> bool:
+        """Whether all that `slot` has said will be sent, though it leaves now: others, or the broker, saw to that."""
+        return not self._unsent or len(self._slots) > 1 or slot.session.lost is not None
+
+    def _take_leave(self, slot: Slot) -> None:
+        """DISCONNECT of the last slot.  The connection stays until the broker has taken in what all of them have said.
+
+        It would find the connection closed when it has another request for the first of them, and would take the
+        replies of the others, which it has not read yet, for lost.  So it is asked for a sign of life, as clients do,
+        which it gives when it has read all that came before.
+        """
+        self._unsent += slot.session.disconnect("closed", time.monotonic())
+        self._unsent.append(wire.heartbeat((wire.EMPTY,), wire.CX1))
+        self._registered.clear()
+        self._farewell = self._loop.call_later(LINGER / 1000, self._part_for_good)
+        self._turn()
+
+    def _part_for_good(self) -> None:
+        if self._farewell is not None:
+            self._farewell.cancel()
+            self._farewell = None
+        self._close(LINGER)
+        self.gone.set()
 
     def freed(self, slot: Slot) -> None:
         """The handler of `slot` is not at work any more."""
         self.working -= 1
+        self._turns += 1
+        slot.freed = self._turns
         if slot.session.lost is not None:
             self._wake_by(slot.session.retry_at if self._socket is not None else self._retry_at)
 
@@ -209,6 +251,8 @@ class Link:
     def _terminated(self) -> None:
         log.warning("%s: the ZeroMQ context was terminated", self._service)
         self._close(0)
+        if self._farewell is not None:
+            self._part_for_good()
         for slot in list(self._slots):
             slot.session.lose("the ZeroMQ context was terminated", time.monotonic())
             slot.cancel()
@@ -225,11 +269,6 @@ class Link:
             self._schedule()
         else:
             self._turn()
-
-    @property
-    def all_sent(self) -> bool:
-        """Whether the broker has taken all there was to send, or never will."""
-        return not self._unsent
 
     def _schedule(self) -> None:
         if self._soon is None:
@@ -273,6 +312,9 @@ class Link:
         now = time.monotonic()
         if not self.stalled:
             self.stalled, self._stalled_since = True, now
+        if self._farewell is not None:  # which has an end of its own
+            self._wake_by(now + RETRY)
+            return
         session = next(iter(self._registered.values())).session
         if now - self._stalled_since > session.patience:
             session.lose("the broker takes nothing", now)
@@ -285,6 +327,11 @@ class Link:
         now = time.monotonic()
         while (message := receive(socket)) is not None:
             command = wire.decode_broker(message)
+            if self._farewell is not None:
+                if isinstance(command, wire.Heartbeat) and command.header == wire.CX1:
+                    self._part_for_good()
+                    return
+                continue
             slot = only or registered.get(command.route)
             if slot is None:
                 continue  # it has left

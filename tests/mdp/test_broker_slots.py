@@ -2,7 +2,7 @@
 
 import pytest
 
-from zmdp.mdp.broker import Broker
+from zmdp.mdp.broker import CROSSINGS, Broker
 from zmdp.mdp.journal import Loss, Refusal
 from zmdp.mdp.limits import Limits
 
@@ -228,3 +228,29 @@ def test_the_dialect_of_a_connection_without_envelopes():
     feed(broker, [b"w", b"", b"MDPW01", b"\x01", b"echo"])
     assert feed(broker, beat(BARE)) == [leave(BARE)]
     assert there(broker) == []
+
+
+def test_a_slot_that_leaves_at_once_had_left_before_it_got_the_request():  # C17
+    broker = broker_with(BARE, A, B, max_attempts=2)
+    feed(broker, request())
+    assert feed(broker, leave(BARE), now=0.5) == [work(A, options=b'{"attempt":2}')]  # the first attempt
+    assert feed(broker, leave(A), now=0.9) == [work(B, options=b'{"attempt":3}')]  # none
+    assert feed(broker, final(B), now=1) == [answer()]
+
+
+def test_a_slot_that_leaves_later_has_tried():  # C17
+    broker = broker_with(A, B, heartbeat=1, liveness=60, max_attempts=1)
+    feed(broker, request())
+    (told,) = feed(broker, leave(A), now=1)
+    assert told[:7] == lost()
+
+
+def test_a_request_that_drives_slots_away_is_not_given_to_them_for_ever():  # C17
+    broker = broker_with(A, max_attempts=1)
+    sent = feed(broker, request())
+    handed = 0
+    while sent[-1][: len(A)] == list(A):
+        handed += 1
+        sent = feed(broker, leave(A), ready(A))
+    assert handed == CROSSINGS
+    assert sent[-1][:7] == lost()

@@ -423,7 +423,8 @@ class Referee:
                 seat.held.holder = None
                 seat.held.orphaned = True
                 seat.held.deaths += seat.reached
-                seat.held.attempts += seat.reached and (seat.alive or not silent)
+                crossed = len(seat.route) > 1 and step.now - seat.last_sent < self.limits.heartbeat
+                seat.held.attempts += seat.reached and (seat.alive or not silent) and (silent or not crossed)
         left = step.leavers & self.seats.keys()
         check(not left, f"C10, C14: workers {left} are gone but not forgotten")
 

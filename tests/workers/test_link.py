@@ -309,3 +309,37 @@ def test_a_burst_is_one_turn(monkeypatch):
             assert len(turns) <= 5
 
     run(scenario, concurrency=20)
+
+
+def test_a_connection_stays_until_the_broker_has_read_what_was_said_last():
+    async def scenario(broker, worker):
+        worker(echo)
+        worker.start()
+        await broker.commands(2)
+        broker.ask(SECOND)
+        assert await broker.command() == final(SECOND)
+        worker.stop()
+        # The slot that was at work last leaves first: another request, if there is one, went to the one before it.
+        assert await broker.commands(2) == [[*SECOND, *DISCONNECT], DISCONNECT]
+        assert await broker.recv() == [b"", b"MDPCX1", b"\x06"]
+        ended = asyncio.create_task(worker.wait())
+        broker.ask(FIRST)  # it had not read the DISCONNECT yet
+        assert not ended.done()
+        broker.send(b"", b"MDPCX1", b"\x06")
+        await ended
+
+    run(scenario, concurrency=2)
+
+
+def test_a_broker_that_does_not_answer_is_not_waited_for_longer(monkeypatch):
+    monkeypatch.setattr(link, "LINGER", 50)
+
+    async def scenario(broker, worker):
+        worker(echo)
+        async with worker:
+            await broker.commands(2)
+            broker.ask(FIRST)
+            await broker.command()
+        assert await broker.commands(2) == [DISCONNECT, [*SECOND, *DISCONNECT]]
+
+    run(scenario, concurrency=2)
