@@ -24,6 +24,8 @@ FOLDERS = {
     "zmdp/clients": "clients",
     "zmdp/workers": "workers",
 }
+COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
+"""The commands that compile; pip asks others for what the package is, and that is not to take as long."""
 MACHINES = [
     "zmdp/clients/session.py",
     "zmdp/workers/session.py",
@@ -38,7 +40,7 @@ MACHINES = [
 
 def extensions() -> list[Extension]:
     """All that can be compiled here."""
-    if os.environ.get("ZMDP_PURE", "") not in {"", "0"}:
+    if os.environ.get("ZMDP_PURE", "") not in {"", "0"} or COMPILING.isdisjoint(sys.argv):
         return []
     try:
         _check_compiler()

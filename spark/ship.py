@@ -13,6 +13,7 @@ import venv
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -62,7 +63,7 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         if each.is_dir():
             if each.name != "__pycache__":
                 yield from _sources(each, f"{prefix}{each.name}/")
-        else:
+        elif not each.name.endswith(tuple(EXTENSION_SUFFIXES)):  # of this machine, and not to be imported from a zip
             yield prefix + each.name, each.read_bytes()
 
 

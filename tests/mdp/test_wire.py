@@ -303,6 +303,16 @@ def test_what_is_asked_of_the_broker_itself_is_always_bytes():
     assert isinstance(question.body[0], bytes)
 
 
+def test_a_command_shows_what_it_says():
+    command = wire.Request((b"id",), C02, b"echo", [b"x"])
+    assert (
+        repr(command)
+        == "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(raw=b'', ttl=None, wait=True, only_ttl=False))"
+    )
+    assert command != wire.Reply((b"id",), W02, True, b"c", [b"x"])
+    assert command != 1
+
+
 def test_no_frames_at_all():
     assert wire.decode_peer([], max_message=1, max_frames=1) == Invalid(Reason.TOO_FEW_FRAMES)
     assert wire.decode_broker([]) == Invalid(Reason.TOO_FEW_FRAMES)

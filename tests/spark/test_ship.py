@@ -61,6 +61,12 @@ def test_a_package_can_be_made_from_a_package(package, tmp_path):
     assert [before.read(name) for name in before.namelist()] == [after.read(name) for name in after.namelist()]
 
 
+def test_nothing_compiled_is_shipped(package):
+    names = zipfile.ZipFile(package).namelist()
+    assert "zmdp/mdp/broker.py" in names
+    assert not [name for name in names if name.endswith(".so")]
+
+
 def test_pack_without_an_environment(tmp_path):
     done = run("mdp-spark", "pack", str(tmp_path / "new" / "folder"), "--no-environment")
     assert done.returncode == 0, done.stderr

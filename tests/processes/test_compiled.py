@@ -1,0 +1,56 @@
+"""What runs compiled, and what does not when that is asked for."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support.processes import broker
+
+from zmdp.clients import Client
+from zmdp.mdp import compiled
+
+QUICK = ("--heartbeat", "0.2")
+PURE = {"multipart": False, "machines": False}
+TOLD = "import json; from zmdp.mdp import compiled; print(json.dumps([compiled.parts(), compiled.told()]))"
+
+
+def told(**env):
+    run = subprocess.run(
+        [sys.executable, "-c", TOLD], env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=60
+    )
+    return json.loads(run.stdout)
+
+
+def test_python_alone_can_be_asked_for():
+    assert told(ZMDP_PURE="1") == [PURE, "pure Python, as ZMDP_PURE asks"]
+
+
+def test_what_is_compiled_is_used():
+    parts, words = told(ZMDP_PURE="")
+    assert words == ("compiled" if all(parts.values()) else "pure Python")
+
+
+@pytest.mark.parametrize("pure", ["", "1"], ids=["as built", "pure"])
+def test_large_bodies_come_through_as_they_are(pure, monkeypatch):
+    monkeypatch.setenv("ZMDP_PURE", pure)
+    sizes = (0, 1, 8191, 8192, 65535, 65536, 65537, 3_000_000)
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30) as client:
+        worker = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from zmdp.workers import Worker; Worker('echo', lambda r: r, broker=sys.argv[1]).run()",
+                endpoint,
+            ]
+        )
+        try:
+            parts = json.loads(client.request("mmi.broker", b"")[0])["compiled"]
+            assert parts == (PURE if pure else {**compiled.parts(), **told(ZMDP_PURE="")[0]})
+            for size in sizes:
+                body = [b"head", os.urandom(size), b"", b"tail"]
+                assert client.request("echo", *body) == body
+        finally:
+            worker.terminate()
+            worker.wait()
