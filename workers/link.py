@@ -25,6 +25,8 @@ from .session import WorkerSession
 
 RETRY: Final = 0.01
 """Seconds until a message that the broker does not take yet is tried again."""
+FAREWELL = 2.0
+"""Seconds that a broker has to say that it has read what was said last."""
 GRAIN: Final = 20
 """So many times in an interval what is due is looked for, at most: heartbeats may be late by so much of it."""
 
@@ -162,7 +164,7 @@ class Link:
         self._unsent += slot.session.disconnect("closed", time.monotonic())
         self._unsent.append(wire.heartbeat((wire.EMPTY,), wire.CX1))
         self._registered.clear()
-        self._farewell = self._loop.call_later(LINGER / 1000, self._part_for_good)
+        self._farewell = self._loop.call_later(FAREWELL, self._part_for_good)
         self._turn()
 
     def _part_for_good(self) -> None:

@@ -15,6 +15,12 @@ READY, HEARTBEAT, DISCONNECT = [X1, b"\x01", b"echo"], [X1, b"\x05"], [X1, b"\x0
 FIRST, SECOND, THIRD = [], [b"1", b""], [b"2", b""]
 
 
+@pytest.fixture(autouse=True)
+def _short_farewells(monkeypatch):
+    """The broker here does not answer the last question, unless a test has it do so."""
+    monkeypatch.setattr(link, "FAREWELL", 0.5)
+
+
 async def echo(request):
     return request
 
@@ -311,7 +317,9 @@ def test_a_burst_is_one_turn(monkeypatch):
     run(scenario, concurrency=20)
 
 
-def test_a_connection_stays_until_the_broker_has_read_what_was_said_last():
+def test_a_connection_stays_until_the_broker_has_read_what_was_said_last(monkeypatch):
+    monkeypatch.setattr(link, "FAREWELL", 60)
+
     async def scenario(broker, worker):
         worker(echo)
         worker.start()
@@ -331,9 +339,7 @@ def test_a_connection_stays_until_the_broker_has_read_what_was_said_last():
     run(scenario, concurrency=2)
 
 
-def test_a_broker_that_does_not_answer_is_not_waited_for_longer(monkeypatch):
-    monkeypatch.setattr(link, "LINGER", 50)
-
+def test_a_broker_that_does_not_answer_is_not_waited_for_longer():
     async def scenario(broker, worker):
         worker(echo)
         async with worker:
