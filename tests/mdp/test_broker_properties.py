@@ -504,7 +504,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.idle[service].append(worker)
         return sent
 
-    def lose(self, worker, *, silent=False):
+    def lose(self, worker, *, silent=False, left=False):
         """C17: to another worker, at most so many times, and never once a PARTIAL has reached the client."""
         hired = self.hired.pop(worker)
         if worker in self.idle[hired.service]:
@@ -520,7 +520,9 @@ class BrokerMachine(RuleBasedStateMachine):
         if asked is None or asked.abandoned:
             return sent
         asked.handed -= not hired.reached
-        asked.died_at += hired.reached and not (silent and hired.overdue)
+        # A slot's DISCONNECT, so early, had most likely been sent before it got the request.
+        crossed = left and worker.header == WX1 and bool(worker.envelope) and self.now - hired.sent < HEARTBEAT
+        asked.died_at += hired.reached and not (silent and hired.overdue) and not crossed
         if asked.told or asked.died_at >= ATTEMPTS or (alone and not asked.wait):
             return sent + asked.error(502)
         if asked.passed(self.now):
@@ -861,7 +863,7 @@ class BrokerMachine(RuleBasedStateMachine):
         sent = self.send(worker.frames(worker.command("DISCONNECT")))
         self.at_work.pop(worker.identity, None)
         self.told_to_go.add(worker)
-        assert sent == (self.lose(worker) if worker in self.hired else [])
+        assert sent == (self.lose(worker, left=True) if worker in self.hired else [])
 
     def speak_another_dialect(self, worker):
         self.moment()
