@@ -262,13 +262,14 @@ class Slots:
     # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self) -> None:
-        """No further leases."""
+        """No further leases: a slot between two of them is over, the others when theirs are."""
         self.draining = True
+        self._slots = {slot.number: slot for slot in self._slots.values() if slot.lease is not None}
 
     @property
     def finished(self) -> bool:
         """Whether all is over after `drain`."""
-        return self.draining and all(slot.lease is None for slot in self._slots.values())
+        return self.draining and not self._slots
 
     def deadline(self) -> float | None:
         """When `due` has something to return by itself; None if nothing is to come."""

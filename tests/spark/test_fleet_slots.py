@@ -142,6 +142,7 @@ def test_draining_does_not_wait_for_slots_that_pause():
     fleet.ended(lease, Refused("no"), 0.0)
     fleet.drain()
     assert fleet.finished
+    assert fleet.rows(0.0) == []
 
 
 def test_a_drained_slot_that_has_not_reported_is_told_of():
