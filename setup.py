@@ -31,6 +31,8 @@ MACHINES = [
     "zmdp/workers/session.py",
     "zmdp/mdp/broker.py",
     "zmdp/mdp/journal.py",
+    "zmdp/mdp/lines.py",
+    "zmdp/mdp/outbox.py",
     "zmdp/mdp/registry.py",
     "zmdp/mdp/server.py",
     "zmdp/mdp/timers.py",

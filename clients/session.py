@@ -28,7 +28,7 @@ from ..mdp.errors import (
     ZmdpError,
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
-from ..mdp.timers import Timers
+from ..mdp.timers import Timed, Timers
 from ..mdp.wire import Message, Route
 from .reply import Reply
 
@@ -54,17 +54,18 @@ Outcome = Reply | ZmdpError
 """What a request brings: any number of parts, then a final `Reply` or an error."""
 
 
-class Call:
+class Call(Timed):
     """One request, from when it is made to its FINAL or ERROR."""
 
     __slots__ = (
-        "body", "bucket", "collected", "collected_bytes", "deadline", "deliver", "ended", "losses", "options", "route",
+        "body", "collected", "collected_bytes", "deadline", "deliver", "ended", "losses", "options", "route",
         "service", "silence", "stream", "streamed", "timeout",
     )  # fmt: skip
 
     def __init__(
         self, number: int, service: bytes, body: Sequence[bytes], options: dict[str, Any], *, stream: bool
     ) -> None:
+        super().__init__()
         self.route: Route = (b"%d" % number, b"")
         """The envelope: the number, and the empty frame."""
         self.service = service
@@ -85,7 +86,6 @@ class Call:
         self.ended = False
         self.deliver: Callable[[Outcome], object] = _ignore
         """For the shell: what takes the outcomes."""
-        self.bucket = 0
 
 
 def _ignore(outcome: Outcome) -> None:

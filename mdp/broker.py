@@ -15,7 +15,7 @@ from . import wire
 from .codes import Code
 from .journal import Drop, Journal, Loss, Refusal, Stats
 from .limits import Limits
-from .registry import REMEMBERED, Registry, Request, Service, Worker
+from .registry import NEVER, REMEMBERED, Registry, Request, Service, Worker
 from .timers import Timers
 from .wire import Message
 
@@ -61,7 +61,11 @@ class Broker:
         self._expiries: Timers[Request] = Timers(min(max(self.limits.expiry / 1000, 0.001), GRAIN))
         self._given_up: dict[bytes, float] = {}
         """The last of the peers that did not keep up, and so have missed messages, and until when they hear nothing."""
+        # Those that each request is held against.
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
+        self._max_queue, self._max_queued_bytes = self.limits.max_queue, self.limits.max_queued_bytes
+        self._max_services = self.limits.max_services
+        self._expiry = self.limits.expiry
         self._round = 0
         """Counts what came from outside; all that is sent because of it belongs to one round."""
         self._out: list[Message] = []
@@ -89,8 +93,8 @@ class Broker:
             self._request(command, now)
         else:
             self._on[type(command)](command, now)
-        if type(command) is wire.Invalid and command.over_limit:
-            self._oversized(wire.without_shared(message), now)
+            if isinstance(command, wire.Invalid) and command.over_limit:
+                self._oversized(wire.without_shared(message), now)
         return self._sends()
 
     def tick(self, now: float) -> list[Message]:
@@ -112,9 +116,8 @@ class Broker:
                 self._beat(worker, now)
         self._replace(lost, now)
         for request in self._expiries.pop_due(now):
-            passed = request.deadline is not None and now >= request.deadline
             # C12
-            self._give_up(request, Drop.TTL_PASSED if passed else Drop.EXPIRED, now)
+            self._give_up(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
         return self._sends()
 
     def deadline(self) -> float | None:
@@ -217,8 +220,10 @@ class Broker:
             return
         service = self.registry.service(name)
         options = command.options
-        deadline = None if options.ttl is None else now + options.ttl
-        request = Request(command.route, command.header, service, command.body, options=options, deadline=deadline)
+        deadline = NEVER if options.ttl is None else now + options.ttl
+        client = self.registry.client(command.route[0])
+        route, body = command.route, command.body
+        request = Request(client, route, command.header, service, body, options=options, deadline=deadline)
         drop = self._refusal(request, now)
         if drop is None:
             self._place(request, now)
@@ -238,33 +243,33 @@ class Broker:
 
     def _refusal(self, request: Request, now: float) -> Drop | None:
         """Why a request cannot be taken, or None."""
-        service, limits = request.service, self.limits
+        service = request.service
         if self.draining:
             return Drop.DRAINING
-        if request.deadline is not None and now >= request.deadline:
+        if now >= request.deadline:
             return Drop.TTL_PASSED
-        if service.idle:
+        if service.idle.first is not None:
             return None
         if not (request.options.wait or service.workers):
             return Drop.NO_WORKER
-        if len(self.registry.services) > limits.max_services:  # this one is among them
+        if len(self.registry.services) > self._max_services:  # this one is among them
             return Drop.TOO_MANY_SERVICES
-        if service.queue.size >= limits.max_queue:
+        if service.queue.size >= self._max_queue:
             return Drop.QUEUE_FULL
-        if self.registry.queued_bytes + request.size > limits.max_queued_bytes:
+        if self.registry.queued_bytes + request.size > self._max_queued_bytes:
             return Drop.MEMORY_FULL
         return None
 
     def _place(self, request: Request, now: float, *, front: bool = False) -> None:
         """Give `request` to the worker that was idle longest (C21), or let it wait (C12)."""
-        idle = request.service.idle
-        if idle:
-            self._dispatch(idle.popitem(last=False)[0], request, now)
+        worker = request.service.idle.first
+        if worker is not None:
+            self._dispatch(worker, request, now)
             return
-        expires = now + self.limits.expiry
         request.late = True
         self.registry.enqueue(request, front=front)
-        self._expiries.set(request, expires if request.deadline is None else min(expires, request.deadline))
+        expires = now + self._expiry
+        self._expiries.set(request, expires if expires < request.deadline else request.deadline)
 
     def _answer(self, request: Request, body: list[bytes], final: bool, now: float) -> None:
         """Pass a PARTIAL or FINAL on to the client, in its dialect and behind its envelope (C22)."""
@@ -313,7 +318,7 @@ class Broker:
         self._drop(request, reason, now)
         if worker is not None and worker.header == wire.WX1:
             worker.last_sent = now
-            self._out.append(wire.withdraw(worker.route, request.client))
+            self._out.append(wire.withdraw(worker.route, request.client.identity))
 
     def _drop(self, request: Request, reason: Drop, now: float) -> None:
         """Give up on a request: an X1 client is told; of 0.2 and 0.1 clients, which cannot be, the retry covers it."""
@@ -325,7 +330,7 @@ class Broker:
         self.stats.dropped[reason] += 1
         level = logging.INFO if reason in QUIET else logging.WARNING
         text = "dropped a request for service %s from client %s: %s"
-        self._journal.note(now, level, f"drop-{reason}", text, request.service.name, request.client, reason)
+        self._journal.note(now, level, f"drop-{reason}", text, request.service.name, request.client.identity, reason)
 
     def _explain(self, request: Request, reason: Drop) -> str:
         """The text of the ERROR that tells an X1 client of `reason`."""
@@ -335,7 +340,7 @@ class Broker:
                 return "its time passed while a worker was at it"
             case Drop.EXPIRED | Drop.TTL_PASSED:
                 there = f"{len(service.workers)} offer it" if service.workers else "none offers it"
-                there += ", all busy" if service.workers and not service.idle else ""
+                there += ", all busy" if service.workers and service.idle.first is None else ""
                 what = "its time" if reason is Drop.TTL_PASSED else f"the broker's expiry of {limits.expiry:g} s"
                 return f"{what} passed before a worker was free for it: {there}"
             case Drop.QUEUE_FULL:
@@ -420,7 +425,7 @@ class Broker:
         if worker.request is None:
             self._unexpected(command, Refusal.NO_REQUEST, now)  # C14
             return None
-        if command.client != worker.request.client:
+        if command.client != worker.request.client.identity:
             self._unexpected(command, Refusal.WRONG_CLIENT, now)  # C18
             return None
         return worker
@@ -428,8 +433,7 @@ class Broker:
     def _end(self, worker: Worker, request: Request) -> None:
         """The worker is done with the request."""
         self.registry.end(worker, request)
-        if request.deadline is not None:
-            self._expiries.clear(request)
+        self._expiries.clear(request)
 
     def _heartbeat(self, command: wire.Heartbeat, now: float) -> None:
         self.stats.heartbeats += 1
@@ -508,11 +512,11 @@ class Broker:
         """`worker` is free: it gets the request whose turn it is, or stands last among the idle (C20, C21)."""
         while (request := self.registry.next_request(worker.service)) is not None:
             self._expiries.clear(request)
-            if request.deadline is None or now < request.deadline:
+            if now < request.deadline:
                 self._dispatch(worker, request, now)
                 return
             self._drop(request, Drop.TTL_PASSED, now)
-        worker.service.idle[worker] = None
+        self.registry.rest(worker)
 
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
         self.stats.dispatched += 1
@@ -525,11 +529,11 @@ class Broker:
         self.registry.begin(worker, request)
         request.handed += 1
         options = request.options.raw
-        if request.handed > 1 or (request.late and request.deadline is not None):
-            left = None if request.deadline is None else request.deadline - now
+        if request.handed > 1 or (request.late and request.deadline < NEVER):
+            left = request.deadline - now if request.deadline < NEVER else None
             options = wire.renewed(request.options, left, request.handed)
-        self._out.append(wire.work(worker.route, worker.header, request.client, request.body, options))
-        if request.deadline is not None:
+        self._out.append(wire.work(worker.route, worker.header, request.client.identity, request.body, options))
+        if request.deadline < NEVER:
             self._expiries.set(request, request.deadline)
 
     def _beat(self, worker: Worker, now: float) -> None:
@@ -589,7 +593,7 @@ class Broker:
             self._drop(request, Drop.LOST_AFTER_PARTIAL, now)
         elif request.attempts >= self.limits.max_attempts or not (request.options.wait or request.service.workers):
             self._drop(request, Drop.WORKERS_LOST, now)
-        elif request.deadline is not None and now >= request.deadline:
+        elif now >= request.deadline:
             self._drop(request, Drop.TTL_PASSED, now)
         else:
             self.stats.redispatched += 1

@@ -6,39 +6,61 @@ message does not grow with the number of workers, clients, services or waiting r
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
 from typing import Final
 
+from .lines import Line, Linked
+from .timers import Timed
 from .wire import NO_OPTIONS, WX1, Options, Route, size_of
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a waiting request beside its body: what its records take, rounded up."""
 REMEMBERED: Final = 5000
 """At least so many of the requests that ended last are remembered, so that a late CANCEL is known for what it is."""
+NEVER: Final = 1e300
+"""Later than any clock will tell; in seconds."""
 
 
-class Request:
+class Client:
+    """The connection of a client that has requests here."""
+
+    __slots__ = ("identity", "requests", "running", "waiting")
+
+    def __init__(self, identity: bytes) -> None:
+        self.identity = identity
+        self.requests = 0
+        """How many wait or are worked on."""
+        self.running: Line[Request] = Line()
+        """Those that workers hold."""
+        self.waiting: dict[FairQueue, Turn] = {}
+        """Those that wait, by their service's queue; an entry goes with the last of them."""
+
+
+class Request(Timed):
     """A client's request while it waits or is worked on."""
 
     __slots__ = (
-        "_size", "abandoned", "after", "attempts", "before", "body", "bucket", "client", "collected", "collected_bytes",
-        "deadline", "handed", "header", "late", "options", "route", "service", "streamed", "worker",
+        "_size", "abandoned", "attempts", "body", "client", "collected", "collected_bytes", "deadline", "handed",
+        "header", "late", "options", "route", "service", "streamed", "worker",
     )  # fmt: skip
 
     def __init__(
         self,
+        client: Client,
         route: Route,
         header: bytes,
         service: Service,
         body: list[bytes],
         *,
         options: Options = NO_OPTIONS,
-        deadline: float | None = None,
+        deadline: float = NEVER,
     ) -> None:
+        self.before = None
+        self.after = None
+        self.bucket = None
+        self.sooner = None
+        self.later = None
+        self.client = client
         self.route = route
-        self.client = route[0]
-        """The identity of the client's connection."""
         self.header = header
         self.service = service
         self.body = body
@@ -61,23 +83,24 @@ class Request:
         self.collected_bytes = 0
         self.abandoned = False
         """Its client is gone: nothing is sent for it any more."""
-        self.before: Request | None = None
-        self.after: Request | None = None
-        self.bucket = 0
 
     def share(self, other: Request) -> None:
         """Have what is equal in `other`, of the same client, in one copy: many may wait."""
-        self.client = other.client
-        self.route = other.route if other.route == self.route else (other.client, *self.route[1:])
+        if other.route == self.route:
+            self.route = other.route
+        else:
+            self.route = (self.client.identity, *self.route[1:])
         if self.size == other.size:
-            self._size = other.size
+            self._size = other._size
 
     @property
     def size(self) -> int:
         """Bytes charged for it while it waits."""
         if not self._size:
-            own = size_of(self.body) + len(self.options.raw) + REQUEST_OVERHEAD
-            self._size = own + sum(map(len, self.route))
+            size = REQUEST_OVERHEAD + size_of(self.body) + len(self.options.raw)
+            for frame in self.route:
+                size += len(frame)
+            self._size = size
         return self._size
 
 
@@ -85,15 +108,16 @@ ALONE: Final[Route] = ()
 """Among the workers of a connection the key of the one that is not told apart from others by its envelope."""
 
 
-class Worker:
+class Worker(Timed):
     """A registered worker: one service, at most one request (C6); a connection of its own, or in X1 a slot of one."""
 
     __slots__ = (
-        "bucket", "header", "identity", "last_seen", "last_sent", "overdue", "reached", "request", "round", "route",
+        "header", "identity", "idle", "last_seen", "last_sent", "overdue", "reached", "request", "round", "route",
         "service", "since", "slot", "spoiled",
     )  # fmt: skip
 
     def __init__(self, route: Route, header: bytes, service: Service, now: float) -> None:
+        super().__init__()
         self.route = route
         self.identity = route[0]
         """The identity of the worker's connection."""
@@ -102,6 +126,8 @@ class Worker:
         self.header = header
         self.service = service
         self.request: Request | None = None
+        self.idle = False
+        """It stands among the idle of its service."""
         self.round = 0
         """The broker's round in which it got its request."""
         self.reached = True
@@ -113,110 +139,74 @@ class Worker:
         self.since = now
         self.last_seen = now
         self.last_sent = now
-        self.bucket = 0
 
 
-class Line:
-    """Requests in order, as a list linked through the requests, so that any of them can leave at once."""
+class Turn(Linked):
+    """The requests of one client that wait for one service, and their place among those of the others."""
 
-    __slots__ = ("first", "last")
+    __slots__ = ("client", "requests")
 
-    def __init__(self) -> None:
-        self.first: Request | None = None
-        self.last: Request | None = None
-
-    def append(self, request: Request) -> None:
-        """Put `request` last."""
-        request.before = self.last
-        if self.last is None:
-            self.first = request
-        else:
-            self.last.after = request
-        self.last = request
-
-    def prepend(self, request: Request) -> None:
-        """Put `request` first."""
-        request.after = self.first
-        if self.first is None:
-            self.last = request
-        else:
-            self.first.before = request
-        self.first = request
-
-    def remove(self, request: Request) -> None:
-        """Take `request` out, wherever it stands."""
-        if request.before is None:
-            self.first = request.after
-        else:
-            request.before.after = request.after
-        if request.after is None:
-            self.last = request.before
-        else:
-            request.after.before = request.before
-        request.before = request.after = None
-
-    def __iter__(self) -> Iterator[Request]:
-        request = self.first
-        while request is not None:
-            after = request.after  # read first: the caller may take `request` out
-            yield request
-            request = after
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self.client = client
+        self.requests: Line[Request] = Line()
 
 
 class FairQueue:
     """The requests that wait for one service: its clients take turns, each with its own in order (C20)."""
 
-    __slots__ = ("_lines", "size")
+    __slots__ = ("_turns", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        self._lines: OrderedDict[bytes, Line] = OrderedDict()
+        self._turns: Line[Turn] = Line()
 
     def append(self, request: Request) -> None:
-        """Put `request` last in its client's line."""
-        line = self._line(request.client)
-        if line.last is not None:
-            request.share(line.last)
-        line.append(request)
+        """Put `request` last of its client's."""
+        turn = request.client.waiting.get(self)
+        if turn is None:
+            turn = self._begin(request.client)
+            self._turns.append(turn)
+        elif turn.requests.last is not None:
+            request.share(turn.requests.last)
+        turn.requests.append(request)
         self.size += 1
 
     def prepend(self, request: Request) -> None:
         """Put `request` in front of all others (C17)."""
-        self._line(request.client).prepend(request)
-        self._lines.move_to_end(request.client, last=False)
+        turn = request.client.waiting.get(self)
+        if turn is None:
+            turn = self._begin(request.client)
+        else:
+            self._turns.remove(turn)
+        self._turns.prepend(turn)
+        turn.requests.prepend(request)
         self.size += 1
 
     def peek(self) -> Request | None:
         """The request whose turn it is."""
-        for line in self._lines.values():
-            return line.first
-        return None
+        turn = self._turns.first
+        return None if turn is None else turn.requests.first
 
-    def turn(self, client: bytes) -> None:
-        """`client` has had its turn: if more of its requests wait, they wait for all other clients' turns."""
-        if client in self._lines:
-            self._lines.move_to_end(client)
+    def next_turn(self) -> None:
+        """The first has had its turn: if more of its requests wait, they wait for all others' turns."""
+        turn = self._turns.first
+        if turn is not None and turn is not self._turns.last:
+            self._turns.remove(turn)
+            self._turns.append(turn)
 
     def remove(self, request: Request) -> None:
         """Take out `request`, which waits here."""
-        line = self._lines[request.client]
-        line.remove(request)
-        if line.first is None:
-            del self._lines[request.client]
+        turn = request.client.waiting[self]
+        turn.requests.remove(request)
+        if turn.requests.first is None:
+            self._turns.remove(turn)
+            del request.client.waiting[self]
         self.size -= 1
 
-    def __contains__(self, client: bytes) -> bool:
-        return client in self._lines
-
-    def line(self, client: bytes) -> Iterable[Request]:
-        """The requests of `client` that wait here, oldest first."""
-        return self._lines.get(client, ())
-
-    def _line(self, client: bytes) -> Line:
-        line = self._lines.get(client)
-        if line is None:
-            line = self._lines[client] = Line()
-        return line
+    def _begin(self, client: Client) -> Turn:
+        turn = client.waiting[self] = Turn(client)
+        return turn
 
 
 class Service:
@@ -227,7 +217,7 @@ class Service:
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.workers: dict[Worker, None] = {}
-        self.idle: OrderedDict[Worker, None] = OrderedDict()
+        self.idle: Line[Worker] = Line()
         """Workers without a request, least recently used first (C21)."""
         self.dispatched = 0
         """How often a worker was given a request."""
@@ -244,6 +234,8 @@ class Registry:
         self.workers: dict[Route, Worker] = {}
         self.connections: dict[bytes, dict[Route, Worker]] = {}
         """The workers of each connection; an entry goes with the last."""
+        self.clients: dict[bytes, Client] = {}
+        """Those that have a request here, by their identity."""
         self.queued = 0
         self.queued_bytes = 0
         self.running = 0
@@ -251,9 +243,6 @@ class Registry:
         """The X1 requests that have not ended; the route is the number."""
         self._ended: set[Route] = set()
         self._ended_before: set[Route] = set()
-        # client → what it has here; an entry goes with the last thing in it
-        self._waiting: dict[bytes, dict[Service, None]] = {}
-        self._worked_on: dict[bytes, dict[Request, None]] = {}
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -307,37 +296,59 @@ class Registry:
         else:
             del held[worker.slot]
         del worker.service.workers[worker]
-        worker.service.idle.pop(worker, None)
+        if worker.idle:
+            worker.idle = False
+            worker.service.idle.remove(worker)
         request = worker.request
         if request is not None:
             self.end(worker, request)
         return request
 
+    def rest(self, worker: Worker) -> None:
+        """`worker`, which holds no request, now stands last among the idle."""
+        worker.idle = True
+        worker.service.idle.append(worker)
+
     def begin(self, worker: Worker, request: Request) -> None:
-        """`worker`, which is not among the idle, now holds `request`."""
+        """`worker` now holds `request`, which was nowhere."""
+        if worker.idle:
+            worker.idle = False
+            worker.service.idle.remove(worker)
         worker.request = request
         request.worker = worker
         self.running += 1
-        held = self._worked_on.get(request.client)
-        if held is None:
-            self._worked_on[request.client] = {request: None}
-        else:
-            held[request] = None
+        self._count(request.client)
+        request.client.running.append(request)
 
     def end(self, worker: Worker, request: Request) -> None:
         """`worker` no longer holds `request`."""
         worker.request = None
         request.worker = None
         self.running -= 1
-        held = self._worked_on[request.client]
-        if len(held) == 1:
-            del self._worked_on[request.client]
-        else:
-            del held[request]
+        request.client.running.remove(request)
+        self._discount(request.client)
 
-    def running_for(self, client: bytes) -> list[Request]:
-        """The requests of `client` that workers hold."""
-        return list(self._worked_on.get(client, ()))
+    def running_for(self, identity: bytes) -> list[Request]:
+        """The requests of that client that workers hold."""
+        client = self.clients.get(identity)
+        return [] if client is None else list(client.running)
+
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def client(self, identity: bytes) -> Client:
+        """The client of that identity.  It is known from its first request on that is enqueued or begun."""
+        client = self.clients.get(identity)
+        return Client(identity) if client is None else client
+
+    def _count(self, client: Client) -> None:
+        if not client.requests:
+            self.clients[client.identity] = client
+        client.requests += 1
+
+    def _discount(self, client: Client) -> None:
+        client.requests -= 1
+        if not client.requests:
+            del self.clients[client.identity]
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -357,42 +368,36 @@ class Registry:
     def enqueue(self, request: Request, *, front: bool = False) -> None:
         """Let a request wait: last of its client's, or (one that came back, C17) in front of all others."""
         queue = request.service.queue
+        self._count(request.client)
         if front:
             queue.prepend(request)
         else:
             queue.append(request)
         if not request.options.wait:
             request.service.unwilling[request] = None
-        services = self._waiting.get(request.client)
-        if services is None:
-            self._waiting[request.client] = {request.service: None}
-        else:
-            services[request.service] = None
         self.queued += 1
         self.queued_bytes += request.size
 
     def next_request(self, service: Service) -> Request | None:
         """Take the request of `service` whose turn it is (C20)."""
-        request = service.queue.peek()
+        queue = service.queue
+        request = queue.peek()
         if request is not None:
+            queue.next_turn()
             self.dequeue(request)
-            service.queue.turn(request.client)
         return request
 
     def dequeue(self, request: Request) -> None:
         """Take out a request that waits, whether its turn has come or not."""
-        service, client = request.service, request.client
+        service = request.service
         service.queue.remove(request)
         if not request.options.wait:
             del service.unwilling[request]
         self.queued -= 1
         self.queued_bytes -= request.size
-        if client not in service.queue:
-            services = self._waiting[client]
-            del services[service]
-            if not services:
-                del self._waiting[client]
+        self._discount(request.client)
 
-    def waiting_for(self, client: bytes) -> list[Request]:
-        """The requests of `client` that wait, for whatever service."""
-        return [request for service in self._waiting.get(client, ()) for request in service.queue.line(client)]
+    def waiting_for(self, identity: bytes) -> list[Request]:
+        """The requests of that client that wait, for whatever service."""
+        client = self.clients.get(identity)
+        return [] if client is None else [request for turn in client.waiting.values() for request in turn.requests]

@@ -4,18 +4,41 @@ Things due within the same `grain` of time share a bucket; only buckets are orde
 bucket, so at most one grain late and never early.
 """
 
+from __future__ import annotations
+
 import heapq
 from collections.abc import Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
+
+from .lines import Linked
 
 SLACK: Final = 64
 """Numbers of buckets that are gone: at most so many more of them than of buckets, so that tidying up costs little."""
 
 
-class Timed(Protocol):
-    """A thing that can be in one `Timers` at a time; 0 in `bucket` means it is in none."""
+class Timed(Linked):
+    """A thing that can be in one `Timers` at a time, and in a `Line` besides."""
 
-    bucket: int
+    __slots__ = ("bucket", "later", "sooner")
+
+    def __init__(self) -> None:
+        self.before = None
+        self.after = None
+        self.bucket: Bucket | None = None
+        """What is due when it is; None if it is in no `Timers`."""
+        self.sooner: Timed | None = None
+        self.later: Timed | None = None
+
+
+class Bucket:
+    """What is due in the same grain of time, in the order in which it was set."""
+
+    __slots__ = ("first", "last", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.first: Timed | None = None
+        self.last: Timed | None = None
 
 
 T = TypeVar("T", bound=Timed)
@@ -24,51 +47,66 @@ T = TypeVar("T", bound=Timed)
 class Timers(Generic[T]):
     """The due times of things of one sort."""
 
-    __slots__ = ("_buckets", "_grain", "_latest", "_order")
+    __slots__ = ("_buckets", "_grain", "_order")
 
     def __init__(self, grain: float) -> None:
         self._grain = grain
-        self._latest = 0
-        # A dict is used as a set that keeps its order: the same run gives the same order again.
-        self._buckets: dict[int, dict[T, None]] = {}
+        self._buckets: dict[int, Bucket] = {}
         # A heap of their numbers, and some of buckets that are gone.
         self._order: list[int] = []
+
+    def __len__(self) -> int:
+        """How many buckets there are."""
+        return len(self._buckets)
 
     def set(self, thing: T, due: float) -> None:
         """Have `thing`, which has no due time now, come up at `due`."""
         number = int(due / self._grain) + 1
-        if number == self._latest:
-            number = self._latest  # one copy of the number for all: many may wait
-        self._latest = number
-        thing.bucket = number
         bucket = self._buckets.get(number)
         if bucket is None:
-            self._buckets[number] = {thing: None}
+            bucket = self._buckets[number] = Bucket(number)
             heapq.heappush(self._order, number)
+        last = bucket.last
+        if last is None:
+            bucket.first = thing
         else:
-            bucket[thing] = None
+            last.later = thing
+            thing.sooner = last
+        bucket.last = thing
+        thing.bucket = bucket
 
     def clear(self, thing: T) -> None:
         """Forget `thing`'s due time, if it has one."""
-        bucket = self._buckets.get(thing.bucket)
-        if bucket is not None:
-            bucket.pop(thing, None)
-            if not bucket:
-                # Its time may be years off: nothing of it is kept until then.
-                del self._buckets[thing.bucket]
-                if len(self._order) > 2 * len(self._buckets) + SLACK:
-                    self._order = list(self._buckets)
-                    heapq.heapify(self._order)
-        thing.bucket = 0
+        bucket = thing.bucket
+        if bucket is None:
+            return
+        sooner, later = thing.sooner, thing.later
+        if sooner is None:
+            bucket.first = later
+        else:
+            sooner.later = later
+            thing.sooner = None
+        if later is None:
+            bucket.last = sooner
+        else:
+            later.sooner = sooner
+            thing.later = None
+        thing.bucket = None
+        if bucket.first is None and self._buckets.get(bucket.number) is bucket:
+            # Its time may be years off: nothing of it is kept until then.
+            del self._buckets[bucket.number]
+            if len(self._order) > 2 * len(self._buckets) + SLACK:
+                self._order = list(self._buckets)
+                heapq.heapify(self._order)
 
     def pop_due(self, now: float) -> Iterator[T]:
         """Each thing whose time has come, taken out.  The caller may set and clear others meanwhile."""
         while self._order and self._order[0] * self._grain <= now:
-            number = heapq.heappop(self._order)
-            for thing in self._buckets.pop(number, ()):
-                if thing.bucket == number:  # else it was cleared while the ones before it were dealt with
-                    thing.bucket = 0
-                    yield thing
+            bucket = self._buckets.pop(heapq.heappop(self._order), None)
+            while bucket is not None and bucket.first is not None:
+                thing = bucket.first
+                self.clear(thing)  # type: ignore[arg-type]  # no other sort of thing is put in
+                yield thing  # type: ignore[misc]
 
     def next_due(self) -> float | None:
         """When `pop_due` next has something to do, or None."""

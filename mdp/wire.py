@@ -25,7 +25,7 @@ What a peer sent is decoded to a command or to `Invalid`; decoding never raises,
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple, cast
@@ -43,6 +43,8 @@ W01: Final = b"MDPW01"
 W02: Final = b"MDPW02"
 WX1: Final = b"MDPWX1"
 
+HEADER: Final = 6
+"""Bytes of a header."""
 EMPTY: Final = b""
 MMI: Final = b"mmi."
 """Services of this prefix the broker answers itself (C25)."""
@@ -50,6 +52,8 @@ MAX_ENVELOPE: Final = 16
 """Frames an envelope may have, its empty one included (C22)."""
 MAX_NAME: Final = 255
 """Bytes a service name or an address may have (C23)."""
+KNOWN_NAMES: Final = 4096
+"""Service names that are known to be valid without a look at their characters."""
 MAX_OPTIONS: Final = 65536
 """Bytes that the options of an X1 request may have as its client sends them; the broker may write them longer."""
 SHARED: Final = 8192
@@ -162,25 +166,6 @@ class Invalid(NamedTuple):
     """It has more bytes or frames than the broker takes; whether it is malformed besides is not known."""
 
 
-class Options(NamedTuple):
-    """The options of an X1 request: the frame as it came, and what the broker looks at."""
-
-    raw: bytes = EMPTY
-    ttl: float | None = None
-    """Seconds."""
-    wait: bool = True
-    only_ttl: bool = False
-    """There is nothing in it but a ttl."""
-
-    def values(self) -> dict[str, Any]:
-        """All of them, parsed anew: a broker that kept what it parsed would keep many times what came."""
-        values: dict[str, Any] = json.loads(self.raw) if self.raw else {}
-        return values
-
-
-NO_OPTIONS: Final = Options()
-
-
 class _Value:
     """What comes with every request: like a NamedTuple, but made in a fraction of the time."""
 
@@ -199,6 +184,29 @@ class _Value:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{tuple(self)}"
+
+
+class Options(_Value):
+    """The options of an X1 request: the frame as it came, and what the broker looks at."""
+
+    __slots__ = ("only_ttl", "raw", "ttl", "wait")
+    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl")
+
+    def __init__(self, raw: bytes = EMPTY, ttl: float | None = None, wait: bool = True, only_ttl: bool = False) -> None:
+        self.raw = raw
+        self.ttl = ttl
+        """Seconds."""
+        self.wait = wait
+        self.only_ttl = only_ttl
+        """There is nothing in it but a ttl."""
+
+    def values(self) -> dict[str, Any]:
+        """All of them, parsed anew: a broker that kept what it parsed would keep many times what came."""
+        values: dict[str, Any] = json.loads(self.raw) if self.raw else {}
+        return values
+
+
+NO_OPTIONS: Final = Options()
 
 
 class Request(_Value):
@@ -329,7 +337,14 @@ FromBroker = Answer | Error | Work | Withdraw | Heartbeat | Disconnect
 
 def valid_service(name: bytes) -> bool:
     """Whether `name` may name a service: 1 to 255 bytes of printable UTF-8 (C23)."""
-    return 1 <= len(name) <= MAX_NAME and _printable(name)
+    if name in _known_names:
+        return True
+    if not 1 <= len(name) <= MAX_NAME or not _printable(name):
+        return False
+    if len(_known_names) >= KNOWN_NAMES:
+        _known_names.clear()
+    _known_names.add(name)
+    return True
 
 
 def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
@@ -348,7 +363,10 @@ def valid_code(code: bytes) -> bool:
     return len(code) == 3 and code.isdigit()
 
 
-@lru_cache(maxsize=4096)
+_known_names: Final[set[bytes]] = set()
+"""Service names that were found valid lately."""
+
+
 def _printable(name: bytes) -> bool:
     try:
         return name.decode().isprintable()
@@ -458,13 +476,25 @@ def decode_peer(message: Message, max_message: int, max_frames: int) -> FromPeer
         return _over_limit(heads, Reason.TOO_MANY_FRAMES)
     if size > max_message:
         return _over_limit(heads, Reason.TOO_LARGE)
-    command = _decode(heads, 1, _FROM_PEER)
+    command = _decode_peer(heads)
     if heads is not message:
         if isinstance(command, Invalid):  # perhaps it is not: options may be long
-            command = _decode(without_shared(message, MAX_OPTIONS), 1, _FROM_PEER)
+            command = _decode_peer(without_shared(message, MAX_OPTIONS))
         if isinstance(command, Request | Reply | Failure):
             return _with_large(command, message)
-    return command  # type: ignore[return-value]  # _FROM_PEER holds only what returns these
+    return command
+
+
+def _decode_peer(message: Message) -> FromPeer | Invalid:
+    at = _header_at(message, 1)
+    if at < 0:
+        return Invalid(_NO_HEADER[at])
+    header = message[at]
+    if header in (W02, WX1, W01):
+        return _from_worker(message, at)
+    if header == CX1:
+        return _from_client_x1(message, at)
+    return _request(message, at, C02 if header == C02 else C01)  # not the frame, of which many may wait
 
 
 def without_shared(message: Message, most: int = 0) -> Message:
@@ -486,7 +516,17 @@ def _with_large(command: Request | Reply | Failure, whole: Message) -> Request |
 
 def decode_broker(message: Message) -> FromBroker | Invalid:
     """What a broker sent to a client's or a worker's DEALER."""
-    return _decode(message, 0, _FROM_BROKER)  # type: ignore[return-value]  # _FROM_BROKER holds only what returns these
+    at = _header_at(message, 0)
+    if at < 0:
+        return Invalid(_NO_HEADER[at])
+    header = message[at]
+    if header in (W02, WX1, W01):
+        return _from_broker_to_worker(message, at)
+    if header == CX1:
+        return _to_client_x1(message, at)
+    if header == C02:
+        return _answer_02(message, at)
+    return _answer_01(message, at)
 
 
 def size_of(frames: list[bytes]) -> int:
@@ -497,27 +537,32 @@ def size_of(frames: list[bytes]) -> int:
     return size
 
 
-_Decoder = Callable[[Message, int], FromPeer | FromBroker | Invalid]
+_NO_HEADER: Final = (Reason.ENVELOPE_TOO_DEEP, Reason.TOO_FEW_FRAMES, Reason.NO_HEADER)
+"""Why there is none, counted from the end."""
 
 
-def _decode(message: Message, start: int, decoders: dict[bytes, _Decoder]) -> FromPeer | FromBroker | Invalid:
-    """Find the header, past an envelope if there is one, and hand over to that header's decoder."""
+def _is_header(frame: bytes) -> bool:
+    if len(frame) != HEADER:
+        return False
+    return frame in (C02, W02, CX1, WX1, C01, W01)
+
+
+def _header_at(message: Message, start: int) -> int:
+    """Where the header is, past an envelope if there is one; negative if there is none, see `_NO_HEADER`."""
     count = len(message)
     if count <= start:
-        return Invalid(Reason.TOO_FEW_FRAMES)
-    decoder = decoders.get(message[start])
-    if decoder is not None:
-        return decoder(message, start)
+        return -2
+    if _is_header(message[start]):
+        return start
     # C22: an envelope is what stands before the header, up to and including one empty frame.  Its frames are addresses.
     for at in range(start, min(count, start + MAX_ENVELOPE)):
         if len(message[at]) > MAX_NAME:
-            return Invalid(Reason.NO_HEADER)
+            return -1
         if not message[at]:
             if at + 1 == count:
-                return Invalid(Reason.TOO_FEW_FRAMES)
-            decoder = decoders.get(message[at + 1])
-            return Invalid(Reason.NO_HEADER) if decoder is None else decoder(message, at + 1)
-    return Invalid(Reason.ENVELOPE_TOO_DEEP if count > start + MAX_ENVELOPE else Reason.NO_HEADER)
+                return -2
+            return at + 1 if _is_header(message[at + 1]) else -1
+    return -3 if count > start + MAX_ENVELOPE else -1
 
 
 def _route(message: Message, at: int) -> Route:
@@ -525,21 +570,15 @@ def _route(message: Message, at: int) -> Route:
     return (message[0],) if at == 1 else tuple(message[:at])
 
 
-def _request_02(message: Message, at: int) -> FromPeer | Invalid:
-    """`MDPC02 01 service body+` (C2, C19)."""
-    if len(message) < at + 2:
-        return Invalid(Reason.TOO_FEW_FRAMES)
-    if message[at + 1] != b"\x01":
-        return Invalid(Reason.UNKNOWN_COMMAND)
-    return _request(message, at, C02, at + 2)
-
-
-def _request_01(message: Message, at: int) -> FromPeer | Invalid:
-    """`MDPC01 service body+` (C24)."""
-    return _request(message, at, C01, at + 1)
-
-
-def _request(message: Message, at: int, header: bytes, service_at: int) -> FromPeer | Invalid:
+def _request(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
+    """`MDPC02 01 service body+` (C2, C19), `MDPC01 service body+` (C24)."""
+    service_at = at + 1
+    if header == C02:
+        if len(message) < at + 2:
+            return Invalid(Reason.TOO_FEW_FRAMES)
+        if message[at + 1] != b"\x01":
+            return Invalid(Reason.UNKNOWN_COMMAND)
+        service_at = at + 2
     if len(message) <= service_at:
         return Invalid(Reason.TOO_FEW_FRAMES)
     service = message[service_at]
@@ -587,7 +626,7 @@ def _answerable(reason: Reason, route: Route, service: bytes = EMPTY) -> Invalid
 
 def _over_limit(message: Message, reason: Reason) -> Invalid:
     """What is over a limit is not decoded; but if an X1 client sent it, with an envelope, it can be told."""
-    if len(message) > 1 and message[1] in _FROM_PEER:
+    if len(message) > 1 and message[1] in DIALECTS:
         return Invalid(reason, over_limit=True)  # there is no envelope
     for at in range(1, min(len(message) - 1, 1 + MAX_ENVELOPE)):
         if len(message[at]) > MAX_NAME:
@@ -733,24 +772,6 @@ def _to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
     return Error(route, CX1, service, int(message[at + 3]), text, message[at + 5 :])
 
 
-_FROM_PEER: Final[dict[bytes, _Decoder]] = {
-    CX1: _from_client_x1,
-    WX1: _from_worker,
-    C02: _request_02,
-    W02: _from_worker,
-    C01: _request_01,
-    W01: _from_worker,
-}
-_FROM_BROKER: Final[dict[bytes, _Decoder]] = {
-    CX1: _to_client_x1,
-    WX1: _from_broker_to_worker,
-    C02: _answer_02,
-    W02: _from_broker_to_worker,
-    C01: _answer_01,
-    W01: _from_broker_to_worker,
-}
-
-
 # ── encoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -767,7 +788,10 @@ def answer(route: Route, header: bytes, final: bool, service: bytes, body: Seque
     """The broker's PARTIAL or FINAL to a client (C3); for a 0.1 client its one reply (C24)."""
     if header == C01:
         return [*route, header, service, *body]
-    return [*route, header, b"\x03" if final else b"\x02", service, *body]
+    command = b"\x03" if final else b"\x02"
+    if len(body) == 1 and len(route) == 1:  # the common case, which is worth a short way
+        return [route[0], header, command, service, body[0]]
+    return [*route, header, command, service, *body]
 
 
 def error(route: Route, service: bytes, code: bytes, text: bytes, detail: Sequence[bytes] = ()) -> Message:
@@ -789,6 +813,8 @@ def work(route: Route, header: bytes, client: bytes, body: Sequence[bytes], opti
     """The broker's REQUEST to a worker (C7); only X1 has options."""
     if header == WX1:
         return [*route, header, b"\x02", client, EMPTY, options, *body]
+    if len(body) == 1 and len(route) == 1:  # the common case, which is worth a short way
+        return [route[0], header, b"\x02", client, EMPTY, body[0]]
     return [*route, header, b"\x02", client, EMPTY, *body]
 
 

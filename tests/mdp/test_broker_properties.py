@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from zmdp.mdp import wire
 from zmdp.mdp.broker import GIVEN_UP, Broker
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.registry import NEVER
 from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1
 
 QUIET = logging.Logger("quiet", logging.CRITICAL + 1)
@@ -21,8 +22,7 @@ QUIET = logging.Logger("quiet", logging.CRITICAL + 1)
 
 def queued(service):
     """The requests that wait for `service`, client by client as turns come."""
-    clients = list(service.queue._lines)
-    return [request for client in clients for request in service.queue.line(client)]
+    return [request for turn in service.queue._turns for request in turn.requests]
 
 
 def names(workers):
@@ -59,11 +59,14 @@ def check_books(broker):
     assert registry.queued_bytes == sum(request.size for request in waiting)
     assert registry.running == len(running)
     assert len({*waiting, *running}) == len(waiting) + len(running)
-    for client in {request.client for request in [*waiting, *running]}:
-        assert set(registry.waiting_for(client)) == {request for request in waiting if request.client == client}
-        assert set(registry.running_for(client)) == {request for request in running if request.client == client}
-    assert set(registry._waiting) == {request.client for request in waiting}
-    assert set(registry._worked_on) == {request.client for request in running}
+    clients = {request.client for request in [*waiting, *running]}
+    assert registry.clients == {client.identity: client for client in clients}
+    for client in clients:
+        mine = {request for request in waiting if request.client is client}
+        assert set(registry.waiting_for(client.identity)) == mine
+        assert set(client.waiting) == {request.service.queue for request in mine}
+        assert set(registry.running_for(client.identity)) == {each for each in running if each.client is client}
+        assert client.requests == len(mine) + len(client.running)
 
     assert {worker for service in services for worker in service.workers} == set(workers)
     assert list(registry.workers) == [worker.route for worker in workers]
@@ -73,13 +76,14 @@ def check_books(broker):
     for service in services:
         assert service.workers or service.queue.size, "a service with nothing left is kept"
         assert not (service.idle and service.queue.size), "a worker is idle while a request waits"
-        assert set(service.idle) == {worker for worker in service.workers if worker.request is None}
+        assert set(service.idle) == {worker for worker in service.workers if worker.idle}
+        assert all(worker.idle == (worker.request is None) for worker in service.workers)
         assert set(service.unwilling) == {request for request in queued(service) if not request.options.wait}
         assert service.workers or not service.unwilling, "a request waits for nobody that was not to wait"
     assert all(worker.bucket for worker in workers)
     assert all(request.bucket for request in waiting)
     timed = {request for request in running if request.bucket}
-    assert timed == {request for request in running if request.deadline is not None and not request.abandoned}
+    assert timed == {request for request in running if request.deadline < NEVER and not request.abandoned}
 
     outstanding = [request for request in [*waiting, *running] if request.header == CX1 and not request.abandoned]
     assert registry.numbered == {request.route: request for request in outstanding}

@@ -104,8 +104,8 @@ def books(broker):
 def holds_nothing(broker):
     """Whether nothing at all is kept of the requests there were."""
     registry = broker.registry
-    kept = registry.numbered, registry.queued, registry.queued_bytes, registry.running, registry._waiting
-    return not any([*kept, registry._worked_on, broker._expiries._buckets, broker._expiries.next_due()])
+    kept = registry.numbered, registry.queued, registry.queued_bytes, registry.running, registry.clients
+    return not any([*kept, len(broker._expiries), broker._expiries.next_due()])
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -98,7 +98,7 @@ def a_request_and_its_reply(broker):
     if sent:
         route = next(route for route in (tuple(sent[0][:1]), tuple(sent[0][:3])) if route in broker.registry.workers)
     known = broker.registry.workers[route]
-    return sent + broker.receive([*route, known.header, b"\x04", known.request.client, b"", b"x"], 0)
+    return sent + broker.receive([*route, known.header, b"\x04", known.request.client.identity, b"", b"x"], 0)
 
 
 def a_worker_comes_and_goes(broker):

@@ -1,13 +1,22 @@
-"""Lines, fair queues and the books of the registry."""
+"""Fair queues and the books of the registry."""
 
 import pytest
 
-from zmdp.mdp.registry import REMEMBERED, REQUEST_OVERHEAD, FairQueue, Line, Registry, Request, Service, Worker
+from zmdp.mdp.registry import REMEMBERED, REQUEST_OVERHEAD, Client, FairQueue, Registry, Request, Service, Worker
 from zmdp.mdp.wire import C02, CX1, W02, Options
 
+CLIENTS = {}
+"""Those of the test that runs: where there is no registry, something must tell that they are the same."""
 
-def request(client=b"c", body=b"x", service=None):
-    return Request((client,), C02, service or Service(b"echo"), [body])
+
+@pytest.fixture(autouse=True)
+def clients():
+    CLIENTS.clear()
+    CLIENTS.update((name, Client(name)) for name in (b"c", b"d", b"e", b"hog"))
+
+
+def request(client=b"c", body=b"x", service=None, route=None, **more):
+    return Request(CLIENTS[client], route or (client,), C02, service or Service(b"echo"), [body], **more)
 
 
 def bodies(requests):
@@ -18,8 +27,8 @@ def taken(queue):
     """The bodies of all that wait, in the order in which turns come."""
     order = b""
     while (each := queue.peek()) is not None:
+        queue.next_turn()
         queue.remove(each)
-        queue.turn(each.client)
         order += each.body[0]
     return order
 
@@ -31,63 +40,6 @@ def registry_with(*workers, service=b"echo"):
     for worker in made:
         registry.add_worker(worker)
     return registry, *made
-
-
-# ── Line ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_line_keeps_its_order():
-    line = Line()
-    for body in (b"b", b"c"):
-        line.append(request(body=body))
-    line.prepend(request(body=b"a"))
-    assert bodies(line) == b"abc"
-
-
-def test_a_line_can_begin_at_its_front():
-    line = Line()
-    line.prepend(request(body=b"b"))
-    line.prepend(request(body=b"a"))
-    line.append(request(body=b"c"))
-    assert bodies(line) == b"abc"
-
-
-@pytest.mark.parametrize(
-    ("leaving", "left"), [("a", b"bc"), ("b", b"ac"), ("c", b"ab"), ("ab", b"c"), ("ca", b"b"), ("bca", b"")]
-)
-def test_anyone_can_leave_a_line(leaving, left):
-    line = Line()
-    waiting = {name: request(body=name.encode()) for name in "abc"}
-    for each in waiting.values():
-        line.append(each)
-    for name in leaving:
-        line.remove(waiting[name])
-    assert bodies(line) == left
-    line.append(request(body=b"z"))
-    assert bodies(line) == left + b"z"
-
-
-@pytest.mark.parametrize("back", ["append", "prepend"])
-def test_whoever_left_a_line_may_come_back(back):
-    line = Line()
-    waiting = {name: request(body=name.encode()) for name in "abc"}
-    for each in waiting.values():
-        line.append(each)
-    line.remove(waiting["b"])
-    getattr(line, back)(waiting["b"])
-    assert bodies(line) == (b"acb" if back == "append" else b"bac")
-    line.remove(waiting["b"])
-    assert bodies(line) == b"ac"
-
-
-def test_a_line_can_be_emptied_while_it_is_walked():
-    line = Line()
-    for body in (b"a", b"b", b"c"):
-        line.append(request(body=body))
-    for each in line:
-        line.remove(each)
-    assert line.first is None
-    assert line.last is None
 
 
 # ── FairQueue ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,8 +57,8 @@ def test_an_empty_queue_has_no_next():
     queue = FairQueue()
     assert queue.peek() is None
     assert queue.size == 0
-    assert list(queue.line(b"c")) == []
-    assert b"c" not in queue
+    queue.next_turn()
+    assert queue.size == 0
 
 
 def test_clients_take_turns():  # C20
@@ -140,9 +92,9 @@ def test_whoever_leaves_the_queue_does_not_change_the_turns():
     queue.append(request(b"c", b"2"))
     queue.remove(gone)
     assert queue.size == 2
-    assert bodies(queue.line(b"c")) == b"2"
+    assert bodies(CLIENTS[b"c"].waiting[queue].requests) == b"2"
     assert taken(queue) == b"2x"
-    assert b"c" not in queue
+    assert queue not in CLIENTS[b"c"].waiting
 
 
 # ── Registry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,9 +127,10 @@ def test_a_service_with_nothing_left_is_forgotten():
 
 def test_an_idle_worker_leaves_without_a_request():
     registry, worker = registry_with(b"w")
-    worker.service.idle[worker] = None
+    registry.rest(worker)
+    assert list(worker.service.idle) == [worker]
     assert registry.remove_worker(worker) is None
-    assert (registry.workers, worker.service.workers, worker.service.idle) == ({}, {}, {})
+    assert (registry.workers, worker.service.workers, list(worker.service.idle)) == ({}, {}, [])
 
 
 def test_a_busy_worker_leaves_its_request():
@@ -203,7 +156,7 @@ def test_what_workers_do_for_a_client_is_known():
 
 def test_waiting_requests_are_counted_with_their_bytes():
     registry = Registry()
-    waiting = Request((b"id", b"hop", b""), C02, registry.service(b"echo"), [b"12345", b"67"])
+    waiting = Request(Client(b"id"), (b"id", b"hop", b""), C02, registry.service(b"echo"), [b"12345", b"67"])
     assert waiting.size == len(b"idhop1234567") + REQUEST_OVERHEAD
     registry.enqueue(waiting)
     assert (registry.queued, registry.queued_bytes) == (1, waiting.size)
@@ -240,17 +193,34 @@ def test_what_waits_for_a_client_is_found_in_all_services():
     assert registry.waiting_for(b"d") == [other]
 
 
+def test_a_client_is_known_while_it_has_requests():
+    registry, worker = registry_with(b"w")
+    client = registry.client(b"c")
+    assert registry.clients == {}
+    one, two = (Request(client, (b"c",), C02, worker.service, [b"x"]) for _ in range(2))
+    registry.begin(worker, one)
+    registry.enqueue(two)
+    assert registry.client(b"c") is client
+    registry.end(worker, one)
+    assert registry.clients == {b"c": client}
+    assert registry.next_request(worker.service) is two
+    assert registry.clients == {}
+    registry.begin(worker, two)  # as one that is handed on
+    assert registry.client(b"c") is client
+
+
 # ── X1 ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_options_count_among_the_bytes_of_a_request():
-    request = Request((b"id", b"1", b""), CX1, Service(b"echo"), [b"x"], options=Options(b'{"wait":false}'))
+    options = Options(b'{"wait":false}')
+    request = Request(Client(b"id"), (b"id", b"1", b""), CX1, Service(b"echo"), [b"x"], options=options)
     assert request.size == len(b'id1x{"wait":false}') + REQUEST_OVERHEAD
 
 
 def unwilling(service, body=b"x", client=b"c"):
     """A request that is not to wait when there is no worker."""
-    return Request((client, body, b""), CX1, service, [body], options=Options(wait=False))
+    return Request(CLIENTS[client], (client, body, b""), CX1, service, [body], options=Options(wait=False))
 
 
 def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
@@ -273,7 +243,7 @@ def test_requests_of_one_client_keep_their_numbers():
     service = registry.service(b"echo")
     routes = [(b"c", b"1", b""), (b"c", b"2", b""), (b"c",), (b"c",)]
     for route in routes:
-        registry.enqueue(Request(route, C02, service, [b"x"]))
+        registry.enqueue(request(service=service, route=route))
     assert [each.route for each in registry.waiting_for(b"c")] == routes
     *_, third, fourth = registry.waiting_for(b"c")
     assert third.route is fourth.route  # one copy of the address for all that wait

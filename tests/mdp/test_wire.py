@@ -305,10 +305,7 @@ def test_what_is_asked_of_the_broker_itself_is_always_bytes():
 
 def test_a_command_shows_what_it_says():
     command = wire.Request((b"id",), C02, b"echo", [b"x"])
-    assert (
-        repr(command)
-        == "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(raw=b'', ttl=None, wait=True, only_ttl=False))"
-    )
+    assert repr(command) == "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(b'', None, True, False))"
     assert command != wire.Reply((b"id",), W02, True, b"c", [b"x"])
     assert command != 1
 

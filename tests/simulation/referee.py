@@ -54,7 +54,7 @@ class Ticket:
     service: bytes
     size: int
     """Bytes it takes while it waits."""
-    options: wire.Options = wire.NO_OPTIONS
+    options: wire.Options = field(default_factory=wire.Options)
     deadline: float = math.inf
     """When its ttl has passed."""
     waited: bool = False
@@ -557,7 +557,7 @@ class Referee:
         for worker in registry.workers.values():
             if worker.request is not None and not worker.request.abandoned:
                 running[_key(worker.request)] = self._place(worker.route, worker.header)
-        requests = [request for client in registry._waiting for request in registry.waiting_for(client)]
+        requests = [request for client in registry.clients for request in registry.waiting_for(client)]
         queued = {_key(request) for request in requests}
         counted = self._counted()
         dropped: Counter[str] = Counter()
@@ -671,7 +671,7 @@ class Referee:
         held_by = sorted(worker.route for held in registry.connections.values() for worker in held.values())
         check(held_by == sorted(routes), "the workers of the connections are not those that are registered")
         busy = [worker.request for worker in registry.workers.values() if worker.request is not None]
-        held = [request for requests in registry._worked_on.values() for request in requests]
+        held = [request for client in registry.clients.values() for request in client.running]
         check(registry.running == len(busy) == len(held), "the count of running requests is wrong")
         sizes = [request.size for request in requests]
         check(registry.queued == len(requests), "the count of queued requests is wrong")
@@ -751,4 +751,4 @@ def answerable(message: Message) -> Route | None:
 
 
 def _key(request: Request) -> Key:
-    return request.client, request.body[0]
+    return request.client.identity, request.body[0]

@@ -387,7 +387,7 @@ class Simulation:
         check(registry.connections == {}, "a connection stays for ever")
         check((registry.queued, registry.queued_bytes, registry.running) == (0, 0, 0), "a count is not 0 in the end")
         check(registry.numbered == {}, "X1: a number stays for ever")
-        check(registry._waiting == {} and registry._worked_on == {}, "a client stays for ever")
+        check(registry.clients == {}, "a client stays for ever")
         check(machine.deadline() is None, "a timer stays for ever")
         check(machine._beats._buckets == {} and machine._expiries._buckets == {}, "a timer's bucket stays for ever")
         check(referee.tickets == {} and referee.seats == {}, "the referee knows of something that the broker forgot")

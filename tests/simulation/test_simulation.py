@@ -4,7 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -199,17 +199,10 @@ def forget_request(broker: Broker, request: Any, now: float) -> None:
     """The request is lost with its worker."""
 
 
-class NewestFirst(OrderedDict[Any, Any]):
-    """Gives the last where the first is asked for."""
-
-    def popitem(self, last: bool = True) -> Any:
-        return super().popitem(last=not last)
-
-
-def newest_first(service: Service, name: bytes, make: Any = Service.__init__) -> None:
+def newest_first(registry: Registry, worker: Any) -> None:
     """The worker that was idle for the shortest time is served first."""
-    make(service, name)
-    service.idle = NewestFirst()
+    worker.idle = True
+    worker.service.idle.prepend(worker)
 
 
 def restream(broker: Broker, request: Any, *rest: Any, answer: Any = Broker._answer) -> None:
@@ -222,7 +215,7 @@ def keep_service(registry: Registry, service: Service) -> None:
     """A service stays when nothing is left of it."""
 
 
-def no_turns(queue: FairQueue, client: bytes) -> None:
+def no_turns(queue: FairQueue) -> None:
     """A client with many requests is served until none is left."""
 
 
@@ -262,7 +255,7 @@ def cancel_to_all(broker: Broker, request: Any, *args: Any, abandon: Any = Broke
     """CANCEL goes to a worker that does not speak X1."""
     abandon(broker, request, *args)
     if request.worker is not None and request.worker.header == wire.W02:
-        broker._out.append(wire.withdraw(request.worker.route, request.client))
+        broker._out.append(wire.withdraw(request.worker.route, request.client.identity))
 
 
 def dispatch_late(broker: Broker, request: Any, now: float, *, front: bool = False, place: Any = Broker._place) -> None:
@@ -409,8 +402,8 @@ def run_all(seeds: int) -> None:
     ("owner", "name", "mutant", "rule"),
     [
         (FairQueue, "prepend", FairQueue.append, "C17"),
-        (FairQueue, "turn", no_turns, "C20"),
-        (Service, "__init__", newest_first, "C21"),
+        (FairQueue, "next_turn", no_turns, "C20"),
+        (Registry, "rest", newest_first, "C21"),
         (Broker, "_repeat", forget_request, "was lost"),
         (Broker, "_answer", restream, "C17"),
         (Registry, "forget_if_empty", keep_service, "nothing is left"),
