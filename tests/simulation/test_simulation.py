@@ -18,7 +18,7 @@ from zmdp.clients.session import ClientSession
 from zmdp.mdp import compiled, wire
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.journal import Drop
-from zmdp.mdp.registry import FairQueue, Registry, Service
+from zmdp.mdp.registry import NEVER, FairQueue, Registry, Service
 from zmdp.workers.session import WorkerSession
 
 SEEDS = 1000
@@ -260,7 +260,7 @@ def cancel_to_all(broker: Broker, request: Any, *args: Any, abandon: Any = Broke
 
 def dispatch_late(broker: Broker, request: Any, now: float, *, front: bool = False, place: Any = Broker._place) -> None:
     """A request that waits is dispatched though its time has passed."""
-    request.deadline = None
+    request.deadline = NEVER
     place(broker, request, now, front=front)
 
 
@@ -324,7 +324,8 @@ def patient(broker: Broker, request: Any, now: float, refusal: Any = Broker._ref
 
 def all_willing(registry: Registry, request: Any, *, front: bool = False, enqueue: Any = Registry.enqueue) -> None:
     """A request goes on waiting when the last worker has left."""
-    request.options = request.options._replace(wait=True)
+    raw, ttl, _, only_ttl = request.options
+    request.options = wire.Options(raw, ttl, True, only_ttl)
     enqueue(registry, request, front=front)
 
 
