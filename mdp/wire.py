@@ -784,8 +784,11 @@ def request(route: Route, header: bytes, service: bytes, body: Sequence[bytes], 
     return [*route, header, b"\x01", service, *body]
 
 
-def answer(route: Route, header: bytes, final: bool, service: bytes, body: Sequence[bytes]) -> Message:
-    """The broker's PARTIAL or FINAL to a client (C3); for a 0.1 client its one reply (C24)."""
+def answer(route: Route, header: bytes, final: bool, service: bytes, body: Sequence[Any]) -> Message:
+    """The broker's PARTIAL or FINAL to a client (C3); for a 0.1 client its one reply (C24).
+
+    What the broker passes on may have memoryviews in its body.
+    """
     if header == C01:
         return [*route, header, service, *body]
     command = b"\x03" if final else b"\x02"
@@ -809,8 +812,8 @@ def ready(route: Route, header: bytes, service: bytes) -> Message:
     return [*route, header, b"\x01", service]
 
 
-def work(route: Route, header: bytes, client: bytes, body: Sequence[bytes], options: bytes = EMPTY) -> Message:
-    """The broker's REQUEST to a worker (C7); only X1 has options."""
+def work(route: Route, header: bytes, client: bytes, body: Sequence[Any], options: bytes = EMPTY) -> Message:
+    """The broker's REQUEST to a worker (C7), with a body as in `answer`; only X1 has options."""
     if header == WX1:
         return [*route, header, b"\x02", client, EMPTY, options, *body]
     if len(body) == 1 and len(route) == 1:  # the common case, which is worth a short way
