@@ -150,21 +150,22 @@ class Server:
 
     def _take_batch(self, now: float) -> bool:
         """Take in what has arrived, and send what follows from it.  Whether there may be more."""
-        socket, take = self._socket, self.broker.receive
+        socket, broker, outbox = self._socket, self.broker, self._outbox
+        take, put = receive, send  # compiled, a module's names take as long to look up as its functions to begin
         for _ in range(BATCH):
-            message = receive(socket, True)
+            message = take(socket, True)
             if message is None:
                 return False
-            if self._outbox:
+            if outbox:
                 self._take_slowly(message, now)
                 continue
             try:
-                messages = take(message, now)
+                messages = broker.receive(message, now)
             except Exception:  # noqa: BLE001 - not known to happen, but one message must not end everybody's broker
                 self.broker.failed(now)
                 continue
             for at, each in enumerate(messages):
-                errno = send(socket, each)
+                errno = put(socket, each)
                 if errno:
                     self._unsent(each, errno, messages, now)
                     self._send_all(messages, now, at + 1)
