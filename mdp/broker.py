@@ -15,7 +15,7 @@ from . import wire
 from .codes import Code
 from .journal import Drop, Journal, Loss, Refusal, Stats
 from .limits import Limits
-from .registry import NEVER, REMEMBERED, Registry, Request, Service, Worker
+from .registry import NEVER, REMEMBERED, Collected, Registry, Request, Service, Worker, envelope_of
 from .timers import Timers
 from .wire import Message
 
@@ -207,34 +207,34 @@ class Broker:
         self.stats.requests += 1
         name = command.service
         numbered = command.header == wire.CX1
-        if numbered and command.route in self.registry.numbered:
+        client, envelope = self.registry.client(command.route[0]), envelope_of(command.route)
+        if numbered and envelope in client.numbered:
             self._invalid(wire.Invalid(wire.Reason.NUMBER_IN_USE, command.route, name), now)
             return
         if name.startswith(wire.MMI):
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
             if numbered:
-                self.registry.end_number(command.route)
+                self.registry.remember(command.route)
             body = answers.answer(name, command.body, self, now)
             self._out.append(wire.answer(command.route, command.header, True, name, body))
             return
         service = self.registry.service(name)
         options = command.options
         deadline = NEVER if options.ttl is None else now + options.ttl
-        client = self.registry.client(command.route[0])
-        route, body = command.route, command.body
-        request = Request(client, route, command.header, service, body, options=options, deadline=deadline)
+        body = command.body
+        request = Request(client, envelope, command.header, service, body, options=options, deadline=deadline)
         drop = self._refusal(request, now)
         if drop is None:
             self._place(request, now)
-            if numbered:  # after it has its place, in which its route may have become another's copy
-                self.registry.numbered[request.route] = request
+            if numbered:
+                client.numbered[envelope] = request
         else:
             self.registry.forget_if_empty(service)
             self._drop(request, drop, now)
 
     def _cancel(self, command: wire.Cancel, now: float) -> None:
-        request = self.registry.numbered.get(command.route)
+        request = self.registry.numbered_as(command.route)
         if request is not None and request.service.name == command.service:
             self._give_up(request, Drop.CANCELLED, now)
         elif request is not None or not self.registry.ended_lately(command.route):
@@ -277,20 +277,18 @@ class Broker:
             return
         if request.header == wire.C01:
             # C24: a 0.1 client gets one reply, the frames of the PARTIALs before those of the FINAL
-            if request.collected is None:
-                request.collected = []
-            request.collected += body
-            request.collected_bytes += wire.size_of(body)
-            if request.collected_bytes > self.limits.max_message or len(request.collected) > self.limits.max_frames:
+            collected = request.collected = request.collected or Collected()
+            collected.add(body)
+            if collected.size > self._max_message or len(collected.frames) > self._max_frames:
                 self._abandon(request, Drop.REPLY_TOO_LARGE, now)
                 return
             if not final:
                 return
-            body = request.collected
+            body = collected.frames
         elif not final:
             request.streamed = True
         elif request.header == wire.CX1:
-            self.registry.end_number(request.route)
+            self.registry.end_number(request)
         self._out.append(wire.answer(request.route, request.header, final, request.service.name, body))
 
     def _give_up(self, request: Request, reason: Drop, now: float) -> None:
@@ -323,7 +321,7 @@ class Broker:
     def _drop(self, request: Request, reason: Drop, now: float) -> None:
         """Give up on a request: an X1 client is told; of 0.2 and 0.1 clients, which cannot be, the retry covers it."""
         if request.header == wire.CX1:
-            self.registry.end_number(request.route)
+            self.registry.end_number(request)
             if reason is not Drop.CLIENT_GONE:
                 told = self._explain(request, reason).encode()
                 self._out.append(wire.error(request.route, request.service.name, CODES[reason].frame, told))
@@ -410,7 +408,7 @@ class Broker:
         if request.abandoned:
             pass
         elif request.header == wire.CX1:
-            self.registry.end_number(request.route)
+            self.registry.end_number(request)
             name = request.service.name
             self._out.append(wire.error(request.route, name, command.code, command.text, command.detail))
         else:
@@ -597,5 +595,5 @@ class Broker:
             self._drop(request, Drop.TTL_PASSED, now)
         else:
             self.stats.redispatched += 1
-            request.collected, request.collected_bytes = None, 0
+            request.collected = None
             self._place(request, now, front=True)

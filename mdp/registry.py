@@ -6,11 +6,12 @@ message does not grow with the number of workers, clients, services or waiting r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from .lines import Line, Linked
 from .timers import Timed
-from .wire import NO_OPTIONS, WX1, Options, Route, size_of
+from .wire import EMPTY, NO_OPTIONS, WX1, Options, Route, size_of
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a waiting request beside its body: what its records take, rounded up."""
@@ -20,36 +21,70 @@ NEVER: Final = 1e300
 """Later than any clock will tell; in seconds."""
 
 
+Envelope = bytes | tuple[bytes, ...]
+"""What stands between a client's identity and the header, as little as will do where many wait: of an X1 request the
+number alone, unless there is more than that and the empty frame."""
+DELIMITED: Final[Envelope] = (EMPTY,)
+
+
+def envelope_of(route: Route) -> Envelope:
+    """The envelope of a client's request."""
+    count = len(route)
+    if count == 3 and not route[2]:
+        return route[1]
+    if count == 2 and not route[1]:
+        return DELIMITED  # one for all
+    return route[1:]
+
+
 class Client:
     """The connection of a client that has requests here."""
 
-    __slots__ = ("identity", "requests", "running", "waiting")
+    __slots__ = ("identity", "numbered", "requests", "running", "waiting")
 
     def __init__(self, identity: bytes) -> None:
         self.identity = identity
         self.requests = 0
         """How many wait or are worked on."""
+        self.numbered: dict[Envelope, Request] = {}
+        """Those of X1 that have not ended; the envelope is the number."""
         self.running: Line[Request] = Line()
         """Those that workers hold."""
         self.waiting: dict[FairQueue, Turn] = {}
         """Those that wait, by their service's queue; an entry goes with the last of them."""
 
 
+class Collected:
+    """The frames of the PARTIALs of one request."""
+
+    __slots__ = ("frames", "size")
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.size = 0
+        """Bytes of all of them."""
+
+    def add(self, body: list[bytes]) -> None:
+        """Add the frames of one more."""
+        self.frames += body
+        self.size += size_of(body)
+
+
 class Request(Timed):
     """A client's request while it waits or is worked on."""
 
     __slots__ = (
-        "_size", "abandoned", "attempts", "body", "client", "collected", "collected_bytes", "deadline", "handed",
-        "header", "late", "options", "route", "service", "streamed", "worker",
+        "abandoned", "attempts", "body", "client", "collected", "deadline", "envelope", "handed", "header", "late",
+        "options", "service", "streamed", "worker",
     )  # fmt: skip
 
     def __init__(
         self,
         client: Client,
-        route: Route,
+        envelope: Envelope,
         header: bytes,
         service: Service,
-        body: list[bytes],
+        body: Sequence[bytes],
         *,
         options: Options = NO_OPTIONS,
         deadline: float = NEVER,
@@ -60,14 +95,14 @@ class Request(Timed):
         self.sooner = None
         self.later = None
         self.client = client
-        self.route = route
+        self.envelope = envelope
         self.header = header
         self.service = service
         self.body = body
+        """While it waits a tuple, which takes less than a list."""
         self.options = options
         self.deadline = deadline
         """When its time has passed, if it has a ttl."""
-        self._size = 0
         self.worker: Worker | None = None
         """The worker that holds it."""
         self.late = False
@@ -78,30 +113,23 @@ class Request(Timed):
         """Workers that died at it (C17)."""
         self.streamed = False
         """A PARTIAL of it has been sent to the client, so it cannot be given to another worker (C17)."""
-        self.collected: list[bytes] | None = None
-        """For a 0.1 client, the frames of the PARTIALs so far (C24)."""
-        self.collected_bytes = 0
+        self.collected: Collected | None = None
+        """For a 0.1 client, what came so far (C24)."""
         self.abandoned = False
         """Its client is gone: nothing is sent for it any more."""
 
-    def share(self, other: Request) -> None:
-        """Have what is equal in `other`, of the same client, in one copy: many may wait."""
-        if other.route == self.route:
-            self.route = other.route
-        else:
-            self.route = (self.client.identity, *self.route[1:])
-        if self.size == other.size:
-            self._size = other._size
+    @property
+    def route(self) -> Route:
+        """What stands before the header of its messages."""
+        envelope = self.envelope
+        if isinstance(envelope, bytes):
+            return (self.client.identity, envelope, EMPTY)
+        return (self.client.identity, *envelope) if envelope else (self.client.identity,)
 
     @property
     def size(self) -> int:
         """Bytes charged for it while it waits."""
-        if not self._size:
-            size = REQUEST_OVERHEAD + size_of(self.body) + len(self.options.raw)
-            for frame in self.route:
-                size += len(frame)
-            self._size = size
-        return self._size
+        return REQUEST_OVERHEAD + size_of(self.body) + len(self.options.raw) + size_of(self.route)
 
 
 ALONE: Final[Route] = ()
@@ -167,8 +195,6 @@ class FairQueue:
         if turn is None:
             turn = self._begin(request.client)
             self._turns.append(turn)
-        elif turn.requests.last is not None:
-            request.share(turn.requests.last)
         turn.requests.append(request)
         self.size += 1
 
@@ -239,8 +265,6 @@ class Registry:
         self.queued = 0
         self.queued_bytes = 0
         self.running = 0
-        self.numbered: dict[Route, Request] = {}
-        """The X1 requests that have not ended; the route is the number."""
         self._ended: set[Route] = set()
         self._ended_before: set[Route] = set()
 
@@ -352,9 +376,23 @@ class Registry:
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def end_number(self, route: Route) -> None:
-        """The X1 request of that number has ended: the number is free again."""
-        self.numbered.pop(route, None)
+    @property
+    def numbered(self) -> dict[Route, Request]:
+        """All X1 requests that have not ended, by their routes."""
+        return {each.route: each for client in self.clients.values() for each in client.numbered.values()}
+
+    def numbered_as(self, route: Route) -> Request | None:
+        """The X1 request of that number that has not ended."""
+        client = self.clients.get(route[0])
+        return None if client is None else client.numbered.get(envelope_of(route))
+
+    def end_number(self, request: Request) -> None:
+        """The X1 request has ended: its number is free again."""
+        request.client.numbered.pop(request.envelope, None)
+        self.remember(request.route)
+
+    def remember(self, route: Route) -> None:
+        """An X1 request of that number has ended."""
         if len(self._ended) >= REMEMBERED:
             self._ended_before, self._ended = self._ended, set()
         self._ended.add(route)
@@ -368,6 +406,7 @@ class Registry:
     def enqueue(self, request: Request, *, front: bool = False) -> None:
         """Let a request wait: last of its client's, or (one that came back, C17) in front of all others."""
         queue = request.service.queue
+        request.body = tuple(request.body)
         self._count(request.client)
         if front:
             queue.prepend(request)

@@ -529,11 +529,16 @@ def decode_broker(message: Message) -> FromBroker | Invalid:
     return _answer_01(message, at)
 
 
-def size_of(frames: list[bytes]) -> int:
+def size_of(frames: Sequence[bytes]) -> int:
     """Bytes of all frames together."""
     size = 0
-    for frame in cast("list[Any]", frames):  # a memoryview is no bytes
-        size += len(frame)
+    every: Any = frames  # a memoryview is no bytes
+    if isinstance(every, list):
+        for frame in every:
+            size += len(frame)
+    else:
+        for frame in every:
+            size += len(frame)
     return size
 
 

@@ -97,7 +97,7 @@ def feed(broker, *messages, now=0):
 def books(broker):
     """What the broker holds: (services, workers, requests that wait, requests that workers have, X1 requests)."""
     registry = broker.registry
-    numbers = [b" ".join(route[1:-1]) for route in registry.numbered]
+    numbers = sorted(b" ".join(route[1:-1]) for route in registry.numbered)
     return list(registry.services), list(registry.connections), registry.queued, registry.running, numbers
 
 

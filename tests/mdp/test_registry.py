@@ -2,7 +2,18 @@
 
 import pytest
 
-from zmdp.mdp.registry import REMEMBERED, REQUEST_OVERHEAD, Client, FairQueue, Registry, Request, Service, Worker
+from zmdp.mdp.registry import (
+    DELIMITED,
+    REMEMBERED,
+    REQUEST_OVERHEAD,
+    Client,
+    FairQueue,
+    Registry,
+    Request,
+    Service,
+    Worker,
+    envelope_of,
+)
 from zmdp.mdp.wire import C02, CX1, W02, Options
 
 CLIENTS = {}
@@ -15,8 +26,8 @@ def clients():
     CLIENTS.update((name, Client(name)) for name in (b"c", b"d", b"e", b"hog"))
 
 
-def request(client=b"c", body=b"x", service=None, route=None, **more):
-    return Request(CLIENTS[client], route or (client,), C02, service or Service(b"echo"), [body], **more)
+def request(client=b"c", body=b"x", service=None, envelope=()):
+    return Request(CLIENTS[client], envelope, C02, service or Service(b"echo"), [body])
 
 
 def bodies(requests):
@@ -156,7 +167,7 @@ def test_what_workers_do_for_a_client_is_known():
 
 def test_waiting_requests_are_counted_with_their_bytes():
     registry = Registry()
-    waiting = Request(Client(b"id"), (b"id", b"hop", b""), C02, registry.service(b"echo"), [b"12345", b"67"])
+    waiting = Request(Client(b"id"), (b"hop", b""), C02, registry.service(b"echo"), [b"12345", b"67"])
     assert waiting.size == len(b"idhop1234567") + REQUEST_OVERHEAD
     registry.enqueue(waiting)
     assert (registry.queued, registry.queued_bytes) == (1, waiting.size)
@@ -197,7 +208,7 @@ def test_a_client_is_known_while_it_has_requests():
     registry, worker = registry_with(b"w")
     client = registry.client(b"c")
     assert registry.clients == {}
-    one, two = (Request(client, (b"c",), C02, worker.service, [b"x"]) for _ in range(2))
+    one, two = (Request(client, (), C02, worker.service, [b"x"]) for _ in range(2))
     registry.begin(worker, one)
     registry.enqueue(two)
     assert registry.client(b"c") is client
@@ -214,13 +225,13 @@ def test_a_client_is_known_while_it_has_requests():
 
 def test_the_options_count_among_the_bytes_of_a_request():
     options = Options(b'{"wait":false}')
-    request = Request(Client(b"id"), (b"id", b"1", b""), CX1, Service(b"echo"), [b"x"], options=options)
+    request = Request(Client(b"id"), b"1", CX1, Service(b"echo"), [b"x"], options=options)
     assert request.size == len(b'id1x{"wait":false}') + REQUEST_OVERHEAD
 
 
 def unwilling(service, body=b"x", client=b"c"):
     """A request that is not to wait when there is no worker."""
-    return Request(CLIENTS[client], (client, body, b""), CX1, service, [body], options=Options(wait=False))
+    return Request(CLIENTS[client], body, CX1, service, [body], options=Options(wait=False))
 
 
 def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
@@ -238,23 +249,37 @@ def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
     assert list(service.unwilling) == [one]
 
 
-def test_requests_of_one_client_keep_their_numbers():
-    registry = Registry()
-    service = registry.service(b"echo")
-    routes = [(b"c", b"1", b""), (b"c", b"2", b""), (b"c",), (b"c",)]
-    for route in routes:
-        registry.enqueue(request(service=service, route=route))
-    assert [each.route for each in registry.waiting_for(b"c")] == routes
-    *_, third, fourth = registry.waiting_for(b"c")
-    assert third.route is fourth.route  # one copy of the address for all that wait
+@pytest.mark.parametrize(
+    ("route", "envelope"),
+    [
+        ((b"c",), ()),
+        ((b"c", b""), DELIMITED),
+        ((b"c", b"1", b""), b"1"),
+        ((b"c", b"1"), (b"1",)),
+        ((b"c", b"1", b"x"), (b"1", b"x")),
+        ((b"c", b"hop", b"1", b""), (b"hop", b"1", b"")),
+    ],
+)
+def test_a_request_knows_its_route_again(route, envelope):
+    assert envelope_of(route) == envelope
+    assert request(envelope=envelope_of(route)).route == route
+
+
+def test_what_many_have_in_front_is_one_copy():
+    assert envelope_of((b"c", b"")) is envelope_of((b"d", b""))
 
 
 def test_a_number_that_ended_is_free_and_remembered():
     registry = Registry()
     route = (b"c", b"1", b"")
-    registry.numbered[route] = unwilling(registry.service(b"echo"))
+    outstanding = unwilling(registry.service(b"echo"), b"1")
+    registry.enqueue(outstanding)
+    outstanding.client.numbered[b"1"] = outstanding
+    assert registry.numbered == {route: outstanding}
+    assert registry.numbered_as(route) is outstanding
+    assert registry.numbered_as((b"c", b"2", b"")) is registry.numbered_as((b"nobody", b"1", b"")) is None
     assert not registry.ended_lately(route)
-    registry.end_number(route)
+    registry.end_number(outstanding)
     assert registry.numbered == {}
     assert registry.ended_lately(route)
     assert not registry.ended_lately((b"d", b"1", b""))
@@ -263,7 +288,7 @@ def test_a_number_that_ended_is_free_and_remembered():
 def test_at_least_so_many_numbers_are_remembered_and_at_most_twice_as_many():
     registry = Registry()
     for number in range(5 * REMEMBERED):
-        registry.end_number((b"c", b"%d" % number, b""))
+        registry.remember((b"c", b"%d" % number, b""))
         oldest = max(0, number - REMEMBERED + 1)
         assert registry.ended_lately((b"c", b"%d" % oldest, b""))
         assert not registry.ended_lately((b"c", b"%d" % (number - 2 * REMEMBERED), b""))

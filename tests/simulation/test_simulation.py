@@ -238,7 +238,7 @@ def repeat_stream(session: PirateSession, now: float, tick: Any = PirateSession.
 def unnumbered(broker: Broker, request: Any, now: float, *, front: bool = False, place: Any = Broker._place) -> None:
     """The broker keeps no books of the numbers."""
     place(broker, request, now, front=front)
-    broker.registry.numbered.clear()
+    request.client.numbered.clear()
 
 
 def is_withdraw(message: wire.Message) -> bool:
