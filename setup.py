@@ -76,7 +76,7 @@ def _machines() -> list[Extension]:
         (STAGE / name).mkdir(parents=True)
         for source in (HERE / folder).glob("*.py"):
             shutil.copy2(source, STAGE / name)
-        shutil.copy2(HERE / "src/zmdp/py.typed", STAGE / "zmdp")
+    shutil.copy2(HERE / "src/zmdp/py.typed", STAGE / "zmdp")
     with chdir(STAGE):
         return [
             _moved(each)
@@ -98,4 +98,17 @@ def _moved(extension: Extension) -> Extension:
     return extension
 
 
-setup(ext_modules=extensions())
+class build_compiled(build_ext):  # noqa: N801 - named as setuptools names them
+    """Compiles all or nothing: what is left of a build that failed would not fit together."""
+
+    def run(self) -> None:  # noqa: D102
+        try:
+            super().run()
+        except Exception as error:  # the compiler is there, but something else is missing
+            print(f"zmdp: nothing is compiled, it will run on Python alone: {error!r}", file=sys.stderr)
+            for output in self.get_outputs():
+                Path(output).unlink(missing_ok=True)
+            self.extensions = []
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": build_compiled})

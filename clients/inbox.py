@@ -16,7 +16,9 @@ class Inbox:
 
     def __init__(self) -> None:
         self._outcomes: deque[Outcome] = deque()
-        self._bytes = 0
+        # Bytes.  Each has one thread that writes it: who receives, and who reads.
+        self._came = 0
+        self._taken = 0
         self.full = False
         """More has come than may wait: what else comes is left out."""
 
@@ -25,12 +27,11 @@ class Inbox:
         if self.full:
             return False
         if isinstance(outcome, Reply):
-            self._bytes += _size(outcome)
-            if self._bytes > MAX_UNREAD and not outcome.final:
+            self._came += _size(outcome)
+            unread = self._came - self._taken
+            if unread > MAX_UNREAD and not outcome.final:
                 self.full = True
-                text = (
-                    f"the stream of service {outcome.service!r} comes faster than it is read: {self._bytes} bytes wait"
-                )
+                text = f"the stream of service {outcome.service!r} comes faster than it is read: {unread} bytes wait"
                 outcome = StreamInterrupted(text, service=outcome.service)
         self._outcomes.append(outcome)
         return True
@@ -43,7 +44,7 @@ class Inbox:
         outcome = self._outcomes.popleft()
         if isinstance(outcome, ZmdpError):
             raise outcome
-        self._bytes -= _size(outcome)
+        self._taken += _size(outcome)
         return outcome
 
 

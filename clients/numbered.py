@@ -534,6 +534,7 @@ class Numbered:
 
     def _fail_all(self, reason: str) -> None:
         with self._lock:
+            self._thread = None  # the next request makes another
             self._session.close(lambda: ClosedError(reason))
             self._connection.hand_out()
             self._tell()

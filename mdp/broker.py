@@ -523,7 +523,7 @@ class Broker:
         worker.reached = True
         worker.round = self._round
         worker.spoiled = None
-        worker.last_sent = now
+        worker.began = worker.last_sent = now
         self.registry.begin(worker, request)
         request.handed += 1
         options = request.options.raw
@@ -580,7 +580,7 @@ class Broker:
 
         A connection that ends says DISCONNECT for one slot after the other, and the next of them would get the request.
         """
-        early = reason is Loss.DISCONNECTED and now - worker.last_sent < self.limits.heartbeat
+        early = reason is Loss.DISCONNECTED and now - worker.began < self.limits.heartbeat
         return early and bool(worker.slot) and request.handed < CROSSINGS
 
     def _repeat(self, request: Request | None, now: float) -> None:

@@ -1,10 +1,6 @@
 """What of zmdp runs compiled.  `ZMDP_PURE=1` in the environment asks for none of it."""
 
-import os
-from typing import Final
-
-PURE: Final = os.environ.get("ZMDP_PURE", "") not in {"", "0"}
-"""Python alone was asked for."""
+from ..pure import PURE
 
 
 def parts() -> dict[str, bool]:

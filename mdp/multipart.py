@@ -19,8 +19,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
+from ..pure import PURE
 from . import multipart_python
-from .compiled import PURE
 from .multipart_python import LARGE
 from .wire import SHARED
 

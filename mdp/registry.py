@@ -116,7 +116,7 @@ class Request(Timed):
         self.collected: Collected | None = None
         """For a 0.1 client, what came so far (C24)."""
         self.abandoned = False
-        """Its client is gone: nothing is sent for it any more."""
+        """Nobody waits for it any more, and nothing is sent for it."""
 
     @property
     def route(self) -> Route:
@@ -140,8 +140,8 @@ class Worker(Timed):
     """A registered worker: one service, at most one request (C6); a connection of its own, or in X1 a slot of one."""
 
     __slots__ = (
-        "header", "identity", "idle", "last_seen", "last_sent", "overdue", "reached", "request", "round", "route",
-        "service", "since", "slot", "spoiled",
+        "began", "header", "identity", "idle", "last_seen", "last_sent", "overdue", "reached", "request", "round",
+        "route", "service", "since", "slot", "spoiled",
     )  # fmt: skip
 
     def __init__(self, route: Route, header: bytes, service: Service, now: float) -> None:
@@ -154,6 +154,8 @@ class Worker(Timed):
         self.header = header
         self.service = service
         self.request: Request | None = None
+        self.began = now
+        """When it got its request."""
         self.idle = False
         """It stands among the idle of its service."""
         self.round = 0

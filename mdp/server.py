@@ -161,7 +161,9 @@ class Server:
                 continue
             try:
                 messages = broker.receive(message, now)
-            except Exception:  # noqa: BLE001 - not known to happen, but one message must not end everybody's broker
+            # Not known to happen, but one message must not end everybody's broker.  (What the machine is called for
+            # besides does not depend on what a peer says.)
+            except Exception:  # noqa: BLE001
                 self.broker.failed(now)
                 continue
             for at, each in enumerate(messages):
@@ -191,8 +193,10 @@ class Server:
 
     def _wait(self, now: float, drain_until: float | None) -> int | None:
         """Milliseconds to wait for messages, None for ever."""
-        until = math.inf
-        for each in (self._deadline(), drain_until, now + OUTBOX_RETRY if self._outbox else None):
+        deadline = self._deadline()
+        # At most an interval, so that a longer sleep than that is known for one that was not meant (`HELD_UP`).
+        until = math.inf if deadline is None else now + self.limits.heartbeat
+        for each in (deadline, drain_until, now + OUTBOX_RETRY if self._outbox else None):
             if each is not None and each < until:
                 until = each
         return None if until == math.inf else milliseconds(until - now)

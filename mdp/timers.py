@@ -17,7 +17,10 @@ SLACK: Final = 64
 
 
 class Timed(Linked):
-    """A thing that can be in one `Timers` at a time, and in a `Line` besides."""
+    """A thing that can be in one `Timers` at a time, and in a `Line` besides.
+
+    (`registry.Request` sets these attributes itself: one is made for each request.)
+    """
 
     __slots__ = ("bucket", "later", "sooner")
 

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -189,8 +190,9 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
         del number, frame
         if running.ending:
             os._exit(1)
-        log.info("ending: what is being worked on is finished first; once more ends at once")
         running.drain()
+        with suppress(RuntimeError):  # the signal may have come while this thread was writing to stderr
+            log.info("ending: what is being worked on is finished first; once more ends at once")
 
     def ready() -> None:
         log.info(

@@ -91,7 +91,7 @@ class AsyncWorker:
         self._link: Link | None = None
         """That of all slots, where they share one."""
         self._links: dict[Link, None] = {}
-        """The connection that all slots share, in X1."""
+        """All connections there are: before X1 each slot has one."""
         self._busy = 0
         """Slots whose request is worked on."""
         self._least_idle = 0

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -181,8 +182,9 @@ class _Stopper:
             if self._alone:
                 os._exit(1)
             return
-        log.info("ending: what is being worked on is finished first; once more ends at once")
         self._worker.stop()
+        with suppress(RuntimeError):  # the signal may have come while this thread was writing to stderr
+            log.info("ending: what is being worked on is finished first; once more ends at once")
 
 
 def _supervise(processes: int) -> int:

@@ -153,12 +153,12 @@ class Connection:
 
     def _step(self, now: float) -> Request | None:
         """Do what is due and what has arrived; returns a request if one has."""
+        self._sent = False
         if self._session.lost is not None:
             if now >= self._session.retry_at and self._busy_since is None:
                 self._reopen(now)
             return None
         request = None
-        self._sent = False
         while request is None and self._socket is not None and (message := receive(self._socket)) is not None:
             request = self._session.receive(message, now)
         if now >= self._session.deadline():

@@ -140,15 +140,15 @@ class Link:
         if self._slots:
             self.leave(slot, "closed")
             return
+        self._sleep_on()
         self._heard = self._heard or slot.session.heard
         if self._socket is not None and self._joined > 1 and slot.session.lost is None and self._heard:
             self._take_leave(slot)
         else:
             self.leave(slot, "closed")
+            self._sleep_on()
             self._close(0)
             self.gone.set()
-        if self._timer is not None:
-            self._timer.cancel()
 
     def may_leave(self, slot: Slot) -> bool:
         """Whether all that `slot` has said will be sent, though it leaves now: others, or the broker, saw to that."""
@@ -371,6 +371,12 @@ class Link:
         self._wakes_at = due
         seconds = max(0.0, due - time.monotonic())
         self._timer = self._loop.call_later(seconds, self._tick, context=self.context)
+
+    def _sleep_on(self) -> None:
+        """There is nothing to look for."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _tick(self) -> None:
         self._timer = None

@@ -93,7 +93,9 @@ class Worker:
         self._connections: list[Connection] = []
         self._threads: list[threading.Thread] = []
         self._serving = 0
-        """Threads that have not ended."""
+        """Connections whose threads have not ended."""
+        self._unserved: dict[Connection, None] = {}
+        """Those whose threads have not begun."""
         self._changed = threading.Condition()
         self._heart: threading.Thread | None = None
         self._ended = threading.Event()
@@ -133,23 +135,20 @@ class Worker:
         try:
             for _ in range(self.concurrency):
                 self._connect()
-        except BaseException:
-            self.close()
-            raise
-        for number, connection in enumerate(self._connections):
-            name = f"{self.service.decode()}-{number}"
-            self._threads.append(
-                threading.Thread(target=self._serve, args=(connection, self._handler), name=name, daemon=True)
-            )
-        self._serving = len(self._threads)
-        try:
-            for thread in self._threads:
+            self._unserved, self._serving = dict.fromkeys(self._connections), len(self._connections)
+            for number, connection in enumerate(self._connections):
+                name = f"{self.service.decode()}-{number}"
+                thread = threading.Thread(target=self._serve, args=(connection, self._handler), name=name, daemon=True)
+                self._threads.append(thread)
                 thread.start()
         except BaseException:
-            for thread, connection in zip(self._threads, self._connections, strict=True):
-                if thread.ident is None:
-                    connection.close()
-                    self._serving -= 1
+            with self._changed:  # a thread whose start was interrupted may come yet: it finds nothing to serve
+                unserved, self._unserved = self._unserved, {}
+                self._serving -= len(unserved)
+            for connection in unserved:
+                connection.close()
+            if not self._serving:
+                self.close()
             raise
 
     @property
@@ -187,6 +186,10 @@ class Worker:
             self.close()
 
     def _serve(self, connection: Connection, handler: Handler) -> None:
+        with self._changed:
+            if connection not in self._unserved:
+                return  # it has been closed
+            del self._unserved[connection]
         try:
             while (request := connection.receive()) is not None:
                 self._handle(connection, handler, request)

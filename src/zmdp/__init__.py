@@ -7,10 +7,8 @@ Programs import what they need from one folder of the product:
 - `zmdp.mdp`: the broker itself, its limits and the errors
 """
 
-import os
+from .pure import PURE, prefer_sources
 
 __version__ = "0.1.0"
-if os.environ.get("ZMDP_PURE", "") not in {"", "0"}:
-    from . import pure
-
-    pure.prefer_sources()
+if PURE:
+    prefer_sources()

@@ -1,11 +1,16 @@
 """`ZMDP_PURE=1`: zmdp's modules come from their sources, whether or not they have been compiled as well."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Final
+
+PURE: Final = os.environ.get("ZMDP_PURE", "") not in {"", "0"}
+"""Python alone was asked for."""
 
 
 class _Sources:

@@ -885,11 +885,15 @@ def test_ctrl_c_while_waiting(x1, holding, driven_by):
         holding.wait_taken(1 if other is None else 2)
         eventually(lambda: dialog._driver == main if other is None else dialog._followers)
         signal.pthread_kill(main, signal.SIGINT)
+        while not interrupted.wait(1):  # Python may be just about to sleep: then it does not notice
+            signal.pthread_kill(main, signal.SIGINT)
 
+    interrupted = threading.Event()
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         x1.request("hold", b"interrupted")
+    interrupted.set()
     interrupting.join()
     holding.wait_cancelled()
     assert holding.cancelled == [[b"interrupted"]]

@@ -389,6 +389,7 @@ class Hired:
     service: bytes
     seen: float
     sent: float
+    began: float = 0.0
     overdue: bool = False
     reached: bool = True
     round: int = 0
@@ -464,7 +465,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def dispatch(self, worker, asked):
         hired = self.hired[worker]
         assert hired.holds is None
-        hired.holds, hired.sent = asked, self.now
+        hired.holds, hired.sent, hired.began = asked, self.now, self.now
         hired.round = self.round
         hired.reached, hired.overdue = True, self.now - hired.seen > OVERDUE
         asked.handed += 1
@@ -525,7 +526,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return sent
         asked.handed -= not hired.reached
         # A slot's DISCONNECT, so early, had most likely been sent before it got the request.
-        crossed = left and worker.header == WX1 and bool(worker.envelope) and self.now - hired.sent < HEARTBEAT
+        crossed = left and worker.header == WX1 and bool(worker.envelope) and self.now - hired.began < HEARTBEAT
         asked.died_at += hired.reached and not (silent and hired.overdue) and not crossed
         if asked.told or asked.died_at >= ATTEMPTS or (alone and not asked.wait):
             return sent + asked.error(502)

@@ -27,7 +27,7 @@ def pid(request):
 
 
 def large(request):
-    """End this process, and reply with 50 MB."""
+    """End this process, and reply with 20 MB."""
     os.kill(os.getpid(), signal.SIGTERM)
     return b"x" * 20_000_000
 

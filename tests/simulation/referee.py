@@ -104,6 +104,8 @@ class Seat:
     idle_since: int
     last_seen: float
     last_sent: float
+    began: float = 0.0
+    """When it got what it holds."""
     held: Ticket | None = None
     round: int = 0
     """Which call from outside had it given what it holds: what is sent because of one is sent in order."""
@@ -423,7 +425,7 @@ class Referee:
                 seat.held.holder = None
                 seat.held.orphaned = True
                 seat.held.deaths += seat.reached
-                crossed = len(seat.route) > 1 and step.now - seat.last_sent < self.limits.heartbeat
+                crossed = len(seat.route) > 1 and step.now - seat.began < self.limits.heartbeat
                 seat.held.attempts += seat.reached and (seat.alive or not silent) and (silent or not crossed)
         left = step.leavers & self.seats.keys()
         check(not left, f"C10, C14: workers {left} are gone but not forgotten")
@@ -500,7 +502,7 @@ class Referee:
             ticket.collected = []
             self._events["request of a lost worker given to another"] += 1
         ticket.queued = ticket.orphaned = False
-        ticket.holder, seat.held, seat.last_sent = place, ticket, step.now
+        ticket.holder, seat.held, seat.last_sent, seat.began = place, ticket, step.now, step.now
         seat.round = self._round
         seat.reached, seat.alive = True, step.now < seat.last_seen + self.limits.heartbeat - EPSILON
 

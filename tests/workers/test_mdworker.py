@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import sys
 import threading
 import time
@@ -363,6 +364,21 @@ def test_a_worker_that_cannot_open_a_socket_tries_again(endpoint, client, monkey
         worker._connections[0]._session.lose("a test", 0.0, wait=False)
         assert logged("Too many open files")
         assert client.request("echo", b"x", timeout=10) == [b"x"]
+
+
+def test_a_worker_sleeps_until_it_connects_again(endpoint, monkeypatch):
+    """Though what it said last was said when it left."""
+    with Worker("echo", broker=endpoint) as worker:
+        assert worker.recv(timeout=0.01) is None
+        (connection,) = worker._connections
+        steps, step = [], type(connection)._step
+        monkeypatch.setattr(type(connection), "_step", lambda self, now: (steps.append(now), step(self, now))[1])
+        with connection._lock:
+            connection._send(connection._session.disconnect("a test", time.monotonic()))
+            connection._session.retry_at = math.inf
+            connection._drop(0)
+        assert worker.recv(timeout=0.1) is None
+        assert len(steps) < 100
 
 
 # ── what a handler knows of its request ──────────────────────────────────────────────────────────────────────────────
