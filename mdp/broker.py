@@ -256,7 +256,7 @@ class Broker:
             return Drop.TOO_MANY_SERVICES
         if service.queue.size >= self._max_queue:
             return Drop.QUEUE_FULL
-        if self.registry.queued_bytes + request.size > self._max_queued_bytes:
+        if self.registry.queued_bytes + request.charge() > self._max_queued_bytes:
             return Drop.MEMORY_FULL
         return None
 

@@ -75,7 +75,7 @@ class Request(Timed):
 
     __slots__ = (
         "abandoned", "attempts", "body", "client", "collected", "deadline", "envelope", "handed", "header", "late",
-        "options", "service", "streamed", "worker",
+        "options", "service", "size", "streamed", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class Request(Timed):
         self.options = options
         self.deadline = deadline
         """When its time has passed, if it has a ttl."""
+        self.size = 0
         self.worker: Worker | None = None
         """The worker that holds it."""
         self.late = False
@@ -126,10 +127,13 @@ class Request(Timed):
             return (self.client.identity, envelope, EMPTY)
         return (self.client.identity, *envelope) if envelope else (self.client.identity,)
 
-    @property
-    def size(self) -> int:
-        """Bytes charged for it while it waits."""
-        return REQUEST_OVERHEAD + size_of(self.body) + len(self.options.raw) + size_of(self.route)
+    def charge(self) -> int:
+        """Bytes charged for it while it waits; from now on they stand in `size`."""
+        if not self.size:
+            envelope = self.envelope
+            own = len(envelope) if isinstance(envelope, bytes) else size_of(envelope)
+            self.size = REQUEST_OVERHEAD + size_of(self.body) + len(self.options.raw) + own + len(self.client.identity)
+        return self.size
 
 
 ALONE: Final[Route] = ()
@@ -417,7 +421,7 @@ class Registry:
         if not request.options.wait:
             request.service.unwilling[request] = None
         self.queued += 1
-        self.queued_bytes += request.size
+        self.queued_bytes += request.charge()
 
     def next_request(self, service: Service) -> Request | None:
         """Take the request of `service` whose turn it is (C20)."""

@@ -168,7 +168,7 @@ def test_what_workers_do_for_a_client_is_known():
 def test_waiting_requests_are_counted_with_their_bytes():
     registry = Registry()
     waiting = Request(Client(b"id"), (b"hop", b""), C02, registry.service(b"echo"), [b"12345", b"67"])
-    assert waiting.size == len(b"idhop1234567") + REQUEST_OVERHEAD
+    assert waiting.charge() == len(b"idhop1234567") + REQUEST_OVERHEAD
     registry.enqueue(waiting)
     assert (registry.queued, registry.queued_bytes) == (1, waiting.size)
     registry.dequeue(waiting)
@@ -226,7 +226,7 @@ def test_a_client_is_known_while_it_has_requests():
 def test_the_options_count_among_the_bytes_of_a_request():
     options = Options(b'{"wait":false}')
     request = Request(Client(b"id"), b"1", CX1, Service(b"echo"), [b"x"], options=options)
-    assert request.size == len(b'id1x{"wait":false}') + REQUEST_OVERHEAD
+    assert request.charge() == len(b'id1x{"wait":false}') + REQUEST_OVERHEAD
 
 
 def unwilling(service, body=b"x", client=b"c"):
