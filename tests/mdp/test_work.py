@@ -70,7 +70,8 @@ INSTRUCTIONS = {
 }
 """Of a request and its reply in this dialect while so many others wait.
 
-Linked lists of our own take more of these than the dicts before them, and where they are compiled a third fewer of the processor's (`mdp/lines.py`).
+Linked lists of our own (`mdp/lines.py`) take more of these than the dicts before them, and where they are compiled a
+third fewer of the processor's.
 """
 
 
