@@ -797,8 +797,11 @@ def answer(route: Route, header: bytes, final: bool, service: bytes, body: Seque
     if header == C01:
         return [*route, header, service, *body]
     command = b"\x03" if final else b"\x02"
-    if len(body) == 1 and len(route) == 1:  # the common case, which is worth a short way
-        return [route[0], header, command, service, body[0]]
+    if len(body) == 1:  # the common cases, which are worth a short way
+        if len(route) == 1:
+            return [route[0], header, command, service, body[0]]
+        if len(route) == 3:
+            return [route[0], route[1], route[2], header, command, service, body[0]]
     return [*route, header, command, service, *body]
 
 
@@ -828,6 +831,8 @@ def work(route: Route, header: bytes, client: bytes, body: Sequence[Any], option
 
 def reply(route: Route, header: bytes, kind: Kind, client: bytes, body: Sequence[bytes]) -> Message:
     """A worker's PARTIAL or FINAL (C7); a 0.1 worker has only the FINAL."""
+    if kind is FINAL and header == WX1:  # the common case, which is worth a short way
+        return [*route, header, b"\x04", client, EMPTY, *body]
     return [*route, header, CODES[header][kind], client, EMPTY, *body]
 
 

@@ -193,7 +193,7 @@ class WorkerSession:
             self._collected += body  # 0.1 has no PARTIAL: all goes into the one REPLY (C24)
             return []
         self._last_sent = now
-        return [wire.reply(self.route, self._header, wire.Kind.PARTIAL, request.client, body)]
+        return [wire.reply(self.route, self._header, wire.PARTIAL, request.client, body)]
 
     def final(self, request: Request, body: Sequence[bytes], now: float) -> list[Message]:
         """FINAL for `request` (C8); nothing if its connection is lost, and with it the request."""
@@ -201,7 +201,7 @@ class WorkerSession:
             return []
         self.request = None
         self._last_sent = now
-        return [wire.reply(self.route, self._header, wire.Kind.FINAL, request.client, [*self._collected, *body])]
+        return [wire.reply(self.route, self._header, wire.FINAL, request.client, [*self._collected, *body])]
 
     def error(self, request: Request, code: Any, text: str, now: float, detail: Sequence[bytes] = ()) -> list[Message]:
         """ERROR for `request`; before X1, the FINAL that stands for it.  Nothing if its connection is lost."""

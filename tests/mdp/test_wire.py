@@ -810,3 +810,10 @@ def test_a_failure_of_broken_text_is_still_read():
 )
 def test_any_other_body_is_no_failure(body):
     assert wire.parse_error(body) is None
+
+
+def test_what_is_known_of_names_is_bounded():
+    for number in range(2 * wire.KNOWN_NAMES):
+        assert wire.valid_service(b"service-%d" % number)
+        assert len(wire._known_names) <= wire.KNOWN_NAMES
+    assert not wire.valid_service(b"\n")
