@@ -275,7 +275,7 @@ class Broker:
         """Pass a PARTIAL or FINAL on to the client, in its dialect and behind its envelope (C22)."""
         if request.abandoned:
             return
-        if request.header == wire.C01:
+        if request.header == wire.C01 and not (final and request.collected is None):
             # C24: a 0.1 client gets one reply, the frames of the PARTIALs before those of the FINAL
             collected = request.collected = request.collected or Collected()
             collected.add(body)
