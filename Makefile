@@ -94,7 +94,7 @@ unit: $(VENV)/dev.installed
 	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(BROKER) & broker=$$!; \
 	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(filter-out $(BROKER) $(COUNTED),$(UNIT)) && wait $$broker
 	$(BIN)/coverage combine -q
-	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire.py,*/mdp/lines.py,*/mdp/timers.py,*/mdp/registry.py,*/mdp/broker.py,*/clients/session.py,*/clients/pirate.py,*/workers/session.py'
+	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire.py,*/mdp/batch_python.py,*/mdp/scheduling.py,*/mdp/lines.py,*/mdp/timers.py,*/mdp/registry.py,*/mdp/broker.py,*/clients/session.py,*/clients/pirate.py,*/workers/session.py'
 	$(BIN)/pytest -n 2 $(UNIT)
 
 sim: $(VENV)/dev.installed

@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: the compiled modules, which the build goes on without where they cannot be had.
 
-`mdp/multipart_cython.pyx` is compiled by Cython, the protocol's machines by mypyc, from the very sources that run
+`mdp/*_cython.pyx` are compiled by Cython, the protocol's machines by mypyc, from the very sources that run
 without.  `ZMDP_PURE=1` compiles nothing, and `mdp-broker --version` tells what a program runs on.
 """
 
@@ -28,12 +28,16 @@ COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "
 """The commands that compile; pip asks others for what the package is, and that is not to take as long."""
 MACHINES = [
     "zmdp/clients/session.py",
+    "zmdp/workers/capacity.py",
+    "zmdp/workers/heartbeats.py",
     "zmdp/workers/session.py",
     "zmdp/mdp/broker.py",
+    "zmdp/mdp/departures.py",
     "zmdp/mdp/journal.py",
     "zmdp/mdp/lines.py",
     "zmdp/mdp/outbox.py",
     "zmdp/mdp/registry.py",
+    "zmdp/mdp/scheduling.py",
     "zmdp/mdp/server.py",
     "zmdp/mdp/timers.py",
     "zmdp/mdp/wire.py",
@@ -46,7 +50,7 @@ def extensions() -> list[Extension]:
         return []
     try:
         _check_compiler()
-        return [*_multipart(), *_machines()]
+        return [*_cython(), *_machines()]
     except (Exception, SystemExit) as error:  # whatever is missing or fails, Python alone does
         print(f"zmdp: nothing is compiled, it will run on Python alone: {error!r}", file=sys.stderr)
         return []
@@ -62,10 +66,11 @@ def _check_compiler() -> None:
         command.run()
 
 
-def _multipart() -> list[Extension]:
+def _cython() -> list[Extension]:
     from Cython.Build import cythonize
 
-    return cythonize([Extension("zmdp.mdp.multipart_cython", ["mdp/multipart_cython.pyx"])], build_dir="build")
+    modules = [Extension(f"zmdp.mdp.{name}", [f"mdp/{name}.pyx"]) for name in ("batch_cython", "multipart_cython")]
+    return cythonize(modules, build_dir="build")
 
 
 def _machines() -> list[Extension]:

@@ -1,21 +1,24 @@
-"""What the broker costs: CPU a request and throughput, beside what only forwards and beside the Guide's brokers.
+"""What the broker costs: CPU per request and throughput, beside loops that only forward and the Guide's brokers.
 
     python bench/suite.py --parts cost [--quick] [--guide DIR]
 
-Every contender is a process of its own under the same load in C (native/load.c), in which they take turns of a tenth of
-a second, and all run on one libzmq:
+Every contender is a process of its own under the same load in C (native/load.c).  Contenders take turns of a tenth of a
+second, and all run on one libzmq:
 
-- zmdp: a real `mdp-broker`, and the same in pure Python, where it has a compiled module;
-- the forwarding loop in C (native/forward.c): what a broker cannot cost less than.  As in Majordomo, a worker gets one
-  request at a time.  "In turn" it gives workers requests whether they are busy or not, so that many travel together;
-  that is cheaper still, and no broker that gives work to idle workers can do it;
+- zmdp: a real `mdp-broker`, and the same in pure Python if it has compiled modules;
+- the forwarding loop in C (native/forward.c): the least that a broker can cost which handles one message per request.
+  As in Majordomo, a worker gets one request at a time.  "In turn" it gives workers requests whether they are busy or
+  not, so that many travel together: cheaper, but impossible for a broker that gives work to idle workers;
 - the forwarding loop in Python (forward.py): pyzmq, and as little as possible besides;
 - the Guide's broker in C, and the Guide's method in Python (guide_method.py), which speak MDP/0.1.
 
+"X1 batched" is the batched form of X1, in which a message carries many requests and a worker holds up to 64 of them.
+The loop cannot forward that: beside it stands the same loop under framed X1, with as many requests outstanding.
+
 CPU is that of all threads of the broker's process, libzmq's included.  It depends on which cores the system puts its
-two threads, which changes from one moment to the next; so all but the first figures have the broker on one core and its
-load on the others, where they come out the same again.  Throughput is the whole machine's: where broker and load share
-few cores, both bound it.
+two threads on, which changes from one moment to the next.  All but the first figures therefore have the broker on one
+core and its load on the others, where results repeat.  Throughput is the whole machine's: where broker and load share
+few cores, both limit it.
 """
 
 import argparse
@@ -45,22 +48,30 @@ ZMDP = "zmdp"
 PURE = "zmdp, pure Python"
 GUIDE = "the Guide's broker in C"
 METHOD = "the Guide's method in Python"
-ALL = ("0.1", "0.2", "X1")
+BATCHED = native.BATCHED
+FRAMED = ("0.1", "0.2", "X1")
+ALL = (*FRAMED, BATCHED)
 
 QUIET = ("--heartbeat", "30", "--max-services", "100000")
 """So that heartbeats are not what is measured."""
-CPU = "broker CPU a request"
-RATE = "requests a second"
+CPU = "broker CPU per request"
+RATE = "requests per second"
 QUEUED_BODY = 100
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that is measured, and how it is started; `quiet` with rare heartbeats."""
+    """Something that is measured, and how it is started: `start(quiet)`, quiet meaning with rare heartbeats."""
 
     name: str
     dialects: tuple[str, ...]
     start: Callable[[bool], AbstractContextManager[tuple[int, str]]]
+    forwards: bool = False
+    """It knows no batched form: its load is framed X1 instead."""
+
+    def load_dialect(self, dialect: str) -> str:
+        """The dialect of the load it gets when `dialect` is measured."""
+        return "X1" if self.forwards and dialect == BATCHED else dialect
 
 
 class Running:
@@ -89,14 +100,14 @@ class Running:
 
 def contenders(tools: native.Tools, guide: str | None) -> Iterator[Contender | Record]:
     """All that there are, and records of those that there are not."""
-    yield Contender(C, ALL, lambda _: native.forwarding(tools))
-    yield Contender(IN_TURN, ALL, lambda _: native.forwarding(tools, in_turn=True))
+    yield Contender(C, ALL, lambda _: native.forwarding(tools), forwards=True)
+    yield Contender(IN_TURN, FRAMED, lambda _: native.forwarding(tools, in_turn=True))
     yield Contender(ZMDP, ALL, lambda quiet: native.broker(*QUIET * quiet))
     if compiled():
         yield Contender(PURE, ALL, lambda quiet: native.broker(*QUIET * quiet, pure=True))
     else:
         yield skipped(PURE, "this zmdp has no compiled module: what is called zmdp is pure Python")
-    yield Contender(PYTHON, ALL, lambda _: native.forwarding_python())
+    yield Contender(PYTHON, FRAMED, lambda _: native.forwarding_python())
     try:
         directory = native.guide_directory(guide)
         usual, rare = native.build_guide(tools, directory), native.build_guide(tools, directory, 30)
@@ -139,21 +150,21 @@ def points(*, quick: bool) -> list[Point]:
     """What all contenders are measured at in each round."""
     every = (C, IN_TURN, ZMDP, PURE, PYTHON, GUIDE, METHOD)
     few = (C, ZMDP, PURE)
-    peers = {"0.1": every, "0.2": few, "X1": every}
+    peers = {"0.1": every, "0.2": few, "X1": every, BATCHED: few}
     found = []
-    for dialect in ("0.1", "X1") if quick else ALL:
+    for dialect in ("0.2", "X1", BATCHED) if quick else ALL:
         for outstanding in (1, 64) if quick else (1, 8, 64, 500):
             params = {"dialect": dialect, "outstanding": outstanding}
             load = {"outstanding": outstanding}
             found.append(Point(dialect, "", params, load, peers[dialect], pinned=False))
-            if outstanding in {1, 64} and dialect != "0.2":
+            if outstanding in {1, 64}:
                 found.append(Point(dialect, ON_ONE_CORE, params, load, peers[dialect]))
     for role in ("clients", "workers"):
         found += [
-            Point("X1", f", by {role}", {role: count}, {role: count, "outstanding": 64}, few)
+            Point(BATCHED, f", by {role}", {role: count}, {role: count, "outstanding": 64}, few)
             for count in ((1, 4, 16) if quick else (1, 2, 4, 8, 16))
         ]
-    for dialect in ("X1",) if quick else ("0.2", "X1"):
+    for dialect in (BATCHED,) if quick else ("0.2", BATCHED):
         for body in (0, 1_000, 1_000_000) if quick else (0, 32, 1_000, 64_000, 1_000_000, 10_000_000):
             params = {"dialect": dialect, "body bytes": body}
             load = {"body": body, "outstanding": 8 if body < 1_000_000 else 1}
@@ -163,12 +174,13 @@ def points(*, quick: bool) -> list[Point]:
 
 ON_ONE_CORE = ", on one core"
 PINNED = "the broker on one core, the load on the others"
+LOOP = f"beside {BATCHED} the loop gets framed X1"
 HEADERS = [
-    ("", "outstanding", "4 clients, 4 workers, 32-byte bodies; outstanding requests of each client"),
-    (ON_ONE_CORE, "outstanding", f"4 clients, 4 workers, 32-byte bodies; {PINNED}"),
-    (", by clients", "clients", f"X1, 4 workers, 64 outstanding a client, 32-byte bodies; {PINNED}"),
-    (", by workers", "workers", f"X1, 4 clients, 64 outstanding a client, 32-byte bodies; {PINNED}"),
-    (", by body", "body bytes", f"4 clients, 4 workers, 8 outstanding a client up to 64 kB, 1 above; {PINNED}"),
+    ("", "outstanding", f"4 clients, 4 workers, 32-byte bodies; outstanding requests of each client; {LOOP}"),
+    (ON_ONE_CORE, "outstanding", f"4 clients, 4 workers, 32-byte bodies; {PINNED}; {LOOP}"),
+    (", by clients", "clients", f"{BATCHED}, 4 workers, 64 outstanding per client, 32-byte bodies; {PINNED}; {LOOP}"),
+    (", by workers", "workers", f"{BATCHED}, 4 clients, 64 outstanding per client, 32-byte bodies; {PINNED}; {LOOP}"),
+    (", by body", "body bytes", f"4 clients, 4 workers, 8 outstanding per client, 1 from 1 MB on; {PINNED}; {LOOP}"),
 ]
 BESIDE = f"the load is 4 clients with 64 outstanding and 4 workers of another service; {PINNED}"
 
@@ -198,7 +210,7 @@ class Measurer:
     def loads(
         self, running: dict[Any, Running], dialect: str, *, pinned: bool = True, **load: Any
     ) -> dict[Any, native.Load]:
-        """What each finds under the same load, taking turns of a tenth of a second; who fails is started anew."""
+        """What each finds under the same load, in turns of a tenth of a second; one that fails is started again."""
         ours, theirs = native.cores() if pinned else (os.sched_getaffinity(0), None)
         for each in running.values():
             native.pin(each.pid, ours)
@@ -207,7 +219,9 @@ class Measurer:
         with ExitStack() as stack:
             loading = {
                 name: stack.enter_context(
-                    native.Loading(self.tools, each.pid, each.endpoint, dialect, cores=theirs, **load)
+                    native.Loading(
+                        self.tools, each.pid, each.endpoint, each.contender.load_dialect(dialect), cores=theirs, **load
+                    )
                 )
                 for name, each in running.items()
             }

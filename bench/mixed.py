@@ -2,21 +2,26 @@
 
     python bench/mixed.py [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
-100 or 200 requests a second come at random moments, the same moments for all; 5% of them take 200 ms, the others 1 ms.
-Four worker processes do one request at a time each, as a Python worker with work for the CPU does; at 200 a second they
-are busy for a little more than half of the time.  A short request's latency counts from the moment at which it was due.
+100 or 200 requests per second arrive at random moments, the same moments for all; 5% of them take 200 ms, the others
+1 ms.  Four worker processes with default settings serve them, once with handlers that block, as work for the CPU does,
+and once with handlers that await.  A short request's latency counts from the moment at which it was due.
 
-What it compares is who gets a request.  zmdp's broker, and RabbitMQ with prefetch 1, give it to a worker that is idle,
-and keep it while none is; with Redis lists idle workers fetch it.  A NATS queue group, RabbitMQ with its default
-prefetch (no bound) and ZeroMQ's own round robin give it to a worker at once, busy or not, so a short request may wait
-behind a long one though others are idle.  It compares no speed: at such rates the servers have nearly nothing to do.
+With handlers that block, each process handles one request at a time, and at 200 per second the four are busy for a
+little more than half of the time.  What is compared is who gets a request.  zmdp's broker, and RabbitMQ with prefetch
+1, give it to an idle worker, and keep it while there is none; with Redis lists idle workers fetch it.  A NATS queue
+group, RabbitMQ with its default prefetch (no limit) and ZeroMQ's own round robin give it to a worker at once, busy or
+not, so a short request may wait behind a long one although other workers are idle.
 
-The limit is computed: the same moments, with one queue for four workers, and no time lost.
+Handlers that await run side by side in zmdp's worker.  nats-py runs one at a time, unless the application starts a task
+for each message ("a task per message").
+
+It does not compare speed: at such rates the servers have nearly nothing to do.  The limit is computed: the same
+moments, one queue for four workers that block, and no time lost.
 """
 
 import argparse
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stacks import alone, load, nats, rabbitmq, redis, roundrobin, running, zmdp
@@ -26,11 +31,11 @@ PART = "mixed"
 TITLE = "Short requests beside a few long ones"
 NOTE = "5% of the requests take 200 ms, the others 1 ms; 4 workers; latencies of the short ones from when they were due"
 LONGER = 6
-"""Percentiles take their number: so many times as long as other loads."""
+"""This part lasts so many times as long as other loads: percentiles need many requests."""
 STALL = 0.3
-"""Seconds that a request may be sent late: if one is later, the machine has stalled, and the round is done again."""
+"""Seconds that a request may be sent late: if one is later, the machine has stalled, and the round is repeated."""
 TRIES = 3
-"""What is late in all of them counts: then it is the peer's client that blocks."""
+"""Attempts at a round; the last one counts even so: then it is the peer's client that blocks."""
 RATES = (100, 200)
 SHARE = 0.05
 SHORT, SLOW = "1", "200"
@@ -38,10 +43,16 @@ SHORT, SLOW = "1", "200"
 BASE = "NATS"
 LIMIT = "one queue, computed"
 PERCENTILES = (50, 90, 99, 100)
+QUICK = ("zmdp", "NATS")
+BLOCKING, AWAITING = "blocking", "awaiting"
+WORK = {BLOCKING: "sleep", AWAITING: "pause"}
+"""What workers do, as stacks/peer.py and services.py name it, by the kind of handlers."""
 
 
-def contenders() -> list[Peer]:
-    """Everyone who takes part."""
+def contenders(handlers: str = BLOCKING) -> list[Peer]:
+    """Everyone who takes part, with that kind of handlers."""
+    if handlers == AWAITING:
+        return [zmdp.Zmdp(), nats.NATS(), nats.NATS("NATS, a task per message", tasks=True)]
     return [
         zmdp.Zmdp(),
         nats.NATS(),
@@ -56,43 +67,45 @@ def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[di
     """The records of this part."""
     rounds, seconds = alone.extent(options)
     seconds *= LONGER
-    rates = RATES[-1:] if getattr(options, "quick", False) else RATES
     for percent in PERCENTILES:
-        yield {"part": PART, "figure": _figure(percent), "base": BASE, "x": "a second", "note": NOTE}
+        yield {"part": PART, "figure": figure(percent), "base": BASE, "x": "per second", "note": NOTE}
     for number in range(rounds):
-        for rate in rates:
-            yield from _records(LIMIT, rate, ideal(load.schedule(rate, seconds, SHARE, seed=number)))
-    chosen = [peer for peer in contenders() if alone.wanted(options, peer.name)]
-    yield from running.in_turn(
-        PART, chosen, rounds, tell, lambda peer, number: _measure(peer, rates, seconds, number, tell)
-    )
+        for rate in RATES:
+            latencies = ideal(load.schedule(rate, seconds, SHARE, seed=number))
+            yield from _records(LIMIT, BLOCKING, rate, latencies)
+    for handlers in WORK:
+        chosen = [peer for peer in contenders(handlers) if alone.wanted(options, peer.name, QUICK)]
+        yield from running.in_turn(
+            PART, chosen, rounds,
+            lambda text, handlers=handlers: tell(f"{text}, {handlers} handlers"),
+            lambda peer, number, handlers=handlers: _measure(peer, handlers, seconds, number, tell),
+        )  # fmt: skip
 
 
-def _measure(
-    peer: Peer, rates: Sequence[int], seconds: float, number: int, tell: running.Tell
-) -> Iterator[dict[str, Any]]:
+def _measure(peer: Peer, handlers: str, seconds: float, number: int, tell: running.Tell) -> Iterator[dict[str, Any]]:
     plan = [
-        {"moments": load.schedule(rate, seconds, SHARE, seed=number), "short": SHORT, "slow": SLOW} for rate in rates
+        {"moments": load.schedule(rate, seconds, SHARE, seed=number), "short": SHORT, "slow": SLOW} for rate in RATES
     ]
     for left in reversed(range(TRIES)):
-        with running.stack(peer, "sleep") as (address, _):
+        with running.stack(peer, WORK[handlers]) as (address, _):
             found = running.ask(peer, address, plan, len(plan) * seconds)
         late = max(max(each["late"], default=0.0) for each in found)
         if late < STALL or not left:
             break
-        tell(f"{PART}: the load itself was up to {late:.1f} s late, so the machine is too busy: {peer.name} once more")
-    for rate, latencies in zip(rates, found, strict=True):
-        yield from _records(peer.name, rate, latencies["short"])
+        tell(f"{PART}: requests were sent up to {late:.1f} s late, so the machine is too busy: repeating {peer.name}")
+    for rate, latencies in zip(RATES, found, strict=True):
+        yield from _records(peer.name, handlers, rate, latencies["short"])
 
 
-def _records(name: str, rate: int, latencies: list[float]) -> Iterator[dict[str, Any]]:
+def _records(name: str, handlers: str, rate: int, latencies: list[float]) -> Iterator[dict[str, Any]]:
     found = sorted(latencies)
     for percent in PERCENTILES:
         value = 1e3 * load.percentile(found, percent)
-        yield running.record(PART, (_figure(percent), "ms"), name, {"a second": rate}, value)
+        params = {"handlers": handlers, "per second": rate}
+        yield running.record(PART, (figure(percent), "ms"), name, params, value)
 
 
-def _figure(percent: int) -> str:
+def figure(percent: int) -> str:
     return f"latency of short requests, {'max' if percent == 100 else f'p{percent}'}"
 
 

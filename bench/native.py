@@ -28,6 +28,9 @@ import zmq.backend  # noqa: F401 - it loads libzmq
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
+BATCHED = "X1 batched"
+DIALECTS = {"0.1": "0.1", "0.2": "0.2", "X1": "x1", BATCHED: "x1b"}
+"""What native/load.c calls each dialect."""
 PURE = {"ZMDP_PURE": "1"}
 """What makes zmdp use no compiled module."""
 SETTLE = 0.15
@@ -202,15 +205,19 @@ def broker(*options: str, pure: bool = False):
 
 
 class Loading:
-    """Clients and workers, with so many requests of so many bytes outstanding a client: see native/load.c."""
+    """Clients and workers, with `outstanding` requests of `body` bytes per client: see native/load.c.
+
+    `credit` is that of a worker of the batched form.
+    """
 
     def __init__(
         self, tools: Tools, pid: int, endpoint: str, dialect: str, *, clients: int = 4, workers: int = 4,
-        outstanding: int = 64, body: int = 32, cores: AbstractSet[int] | None = None,
+        outstanding: int = 64, body: int = 32, credit: int | None = None, cores: AbstractSet[int] | None = None,
     ) -> None:  # fmt: skip
         self._cores = cores
         self._command = tools.command(
-            "load", endpoint, dialect.lower(), clients, workers, outstanding, body, pid
+            "load", endpoint, DIALECTS[dialect], clients, workers, outstanding, body, pid,
+            *([] if credit is None else [credit])
         )  # fmt: skip
 
     def __enter__(self) -> Self:

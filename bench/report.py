@@ -1,10 +1,11 @@
-"""From what was measured to tables, JSON and plots; `python bench/report.py results.json` makes them anew from JSON.
+"""Tables, JSON and plots of what was measured; `python bench/report.py results.json` makes them again from JSON.
 
 A record is a dictionary, and there are four kinds:
 
     {"part": "cost", "title": "What the broker costs"}
-    {"part": "cost", "figure": "broker CPU a request", "base": "forwarding loop in C", "x": "outstanding", "note": "…"}
-    {"part": "cost", "figure": "broker CPU a request", "unit": "µs", "peer": "zmdp", "params": {"outstanding": 64},
+    {"part": "cost", "figure": "broker CPU per request", "base": "forwarding loop in C", "x": "outstanding",
+     "note": "…"}
+    {"part": "cost", "figure": "broker CPU per request", "unit": "µs", "peer": "zmdp", "params": {"outstanding": 64},
      "rounds": [1.2, 1.3]}
     {"part": "cost", "skipped": "the Guide's broker in C", "why": "…"}
 
@@ -13,6 +14,8 @@ against the base of that figure in the same round.  The base is a peer, or a par
 then each peer is compared with itself.  `x` is the param that a plot has on its x-axis; the other ones make panels.  A
 record that comes again with the same part, figure, peer and params goes on with its rounds; None stands for a round
 that failed.
+
+Beside the records the results have `targets` (targets.py), the first table of the page.
 """
 
 import json
@@ -207,6 +210,8 @@ def markdown(results: Mapping[str, Any], images: Mapping[str, str] | None = None
     """All results as a page; `images` are the plots' file names by a figure's slug."""
     records = results.get("records", [])
     lines = ["# Benchmarks", "", *about(results)]
+    if results.get("targets"):
+        lines += ["", "## Targets", "", targets_table(results["targets"])]
     titles = {record["part"]: record["title"] for record in records if "title" in record}
     found = figures(records)
     for part in dict.fromkeys(record["part"] for record in records):
@@ -227,6 +232,15 @@ def markdown(results: Mapping[str, Any], images: Mapping[str, str] | None = None
     return "\n".join(lines) + "\n"
 
 
+def targets_table(targets: Iterable[Mapping[str, Any]]) -> str:
+    """The targets as a Markdown table."""
+    lines = ["| | target | measured, median (min–max) | reached |", "| --- | ---: | ---: | --- |"]
+    for each in targets:
+        reached = {True: "yes", False: "**no**", None: ""}[each.get("reached")]
+        lines.append(f"| {each['name']} | {each['target']} | {each.get('measured', 'not measured')} | {reached} |")
+    return "\n".join(lines)
+
+
 def about(results: Mapping[str, Any]) -> list[str]:
     """When, where and of what the figures are."""
     machine, versions = results.get("machine", {}), results.get("versions", {})
@@ -240,17 +254,20 @@ def about(results: Mapping[str, Any]) -> list[str]:
     if versions:
         lines.append("- " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     lines.append(
-        "- Rounds of what is compared were measured in turn; a ratio is the median of the ratios of all rounds, with "
-        "the least and the most. Ratios mean something on other machines, numbers do not."
+        "- What is compared was measured in turn, round by round; a ratio is the median of the ratios of all rounds, "
+        "with the least and the most. Ratios hold on other machines, absolute numbers do not."
     )
     if results.get("interrupted"):
-        lines.append("- **Interrupted**: not all of it was measured.")
+        lines.append("- **Interrupted**: not everything was measured.")
     return lines
 
 
 # ── plots ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-OURS = {"zmdp": "#0072B2", "zmdp, pure Python": "#56B4E9", "zmdp, asyncio": "#56B4E9"}
+OURS = {
+    "zmdp": "#0072B2", "zmdp, pure Python": "#56B4E9", "zmdp, asyncio": "#0072B2", "zmdp, threads": "#56B4E9",
+    "Titanic, SQLite": "#0072B2", "Titanic, PostgreSQL": "#56B4E9", "one row per request": "#0072B2",
+}  # fmt: skip
 OTHERS = ["#D55E00", "#009E73", "#E69F00", "#CC79A7", "#7F7F7F", "#8C510A", "#5E3C99", "#4D4D4D"]
 """After Okabe and Ito: told apart with any kind of eyes; the markers differ as well."""
 MARKERS = "osD^vP*X<>hp"
@@ -342,7 +359,7 @@ def _lines(figure: Figure, look: Styles) -> Any:
     return drawn
 
 
-def _draw(  # noqa: PLR0917 - all of it is the place in a plot
+def _draw(
     axis: Any, figure: Figure, panel: Params, steps: list[Any], take: Callable[[Row], Spread | None],
     look: Styles,
 ) -> list[tuple[float, int, str, str]]:  # fmt: skip
@@ -454,16 +471,21 @@ def _dots(figure: Figure, look: Styles) -> Any:
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write(results: Mapping[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
-    """results.json, results.md and the plots."""
+def write_text(results: Mapping[str, Any], folder: Path) -> None:
+    """Write results.json, and results.md without plots, which take a while to draw."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     (folder / "results.md").write_text(markdown(results))
+
+
+def write(results: Mapping[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
+    """Write results.json, results.md and the plots."""
+    write_text(results, folder)
     try:
         images = plots(figures(results.get("records", [])), folder)
     except ImportError:
         images = {}
-        tell("matplotlib is not there (pip install matplotlib): no plots, only the table and the JSON")
+        tell("matplotlib is not installed (pip install matplotlib): no plots, only the table and the JSON")
     (folder / "results.md").write_text(markdown(results, images))
 
 

@@ -1,17 +1,39 @@
-"""Services for the benchmarks."""
+"""Services for the benchmarks, as `mdworker services:NAME` offers them."""
 
+import asyncio
 import os
 import time
 from pathlib import Path
 
 from zmdp.workers import Worker
 
+# ── what a worker of a full stack does (stacks/peer.py has the same for its peers) ───────────────────────────────────
+
+
+def echo(request):
+    return request
+
+
+def sleep(request):
+    """Block the thread for as many milliseconds as the body says."""
+    time.sleep(float(request[0]) / 1000)
+    return request
+
+
+async def pause(request):
+    """Await for as many milliseconds as the body says."""
+    await asyncio.sleep(float(request[0]) / 1000)
+    return request
+
+
+# ── workers that are killed ──────────────────────────────────────────────────────────────────────────────────────────
+
 hold = Worker("hold")
 
 
 @hold
 def _hold(request):
-    """The first to get it leaves its process id in the folder that is named, and waits; the next says when it began."""
+    """Report when this handler began; the first worker to get the request leaves its pid in a folder, and waits."""
     began = time.monotonic()
     if request.attempt == 1:
         (Path(request[0].decode()) / str(os.getpid())).touch()

@@ -1,5 +1,7 @@
 """What `call_service` costs, measured with real processes: `python bench/spark_pipeline.py [1 2 3 4 5]`.
 
+The suite runs one line of it, as its part `rows`: one row per request, with the default window.
+
 Two partitions on `local[2]`, an echo service of two worker processes, rows of about 40 bytes.
 
 1. Rows a second by window.
@@ -11,30 +13,38 @@ Two partitions on `local[2]`, an echo service of two worker processes, rows of a
 Compare ratios, not numbers: they depend on the machine and on what else it does.
 """
 
+import argparse
+import importlib.util
 import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from x1 import BIN, running, start_broker, start_worker
 
 from zmdp.clients import Client
-from zmdp.spark.calls import Piece, Row, Settings, answered, piece_size
-from zmdp.spark.pipeline import call_service, register_function
-from zmdp.spark.session import open_session
 
+PART = "rows"
+TITLE = "Rows through a service"
+FIGURE = "rows per second of call_service"
+WAY = "one row per request"
 ROUNDS = 3
-ROWS = 10_000
+ROWS = 40_000
+KEYED = 2_500
+"""Rows with a key: Titanic stores each of them."""
 
 
 class Bench:
     """A session, a broker, an echo service."""
 
     def __init__(self, stack: ExitStack) -> None:
+        from zmdp.spark.session import open_session
+
         conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
         self.spark = open_session("bench", master="local[2]", conf=conf)
         stack.callback(self.spark.stop)
@@ -53,6 +63,8 @@ class Bench:
         return made
 
     def call(self, df: Any, **given: Any) -> None:
+        from zmdp.spark.pipeline import call_service
+
         replies = call_service(df, "echo", input="text", broker=self.endpoint, **given)
         check(replies.where("reply = text").count(), df)
 
@@ -86,17 +98,17 @@ def by_window(bench: Bench) -> None:
 
 
 def by_packing(bench: Bench) -> None:
-    few, many = bench.rows(ROWS), bench.rows(10 * ROWS)
+    few, many = bench.rows(ROWS), bench.rows(5 * ROWS)
     ways: dict[str, Callable[[], object]] = {
         "1 row a request": lambda: bench.call(few),
         "10 rows a request": lambda: bench.call(many, rows_per_request=10),
         "100 rows a request": lambda: bench.call(many, rows_per_request=100),
     }
-    compared("2. By packing, window 64", 10 * ROWS, ways, {"1 row a request": ROWS})
+    compared("2. By packing, window 64", 5 * ROWS, ways, {"1 row a request": ROWS})
 
 
 def by_key(bench: Bench) -> None:
-    count, runs = ROWS // 4, 0
+    count, runs = KEYED, 0
     with tempfile.TemporaryDirectory() as folder:
         db, started = f"{folder}/titanic.db", [str(BIN / "titanic"), "serve"]
         with running(*started, "--db", db, "--broker", bench.endpoint), Client(bench.endpoint) as client:
@@ -120,6 +132,8 @@ def by_key(bench: Bench) -> None:
 
 def by_function(bench: Bench) -> None:
     df = bench.rows(ROWS)
+    from zmdp.spark.pipeline import register_function
+
     df.createOrReplaceTempView("texts")
     register_function(bench.spark, "call_one", broker=bench.endpoint)
     register_function(bench.spark, "call_many", broker=bench.endpoint, rows_per_request=100)
@@ -138,6 +152,8 @@ def by_function(bench: Bench) -> None:
 
 
 def without(bench: Bench) -> None:
+    from zmdp.spark.calls import Piece, Row, Settings, answered, piece_size
+
     df = bench.rows(ROWS)
     settings = Settings(broker=bench.endpoint, window=64)
     size = piece_size(settings)
@@ -153,6 +169,35 @@ def without(bench: Bench) -> None:
         "Spark without calls": lambda: df.mapInArrow(lambda batches: batches, df.schema).where("text <> ''").count(),
     }
     compared("5. What is whose, window 64", ROWS, ways, {})
+
+
+def missing() -> str | None:
+    """What has to be installed, or None."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed (pip install -e .[spark])"
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        return "there is no Java (Debian: apt-get install openjdk-17-jre-headless)"
+    return None
+
+
+def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The records of the suite's part."""
+    note = "an echo service in two worker processes, two partitions on local[2], rows of about 40 bytes"
+    yield {"part": PART, "figure": FIGURE, "unit": "1/s", "note": note}
+    if why := missing():
+        yield {"part": PART, "skipped": "call_service", "why": why}
+        return
+    with ExitStack() as stack:
+        tell(f"{PART}: starting Spark")
+        bench = Bench(stack)
+        df = bench.rows(ROWS)
+        for number in range(getattr(options, "rounds", ROUNDS) + 1):
+            tell(f"{PART}: {ROWS:,} rows, " + (f"round {number}" if number else "to warm up"))
+            began = time.perf_counter()
+            bench.call(df)
+            rate = ROWS / (time.perf_counter() - began)
+            if number:
+                yield {"part": PART, "figure": FIGURE, "peer": WAY, "params": {}, "rounds": [round(rate, 1)]}
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
 """The benchmark suite: what the broker costs, and zmdp beside its peers, in turn and in the same run.
 
-    python bench/suite.py [--parts cost,stacks,mixed,durable] [--quick] [--rounds N] [--seconds S] [--out bench/results]
-                          [--guide DIR] [--list]
+    python bench/suite.py [--parts cost,stacks,mixed,death,durable,rows] [--quick] [--rounds N] [--seconds S]
+                          [--out bench/results] [--guide DIR] [--list]
 
-It writes results.md, results.json and plots into the folder, and tells on stderr what it does.  A run with the defaults
-takes about a quarter of an hour, --quick a few minutes; Ctrl-C ends it and keeps what was measured.  Peers that are not
-installed are left out, and the table says so.
+It writes results.md, results.json and plots into the folder, and reports its progress on stderr.  The page begins with
+the targets (targets.py), each beside what the run has measured.  A run with the defaults takes about twenty minutes;
+--quick takes a few, and measures little more than the targets need.  Ctrl-C ends it and keeps what was measured.  Peers
+that are not installed are left out, and the page says so.
 
 A part is a module with `PART`, `TITLE` and `run(options, tell)`, which yields records as report.py describes them.
 """
@@ -26,8 +27,15 @@ from typing import Any
 import report
 
 HERE = Path(__file__).parent
-PARTS = {"cost": ["cost"], "stacks": ["stacks", "fullstack"], "mixed": ["mixed"], "durable": ["durable"]}
-"""The parts, and the modules one of which it is."""
+PARTS = {
+    "cost": "cost",
+    "stacks": "stacks",
+    "mixed": "mixed",
+    "death": "death",
+    "durable": "durable",
+    "rows": "spark_pipeline",
+}
+"""The parts, and their modules."""
 
 
 def tell(text: str) -> None:
@@ -36,16 +44,7 @@ def tell(text: str) -> None:
 
 def find(part: str) -> ModuleType:
     """The module of a part.  Raises `ImportError`."""
-    error: ImportError | None = None
-    for name in PARTS[part]:
-        try:
-            module = importlib.import_module(name)
-        except ImportError as found:
-            error = error or found
-            continue
-        if hasattr(module, "run"):
-            return module
-    raise error or ImportError(f"{' or '.join(PARTS[part])} has no run()")
+    return importlib.import_module(PARTS[part])
 
 
 def load_average() -> str:
@@ -90,7 +89,7 @@ def listing() -> None:
 
 
 def measure(options: argparse.Namespace, results: dict[str, Any], folder: Path) -> None:
-    """All chosen parts; what has been measured is in `results` whatever happens."""
+    """Run all chosen parts; what has been measured is in `results` whatever happens."""
     records: list[dict[str, Any]] = results["records"]
     for part in options.parts:
         try:
@@ -114,7 +113,15 @@ def measure(options: argparse.Namespace, results: dict[str, Any], folder: Path) 
             if hasattr(measured, "close"):
                 measured.close()  # its processes end now
         results["machine"]["load after"] = load_average()
-        report.write(results, folder, lambda _: None)
+        judge(results)
+        report.write_text(results, folder)
+
+
+def judge(results: dict[str, Any]) -> None:
+    """Compare what has been measured with the targets."""
+    import targets  # it needs all parts
+
+    results["targets"] = targets.judge(report.figures(results["records"]))
 
 
 def arguments() -> argparse.Namespace:
@@ -122,7 +129,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__.split("\n\n", maxsplit=1)[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter ones, fewer points")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter ones, fewer points and peers")
     parser.add_argument("--rounds", type=int, help="rounds of everything [3; --quick: 2]")
     parser.add_argument("--seconds", type=float, help="of one measurement of a full stack [1; --quick: 0.5]")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for what comes out")
@@ -163,6 +170,7 @@ def main() -> int:
         tell("interrupted: writing what was measured")
         results["interrupted"] = True
     results["machine"]["load after"] = load_average()
+    judge(results)
     report.write(results, options.out, tell)
     print(report.markdown(results))
     tell(f"written to {options.out}")

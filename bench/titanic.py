@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ from x1 import start_broker, start_worker
 
 from zmdp.clients import AsyncClient
 from zmdp.titanic import AsyncTitanic, schema, store
+from zmdp.titanic.uuids import new_uuid
 
 BIN = Path(sys.executable).parent
 BODY = b"x" * 32
@@ -114,7 +114,7 @@ def bare_loop(database: Database, batch: int, seconds: float) -> float:
                 sa.insert(table),
                 [
                     {
-                        "uuid": uuid.uuid4(), "service": "nobody", "state": "pending", "priority": 0, "created": now,
+                        "uuid": new_uuid(), "service": "nobody", "state": "pending", "priority": 0, "created": now,
                         "due": now, "attempts": 0, "failures": 0, "retries": 0, "body": BODY,
                     }
                     for _ in range(batch)
@@ -202,7 +202,7 @@ def fill(database: Database) -> None:
                 sa.insert(store.REQUESTS),
                 [
                     {
-                        "uuid": uuid.uuid4(), "service": f"service-{number % 100}", "state": "done", "priority": 0,
+                        "uuid": new_uuid(), "service": f"service-{number % 100}", "state": "done", "priority": 0,
                         "created": now, "due": now, "started": now, "finished": now, "attempts": 1, "failures": 0,
                         "retries": 0, "body": BODY, "reply": BODY,
                     }

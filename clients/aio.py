@@ -2,11 +2,10 @@
 
 import asyncio
 import os
-import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -25,7 +24,7 @@ from .arguments import (
     checked_protocol,
     checked_timeout,
 )
-from .connection import LINGER, Connection
+from .connection import Connection
 from .inbox import Inbox
 from .mdclient import MAX_OUTSTANDING
 from .pirates import Pirates
@@ -50,12 +49,13 @@ class AsyncClient:
             await client.request("echo", b"hello")                  # [b'hello']
             await asyncio.gather(*(client.call("sum", [n, 1]) for n in range(500)))
 
-    It belongs to the event loop in which it is first used.  To cancel a task that awaits a reply is to cancel the
-    request, at the broker and at the worker.  Everything raised is in `zmdp.mdp.errors`.
+    It belongs to the event loop in which it is first used.  Cancelling a task that awaits a reply cancels the request,
+    at the broker and at the worker.  Everything raised is in `zmdp.mdp.errors`.
 
     `protocol` is `"X1"` (docs/x1.md), or for brokers that do not speak that, `"0.2"` or `"0.1"`: then each outstanding
-    request has a connection of its own, a request is sent once, there are no headers and no options, and a failure may
-    only be told by silence.
+    request has a connection of its own, a request is sent once, there are no headers and no options, and silence may be
+    the only sign of a failure.  With `envelope`, a 0.2 client works behind a ROUTER–DEALER proxy (X1 and 0.1 always
+    do): its messages begin with an empty frame.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class AsyncClient:
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
         protocol: str = "X1",
+        envelope: bool = False,
         codec: str | Codec = "json",
         heartbeat: float = 1.0,
         liveness: int = 5,
@@ -80,20 +81,25 @@ class AsyncClient:
         self._closed = False
         self._own_context = context is None
         self._context = own_context() if context is None else context
-        self._watched: tuple[zmq.Socket[bytes], tuple[int, ...]] | None = None
+        self._watched: zmq.Socket[bytes] | None = None
+        """The socket whose descriptors the event loop watches."""
+        self._descriptors: tuple[int, int] = (-1, -1)
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_at = 0.0
-        self._step_is_due = False
+        self._timer_at = 0.0
+        self._flush_is_due = False
+        """`_flush` will be called in this turn of the event loop or in the next."""
+        self._step_again = False
+        """There is more to receive."""
         self._places: deque[asyncio.Future[None]] = deque()
         """Those who wait because `max_outstanding` requests are outstanding."""
         self._pirates: Pirates | None = None
         try:
             self._session = ClientSession(heartbeat=heartbeat, liveness=liveness)
             if protocol == "X1":
-                self._connection = Connection(self._session, endpoints, self._context)
+                self._connection = Connection(self._session, endpoints, self._context, self._deliver)
                 self._connection.before_drop = self._unwatch
             else:
-                self._pirates = Pirates(endpoints, self._context, protocol, max_outstanding)
+                self._pirates = Pirates(endpoints, self._context, protocol, max_outstanding, envelope=envelope)
         except BaseException:
             if self._own_context:
                 end(self._context)
@@ -126,14 +132,17 @@ class AsyncClient:
             check_plain(wait, headers, options)
             return await self._pirates.request(name, body, limit)
         headers, finish = tracing.calling(name.decode(), headers)
-        settings = {"timeout": limit, "wait": wait, "headers": headers, "options": options}
         call: Call | None = None
         try:
             loop = self._check_open()
-            if self._session.outstanding >= self._max_outstanding:
-                await self._await_place(name, settings)
+            session = self._session
+            if session.outstanding >= self._max_outstanding:
+                limit = await self._await_place(name, limit)
             future: asyncio.Future[Reply] = loop.create_future()
-            call = self._begin(partial(_settle, future), name, body, settings)
+            call = session.request(
+                name, body, monotonic(), timeout=limit, wait=wait, headers=headers, options=options, taker=future
+            )
+            self._send()
             if future.done():
                 await asyncio.sleep(0)  # a caller that always finds its reply there must not keep all others waiting
             reply = await future
@@ -142,7 +151,8 @@ class AsyncClient:
                 self._cancel(call)
             finish(error)
             raise
-        finish(None)
+        if finish is not tracing.untraced:
+            finish(None)
         return reply
 
     async def stream(
@@ -175,17 +185,17 @@ class AsyncClient:
                     yield part
             return
         headers, finish = tracing.calling(name.decode(), headers)
-        settings = {
-            "timeout": deadline, "silence": timeout, "wait": wait, "headers": headers, "options": options,
-            "stream": True,
-        }  # fmt: skip
         inbox = _Inbox()
         call: Call | None = None
         try:
             self._check_open()
             if self._session.outstanding >= self._max_outstanding:
-                await self._await_place(name, settings)
-            call = self._begin(inbox.put, name, body, settings)
+                deadline = await self._await_place(name, deadline, timeout)
+            call = self._session.request(
+                name, body, monotonic(), timeout=deadline, silence=timeout, stream=True, wait=wait, headers=headers,
+                options=options, taker=inbox,
+            )  # fmt: skip
+            self._send()
             while True:
                 part = await inbox.get()
                 yield part
@@ -235,22 +245,10 @@ class AsyncClient:
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(
-        self, deliver: Callable[[Outcome], object], service: bytes, body: Sequence[bytes], settings: Mapping[str, Any]
-    ) -> Call:
-        session = self._session
-        call = session.request(service, body, time.monotonic(), **settings)
-        call.deliver = deliver
-        if session.outstanding == 1:
-            self._step()  # nobody else has anything to send: now is sooner
-        else:
-            self._push()
-        return call
-
-    async def _await_place(self, service: bytes, settings: dict[str, Any]) -> None:
-        """Wait until one more request may be outstanding, for no longer than it may take in all."""
-        limit = settings.get("timeout") or settings.get("silence")
-        until = None if limit is None else time.monotonic() + limit
+    async def _await_place(self, service: bytes, timeout: float | None, silence: float | None = None) -> float | None:
+        """Wait until one more request may be outstanding, and return what is left of its `timeout`."""
+        limit = timeout or silence
+        began = monotonic()
         try:
             async with asyncio.timeout(limit):
                 while self._session.outstanding >= self._max_outstanding:
@@ -259,8 +257,7 @@ class AsyncClient:
         except TimeoutError:
             text = f"{self._max_outstanding} requests were outstanding for {limit:g} s: see max_outstanding"
             raise RequestTimeout(text, service=service.decode()) from None
-        if until is not None and settings.get("timeout"):
-            settings["timeout"] = max(until - time.monotonic(), 0.001)
+        return None if timeout is None else max(began + timeout - monotonic(), 0.001)
 
     async def _next_place(self) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -287,7 +284,7 @@ class AsyncClient:
         if not call.ended:
             self._session.cancel(call)
             if not self._closed:
-                self._push()
+                self._flush_soon()
 
     def _check_open(self) -> asyncio.AbstractEventLoop:
         """The running event loop, which is this client's."""
@@ -302,65 +299,90 @@ class AsyncClient:
             self._loop = loop
         return loop
 
-    def _push(self) -> None:
-        """Send what is to be sent, with all else that this turn of the loop brings: that wakes ZeroMQ's thread once."""
-        if not self._step_is_due:
-            self._step_is_due = True
-            assert self._loop is not None  # noqa: S101 - `_check_open` saw to it
-            self._loop.call_soon(self._due_step)
+    def _send(self) -> None:
+        """Send a new request: at once if it is the only one, else at the end of this turn of the event loop.
 
-    def _due_step(self) -> None:
-        if self._step_is_due:  # else there was a step meanwhile
+        What a turn brings then goes out as one message.
+        """
+        if self._flush_is_due:
+            return
+        if self._session.outstanding == 1:
+            self._step()
+        else:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_is_due and self._loop is not None:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._session.unsent or self._step_again or self._session.lost is not None:
             self._step()
 
-    def _ended_perhaps(self) -> None:
+    def _ring(self) -> None:
+        """The monitor's descriptor is readable: the connection may have ended."""
         self._connection.rung = True
         self._step()
 
     def _step(self) -> None:
-        self._step_is_due = False
         if self._closed or self._loop is None:
             return
-        if self._connection.step(time.monotonic()):
-            self._push()
-        if self._watched is None or self._watched[0] is not self._connection.socket:
+        connection, session = self._connection, self._session
+        self._step_again = connection.step(monotonic())
+        if self._step_again:
+            self._flush_soon()
+        if self._watched is not connection.socket or self._watched is None:
             self._watch()
         if self._places:
             self._give_places()
-        self._set_timer()
+        due = session.deadline()
+        if due is not None and (self._timer is None or due < self._timer_at):
+            self._set_timer(due)
 
-    def _set_timer(self) -> None:
+    def _deliver(self, events: list[tuple[Call, Outcome]]) -> None:
+        for call, outcome in events:
+            taker = call.taker
+            if call.stream:
+                taker.put(outcome)
+            elif not taker.done():
+                if isinstance(outcome, Reply):
+                    taker.set_result(outcome)
+                else:
+                    taker.set_exception(outcome)
+        # Called after the tasks that this wakes, and in the same turn: what they ask for goes out without another turn.
+        if (self._session.outstanding or len(events) > 1) and not self._closed:
+            self._flush_soon()
+
+    def _set_timer(self, due: float) -> None:
         """Step again when something is due.  A timer that rings too early does no harm, so it is seldom set."""
-        due = self._session.deadline()
-        if due is None or self._loop is None or (self._timer is not None and self._rings_at <= due):
-            return
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = due
-        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._ring)
+        if self._loop is not None:
+            self._timer_at = due
+            self._timer = self._loop.call_later(max(0.0, due - monotonic()), self._due)
 
-    def _ring(self) -> None:
+    def _due(self) -> None:
         self._timer = None
         self._step()
 
     def _watch(self) -> None:
-        """Listen to the connection's present sockets."""
+        """Watch the connection's present sockets."""
         self._unwatch()
         socket, monitor, loop = self._connection.socket, self._connection.monitor, self._loop
-        if loop is None:
-            return
-        if socket is not None and monitor is not None:
-            descriptors = (int(socket.get(zmq.FD)), int(monitor.get(zmq.FD)))
-            self._watched = socket, descriptors
-            loop.add_reader(descriptors[0], self._step)
-            loop.add_reader(descriptors[1], self._ended_perhaps)
-            self._push()  # the descriptors tell of changes only
-        self._set_timer()
+        if socket is not None and monitor is not None and loop is not None:
+            self._watched = socket
+            self._descriptors = int(socket.get(zmq.FD)), int(monitor.get(zmq.FD))
+            loop.add_reader(self._descriptors[0], self._step)
+            loop.add_reader(self._descriptors[1], self._ring)
+            self._step_again = True  # the descriptors report changes only
+            self._flush_soon()
 
     def _unwatch(self) -> None:
         watched, self._watched = self._watched, None
         if watched is not None and self._loop is not None and not self._loop.is_closed():
-            for descriptor in watched[1]:
+            for descriptor in self._descriptors:
                 self._loop.remove_reader(descriptor)
 
     async def close(self) -> None:
@@ -374,8 +396,7 @@ class AsyncClient:
             self._session.close(_closed)
             if self._loop is not None and self._loop.is_closed():
                 self._session.events.clear()  # nobody waits any more
-            self._connection.flush(time.monotonic())
-            self._connection.drop(LINGER)
+            self._connection.close(monotonic())
             if self._timer is not None:
                 self._timer.cancel()
             for place in self._places:
@@ -400,11 +421,11 @@ class _Inbox(Inbox):
         super().__init__()
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, outcome: Outcome) -> bool:
-        added = super().put(outcome)
-        if self._waiter is not None:
-            _wake(self._waiter)
-        return added
+    def put(self, outcome: Outcome) -> None:
+        self.add(outcome)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def get(self) -> Reply:
         while not self:
@@ -415,17 +436,3 @@ class _Inbox(Inbox):
 
 def _closed() -> ZmdpError:
     return ClosedError("this client was closed")
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _settle(future: asyncio.Future[Reply], outcome: Outcome) -> None:
-    if future.done():
-        return
-    if isinstance(outcome, ZmdpError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

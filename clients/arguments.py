@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from ..mdp.errors import SettingError
 from ..mdp.sockets import checked_endpoint
@@ -12,8 +12,10 @@ DEFAULT_TIMEOUT: Final = 5.0
 DEFAULT_RETRIES: Final = 2
 
 
-def checked_body(frames: Sequence[object]) -> list[bytes]:
-    """`frames` as bytes; the protocol asks for at least one (C2)."""
+def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
+    """`frames` as bytes; the protocol requires at least one (C2)."""
+    if len(frames) == 1 and type(frames[0]) is bytes:  # the common case
+        return frames
     body = []
     for at, frame in enumerate(frames):
         if type(frame) is bytes:

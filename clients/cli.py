@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
+from ..mdp import wire
 from ..mdp.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
-from ..mdp.errors import ServiceNotFound
+from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
 from ..mdp.reach import check_listening
 from ..mdp.server import DEFAULT_ENDPOINT
 from . import bodies
@@ -22,6 +23,9 @@ from .arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .load import Progress, Result, mixed, one_by_one, pipelined
 from .mdclient import MAX_OUTSTANDING, Client
 from .top import View, lines, with_rates
+
+MMI_TIMEOUT: Final = 0.5
+"""Seconds that a broker may take to say whether a service has workers: those that implement MMI answer at once."""
 
 
 def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -62,6 +66,12 @@ def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[...,
                 envvar="MDP_PROTOCOL",
                 show_envvar=True,
                 help=with_default("What to speak: 0.2 or 0.1 with a broker that is not zmdp's.", "X1"),
+            ),
+            click.option(
+                "--envelope",
+                is_flag=True,
+                help="With 0.2: begin each message with an empty frame, as a ROUTER-DEALER proxy needs it. X1 and 0.1 "
+                "always do.",
             ),
             click.option("--json", "as_json", is_flag=True, help=json_lines),
         ]
@@ -119,7 +129,7 @@ def call(
     A reply of one frame is printed byte for byte (to a terminal, with a newline); several frames, one a line.
     """
     frames = bodies.frames(body)
-    with _client(asked) as client, _hint(client, asked["broker"], service):
+    with _client(asked) as client, _hint(asked["broker"], service):
         settings = _settings(client, service, headers, wait=wait, **asked)
         reply = client.request(service, *frames, **settings)
     if as_json:
@@ -148,7 +158,7 @@ def stream(
     Frames are printed one a line.
     """
     frames = bodies.frames(body)
-    with _client(asked) as client, _hint(client, asked["broker"], service):
+    with _client(asked) as client, _hint(asked["broker"], service):
         settings = _settings(client, service, headers, wait=wait, **asked)
         for part in client.stream(service, *frames, **settings):
             if as_json:
@@ -285,9 +295,9 @@ def bench(
         raise click.UsageError("--slow BODY goes with --load mixed: it is the body of the slow requests")
     if load != "sync" and asked["protocol"] != "X1":
         raise click.UsageError("--load pipelined and mixed take protocol X1; 0.2 asks one after the other: --load sync")
-    with _client(asked) as client, _hint(client, asked["broker"], service):
+    with _client(asked) as client, _hint(asked["broker"], service):
         check_listening(asked["broker"])
-        if not client.available(service):
+        if _is_missing(client, service, asked["timeout"]):
             raise ServiceNotFound(service)
     with click.progressbar(length=1000, label=service, file=sys.stderr, show_percent=False) as bar:
 
@@ -394,33 +404,52 @@ def _ask(client: Client, question: str) -> dict[str, Any]:
 
 def _client(asked: dict[str, Any]) -> Client:
     return Client(
-        asked["broker"], timeout=asked["timeout"], retries=asked["retries"], protocol=asked["protocol"]
+        asked["broker"], timeout=asked["timeout"], retries=asked["retries"], protocol=asked["protocol"],
+        envelope=asked["envelope"],
     )  # fmt: skip
 
 
+def _is_missing(client: Client, service: str, timeout: float) -> bool:
+    """Whether the broker says that no worker offers `service`.  One that does not implement MMI does not say it."""
+    try:
+        return client.request(
+            "mmi.service", wire.service_name(service), timeout=min(timeout, MMI_TIMEOUT), retries=0
+        ) == [b"404"]
+    except BrokerUnreachable:
+        raise
+    except RequestTimeout:
+        return False
+
+
 def _settings(
-    client: Client, service: str, headers: dict[str, str], *, wait: bool, broker: Sequence[str], protocol: str, **_: Any
+    client: Client,
+    service: str,
+    headers: dict[str, str],
+    *,
+    wait: bool,
+    broker: Sequence[str],
+    protocol: str,
+    timeout: float,
+    **_: Any,
 ) -> dict[str, Any]:
-    """What `request` and `stream` are to be told, having made sure that without --wait nobody waits in vain."""
+    """The arguments of `request` and `stream`.  Raises if nobody offers the service, unless the user wants to wait."""
     if not wait:
         check_listening(broker)
     if protocol == "X1":
         return {"wait": wait, "headers": headers}
     if headers:
         raise click.UsageError("--header takes protocol X1: MDP/0.2 cannot carry headers")
-    if not wait and not service.startswith("mmi.") and not client.available(service):
+    if not wait and not service.startswith("mmi.") and _is_missing(client, service, timeout):
         raise ServiceNotFound(f"no worker offers {service!r}", service=service)
     return {}
 
 
 @contextmanager
-def _hint(client: Client, broker: Sequence[str], service: str) -> Iterator[None]:
+def _hint(broker: Sequence[str], service: str) -> Iterator[None]:
     """Say what to do about a service that nobody offers."""
     try:
         yield
     except ServiceNotFound:
-        if client.available(service):
-            raise  # it is the service itself that has not found something
         raise ServiceNotFound(
             f"no worker offers {service!r} at {', '.join(broker)}: `mdclient services` lists what is there, "
             "--wait waits for it",

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import zmq
@@ -9,43 +10,52 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..mdp.errors import SettingError
 from ..mdp.multipart import receive, send
-from .session import ClientSession
+from .session import Call, ClientSession, Outcome
 
-BATCH: Final = 1000
-"""Messages taken in before what they bring is handed out."""
-LINGER: Final = 100
-"""Milliseconds that the last messages (CANCEL) have to get out."""
-TICK: Final = 1.0
-"""Seconds that what is due may wait while more and more arrives."""
-NEVER: Final = 3_600_000
-"""Milliseconds until ZeroMQ would connect again by itself: long after the socket has been replaced."""
+MAX_MESSAGES: Final = 100
+"""Messages processed before their outcomes are delivered."""
+LINGER_MS: Final = 100
+"""How long the last messages (CANCEL) may take to be sent after the socket is closed."""
+MAX_TICK_DELAY: Final = 1.0
+"""Seconds that due work may be delayed while messages keep arriving."""
+NEVER_MS: Final = 3_600_000
+"""ZeroMQ's own reconnection interval: long after the socket has been replaced."""
+
+Deliver = Callable[[list[tuple[Call, Outcome]]], None]
 
 
 class Connection:
     """A connection to one of several brokers; each time it is lost, to the next of them.
 
-    ZeroMQ would connect again by itself and without a word, to a broker that knows nothing of what is outstanding.  So
-    a socket is used for one connection only: a monitor tells when that ends, and then another socket is opened.
+    ZeroMQ would reconnect by itself and silently, to a broker that knows nothing of the outstanding requests.  So a
+    socket is used for one connection only: a monitor reports when that ends, and then another socket is opened.
 
-    Raises `SettingError` for an endpoint that is none.
+    `deliver` is called with the outcomes of requests, all that a step has brought at once.
+
+    Raises `SettingError` for an invalid endpoint.
     """
 
     def __init__(
-        self, session: ClientSession, endpoints: Sequence[str], context: zmq.Context[zmq.Socket[bytes]]
+        self,
+        session: ClientSession,
+        endpoints: Sequence[str],
+        context: zmq.Context[zmq.Socket[bytes]],
+        deliver: Deliver,
     ) -> None:
         self.session = session
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         """Readable when the connection has ended, or could not be made."""
         self.rung = False
-        """For the shell: set when the monitor's descriptor is readable.  To ask the monitor each time would cost more
-        than all else."""
+        """Set by the shell when the monitor's descriptor is readable.  To ask the monitor each time would cost more
+        than everything else."""
+        self.before_drop: Callable[[], None] = _nothing
+        """Set by the shell; called before the socket is closed."""
         self._endpoints = endpoints
         self._context = context
+        self._deliver = deliver
         self._turn = 0
         self._ticked_at = 0.0
-        self.before_drop: Callable[[], None] = _nothing
-        """For the shell: called before the socket is closed."""
         for endpoint in reversed(endpoints):  # the first is the one that stays
             self.drop()
             try:
@@ -54,42 +64,44 @@ class Connection:
                 raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
 
     def step(self, now: float) -> bool:
-        """Send, take in what has arrived, do what is due, and hand out.  Whether to step again at once.
+        """Send, receive, do what is due, and deliver.  Return whether to step again at once.
 
-        When it returns False, all has been taken in that somebody waits for: the socket's descriptor, which tells of
-        changes only, will tell of what comes from now on.
+        If it returns False, everything that somebody waits for has been received: the socket's descriptor, which
+        reports changes only, will report what arrives from now on.
         """
         session = self.session
-        self._send(now)
+        if session.unsent or session.lost is not None:
+            self._send(now)
         more, socket = False, self.socket
         if socket is not None:
-            for _ in range(BATCH):
+            for _ in range(MAX_MESSAGES):
                 message = receive(socket)
                 if message is None:
                     break
                 session.receive(message, now)
                 if not session.outstanding:
-                    break  # a look whether there is more would be for nobody
+                    break  # nobody waits for anything else
             else:
                 more = True
             if self.rung and not more:
-                self._look_for_the_end(socket, now)
-        if not more or now - self._ticked_at > TICK:  # nothing is late whose reply is there already
+                self._check_monitor(socket, now)
+        if not more or now - self._ticked_at > MAX_TICK_DELAY:  # a reply that is already there is not late
             self._ticked_at = now
             session.tick(now)
-        self.hand_out()
-        if session.messages or session.lost is not None:
-            more |= self._send(now)  # while that was done, something may have arrived without a sign
-            self.hand_out()
+        if session.events:
+            self.deliver()
+        if session.unsent or session.lost is not None:
+            more |= self._send(now)  # meanwhile something may have arrived unreported
+            self.deliver()
         return more
 
     def flush(self, now: float) -> None:
-        """Send what is to be sent, connect again if that is due, and hand out.  To be followed by a step."""
+        """Send what is unsent, reconnect if that is due, and deliver.  A step must follow."""
         self._send(now)
-        self.hand_out()
+        self.deliver()
 
     def _send(self, now: float) -> bool:
-        """Send what is to be sent; connect again if that is due.  Whether anything was sent."""
+        """Send what is unsent; reconnect if that is due.  Return whether anything was sent."""
         session = self.session
         if session.lost is not None:
             self.drop()
@@ -99,26 +111,24 @@ class Connection:
                     self._open(self._endpoints[self._turn % len(self._endpoints)], now)
                 except zmq.ZMQError as error:  # no file descriptor left, for example
                     session.lose(str(error), now)
-        if not session.messages or self.socket is None:
+        if not session.unsent or self.socket is None:
             return False
-        messages, session.messages = session.messages, []
-        for message in messages:
-            if send(self.socket, message):  # there is no bound: it is not connected any more
+        for message in session.take_messages():
+            if send(self.socket, message):  # there is no high-water mark: it is not connected any more
                 session.lose("the connection was closed", now)
                 self.drop()
                 break
         return True
 
-    def hand_out(self) -> None:
-        """Deliver what has come of the requests."""
+    def deliver(self) -> None:
+        """Deliver the outcomes that have come."""
         session = self.session
         while session.events:
             events, session.events = session.events, []
-            for call, outcome in events:
-                call.deliver(outcome)
+            self._deliver(events)
 
-    def _look_for_the_end(self, socket: zmq.Socket[bytes], now: float) -> None:
-        """The monitor's descriptor told of something: lose the connection if it has ended."""
+    def _check_monitor(self, socket: zmq.Socket[bytes], now: float) -> None:
+        """The monitor has reported something: lose the connection if it has ended."""
         self.rung = False
         ended = self._ended()
         if ended is not None:
@@ -142,7 +152,7 @@ class Connection:
         socket = self._context.socket(zmq.DEALER)
         try:
             # Not -1: libzmq 4.3.5 then loses a session whose handshake fails, and the context never ends.
-            socket.set(zmq.RECONNECT_IVL, NEVER)
+            socket.set(zmq.RECONNECT_IVL, NEVER_MS)
             socket.set(zmq.SNDHWM, 0)  # what is sent is bounded by what may be outstanding
             self.monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED)
             socket.connect(endpoint)
@@ -151,10 +161,17 @@ class Connection:
             self.drop()
             raise
         self.socket = socket
-        self.rung = True  # its descriptor tells of nothing before the first look
+        self.rung = True  # its descriptor reports nothing before the first look
         self.session.connected(endpoint, now)
 
-    def drop(self, linger: int = 0) -> None:
+    def close(self, now: float) -> None:
+        """Send what is unsent, deliver, and close the socket."""
+        with suppress(zmq.ZMQError):  # its context was terminated
+            self._send(now)
+        self.deliver()
+        self.drop(LINGER_MS)
+
+    def drop(self, linger_ms: int = 0) -> None:
         """Close the socket, if there is one."""
         if self.socket is not None:
             self.before_drop()
@@ -162,9 +179,10 @@ class Connection:
         monitor, self.monitor = self.monitor, None
         if socket is not None:
             if monitor is not None:
-                socket.disable_monitor()
+                with suppress(zmq.ZMQError):  # its context was terminated
+                    socket.disable_monitor()
                 monitor.close(0)
-            socket.close(linger)
+            socket.close(linger_ms)
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""What has come of a request and has not been taken by the caller."""
+"""The outcomes of a request that its caller has not taken yet."""
 
 from collections import deque
 from typing import Final
@@ -8,7 +8,7 @@ from .reply import Reply
 from .session import FRAME_OVERHEAD, Outcome
 
 MAX_UNREAD: Final = 64 << 20
-"""Bytes of a stream that may have come and not been taken."""
+"""Maximum bytes of a stream that have arrived and have not been taken."""
 
 
 class Inbox:
@@ -16,14 +16,14 @@ class Inbox:
 
     def __init__(self) -> None:
         self._outcomes: deque[Outcome] = deque()
-        # Bytes.  Each has one thread that writes it: who receives, and who reads.
+        # Bytes.  Each is written by one thread only: the one that receives, the one that reads.
         self._came = 0
         self._taken = 0
         self.full = False
-        """More has come than may wait: what else comes is left out."""
+        """More has arrived than may wait: the rest is left out."""
 
-    def put(self, outcome: Outcome) -> bool:
-        """Add what has come.  False if it is left out."""
+    def add(self, outcome: Outcome) -> bool:
+        """Add an outcome.  Return False if it is left out."""
         if self.full:
             return False
         if isinstance(outcome, Reply):

@@ -31,11 +31,12 @@ class LazyPirate:
         context: zmq.Context[zmq.Socket[bytes]],
         *,
         protocol: str,
+        envelope: bool = False,
         linger: float,
     ) -> None:
         self._endpoints = endpoints
         self._linger = linger
-        self._session = PirateSession(protocol)
+        self._session = PirateSession(protocol, envelope=envelope)
         self._context = context
         self._socket: zmq.Socket[bytes] | None = None
         self._turn = 0

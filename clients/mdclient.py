@@ -49,7 +49,9 @@ class Client:
 
     `protocol` is `"X1"` (docs/x1.md), or for brokers that do not speak that, `"0.2"` or `"0.1"`: then there is one
     request at a time, from one thread; `timeout` is the silence after which it is sent again on a new connection,
-    `retries` times (C4, C5); there are no headers, no options, no `submit`, and a failure may only be told by silence.
+    `retries` times (C4, C5); there are no headers, no options, no `submit`, and silence may be the only sign of a
+    failure.  With `envelope`, a 0.2 client works behind a ROUTER–DEALER proxy (X1 and 0.1 always do): its messages
+    begin with an empty frame.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT,
         retries: int = DEFAULT_RETRIES,
         protocol: str = "X1",
+        envelope: bool = False,
         codec: str | Codec = "json",
         heartbeat: float = 1.0,
         liveness: int = 5,
@@ -85,7 +88,9 @@ class Client:
                     max_outstanding=checked_most(max_outstanding),
                 )
             else:
-                self._dialog = LazyPirate(endpoints, self._context, protocol=protocol, linger=timeout)
+                self._dialog = LazyPirate(
+                    endpoints, self._context, protocol=protocol, envelope=envelope, linger=timeout
+                )
         except BaseException:
             if self._own_context:
                 end(self._context)
@@ -119,12 +124,13 @@ class Client:
         headers, finish = tracing.calling(name.decode(), headers)
         try:
             reply = dialog.request(
-                name, body, timeout=self._patience(timeout, retries), wait=wait, headers=headers, options=options
+                name, body, self._patience(timeout, retries), wait=wait, headers=headers, options=options
             )
         except BaseException as error:
             finish(error)
             raise
-        finish(None)
+        if finish is not tracing.untraced:
+            finish(None)
         return reply
 
     def stream(
@@ -193,8 +199,8 @@ class Client:
     ) -> "Future[Reply]":
         """As `request`, but return a `concurrent.futures.Future` at once; any number may be outstanding.
 
-        `future.cancel()` cancels the request.  A thread that the client starts for it settles the futures: what they
-        call back may use the client, but must not wait for another future of it.
+        `future.cancel()` cancels the request.  Callbacks run in a thread of the client's own, one after the other: they
+        may use the client, but while one blocks the others wait.
         """
         name, body = wire.service_name(service), checked_body(frames)
         dialog = self._usable()
@@ -203,7 +209,7 @@ class Client:
         headers, finish = tracing.calling(name.decode(), headers)
         try:
             future = dialog.submit(
-                name, body, timeout=self._patience(timeout, retries), wait=wait, headers=headers, options=options
+                name, body, self._patience(timeout, retries), wait=wait, headers=headers, options=options
             )
         except BaseException as error:
             finish(error)
@@ -247,6 +253,8 @@ class Client:
     # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _patience(self, timeout: float | None, retries: int | None) -> float:
+        if timeout is None and retries is None:
+            return self._timeout * (1 + self._retries)
         seconds = self._timeout if timeout is None else checked_timeout(timeout)
         return seconds * (1 + (self._retries if retries is None else checked_retries(retries)))
 
@@ -288,7 +296,7 @@ def _decoded(coder: Coder, parts: Generator[Reply, None, None]) -> Generator[Any
 
 
 def _traced(
-    dialog: Numbered, name: bytes, body: list[bytes], headers: Mapping[str, str] | None, settings: dict[str, Any]
+    dialog: Numbered, name: bytes, body: Sequence[bytes], headers: Mapping[str, str] | None, settings: dict[str, Any]
 ) -> Generator[Reply, None, None]:
     headers, finish = tracing.calling(name.decode(), headers)
     error: BaseException | None = None

@@ -1,6 +1,6 @@
-"""A client's side of MDP/0.2 and 0.1 as a machine: one request at a time, with Lazy Pirate recovery (C1 to C5).
+"""The client's side of MDP/0.2 and 0.1 as a machine: one request at a time, with Lazy Pirate recovery (C1 to C5).
 
-No socket, no clock: the shell sends what `request` and `tick` return, and feeds `receive` with what comes.
+No socket, no clock: the shell sends what `request` and `tick` return, and feeds `receive` with what arrives.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,18 @@ class GiveUp:
 
 
 class PirateSession:
-    """The dialog of one client with whatever broker it is connected to."""
+    """The dialog of one client with whichever broker it is connected to.
 
-    def __init__(self, protocol: str = "0.2") -> None:
+    With `envelope`, messages of 0.2 begin with an empty frame, as those of 0.1 always do: a ROUTER–DEALER proxy between
+    the client and the broker needs it (C36).  A broker that returns the envelope (C22) must be behind that proxy.
+    """
+
+    def __init__(self, protocol: str = "0.2", *, envelope: bool = False) -> None:
         if protocol not in HEADERS:
             raise SettingError(f"protocol is {protocol!r}: it is one of {', '.join(HEADERS)}")
         self._route, self._header = HEADERS[protocol]
+        if envelope:
+            self._route = (b"",)
         self._message: Message = []
         self._service = b""
         self._timeout = 0.0

@@ -29,11 +29,17 @@ class Pirates:
     """Connections, each for one request at a time; those that are idle are kept for the next."""
 
     def __init__(
-        self, endpoints: Sequence[str], context: zmq.Context[zmq.Socket[bytes]], protocol: str, max_outstanding: int
+        self,
+        endpoints: Sequence[str],
+        context: zmq.Context[zmq.Socket[bytes]],
+        protocol: str,
+        max_outstanding: int,
+        *,
+        envelope: bool = False,
     ) -> None:
         self._endpoints = endpoints
         self._context = context
-        self._session = PirateSession(protocol)
+        self._session = PirateSession(protocol, envelope=envelope)
         self._turn = 0
         self._idle: list[zmq.Socket[bytes]] = []
         self._busy: dict[zmq.Socket[bytes], asyncio.Event] = {}

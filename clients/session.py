@@ -1,17 +1,19 @@
-"""A client's side of X1 as a machine: any number of numbered requests over a connection that may be replaced.
+"""The client's side of X1 as a machine: any number of numbered requests over a connection that may be replaced.
 
-No socket, no clock.  The shell opens a new socket when `retry_at` has come and says so with `connected`; it feeds
-`receive` and `tick`, sends what is in `messages`, and hands out what is in `events`.  When `lost` tells a reason, the
-shell closes the socket: everything outstanding is sent again, under its old number, once there is a new one.
+No socket, no clock.  The shell opens a new socket at `retry_at` and reports it with `connected`.  It feeds `receive`
+and `tick`, sends what `take_messages` returns, and delivers what is in `events`.  When `lost` gives a reason, the shell
+closes the socket: all outstanding requests are sent again, under their old numbers, on the next connection.
+
+The session speaks the batched form (`batch`): the commands of one turn are packed into one message.
 """
 
+import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Any, Final
 
-from ..mdp import wire
+from ..mdp import batch, wire
 from ..mdp.codes import Code
 from ..mdp.errors import (
     BrokerUnreachable,
@@ -29,74 +31,71 @@ from ..mdp.errors import (
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
 from ..mdp.timers import Timed, Timers
-from ..mdp.wire import Message, Route
+from ..mdp.wire import Message
 from .reply import Reply
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
 BACKOFF: tuple[float, float] = (0.05, 1.0)
 """Seconds before the first and before the latest attempt to connect to brokers that do not answer."""
 GRACE: tuple[float, float] = (0.05, 0.5)
-"""Part of its timeout that a request is given beyond it, and the most in seconds: the broker's ERROR says more."""
+"""How long the client waits beyond a request's timeout, because the broker's ERROR says more: this part of the timeout,
+and at most so many seconds."""
 LARGEST_REPLY = Limits().max_message
-"""Bytes that the collected PARTIALs of one reply may have; a stream may have any number."""
+"""Maximum bytes of the collected PARTIALs of one reply; a stream has no limit."""
 FRAME_OVERHEAD: Final = 100
-"""Bytes charged for a frame that is kept, beside its own."""
+"""Bytes charged for each frame that is kept, beside its own."""
 LARGE_REQUEST: Final = 1 << 20
-"""Bytes of a request from which it may be what a broker breaks connections for."""
-MOST_LOSSES: Final = 3
+"""Size in bytes from which a request may be the reason why a broker closes connections."""
+MAX_LOSSES: Final = 3
 """Connections that may be lost while such a request is outstanding."""
 RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
-"""Options that a service cannot define for itself.  `wait: true` it can: the broker waits anyway."""
-HEARTBEAT_ROUTE: Final[Route] = (b"",)
+"""Options that a service cannot define for itself.  It can define `wait: true`: the broker waits anyway."""
+_CANCEL: Final = 5
+"""CANCEL's command byte."""
 
 
 Outcome = Reply | ZmdpError
-"""What a request brings: any number of parts, then a final `Reply` or an error."""
+"""What a request yields: any number of parts, then a final `Reply` or an error."""
 
 
 class Call(Timed):
-    """One request, from when it is made to its FINAL or ERROR."""
+    """One request, from when it is made until its FINAL or ERROR."""
 
     __slots__ = (
-        "body", "collected", "collected_bytes", "deadline", "deliver", "ended", "losses", "options", "route",
-        "service", "silence", "stream", "streamed", "timeout",
+        "body", "collected", "collected_bytes", "deadline", "ended", "losses", "number", "options", "service",
+        "silence", "stream", "streamed", "taker", "timeout",
     )  # fmt: skip
 
-    def __init__(
-        self, number: int, service: bytes, body: Sequence[bytes], options: dict[str, Any], *, stream: bool
-    ) -> None:
+    def __init__(self, number: int, service: bytes, body: Sequence[bytes], options: bytes) -> None:
         super().__init__()
-        self.route: Route = (b"%d" % number, b"")
-        """The envelope: the number, and the empty frame."""
+        self.number = number
         self.service = service
         self.body = body
         self.options = options
-        self.stream = stream
-        """Each PARTIAL is handed out as it comes; else all are collected."""
+        """As they are sent, without the ttl."""
+        self.stream = False
+        """Each PARTIAL is delivered as it arrives; otherwise all are collected."""
+        self.taker: Any = None
+        """Whatever the shell delivers the outcomes to."""
         self.streamed = False
-        """A PARTIAL has been handed out, so the request cannot be repeated."""
-        self.collected: list[bytes] = []
+        """A PARTIAL has been delivered, so the request cannot be repeated."""
+        self.collected: list[bytes] | None = None
+        """The frames of the PARTIALs, if any has come."""
         self.collected_bytes = 0
         self.timeout: float | None = None
         self.silence: float | None = None
         self.deadline: float | None = None
-        """When its ttl has passed."""
+        """When its ttl expires."""
         self.losses = 0
-        """Connections that the other end closed while it was outstanding."""
+        """Connections that the other end closed while the request was outstanding."""
         self.ended = False
-        self.deliver: Callable[[Outcome], object] = _ignore
-        """For the shell: what takes the outcomes."""
-
-
-def _ignore(outcome: Outcome) -> None:
-    del outcome
 
 
 class ClientSession:
-    """The dialog of one client with whatever broker it is connected to.
+    """The dialog of one client with whichever broker it is connected to.
 
-    `heartbeat` is the interval in seconds after which, with a request outstanding, a silent broker is asked for a sign
-    of life; after `liveness` such intervals it is taken for dead.
+    `heartbeat` is the interval in seconds after which, while a request is outstanding, a silent broker is asked for a
+    sign of life.  After `liveness` such intervals the broker is considered dead.
     """
 
     def __init__(self, *, heartbeat: float = 1.0, liveness: int = 5, rng: random.Random | None = None) -> None:
@@ -104,10 +103,12 @@ class ClientSession:
             raise SettingError(f"heartbeat is {heartbeat!r}: it takes {SHORTEST_HEARTBEAT} seconds or more")
         if liveness < 2:
             raise SettingError(f"liveness is {liveness!r}: it takes a number of intervals, 2 or more")
-        self.messages: list[Message] = []
-        """What to send.  The shell takes them out."""
+        self.unsent = 0
+        """Commands that `take_messages` would return."""
+        self.outstanding = 0
+        """Requests that have not ended."""
         self.events: list[tuple[Call, Outcome]] = []
-        """What to hand out.  The shell takes them out."""
+        """What to deliver.  The shell empties it."""
         self.lost: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
         self.retry_at = 0.0
@@ -119,20 +120,18 @@ class ClientSession:
         self._trouble: str | None = None
         """Why the last connection was lost, until a broker is heard again."""
         self._heartbeat = heartbeat
-        self._patience = heartbeat * (liveness - 1)
+        self._silence_limit = heartbeat * (liveness - 1)
+        """Seconds a broker may leave a HEARTBEAT unanswered."""
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not cryptography
         self._backoff = BACKOFF[0]
-        self._numbers = count(1)
-        self._calls: dict[Route, Call] = {}
+        self._last_number = 0
+        self._calls: dict[Any, Call] = {}
         self._due: Timers[Call] = Timers(0.01)
+        self._batch: Any = _new_batch()
+        self._heartbeat_unsent = False
         self._beat_at = 0.0
         self._asked_at: float | None = None
-        """When the first of the heartbeats was sent that have not been answered."""
-
-    @property
-    def outstanding(self) -> int:
-        """How many requests have not ended."""
-        return len(self._calls)
+        """When the first unanswered HEARTBEAT was sent."""
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -148,77 +147,98 @@ class ClientSession:
         wait: bool = True,
         headers: Mapping[Any, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        taker: Any = None,
     ) -> Call:
         """Begin a request.  It is sent now, or when there is a connection.
 
-        `timeout` is the time, in seconds, in which it must be finished; it travels with the request, as its ttl.
-        `silence` is how long nothing may come, neither PARTIAL nor FINAL.  Without `wait` it fails at once if nobody
-        offers the service.  `options` are more of the request's options.  Raises `SettingError` for what cannot be
-        sent.
+        Args:
+            service: The service's name.
+            body: The frames of the request.
+            now: The time.
+            timeout: Seconds until it must be finished; travels with the request, as its ttl.
+            silence: Seconds in which something must arrive, a PARTIAL or the FINAL.
+            stream: Deliver each PARTIAL as it arrives.
+            wait: If false, fail at once when no worker offers the service.
+            headers: Text by name, for the handler.
+            options: More options of the request.
+            taker: What the shell delivers the outcomes to.
+
+        Raises `SettingError` for what cannot be sent.
         """
-        given: dict[str, Any] = {}
-        if options:
-            given.update(options)
-            reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
-            if not reserved.isdisjoint(given):
-                names = ", ".join(sorted(reserved.intersection(given)))
-                raise SettingError(
-                    f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
-                )
-        if headers:
-            if not all(isinstance(each, str) for pair in headers.items() for each in pair):
-                raise SettingError(f"headers are {headers!r:.200}: names and values are text")
-            given["headers"] = dict(headers)
-        if not wait:
-            given["wait"] = False
-        call = Call(next(self._numbers), service, body, given, stream=stream)
-        call.timeout, call.silence = timeout, silence
+        raw = b""
+        if options or headers or not wait:
+            raw = _encode_options(options, headers, wait)
+        if len(body) > batch.MAX_BODY_FRAMES:
+            raise SettingError(f"the body has {len(body)} frames: it takes at most {batch.MAX_BODY_FRAMES}")
+        self._last_number += 1
+        call = Call(self._last_number, service, body, raw)
+        call.stream = stream
+        call.taker = taker
+        call.timeout = timeout
+        call.silence = silence
         if timeout is not None:
             call.deadline = now + timeout
-        message = self._encode(call, now)
+            if timeout * 1000 > batch.MAX_TTL_MS:
+                _with_ttl(raw, timeout * 1000)  # raises what cannot be sent
+        if self.lost is None:
+            self._send_request(call, now)
         self._set_due(call, now)
-        if not self._calls:
-            self._begin_to_listen(now)
+        if not self.outstanding:
+            self._expect_sign_of_life(now)
             if self.lost is not None:
                 self.retry_at = min(self.retry_at, now + self._backoff)
-        self._calls[call.route] = call
-        if self.lost is None:
-            self.messages.append(message)
+        self._calls[call.number] = call
+        self.outstanding += 1
         return call
 
     def _set_due(self, call: Call, now: float) -> None:
         due = math.inf
-        if call.deadline is not None and call.timeout is not None:
-            due = call.deadline + min(call.timeout * GRACE[0], GRACE[1])
-        if call.silence is not None:
-            due = min(due, now + call.silence)
+        timeout, deadline, silence = call.timeout, call.deadline, call.silence
+        if deadline is not None and timeout is not None:
+            due = deadline + min(timeout * GRACE[0], GRACE[1])
+        if silence is not None and now + silence < due:
+            due = now + silence
         if due < math.inf:
             self._due.set(call, due)
 
     def cancel(self, call: Call) -> None:
-        """Forget a request, and have the broker forget it.  Nothing more is handed out for it."""
+        """Forget a request, and have the broker forget it.  Nothing more is delivered for it."""
         if not call.ended:
             self._forget(call)
-            self._tell_cancel(call)
+            self._send_cancel(call)
 
-    def _tell_cancel(self, call: Call) -> None:
+    def _send_request(self, call: Call, now: float) -> None:
+        ttl, options = 0, call.options
+        deadline = call.deadline
+        if deadline is not None:
+            ttl = max(1, round((deadline - now) * 1000))
+            if ttl > batch.MAX_TTL_MS:
+                options = _with_ttl(options, ttl)
+                ttl = 0
+        self._batch.request(call.number, ttl, call.service, options, call.body)
+        self.unsent += 1
+
+    def _send_cancel(self, call: Call) -> None:
         if self.lost is None:
-            self.messages.append(wire.cancel(call.route, call.service))
+            self._batch.signal(_CANCEL, call.number)
+            self.unsent += 1
 
-    def _encode(self, call: Call, now: float) -> Message:
-        ttl = None if call.deadline is None else max(1, round((call.deadline - now) * 1000))
-        if ttl is None:
-            raw = wire.options(call.options)
-        elif call.options or ttl >= wire.MAX_TTL:
-            raw = wire.options({**call.options, "ttl": ttl})
-        else:  # the common case, which is worth a short way
-            raw = b'{"ttl":%d}' % ttl
-        return wire.request(call.route, wire.CX1, call.service, call.body, raw)
+    def take_messages(self) -> list[Message]:
+        """Return the messages to send, all commands since the last time in as few as possible."""
+        if not self.unsent:
+            return []
+        messages: list[Message] = self._batch.messages()
+        if self._heartbeat_unsent:
+            self._heartbeat_unsent = False
+            messages.append([b"", wire.CX1])
+        self.unsent = 0
+        return messages
 
     def _forget(self, call: Call) -> None:
         call.ended = True
         self._due.clear(call)
-        del self._calls[call.route]
+        del self._calls[call.number]
+        self.outstanding -= 1
 
     def _fail(self, call: Call, error: ZmdpError) -> None:
         self._forget(call)
@@ -227,26 +247,28 @@ class ClientSession:
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def connected(self, where: str, now: float) -> None:
-        """There is a new socket, to `where`: everything outstanding is sent there."""
+        """Report a new socket, connected to `where`: all outstanding requests are sent there."""
         self.lost = None
         self.where = where
         self.heard = False
-        self._begin_to_listen(now)
+        self._expect_sign_of_life(now)
         for call in self._calls.values():
-            call.collected, call.collected_bytes = [], 0
-            self.messages.append(self._encode(call, now))
+            call.collected, call.collected_bytes = None, 0
+            self._send_request(call, now)
 
     def lose(self, reason: str, now: float, *, cut: bool = False) -> None:
-        """The connection is of no use any more.  What has streamed a PARTIAL fails, the rest waits for the next.
+        """Give up the connection.  Streams that have begun fail; other requests wait for the next connection.
 
-        `cut` says that there was one, and that the other end closed it.
+        `cut` says that the other end closed a connection that existed.
         """
         self.lost = self._trouble = reason
         self.retry_at = now
-        if not self.heard:  # else the broker has perhaps been restarted: no reason to wait
+        if not self.heard:  # else the broker may have been restarted: no reason to wait
             self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
             self._backoff = min(2 * self._backoff, BACKOFF[1])
-        self.messages.clear()
+        self._batch = _new_batch()
+        self._heartbeat_unsent = False
+        self.unsent = 0
         for call in list(self._calls.values()):
             call.losses += cut
             service = call.service.decode()
@@ -255,9 +277,9 @@ class ClientSession:
                     f"the stream of service {service!r} broke off: the connection to {self.where} was lost ({reason})"
                 )
                 self._fail(call, StreamInterrupted(text, service=service))
-            elif call.losses >= MOST_LOSSES and (size := sum(map(len, call.body))) > LARGE_REQUEST:
-                # A broker's libzmq cuts off who sends a frame far over its limit: all others would be done over and
-                # over.
+            elif call.losses >= MAX_LOSSES and (size := wire.size_of(call.body)) > LARGE_REQUEST:
+                # A broker's libzmq disconnects a peer that sends a frame far over its limit; sent again and again, this
+                # request would have all others repeated each time.
                 text = (
                     f"the connection to {self.where} was lost {call.losses} times with a request of {size} bytes for "
                     f"service {service!r} outstanding: is that more than the broker's max_message?"
@@ -265,87 +287,103 @@ class ClientSession:
                 self._fail(call, RequestRejected(text, service=service))
 
     def close(self, error: Callable[[], ZmdpError]) -> None:
-        """Cancel all that is outstanding; each ends with an `error`."""
+        """Cancel all outstanding requests; each ends with an `error`."""
         for call in list(self._calls.values()):
-            self._tell_cancel(call)
+            self._send_cancel(call)
             self._fail(call, error())
 
     def receive(self, message: Message, now: float) -> None:
-        """Take in what the broker sent."""
-        command = wire.decode_broker(message)
-        if self.lost is not None or isinstance(command, wire.Invalid) or command.header != wire.CX1:
+        """Process a message from the broker, in either form."""
+        if self.lost is not None:
+            return
+        found = wire.decode_broker(message)
+        if isinstance(found, wire.Invalid) or found.header != wire.CX1:
             return
         self.heard = True
         self._backoff = BACKOFF[0]
         self._trouble = None
-        self._begin_to_listen(now)
-        call = self._calls.get(command.route)
-        if call is None:
-            return  # a heartbeat, or it has been cancelled
-        if isinstance(command, wire.Error):
-            self._fail(call, _error(command, streamed=call.streamed))
-        elif isinstance(command, wire.Answer):
-            self._answered(call, command, now)
+        self._expect_sign_of_life(now)
+        if isinstance(found, wire.Batched):
+            for command in batch.to_client(message, found.at):
+                self._process(command, now)
+        else:
+            self._process(found, now)
+
+    def _process(self, command: Any, now: float) -> None:
+        if isinstance(command, wire.Answer):
+            call = self._calls.get(command.number)
+            if call is not None:  # else it was cancelled
+                self._answered(call, command, now)
+        elif isinstance(command, wire.Error):
+            call = self._calls.get(command.number)
+            if call is not None:
+                self._fail(call, _error(call, command))
 
     def _answered(self, call: Call, answer: wire.Answer, now: float) -> None:
         service = call.service.decode()
-        if not answer.final and call.silence is not None:
-            self._due.clear(call)
-            self._set_due(call, now)
-        if not answer.final and call.stream:
-            call.streamed = True
-            self.events.append((call, Reply(answer.body, service=service, final=False)))
-        elif not answer.final:
-            call.collected += answer.body
-            call.collected_bytes += sum(map(len, answer.body)) + FRAME_OVERHEAD * len(answer.body)
-            if call.collected_bytes > LARGEST_REPLY:
-                text = (
-                    f"the parts of the reply of service {service!r} have more than {LARGEST_REPLY} bytes: use stream()"
-                )
-                self._tell_cancel(call)
-                self._fail(call, RequestRejected(text, service=service, code=Code.TOO_LARGE))
-        else:
-            failure = wire.parse_error(answer.body)  # of a worker that has no ERROR
+        body = answer.body
+        if answer.final:
+            failure = wire.parse_error(body)  # from a worker whose dialect has no ERROR
             self._forget(call)
             if failure is not None:
-                self.events.append((call, ServiceError(*failure, service=service)))
+                self.events.append((call, ServiceError(failure[0], failure[1], service=service)))
                 return
-            reply = Reply(answer.body, service=service, final=True)
-            if call.collected:
+            reply = Reply(body, service=service, final=True)
+            if call.collected is not None:
                 reply[:0] = call.collected
                 reply.collected = len(call.collected)
             self.events.append((call, reply))
+            return
+        if call.silence is not None:
+            self._due.clear(call)
+            self._set_due(call, now)
+        if call.stream:
+            call.streamed = True
+            self.events.append((call, Reply(body, service=service, final=False)))
+            return
+        if call.collected is None:
+            call.collected = []
+        call.collected += body
+        call.collected_bytes += wire.size_of(body) + FRAME_OVERHEAD * len(body)
+        if call.collected_bytes > LARGEST_REPLY:
+            text = f"the parts of the reply of service {service!r} have more than {LARGEST_REPLY} bytes: use stream()"
+            self._send_cancel(call)
+            self._fail(call, RequestRejected(text, service=service, code=Code.TOO_LARGE))
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> None:
-        """Do what is due: requests whose time has passed, heartbeats, a broker that has been silent too long."""
+        """Do what is due: end overdue requests, send heartbeats, leave a broker that has been silent too long."""
         for call in self._due.pop_due(now):
-            self._tell_cancel(call)
+            self._send_cancel(call)
             self._fail(call, self._overdue(call, now))
-        if self.lost is not None or not self._calls or now < self._beat_at:
+        if self.lost is not None or not self.outstanding or now < self._beat_at:
             return
-        if self._asked_at is not None and now >= self._asked_at + self._patience:
-            silence = f"silent for {self._patience + self._heartbeat:g} s"
+        asked_at = self._asked_at
+        if asked_at is not None and now >= asked_at + self._silence_limit:
+            silence = f"silent for {self._silence_limit + self._heartbeat:g} s"
             if self.heard:
                 self.lose(f"the broker has been {silence}", now)
             else:
                 self.lose(f"what listens there has been {silence}; if it is not zmdp's broker, try protocol 0.2", now)
             return
-        if self._asked_at is None:
+        if asked_at is None:
+            asked_at = now
             self._asked_at = now
-        self._beat_at = min(now + self._heartbeat, self._asked_at + self._patience)
-        self.messages.append(wire.heartbeat(HEARTBEAT_ROUTE, wire.CX1))
+        self._beat_at = min(now + self._heartbeat, asked_at + self._silence_limit)
+        if not self._heartbeat_unsent:
+            self._heartbeat_unsent = True
+            self.unsent += 1
 
     def deadline(self) -> float | None:
-        """When `tick`, or while `lost` a new connection, is due; None if nothing is outstanding."""
-        if not self._calls:
+        """Return when `tick`, or while `lost` a new connection, is due; None if nothing is outstanding."""
+        if not self.outstanding:
             return None
         then = self.retry_at if self.lost is not None else self._beat_at
         due = self._due.next_due()
         return then if due is None else min(due, then)
 
-    def _begin_to_listen(self, now: float) -> None:
+    def _expect_sign_of_life(self, now: float) -> None:
         """There was a sign of life, or there is no reason yet to expect one."""
         self._beat_at = now + self._heartbeat
         self._asked_at = None
@@ -370,15 +408,50 @@ class ClientSession:
         return RequestTimeout(text, service=service)
 
 
-def _error(command: wire.Error, *, streamed: bool) -> RequestError:
-    """The exception for an ERROR."""
-    service, code = command.service.decode(errors="replace"), command.code
-    detail = command.detail[0] if command.detail else None
-    kind = StreamInterrupted if streamed and code == Code.WORKER_LOST else _ERRORS.get(code)
-    if kind is not None:
-        message = f"service {service!r}: {command.text} ({code})"
-        return kind(message, service=service, code=code, text=command.text, detail=detail)
-    return ServiceError(code, command.text, detail, service=service)
+def _new_batch() -> Any:
+    return batch.Batch((b"",), wire.CX1)
+
+
+def _encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:
+    """The options of a request as JSON.  Raises `SettingError` if they cannot be sent."""
+    # The types of headers are checked here: compiled code would raise `TypeError` for other than the declared ones.
+    given: dict[str, Any] = {}
+    if options:
+        given.update(options)
+        reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
+        if not reserved.isdisjoint(given):
+            names = ", ".join(sorted(reserved.intersection(given)))
+            raise SettingError(
+                f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
+            )
+    if headers:
+        if not all(isinstance(each, str) for pair in headers.items() for each in pair):
+            raise SettingError(f"headers are {headers!r:.200}: names and values are text")
+        given["headers"] = dict(headers)
+    if not wait:
+        given["wait"] = False
+    return wire.options(given)
+
+
+def _with_ttl(options: bytes, ttl: float) -> bytes:
+    """`options` with a ttl, in milliseconds, that is too long for a record.  Raises `SettingError` as above."""
+    values: dict[str, Any] = json.loads(options) if options else {}
+    values["ttl"] = round(ttl)
+    return wire.options(values)
+
+
+def _error(call: Call, error: wire.Error) -> RequestError:
+    """The exception for an ERROR.
+
+    One with a detail is the service's own, whatever its code; one without is the broker's.
+    """
+    service, code, text = call.service.decode(), error.code, error.text
+    if error.detail:
+        return ServiceError(code, text, error.detail[0] or None, service=service)
+    kind = StreamInterrupted if call.streamed and code == Code.WORKER_LOST else _ERRORS.get(code)
+    if kind is None:
+        return ServiceError(code, text, service=service)
+    return kind(f"service {service!r}: {text} ({code})", service=service, code=code, text=text)
 
 
 _ERRORS: Final[Mapping[int, type[RequestError]]] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a broker told at one moment."""
+    """What a broker reported at one moment."""
 
     services: list[dict[str, Any]]
     workers: list[dict[str, Any]]
@@ -17,12 +17,12 @@ class View:
 
     @classmethod
     def made_of(cls, services: Mapping[str, Any], workers: Mapping[str, Any], stats: Mapping[str, Any]) -> "View":
-        """Of the answers to `mmi.services`, `mmi.workers` and `mmi.stats`."""
+        """Make it from the answers to `mmi.services`, `mmi.workers` and `mmi.stats`."""
         return cls(services["services"], workers["workers"], dict(stats), time.monotonic())
 
 
 def with_rates(view: View, before: View | None) -> dict[str, Any]:
-    """The view with what has changed since `before`, a second; ready for JSON."""
+    """The view with rates per second since `before`, ready for JSON."""
     seconds = view.moment - before.moment if before is not None else view.stats["up_seconds"]
     counted = {row["name"]: row["dispatched"] for row in before.services} if before is not None else {}
 
@@ -62,13 +62,21 @@ def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
     yield from _table(
         shown["services"],
         rows,
-        {"SERVICE": "name", "WORKERS": "workers", "IDLE": "idle", "QUEUED": "queued", "REQUESTS/S": "per_second"},
+        {
+            "SERVICE": "name",
+            "WORKERS": "workers",
+            "IDLE": "idle",
+            "CREDIT": "credit",
+            "RUNNING": "running",
+            "QUEUED": "queued",
+            "REQUESTS/S": "per_second",
+        },
     )
     yield ""
     workers = [
         {
             **row,
-            "state": "busy" if row["busy"] else "idle",
+            **{key: row[key] or "-" for key in ("name", "host", "pid", "version")},  # only X1 workers tell
             "up": _duration(row["up_seconds"]),
             "silent": f"{row['silent_seconds']:.1f} s",
         }
@@ -77,8 +85,13 @@ def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
     columns = {
         "WORKER": "id",
         "SERVICE": "service",
-        "STATE": "state",
+        "NAME": "name",
+        "HOST": "host",
+        "PID": "pid",
+        "VERSION": "version",
         "PROTOCOL": "protocol",
+        "CREDIT": "credit",
+        "HELD": "held",
         "UP": "up",
         "SILENT": "silent",
     }
@@ -88,7 +101,7 @@ def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
 def _table(rows: list[dict[str, Any]], most: int, columns: Mapping[str, str]) -> Iterator[str]:
     shown = [[str(row[key]) for key in columns.values()] for row in rows[:most]]
     widths = [max(map(len, column)) for column in zip(columns, *shown, strict=True)]
-    numeric = [bool(rows) and isinstance(rows[0][key], int | float) for key in columns.values()]
+    numeric = [any(isinstance(row[key], int | float) for row in rows[:most]) for key in columns.values()]
     for cells in [list(columns), *shown]:
         aligned = (
             cell.rjust(width) if right else cell.ljust(width)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,7 @@ from zmdp.titanic import Titanic, UnknownTicket
 
 
 def greet(stack: ExitStack, bind: str = "tcp://127.0.0.1:*") -> tuple[subprocess.Popen[str], str]:
-    """A broker, on a free port unless told."""
+    """Start a broker, by default on a free port."""
     quiet = ("--heartbeat", HEARTBEAT, "--log-level", "error")
     broker = stack.enter_context(process(str(BIN / "mdp-broker"), "--bind", bind, *quiet))
     endpoint = broker.stdout.readline().strip()
@@ -30,7 +31,7 @@ def greet(stack: ExitStack, bind: str = "tcp://127.0.0.1:*") -> tuple[subprocess
 
 
 def stream(client: Client, text: bytes) -> None:
-    """A reply in many parts."""
+    """Print a reply in many parts."""
     say(">>> for part in client.stream('text.count', text): ...")
     parts = 0
     for part in client.stream("text.count", text):
@@ -44,7 +45,7 @@ def stream(client: Client, text: bytes) -> None:
 
 
 def take_over(stack: ExitStack, client: Client, endpoint: str, text: bytes) -> bool:
-    """A worker dies at its work.  Whether another has done it."""
+    """Kill a worker at work.  Return whether another took over its request."""
     service = "text.phrases"
     first = stack.enter_context(worker("text_services:phrases", endpoint))
     wait_for(client, service)
@@ -58,9 +59,11 @@ def take_over(stack: ExitStack, client: Client, endpoint: str, text: bytes) -> b
         say(f"    worker {second.pid} offers it too, and is idle")
         os.kill(first.pid, signal.SIGKILL)
         killed = time.monotonic()
-        say(f"    kill -9 {first.pid}, {killed - asked:.1f} s into the request; the client waits, and is told nothing")
+        say(f"    kill -9 {first.pid}, {killed - asked:.1f} s into the request; the client just waits")
+        wait_until(lambda: any(row["pid"] == second.pid and row["held"] for row in rows(client, service)), "the other")
+        say(f"    {(time.monotonic() - killed) * 1000:.0f} ms later worker {second.pid} has the request")
         pid, *found = reply.result()
-        say(f"    {time.monotonic() - killed:.1f} s later the client has its reply, from worker {pid.decode()}:")
+        say(f"    {time.monotonic() - killed:.1f} s after the kill the client has its reply from {pid.decode()}:")
         for phrase in found[:4]:
             say(f"        {phrase.decode()}")
     stats = json.loads(client.request("mmi.stats")[0])
@@ -69,7 +72,7 @@ def take_over(stack: ExitStack, client: Client, endpoint: str, text: bytes) -> b
 
 
 def fail(client: Client) -> None:
-    """Requests that fail, at once and by name."""
+    """Make requests that fail, each for another reason."""
     for asked, request in (
         ("client.request('nobody', wait=False)", lambda: client.request("nobody", wait=False)),
         ("client.request('nobody', timeout=0.2, retries=0)", lambda: client.request("nobody", timeout=0.2, retries=0)),
@@ -86,7 +89,7 @@ def fail(client: Client) -> None:
 
 
 async def in_flight(stack: ExitStack, broker: subprocess.Popen[str], endpoint: str) -> subprocess.Popen[str]:
-    """The broker is killed under 500 requests; returns the one that took its place."""
+    """Kill the broker under 500 requests.  Return the one that took its place."""
     async with AsyncClient(endpoint, timeout=PATIENCE) as client:
         say("    500 × asyncio.create_task(client.request('sleep', b'5', number)), at 4 workers")
         asking = [asyncio.create_task(client.request("sleep", b"5", b"%d" % number)) for number in range(500)]
@@ -103,7 +106,7 @@ async def in_flight(stack: ExitStack, broker: subprocess.Popen[str], endpoint: s
 
 
 def keep(stack: ExitStack, client: Client, endpoint: str) -> bool:
-    """A request that outlives Titanic itself.  Whether its reply came."""
+    """Show a request that survives Titanic itself.  Return whether its reply came."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
     serve = (str(BIN / "titanic"), "serve", "--broker", endpoint, "--db", str(folder / "titanic.db"))
     quiet = ("--heartbeat", HEARTBEAT, "--lease", "2", "--log-level", "error")
@@ -117,13 +120,11 @@ def keep(stack: ExitStack, client: Client, endpoint: str) -> bool:
     say(f"    kill -9 {titanic.pid}, which is Titanic")
     titanic = stack.enter_context(process(*serve, *quiet))
     wait_for(client, "titanic.reply")
-    say(
-        f"$ titanic serve                          pid {titanic.pid}, on the same file; has the request, not the reply:"
-    )
+    say(f"$ titanic serve                          pid {titanic.pid}, on the same file: it has the request, no reply")
     say(f">>> ticket.ready()\n    {ticket.ready()}")
     late = (str(BIN / "mdworker"), "zmdp.workers.echo:worker", "--service", "text.late", "--broker", endpoint)
     running = stack.enter_context(process(*late, "--heartbeat", HEARTBEAT, "--log-level", "error"))
-    say(f"    worker {running.pid} comes, and offers 'text.late'")
+    say(f"    worker {running.pid} starts, and offers 'text.late'")
     reply = ticket.result(timeout=PATIENCE)
     say(f">>> ticket.result()\n    {list(reply)}")
     ticket.close()
@@ -145,13 +146,15 @@ def main() -> None:
         scene(1, "A broker and some workers, each a process of its own")
         broker, endpoint = greet(stack)
         client = stack.enter_context(Client(endpoint))
+        offered: Counter[str] = Counter()
         for target, service in (
             ("zmdp.workers.echo:worker", "echo"),
             ("text_services:count", "text.count"),
             *[("zmdp.workers.sleep:worker", "sleep")] * 4,
         ):
             running = stack.enter_context(worker(target, endpoint))
-            wait_for(client, service)
+            offered[service] += 1
+            wait_for(client, service, offered[service])
             say(f"$ mdworker {target:<29} pid {running.pid}, offers {service!r}")
 
         scene(2, "A request and its reply")
@@ -162,19 +165,24 @@ def main() -> None:
         stream(client, text)
 
         scene(4, "Who is there? The broker answers mmi.* itself")
-        for question, about in (("mmi.service", b"echo"), ("mmi.service", b"nobody"), ("mmi.services", b"")):
+        for question, about in (
+            ("mmi.service", b"echo"),
+            ("mmi.service", b"nobody"),
+            ("mmi.services", b"sleep"),
+            ("mmi.workers", b"echo"),
+        ):
             say(f"    {question} {about.decode():<8} → {client.request(question, about)[0].decode()}")
 
         scene(5, "A worker is killed in the middle of a request, another takes it over")
         taken_over = take_over(stack, client, endpoint, text)
 
-        scene(6, "Requests that fail say so at once, and by name")
+        scene(6, "A request that fails says why")
         fail(client)
 
         scene(7, "500 requests in flight over one connection, and the broker is killed under them")
         broker = asyncio.run(in_flight(stack, broker, endpoint))
 
-        scene(8, "A request that outlives its caller, its Titanic, and the lack of workers")
+        scene(8, "A request that survives its caller, its Titanic, and the lack of workers")
         with ExitStack() as ours:
             kept = keep(ours, client, endpoint)
 
@@ -185,7 +193,7 @@ def main() -> None:
     say("\nNow try it yourself, in three terminals (the commands are in .venv/bin):")
     say("    mdp-broker\n    mdworker zmdp.workers.echo:worker\n    mdclient call echo hello")
     if not (taken_over and kept and on_spark) or broker.returncode:
-        raise SystemExit("demo: that did not go as it should")
+        raise SystemExit("demo: not everything went as it should; see above")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The demo's scenes on Spark: an executor is killed under its callers, and a job outlives its caller.
+"""The demo's scenes on Spark: an executor is killed under its callers, and a job survives its caller.
 
-Without PySpark or Java they say how to get them.
+Without PySpark or Java they print how to install them.
 """
 
 import json
@@ -24,7 +24,7 @@ START = 90.0
 
 
 def show(client: Client, endpoint: str) -> bool:
-    """Both scenes.  Whether they went as they should."""
+    """Show both scenes.  Return whether they went as they should."""
     scene(9, "Spark: its executors are workers, and one of them is killed")
     try:
         check_installed()
@@ -33,14 +33,14 @@ def show(client: Client, endpoint: str) -> bool:
         return True
     with ExitStack() as ours:
         served = serve(ours, client, endpoint)
-    scene(10, "A Spark job that outlives its caller; its progress, its reply")
+    scene(10, "A Spark job that survives its caller: its progress, its reply")
     with ExitStack() as ours:
         kept = keep(ours, client, endpoint)
     return served and kept
 
 
 def serve(stack: ExitStack, client: Client, endpoint: str) -> bool:
-    """Calls go on while an executor dies.  Whether none was lost."""
+    """Kill an executor under its callers.  Return whether no call was lost."""
     command = ("fleet", "text_services:words", "--service", "spark.words", "--min", "2", "--max", "2", "--reserve", "0")
     master = "local-cluster[2,1,1024]"
     fleet = stack.enter_context(
@@ -81,7 +81,7 @@ def serve(stack: ExitStack, client: Client, endpoint: str) -> bool:
 
 
 def executor_jvms(driver: int) -> list[int]:
-    """The JVMs of a local cluster's executors: they say what they are on their command lines."""
+    """Return the JVMs of a local cluster's executors, which are known by their command lines."""
     found = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -98,7 +98,7 @@ def executor_jvms(driver: int) -> list[int]:
 
 
 def keep(stack: ExitStack, client: Client, endpoint: str) -> bool:
-    """A job handed over to Titanic.  Whether its reply came."""
+    """Hand a job over to Titanic.  Return whether its reply came."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
     text = folder / "text.txt"
     text.write_bytes(a_text())

@@ -52,7 +52,7 @@ def wait_for(client: Client, service: str, workers: int = 1, patience: float = P
 
 
 def rows(client: Client, service: str) -> list[dict[str, object]]:
-    """What the broker says of a service's workers."""
+    """Return the broker's rows about a service's workers (`mmi.workers`)."""
     found: list[dict[str, object]] = json.loads(client.request("mmi.workers", service.encode())[0])["workers"]
     return found
 

@@ -4,10 +4,11 @@ from ..pure import PURE
 
 
 def parts() -> dict[str, bool]:
-    """Whether the two functions that move messages, and the protocol's machines, are compiled."""
-    from . import broker, multipart  # noqa: PLC0415 - both come after this
+    """Report what is compiled: moving messages, packing batches, and the protocol's machines."""
+    from . import batch, broker, multipart  # noqa: PLC0415 - they come after this
 
-    return {"multipart": multipart.COMPILED, "machines": not broker.__file__.endswith(".py")}
+    machines = not broker.__file__.endswith(".py")
+    return {"multipart": multipart.COMPILED, "batch": batch.COMPILED, "machines": machines}
 
 
 def told() -> str:

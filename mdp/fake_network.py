@@ -26,14 +26,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
+from struct import Struct
 from typing import Final, Literal
 
 from . import wire
 from .journal import show
-from .wire import Message
+from .wire import Message, Route
 
 HIGH_WATER: Final = 20
 """Messages on the way to one peer past which the ROUTER finds it does not keep up."""
@@ -45,6 +46,10 @@ LONGEST_NOTICE: Final = 20.0
 """Seconds until an end has noticed that its connection is gone."""
 LONGEST_SILENCE: Final = 60.0
 """Seconds until an end has noticed that its connection is gone, if that happened silently."""
+_HEAD: Final = Struct(">IBQ")
+"""What a record of a batch begins with: its size (of what follows the size), its command and its id."""
+_SIZE: Final = 4
+"""Bytes of the size."""
 START: Final = 1000.0
 """The clock's first reading.  Not 0: a machine that takes 0 for "now" is to be found out."""
 
@@ -236,6 +241,8 @@ class Link:
 
     def _unroute(self) -> None:
         self._network.routes.pop(self.identity, None)
+        if self._network.departed is not None:
+            self._network.departed(self.identity)
 
     def broker_died(self) -> None:
         """The broker's process is gone, and its end of the connection with it."""
@@ -293,6 +300,16 @@ class Dealer:
             self.link = None
             self._failed("the connection broke")
 
+    @property
+    def path(self) -> Route:
+        """What the broker knows this peer by; empty while there is no connection."""
+        return () if self.link is None else (self.link.identity,)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a connection to which nothing has happened."""
+        return self.link is not None and self.link.whole
+
     def send(self, message: Message) -> None:
         """Send `message`, now or when there is a connection."""
         if self.link is None:
@@ -319,6 +336,8 @@ class Network:
         self.world = world
         self.listener: Callable[[Message], None] | None = None
         """Takes what arrives at the broker, the identity first; None while no broker runs."""
+        self.departed: Callable[[bytes], None] | None = None
+        """Called with the identity of each peer to which the ROUTER has found it is not connected any more."""
         self.links: dict[bytes, Link] = {}
         """The connections that nothing has happened to."""
         self.routes: dict[bytes, Link] = {}
@@ -375,6 +394,20 @@ def describe(message: Message) -> str:
         codes = wire.CODES.get(frame)
         if codes is not None and at + 1 < len(message):
             names = {code: kind.value for kind, code in codes.items()}
-            frames[at + 1] = names.get(message[at + 1], frames[at + 1])
+            if message[at + 1] == wire.BATCH and at + 2 < len(message):
+                frames[at + 1 : at + 3] = ["batch", f"[{', '.join(_records(message[at + 2], names))}]"]
+            else:
+                frames[at + 1] = names.get(message[at + 1], frames[at + 1])
             break
     return " ".join(frames)
+
+
+def _records(data: bytes, names: dict[bytes, str]) -> Iterator[str]:
+    """The commands and ids of a batch."""
+    at = 0
+    while at + _HEAD.size <= len(data):
+        size, command, number = _HEAD.unpack_from(data, at)
+        yield f"{names.get(bytes([command]), command)} {number}"
+        at += _SIZE + size
+    if at != len(data):
+        yield "…"

@@ -65,6 +65,8 @@ class Stats:
     partials: int = 0
     replies: int = 0
     errors: int = 0
+    late: int = 0
+    """Replies that matched no live request (C32)."""
     mmi: int = 0
     heartbeats: int = 0
     failures: int = 0

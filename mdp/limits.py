@@ -19,12 +19,18 @@ class Limits:
 
     heartbeat: float = _setting(1.0, "seconds", "Send a worker HEARTBEAT after this long without another command.")
     liveness: int = _setting(5, "intervals", "A worker silent for this many heartbeat intervals is dead.")
+    busy_grace: float = _setting(
+        60.0,
+        "seconds",
+        "A busy MDP/0.1 or 0.2 worker, which cannot send heartbeats while it works, is dead when silent this long.",
+    )
     expiry: float = _setting(300.0, "seconds", "A request that has waited in its queue this long is dropped.")
     max_attempts: int = _setting(3, "workers", "A request whose workers died this many times is dropped.")
     max_queue: int = _setting(1_000_000, "requests", "Requests that may wait for one service.")
     max_queued_bytes: int = _setting(1 << 30, "bytes", "Memory that all waiting requests may take together.")
     max_services: int = _setting(10_000, "services", "Services that may have a worker or a waiting request.")
     max_workers: int = _setting(100_000, "workers", "Workers that may be registered.")
+    max_credit: int = _setting(10_000, "requests", "Requests that one worker may hold, whatever credit it gives.")
     max_message: int = _setting(64 << 20, "bytes", "Size of one message, all frames together.")
     max_frames: int = _setting(1024, "frames", "Frames of one message, routing included.")
     max_outbox: int = _setting(10_000, "messages", "Messages kept for one slow reader before it is dropped.")

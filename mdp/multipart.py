@@ -7,6 +7,8 @@ handles four messages of some five frames for every request.  There are two make
     receive(socket)              the next message that has arrived, a list of bytes; None if there is none
     receive(socket, share=True)  the same, but a frame of `SHARED` bytes or more is a read-only memoryview of libzmq's
                                  own buffer: for who passes it on, and looks at nothing but its length
+    receive(socket, share, sources)    the same from a ROUTER: a peer that is not in `sources.known` is told of with
+                                 `sources.add(identity, descriptor)`
     send(socket, message)        send all of `message`, or nothing of it: 0, EAGAIN (the peer does not keep up) or
                                  EHOSTUNREACH (it is not there).  Shared frames, and large ones, are not
                                  copied

@@ -37,6 +37,7 @@ cdef extern from *:
 
 
 ctypedef int (*_Unary)(zmdp_msg_t *) noexcept nogil
+ctypedef int (*_Get)(const zmdp_msg_t *, int) noexcept nogil
 ctypedef int (*_Binary)(zmdp_msg_t *, zmdp_msg_t *) noexcept nogil
 ctypedef int (*_Transfer)(zmdp_msg_t *, void *, int) noexcept nogil
 ctypedef int (*_Send)(void *, const void *, size_t, int) noexcept nogil
@@ -56,6 +57,7 @@ cdef void *_symbol(const char *name) except NULL:
 
 cdef _Unary msg_init = <_Unary> _symbol(b"zmq_msg_init")
 cdef _Unary msg_close = <_Unary> _symbol(b"zmq_msg_close")
+cdef _Get msg_get = <_Get> _symbol(b"zmq_msg_get")
 cdef _Unary msg_more = <_Unary> _symbol(b"zmq_msg_more")
 cdef _Binary msg_copy = <_Binary> _symbol(b"zmq_msg_copy")
 cdef _Binary msg_move = <_Binary> _symbol(b"zmq_msg_move")
@@ -68,6 +70,7 @@ cdef _Errno zmq_errno = <_Errno> _symbol(b"zmq_errno")
 
 cdef int DONTWAIT = zmq.DONTWAIT
 cdef int SNDMORE = zmq.SNDMORE
+cdef int SRCFD = zmq.SRCFD
 cdef int ETERM = zmq.ETERM
 cdef Py_ssize_t LARGE = _LARGE
 cdef Py_ssize_t SHARED = _SHARED
@@ -110,7 +113,7 @@ cdef int _failed(int errno) except -1:
     raise zmq.ContextTerminated(errno) if errno == ETERM else zmq.ZMQError(errno)
 
 
-def receive(socket, bint share=False):
+def receive(socket, bint share=False, sources=None):
     """The next message that has arrived on `socket`, or None."""
     cdef void *address = _address(socket)
     cdef zmdp_msg_t msg
@@ -118,6 +121,7 @@ def receive(socket, bint share=False):
     cdef Py_ssize_t size
     cdef int errno, more
     cdef _Frame frame
+    cdef bint unknown = False
     msg_init(&msg)
     try:
         while True:
@@ -130,12 +134,17 @@ def receive(socket, bint share=False):
                 continue
             more = msg_more(&msg)
             size = msg_size(&msg)
+            if unknown:  # of the second frame: the ROUTER made up the first one
+                sources.add(message[0], msg_get(&msg, SRCFD))
+                unknown = False
             if share and size >= SHARED:
                 frame = _Frame.__new__(_Frame)
                 msg_move(&frame.msg, &msg)
                 message.append(memoryview(frame))
             else:
                 message.append(PyBytes_FromStringAndSize(<char *> msg_data(&msg), size))
+            if sources is not None and len(message) == 1:
+                unknown = message[0] not in sources.known
             if not more:
                 return message
     finally:

@@ -19,19 +19,31 @@ _recv: Final[Callable[..., Any]] = _Backend.recv
 _send: Final[Callable[..., Any]] = _Backend.send
 
 
-def receive(socket: zmq.Socket[bytes], share: bool = False) -> Message | None:
+def receive(socket: zmq.Socket[bytes], share: bool = False, sources: Any = None) -> Message | None:
     """The next message that has arrived on `socket`, or None."""
     message: Message = []
     try:
         while True:
             # A frame knows whether more follow; a copy would have to ask the socket.
             frame = _recv(socket, _NOBLOCK, False)
+            if sources is not None and not message and frame.bytes not in sources.known and frame.more:
+                message.append(frame.bytes)
+                frame = _recv(socket, _NOBLOCK, False)  # the ROUTER made up the first one
+                sources.add(message[0], _descriptor(frame))
             # The buffer of a frame is writable, as far as Python knows; nobody else has it.
             message.append(frame.buffer.toreadonly() if share and len(frame) >= SHARED else frame.bytes)
             if not frame.more:
                 return message
     except zmq.Again:
         return None
+
+
+def _descriptor(frame: Any) -> int:
+    """The descriptor of the connection that `frame` came through; -1 if there is none."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
 
 
 def send(socket: zmq.Socket[bytes], message: Message) -> int:

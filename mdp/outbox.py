@@ -13,7 +13,7 @@ class Outbox:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._queues: dict[bytes, deque[Message]] = {}
+        self._queues: dict[bytes, deque[tuple[Message, int]]] = {}
         self._bytes = 0
 
     def __contains__(self, peer: bytes) -> bool:
@@ -22,19 +22,28 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def add(self, message: Message) -> bool:
-        """Keep `message` behind what its peer has not taken yet.  False if that is more than may be kept."""
+    @property
+    def peers(self) -> list[bytes]:
+        """The peers for which something is kept."""
+        return list(self._queues)
+
+    def add(self, message: Message, turn: int) -> bool:
+        """Keep `message`, which the broker made in `turn`, behind what its peer has not taken yet.
+
+        False if that is more than may be kept.
+        """
         queue = self._queues.setdefault(message[0], deque())
-        queue.append(message)
+        queue.append((message, turn))
         self._bytes += _size(message)
         return len(queue) <= self._limits.max_outbox and self._bytes <= self._limits.max_outbox_bytes
 
     def discard(self, peer: bytes) -> None:
         """Forget what is kept for `peer`."""
-        self._bytes -= sum(map(_size, self._queues.pop(peer, ())))
+        self._bytes -= sum(_size(message) for message, _ in self._queues.pop(peer, ()))
 
-    def flush(self, send: Callable[[Message], int]) -> Iterator[Message]:
-        """Send what the peers take now; yields each message whose peer turned out to be gone (`send` gave an errno).
+    def flush(self, send: Callable[[Message], int]) -> Iterator[tuple[bytes, int]]:
+        """Send what the peers take now; yields each peer that turned out to be gone, and the turn of the first message
+        that it has not received.
 
         `send` returns 0 for sent, EAGAIN for later, anything else for gone.
         """
@@ -43,14 +52,15 @@ class Outbox:
             if queue is None:
                 continue  # discarded meanwhile, by what follows from another that is gone
             while queue:
-                errno = send(queue[0])
+                message, turn = queue[0]
+                errno = send(message)
                 if errno == EAGAIN:
                     break
-                message = queue.popleft()
+                queue.popleft()
                 self._bytes -= _size(message)
                 if errno:
                     self.discard(peer)
-                    yield message
+                    yield peer, turn
                     break
             else:
                 del self._queues[peer]

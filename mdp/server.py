@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EADDRINUSE, EAGAIN
-from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
@@ -21,6 +20,7 @@ from typing import Final, Self
 import zmq
 
 from .broker import Broker
+from .departures import Departures
 from .errors import BindError
 from .limits import Limits
 from .multipart import milliseconds, receive, send
@@ -29,8 +29,12 @@ from .wire import Message
 
 DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:5555"
 DEFAULT_DRAIN: Final = 10.0
-BATCH: Final = 500
-"""Messages taken in before the clock is read, what is due is done and the outbox is tried again."""
+TURN: Final = 100
+"""Messages taken in before what follows from them is sent."""
+LOOK: Final = 0.01
+"""Seconds between two looks for connections that have ended, if there is always something to take in."""
+LAST_TURNS: Final = 10
+"""Turns in which what a peer sent before it left is waited for, if there is always more from others."""
 HELD_UP: Final = 2
 """Heartbeat intervals between two turns of the loop that tell that it was held up: it sleeps for one at most."""
 OUTBOX_RETRY: Final = 0.01
@@ -73,6 +77,10 @@ class Server:
         self._context = zmq.Context() if context is None else context
         self._socket = self._context.socket(zmq.ROUTER)
         self._closed = False
+        self._gone: dict[bytes, tuple[int, int]] = {}
+        """Peers that are not connected any more, the first turn whose messages they have not received, and for how many
+        turns what they sent before is still waited for."""
+        self._departures = Departures(self._socket, self._context)
         try:
             self._configure()
             self.endpoints = [self._bind(endpoint) for endpoint in binds]
@@ -117,75 +125,69 @@ class Server:
 
     def run(self) -> None:
         """Serve until `stop` is called and what is in flight has finished, then send DISCONNECT to all workers."""
-        poller = _Poller(self._socket, self._wake_out)
+        poller = _Poller(self._socket, self._wake_out, self._departures.descriptor)
         drain_until = None
         now = time.monotonic()
-        flush_at = now
+        flush_at = look_at = now
         while True:
             before, now = now, time.monotonic()
-            more = self._take_batch(now)
+            more = self._take_turn(now)
             if now - before > HELD_UP * self.limits.heartbeat:
                 # This process was held up, and signs of life wait in its sockets: hear them before declaring anybody
                 # dead.
                 self._tick_at = now + self.limits.heartbeat
+            if self._gone and self._lose_gone(now, drained=not more):
+                more = True
             deadline = self._deadline()
             if deadline is not None and deadline <= now:
                 self._send_all(self.broker.tick(now), now)
-                more = True  # libzmq takes note of what has arrived when it sends, too: the poll would not tell
-            if self._outbox and now >= flush_at:
                 more = True
-                flush_at = now + OUTBOX_RETRY
-                for message in self._outbox.flush(self._try):
-                    self._send_all(self.broker.unreachable(message, now), now)
+            for identity in self._departures.to_probe(now):
+                self._send_all(self.broker.probe(identity, now), now)
+                more = True
+            if self._outbox and now >= flush_at:
+                self._flush_outbox()
+                flush_at, more = now + OUTBOX_RETRY, True
             if self._stops:
                 if drain_until is None:
                     drain_until = now + self._drain_timeout
                     self._start_drain()
                 if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
                     break
-            if not more:
-                poller.wait(self._wait(now, drain_until))
+            if not more and not self._gone:
+                if poller.wait(self._wait(now, drain_until)):
+                    self._departures.look(time.monotonic())
                 self._clear_wake()
+            elif now >= look_at:
+                look_at = now + LOOK
+                self._departures.look(now)
         self._finish(now)
 
-    def _take_batch(self, now: float) -> bool:
+    def _take_turn(self, now: float) -> bool:
         """Take in what has arrived, and send what follows from it.  Whether there may be more."""
-        socket, broker, outbox = self._socket, self.broker, self._outbox
-        take, put = receive, send  # compiled, a module's names take as long to look up as its functions to begin
-        for _ in range(BATCH):
-            message = take(socket, True)
+        socket, broker, sources = self._socket, self.broker, self._departures
+        take = receive  # compiled, a module's names take as long to look up as its functions to begin
+        more = True
+        slow = [peer for peer in self._outbox.peers if broker.registry.workers_at(peer)] if self._outbox else []
+        for _ in range(TURN):
+            message = take(socket, True, sources)
             if message is None:
-                return False
-            if outbox:
-                self._take_slowly(message, now)
-                continue
+                more = False
+                break
             try:
-                messages = broker.receive(message, now)
+                broker.take(message, now)
             # Not known to happen, but one message must not end everybody's broker.  (What the machine is called for
             # besides does not depend on what a peer says.)
             except Exception:  # noqa: BLE001
-                self.broker.failed(now)
-                continue
-            for at, each in enumerate(messages):
-                errno = put(socket, each)
-                if errno:
-                    self._unsent(each, errno, messages, now)
-                    self._send_all(messages, now, at + 1)
-                    break
-        return True
-
-    def _take_slowly(self, message: Message, now: float) -> None:
-        """The same for one message, while there are peers that do not keep up."""
-        peer, workers = message[0], self.broker.registry.connections
-        slow_worker = peer in self._outbox and peer in workers
-        try:
-            messages = self.broker.receive(message, now)
-        except Exception:  # noqa: BLE001 - as above
-            self.broker.failed(now)
-            return
-        if slow_worker and peer not in workers:
-            self._outbox.discard(peer)  # C16: what it has not taken yet it is not to get after its end
-        self._send_all(messages, now)
+                broker.failed(now)
+        messages = broker.flush(now)
+        for peer in slow:
+            if not broker.registry.workers_at(peer):
+                self._outbox.discard(peer)  # C16: what it has not taken yet it is not to get after its end
+        if messages:
+            self._send_all(messages, now)
+            return True  # libzmq takes note of what has arrived when it sends, too: the poll would not tell
+        return more
 
     def _deadline(self) -> float | None:
         deadline = self.broker.deadline()
@@ -196,30 +198,57 @@ class Server:
         deadline = self._deadline()
         # At most an interval, so that a longer sleep than that is known for one that was not meant (`HELD_UP`).
         until = math.inf if deadline is None else now + self.limits.heartbeat
-        for each in (deadline, drain_until, now + OUTBOX_RETRY if self._outbox else None):
+        retry = now + OUTBOX_RETRY if self._outbox else None
+        for each in (deadline, drain_until, retry, self._departures.deadline()):
             if each is not None and each < until:
                 until = each
         return None if until == math.inf else milliseconds(until - now)
 
+    def _flush_outbox(self) -> None:
+        for identity, turn in self._outbox.flush(self._try):
+            self._note_gone(identity, turn)
+
     def _try(self, message: Message) -> int:
         return send(self._socket, message)
 
-    def _send_all(self, messages: list[Message], now: float, start: int = 0) -> None:
-        """Send, never blocking; what follows from a peer that is gone or does not read is sent as well."""
-        for message in islice(messages, start, None):
-            # What follows is appended to the list that is being gone through.
-            errno = EAGAIN if message[0] in self._outbox else send(self._socket, message)
-            if errno:
-                self._unsent(message, errno, messages, now)
+    def _send_all(self, messages: list[Message], now: float) -> None:
+        """Send what the broker's last turn brought, never blocking, and what follows from a peer that does not read."""
+        socket, outbox, put = self._socket, self._outbox, send
+        turn = self.broker.turn - 1
+        dropped: list[bytes] = []
+        for message in messages:
+            if dropped and message[0] in dropped:
+                continue  # a stream ends where it breaks: without a gap
+            errno = EAGAIN if outbox and message[0] in outbox else put(socket, message)
+            if not errno:
+                continue
+            if errno != EAGAIN:
+                self._note_gone(message[0], turn)
+            elif not outbox.add(message, turn):
+                log.warning("dropped a peer: it does not read what it is sent")
+                outbox.discard(message[0])
+                dropped.append(message[0])
+        for identity in dropped:
+            self._send_all(self.broker.gone(identity, now), now)
 
-    def _unsent(self, message: Message, errno: int, messages: list[Message], now: float) -> None:
-        """`message` could not be sent; what follows from that is put behind the other `messages`."""
-        if errno != EAGAIN:
-            messages += self.broker.unreachable(message, now)
-        elif not self._outbox.add(message):
-            log.warning("dropped peer %s: it does not read what it is sent", message[0].hex())
-            self._outbox.discard(message[0])
-            messages += self.broker.gone(message[0], now)
+    def _note_gone(self, identity: bytes, turn: int) -> None:
+        """A peer was not there to receive a message of `turn`."""
+        if identity not in self._gone:
+            self._gone[identity] = turn, LAST_TURNS
+
+    def _lose_gone(self, now: float, *, drained: bool) -> bool:
+        """Tell the machine of peers that are gone, once everything that they sent before has been taken in."""
+        lost = []
+        for identity, (turn, turns) in self._gone.items():
+            self._gone[identity] = turn, turns - 1
+            if drained or turns == 0:
+                lost.append((identity, turn))
+        for identity, turn in lost:
+            del self._gone[identity]
+            self._departures.forget(identity)
+            self._outbox.discard(identity)
+            self._send_all(self.broker.unreachable(identity, turn, now), now)
+        return bool(lost)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -261,6 +290,7 @@ class Server:
         if self._closed:
             return
         self._closed = True
+        self._departures.close()
         self._socket.close()
         self._wake_in.close()
         self._wake_out.close()
@@ -284,19 +314,24 @@ class Server:
 
 
 class _Poller:
-    """Waits for a ZeroMQ socket from which everything has just been taken, or for a plain one.
+    """Waits for a ZeroMQ socket from which everything has just been taken, for a plain one, or for the monitor.
 
     The socket's descriptor becomes readable when something happens after that; `zmq_poll` would look first, and again.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket, monitor: int) -> None:
+        self._monitor = monitor
         self._poll = select.poll()
         self._poll.register(int(socket.get(zmq.FD)), select.POLLIN)
         self._poll.register(other, select.POLLIN)
+        self._poll.register(monitor, select.POLLIN)
 
-    def wait(self, timeout: int | None) -> None:
-        """Wait, at most for so many milliseconds."""
-        self._poll.poll(timeout)
+    def wait(self, timeout: int | None) -> bool:
+        """Wait, at most `timeout` milliseconds.  Whether the monitor has something to say."""
+        rung = False
+        for descriptor, _ in self._poll.poll(timeout):
+            rung |= descriptor == self._monitor
+        return rung
 
 
 def _check_free(endpoint: str) -> None:

@@ -12,15 +12,21 @@ one, then the envelope (C22).  The layouts, route left out:
     broker → worker    MDPW02 02 client "" body+             MDPW01 02 client "" body+
                        MDPW02 05 · MDPW02 06                 MDPW01 04 · MDPW01 05
 
-X1 (docs/x1.md) adds numbers, options, ERROR and CANCEL; a client's envelope is the number of the request, a worker's
-the slot, if several workers share a connection:
+X1 (docs/x1.md) adds numbers, options, ERROR, CANCEL and credit; the envelope of a client's request ends with its
+number:
 
     client → broker    MDPCX1 01 service options body+ · MDPCX1 05 service · MDPCX1 06
     broker → client    MDPCX1 02|03 service body+ · MDPCX1 04 service code text [detail] · MDPCX1 06
-    worker → broker    MDPWX1 01 … 06 as MDPW02 · MDPWX1 07 client "" code text [detail]
-    broker → worker    MDPWX1 02 client "" options body+ · MDPWX1 05 · MDPWX1 06 · MDPWX1 08 client ""
+    worker → broker    MDPWX1 01 service [options] · MDPWX1 03|04 address "" body+ · MDPWX1 05 · MDPWX1 06
+                       MDPWX1 07 address "" code text [detail] · MDPWX1 0A credit · MDPWX1 0B address ""
+    broker → worker    MDPWX1 02 address "" options body+ · MDPWX1 05 · MDPWX1 06 · MDPWX1 08 address ""
 
-What a peer sent is decoded to a command or to `Invalid`; decoding never raises, whatever the bytes (C15).
+and a second form, in which one message carries many commands (`batch`):
+
+    MDPCX1|MDPWX1 09 records [attachment…]
+
+What a peer sent is decoded to a command, to `Batched` commands, or to `Invalid`; decoding never raises, whatever the
+bytes (C15, C43).
 """
 
 import json
@@ -35,6 +41,11 @@ from .errors import SettingError
 Frame = bytes
 Message = list[bytes]
 Route = tuple[bytes, ...]
+Number = int | bytes | None
+"""The number of an X1 request: an integer if it is written in decimal without leading zeros and fits 64 bits, else the
+frame itself.  None where there is none: in other dialects, and in messages that should have had one."""
+Address = int | bytes
+"""The client address in a worker's REQUEST.  Our broker's are integers, in decimal where they are frames (C32)."""
 
 C01: Final = b"MDPC01"
 C02: Final = b"MDPC02"
@@ -54,10 +65,12 @@ MAX_NAME: Final = 255
 """Bytes a service name or an address may have (C23)."""
 KNOWN_NAMES: Final = 4096
 """Service names that are known to be valid without a look at their characters."""
-MAX_OPTIONS: Final = 65536
-"""Bytes that the options of an X1 request may have as its client sends them; the broker may write them longer."""
+MAX_OPTIONS: Final = 65535
+"""Bytes that the options of an X1 request may have as its client sends them, which a record of the batched form can
+hold; the broker may write them longer in the framed form."""
 SHARED: Final = 8192
 """Bytes from which a frame that a peer sent may come as a memoryview of libzmq's buffer (`multipart`)."""
+NO_LIMIT: Final = 1 << 60
 OVERLONG: Final = bytes(MAX_OPTIONS + 1)
 """Longer than any frame may be that is not a body's."""
 MAX_NESTING: Final = 64
@@ -65,7 +78,7 @@ MAX_NESTING: Final = 64
 
 
 class Kind(Enum):
-    """The commands.  MDP/0.1 has no PARTIAL: its REPLY is a FINAL.  Only X1 has ERROR and CANCEL."""
+    """The commands.  MDP/0.1 has no PARTIAL: its REPLY is a FINAL.  Only X1 has the last four."""
 
     READY = "READY"
     REQUEST = "REQUEST"
@@ -75,6 +88,8 @@ class Kind(Enum):
     DISCONNECT = "DISCONNECT"
     ERROR = "ERROR"
     CANCEL = "CANCEL"
+    CREDIT = "CREDIT"
+    RELEASE = "RELEASE"
 
 
 CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
@@ -104,6 +119,8 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
         Kind.DISCONNECT: b"\x06",
         Kind.ERROR: b"\x07",
         Kind.CANCEL: b"\x08",
+        Kind.CREDIT: b"\x0a",
+        Kind.RELEASE: b"\x0b",
     },
     W01: {
         Kind.READY: b"\x01",
@@ -124,6 +141,11 @@ HEARTBEAT: Final = Kind.HEARTBEAT
 DISCONNECT: Final = Kind.DISCONNECT
 ERROR: Final = Kind.ERROR
 CANCEL: Final = Kind.CANCEL
+CREDIT: Final = Kind.CREDIT
+RELEASE: Final = Kind.RELEASE
+
+BATCH: Final = b"\x09"
+"""In place of a command: the message is in the batched form (`batch`)."""
 
 _KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
 
@@ -151,19 +173,22 @@ class Reason(StrEnum):
     NO_NUMBER = "no-number"
     NUMBER_IN_USE = "number-in-use"
     UNKNOWN_NUMBER = "unknown-number"
+    BAD_CREDIT = "bad-credit"
+    BAD_RECORD = "bad-record"
 
 
 class Invalid(NamedTuple):
-    """A message that is no command: dropped and counted (C15).
+    """A message, or a record of one, that is not a command: dropped and counted (C15, C43).
 
-    Only a broken X1 message from a client whose envelope could be read has a route, and is answered with ERROR.
+    Only what an X1 client sent, and only if the broker can answer it with an ERROR, has a route.
     """
 
     reason: Reason
     route: Route = ()
+    number: Number = None
     service: bytes = EMPTY
     over_limit: bool = False
-    """It has more bytes or frames than the broker takes; whether it is malformed besides is not known."""
+    """It has more bytes or frames than the broker accepts; it was not decoded."""
 
 
 class _Value:
@@ -189,16 +214,25 @@ class _Value:
 class Options(_Value):
     """The options of an X1 request: the frame as it came, and what the broker looks at."""
 
-    __slots__ = ("only_ttl", "raw", "ttl", "wait")
-    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl")
+    __slots__ = ("only_ttl", "raw", "ttl", "ttl_apart", "wait")
+    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart")
 
-    def __init__(self, raw: bytes = EMPTY, ttl: float | None = None, wait: bool = True, only_ttl: bool = False) -> None:
+    def __init__(
+        self,
+        raw: bytes = EMPTY,
+        ttl: float | None = None,
+        wait: bool = True,
+        only_ttl: bool = False,
+        ttl_apart: bool = False,
+    ) -> None:
         self.raw = raw
         self.ttl = ttl
         """Seconds."""
         self.wait = wait
         self.only_ttl = only_ttl
-        """There is nothing in it but a ttl."""
+        """There are no options but a ttl."""
+        self.ttl_apart = ttl_apart
+        """The ttl is not in `raw`: it was beside the options, in a record."""
 
     def values(self) -> dict[str, Any]:
         """All of them, parsed anew: a broker that kept what it parsed would keep many times what came."""
@@ -207,51 +241,70 @@ class Options(_Value):
 
 
 NO_OPTIONS: Final = Options()
+LEGACY_OPTIONS: Final = {C01: Options(b'{"dialect":"0.1"}'), C02: Options(b'{"dialect":"0.2"}')}
+"""The options of a request of a client that has none, for a worker that wants to know the dialect."""
 
 
 class Request(_Value):
-    """A client's REQUEST (C2, C24).  The route of an X1 request is its number on that connection."""
+    """A client's REQUEST (C2, C24).  The route of an X1 request is that of its client: the number is not in it."""
 
-    __slots__ = ("body", "header", "options", "route", "service")
-    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "service", "body", "options")
+    __slots__ = ("body", "header", "number", "options", "route", "service")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "service", "body", "options", "number")
 
     def __init__(
-        self, route: Route, header: bytes, service: bytes, body: list[bytes], options: Options = NO_OPTIONS
+        self,
+        route: Route,
+        header: bytes,
+        service: bytes,
+        body: list[bytes],
+        options: Options = NO_OPTIONS,
+        number: Number = None,
     ) -> None:
         self.route = route
         self.header = header
         self.service = service
         self.body = body
         self.options = options
+        self.number = number
 
 
 class Cancel(NamedTuple):
-    """A client's CANCEL: the request of that route is no longer wanted (X1)."""
+    """A client's CANCEL: the request of that number is no longer wanted (X1)."""
 
     route: Route
     header: bytes
-    service: bytes
+    service: bytes | None
+    """None in the batched form, where the number is enough."""
+    number: Number
 
 
 class Ready(NamedTuple):
-    """A worker's READY: it offers `service` (C7)."""
+    """A worker's READY: it offers `service` (C7), and in X1 holds up to `credit` requests."""
 
     route: Route
     header: bytes
     service: bytes
+    credit: int = 1
+    name: str = ""
+    """What the worker says of itself (X1): printable, at most 255 characters each; empty where it does not."""
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    dialect: bool = False
+    """It wants to be told by the option `dialect` if a request is of a client that does not speak X1."""
 
 
 class Reply(_Value):
-    """A worker's PARTIAL or FINAL, for the client it was given in REQUEST (C7, C8)."""
+    """A worker's PARTIAL or FINAL, for the address that it was given in REQUEST (C7, C8)."""
 
-    __slots__ = ("body", "client", "final", "header", "route")
-    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "client", "body")
+    __slots__ = ("address", "body", "final", "header", "route")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "address", "body")
 
-    def __init__(self, route: Route, header: bytes, final: bool, client: bytes, body: list[bytes]) -> None:
+    def __init__(self, route: Route, header: bytes, final: bool, address: Address, body: list[bytes]) -> None:
         self.route = route
         self.header = header
         self.final = final
-        self.client = client
+        self.address = address
         self.body = body
 
 
@@ -260,11 +313,27 @@ class Failure(NamedTuple):
 
     route: Route
     header: bytes
-    client: bytes
-    code: bytes
+    address: Address
+    code: int
     text: bytes
     detail: list[bytes]
     """At most one frame."""
+
+
+class Credit(NamedTuple):
+    """A worker's CREDIT: it holds up to `credit` requests from now on (X1)."""
+
+    route: Route
+    header: bytes
+    credit: int
+
+
+class Release(NamedTuple):
+    """A worker's RELEASE: it returns a request that it has not begun (X1)."""
+
+    route: Route
+    header: bytes
+    address: Address
 
 
 class Heartbeat(NamedTuple):
@@ -284,31 +353,47 @@ class Disconnect(NamedTuple):
 class Answer(_Value):
     """What the broker sends a client: a PARTIAL or a FINAL of `service` (C3)."""
 
-    __slots__ = ("body", "final", "header", "route", "service")
-    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "service", "body")
+    __slots__ = ("body", "final", "header", "number", "route", "service")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "service", "body", "number")
 
-    def __init__(self, route: Route, header: bytes, final: bool, service: bytes, body: list[bytes]) -> None:
+    def __init__(
+        self, route: Route, header: bytes, final: bool, service: bytes, body: list[bytes], number: Number = None
+    ) -> None:
         self.route = route
         self.header = header
         self.final = final
         self.service = service
+        """Empty in the batched form, where the number is enough."""
         self.body = body
+        self.number = number
 
 
 class Work(_Value):
-    """What the broker sends a worker: a REQUEST from `client` (C7)."""
+    """What the broker sends a worker: a REQUEST, to be answered to `address` (C7).
 
-    __slots__ = ("body", "client", "header", "options", "route")
-    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "client", "body", "options")
+    In the batched form `ttl` (seconds) and `attempt` come beside the options; else they are None and 0.
+    """
+
+    __slots__ = ("address", "attempt", "body", "header", "options", "route", "ttl")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "address", "body", "options", "ttl", "attempt")
 
     def __init__(
-        self, route: Route, header: bytes, client: bytes, body: list[bytes], options: Options = NO_OPTIONS
+        self,
+        route: Route,
+        header: bytes,
+        address: Address,
+        body: list[bytes],
+        options: Options = NO_OPTIONS,
+        ttl: float | None = None,
+        attempt: int = 0,
     ) -> None:
         self.route = route
         self.header = header
-        self.client = client
+        self.address = address
         self.body = body
         self.options = options
+        self.ttl = ttl
+        self.attempt = attempt
 
 
 class Error(NamedTuple):
@@ -317,10 +402,12 @@ class Error(NamedTuple):
     route: Route
     header: bytes
     service: bytes
+    """Empty in the batched form, where the number is enough."""
     code: int
     text: str
     detail: list[bytes]
     """At most one frame."""
+    number: Number = None
 
 
 class Withdraw(NamedTuple):
@@ -328,10 +415,31 @@ class Withdraw(NamedTuple):
 
     route: Route
     header: bytes
-    client: bytes
+    address: Address
 
 
-FromPeer = Request | Cancel | Ready | Reply | Failure | Heartbeat | Disconnect
+class Oversized(NamedTuple):
+    """A worker's PARTIAL, FINAL or ERROR over the broker's limits: not decoded, and counted as invalid."""
+
+    route: Route
+    header: bytes
+    reason: Reason
+    kind: Kind
+    address: Address
+
+
+class Batched(NamedTuple):
+    """A message in the batched form, which `batch` decodes (X1)."""
+
+    route: Route
+    header: bytes
+    at: int
+    """The place of the header in the message."""
+    bare: bool
+    """There is nothing behind the header: a HEARTBEAT."""
+
+
+FromPeer = Request | Cancel | Ready | Reply | Failure | Oversized | Credit | Release | Heartbeat | Disconnect
 FromBroker = Answer | Error | Work | Withdraw | Heartbeat | Disconnect
 
 
@@ -356,6 +464,24 @@ def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
     if not valid_service(encoded):
         raise SettingError(f"{name!r} is no service name: it takes 1 to {MAX_NAME} bytes of printable text")
     return encoded
+
+
+def number_of(frame: bytes) -> int | bytes:
+    """A number or an address from its frame: an integer if it is one in decimal, without leading zeros, of 64 bits."""
+    if not 1 <= len(frame) <= 20 or not frame.isdigit() or (frame[0] == 48 and len(frame) > 1):
+        return frame
+    number = int(frame)
+    return number if number < 1 << 64 else frame
+
+
+def frame_of(number: int | bytes) -> bytes:
+    """The frame of a number or an address."""
+    return number if isinstance(number, bytes) else b"%d" % number
+
+
+def envelope_of(number: Number) -> Route:
+    """The envelope of an X1 client's request: its number and the empty frame."""
+    return (EMPTY,) if number is None else (frame_of(number), EMPTY)
 
 
 def valid_code(code: bytes) -> bool:
@@ -447,29 +573,41 @@ def options(values: Mapping[str, Any]) -> bytes:
     return raw
 
 
-def renewed(given: Options, ttl: float | None, attempt: int) -> bytes:
-    """The options frame of a request that is handed to a worker late, or again: what is left of its ttl, in seconds.
-
-    `attempt` is told from the second on.
-    """
-    if given.only_ttl and ttl is not None and attempt <= 1:
-        return b'{"ttl":%d}' % math.ceil(ttl * 1000)
+def options_with(given: Options, ttl: int | None, attempt: int) -> bytes:
+    """The options frame of a request that is handed to a worker: with what is left of its ttl, in milliseconds, and
+    from the second on with the attempt."""
+    if attempt <= 1 and ttl is not None and (given.only_ttl or not given.raw):
+        return b'{"ttl":%d}' % ttl
     values = given.values()
     if ttl is not None:
-        values["ttl"] = math.ceil(ttl * 1000)
+        values["ttl"] = ttl
     if attempt > 1:
         values["attempt"] = attempt
     return json.dumps(values, separators=(",", ":")).encode() if values else EMPTY
 
 
+def options_without_ttl(given: Options) -> bytes:
+    """The options of a request that is handed to a worker in a record, which has its ttl beside them."""
+    if given.ttl is None or given.ttl_apart:
+        return given.raw
+    if given.only_ttl:
+        return EMPTY
+    values = given.values()
+    del values["ttl"]
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def decode_peer(message: Message, max_message: int, max_frames: int) -> FromPeer | Invalid:
+def decode_peer(message: Message, max_message: int, max_frames: int) -> FromPeer | Batched | Invalid:
     """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame.
 
     Frames of `SHARED` bytes or more may be memoryviews: those of a body are passed on as they are.
     """
+    found = _batched(message, 1)
+    if found is not None:
+        return found
     size = size_of(message)
     heads = message if size < SHARED else without_shared(message)
     if len(message) > max_frames:
@@ -504,7 +642,7 @@ def without_shared(message: Message, most: int = 0) -> Message:
 
 
 def _with_large(command: Request | Reply | Failure, whole: Message) -> Request | Reply | Failure:
-    """`command` with the frames at its end as they came."""
+    """`command` with the frames at its end as they arrived."""
     if isinstance(command, Failure):
         at = len(whole) - len(command.detail)
         return command._replace(text=cast("list[Any]", whole)[at - 1], detail=whole[at:])
@@ -514,8 +652,29 @@ def _with_large(command: Request | Reply | Failure, whole: Message) -> Request |
     return command
 
 
-def decode_broker(message: Message) -> FromBroker | Invalid:
+def _batched(message: Message, start: int) -> Batched | None:
+    """The message if it is in the batched form, whose limits are those of each record."""
+    frames: list[Any] = message  # they may be memoryviews
+    count = len(frames)
+    for at in range(start, min(count, start + MAX_ENVELOPE + 1)):
+        frame = frames[at]
+        ended = at == start or frames[at - 1] == EMPTY
+        if ended and (frame == CX1 or frame == WX1):  # noqa: PLR1714, SIM109 - twice as fast as `in`
+            bare = count == at + 1
+            if not bare and frames[at + 1] != BATCH:
+                return None
+            # To the broker, the route of a batched client is that of its requests without their numbers.
+            return Batched(_route(message, at), CX1 if frame == CX1 else WX1, at, bare)
+        if len(frame) > MAX_NAME or (_is_header(frame) if at == start else ended):
+            return None  # no envelope, or one that has ended: what follows is not looked at
+    return None
+
+
+def decode_broker(message: Message) -> FromBroker | Batched | Invalid:
     """What a broker sent to a client's or a worker's DEALER."""
+    found = _batched(message, 0)
+    if found is not None:
+        return found
     at = _header_at(message, 0)
     if at < 0:
         return Invalid(_NO_HEADER[at])
@@ -596,93 +755,179 @@ def _request(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
 
 
 def _from_client_x1(message: Message, at: int) -> FromPeer | Invalid:
-    """`MDPCX1 01 service options body+`, `MDPCX1 05 service`, `MDPCX1 06`; what is wrong can be answered."""
-    route = _route(message, at)
-    if len(message) < at + 2:
-        return _answerable(Reason.TOO_FEW_FRAMES, route)
+    """`MDPCX1 01 service options body+`, `MDPCX1 05 service`, `MDPCX1 06`; what is wrong can be answered.
+
+    There is a command: a bare header is in the batched form.
+    """
+    route, number = _numbered_route(message, at)
     kind = _KINDS[CX1].get(message[at + 1])
     if kind is HEARTBEAT:
-        return Heartbeat(route, CX1) if len(message) == at + 2 else _answerable(Reason.TOO_MANY_FRAMES, route)
+        if len(message) > at + 2:
+            return _answerable(Reason.TOO_MANY_FRAMES, route, number)
+        return Heartbeat(_route(message, at), CX1)
     if kind is not REQUEST and kind is not CANCEL:
-        return _answerable(Reason.UNKNOWN_COMMAND, route)
+        return _answerable(Reason.UNKNOWN_COMMAND, route, number)
     if len(message) < at + 3:
-        return _answerable(Reason.TOO_FEW_FRAMES, route)
+        return _answerable(Reason.TOO_FEW_FRAMES, route, number)
     service = message[at + 2]
     if not valid_service(service):
-        return _answerable(Reason.BAD_SERVICE, route)
-    if len(route) < 3:  # the identity, the number, the empty frame
-        return _answerable(Reason.NO_NUMBER, route, service)
+        return _answerable(Reason.BAD_SERVICE, route, number)
+    if number is None:
+        return _answerable(Reason.NO_NUMBER, route, None, service)
     if kind is CANCEL:
         if len(message) > at + 3:
-            return Invalid(Reason.TOO_MANY_FRAMES, route, service)
-        return Cancel(route, CX1, service)
+            return Invalid(Reason.TOO_MANY_FRAMES, route, number, service)
+        return Cancel(route, CX1, service, number)
     if len(message) < at + 5:
-        return Invalid(Reason.TOO_FEW_FRAMES if len(message) < at + 4 else Reason.NO_BODY, route, service)
+        return Invalid(Reason.TOO_FEW_FRAMES if len(message) < at + 4 else Reason.NO_BODY, route, number, service)
     options = parse_options(message[at + 3]) if len(message[at + 3]) <= MAX_OPTIONS else None
     if options is None:
-        return Invalid(Reason.BAD_OPTIONS, route, service)
-    return Request(route, CX1, service, message[at + 4 :], options)
+        return Invalid(Reason.BAD_OPTIONS, route, number, service)
+    return Request(route, CX1, service, message[at + 4 :], options, number)
 
 
-def _answerable(reason: Reason, route: Route, service: bytes = EMPTY) -> Invalid:
+def _numbered_route(message: Message, at: int) -> tuple[Route, Number]:
+    """The route of an X1 client, and the number of its request, which stands before the empty frame.
+
+    From `id… number "" MDPCX1 …` that is `id… ""`.
+    """
+    if at == 3:  # from a client that is connected itself
+        return (message[0], EMPTY), number_of(message[1])
+    if at < 3:
+        return _route(message, at), None
+    return (*message[: at - 2], EMPTY), number_of(message[at - 2])
+
+
+def _answerable(reason: Reason, route: Route, number: Number, service: bytes = EMPTY) -> Invalid:
     """What is wrong with an X1 client's message, and where to say so: nowhere if it came without an envelope."""
-    return Invalid(reason, route, service) if len(route) > 1 else Invalid(reason)
+    return Invalid(reason, route, number, service) if len(route) > 1 else Invalid(reason)
 
 
-def _over_limit(message: Message, reason: Reason) -> Invalid:
-    """What is over a limit is not decoded; but if an X1 client sent it, with an envelope, it can be told."""
-    if len(message) > 1 and message[1] in DIALECTS:
-        return Invalid(reason, over_limit=True)  # there is no envelope
-    for at in range(1, min(len(message) - 1, 1 + MAX_ENVELOPE)):
-        if len(message[at]) > MAX_NAME:
-            break
-        if not message[at]:
-            if message[at + 1] != CX1:
-                break
-            service = message[at + 3] if len(message) > at + 3 and valid_service(message[at + 3]) else EMPTY
-            return Invalid(reason, tuple(message[: at + 1]), service, over_limit=True)
+def _over_limit(message: Message, reason: Reason) -> Invalid | Oversized:
+    """What is over a limit is not decoded; but an X1 client that sent it with an envelope can be told, and a worker's
+    reply concerns the request that it is for."""
+    at = _header_at(message, 1)
+    if at < 0 or at + 1 >= len(message):
+        return Invalid(reason, over_limit=True)
+    header = message[at]
+    if header == CX1 and at > 1:
+        route, number = _numbered_route(message, at)
+        service = message[at + 2] if len(message) > at + 2 and valid_service(message[at + 2]) else EMPTY
+        return Invalid(reason, route, number, service, over_limit=True)
+    if header in _WORKERS:
+        kind = _KINDS[header].get(message[at + 1])
+        addressed = len(message) > at + 2 and 1 <= len(message[at + 2]) <= MAX_NAME
+        if addressed and (kind is PARTIAL or kind is FINAL or kind is ERROR):
+            return Oversized(_route(message, at), header, reason, kind, number_of(message[at + 2]))
     return Invalid(reason, over_limit=True)
 
 
 def _from_worker(message: Message, at: int) -> FromPeer | Invalid:
-    """`MDPW02 01 service`, `MDPW02 03|04 client "" body+`, `MDPW02 05|06` (C7); the 0.1 codes differ (C24).
+    """`MDPW02 01 service`, `MDPW02 03|04 address "" body+`, `MDPW02 05|06` (C7); the 0.1 codes differ (C24).
 
-    X1 has `MDPWX1 07 client "" code text [detail]` besides.
+    X1 has options with READY, `MDPWX1 07 address "" code text [detail]`, CREDIT and RELEASE besides.
     """
     header = message[at]
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = _KINDS[header].get(message[at + 1])
     if kind is FINAL or kind is PARTIAL:
-        wrong = _check_addressed(message, at)
-        if wrong is not None:
-            return wrong
-        return Reply(_route(message, at), header, kind is FINAL, message[at + 2], message[at + 4 :])
+        return _worker_reply(message, at, final=kind is FINAL)
     if kind is ERROR:
-        wrong = _check_addressed(message, at)
+        return _worker_error(message, at)
+    if kind is READY:
+        return _worker_ready(message, at)
+    if kind is CREDIT:
+        if len(message) != at + 3:
+            return Invalid(Reason.TOO_FEW_FRAMES if len(message) < at + 3 else Reason.TOO_MANY_FRAMES)
+        if not 1 <= len(message[at + 2]) <= 20 or not message[at + 2].isdigit():
+            return Invalid(Reason.BAD_CREDIT)
+        return Credit(_route(message, at), WX1, int(message[at + 2]))
+    if kind is RELEASE:
+        wrong = _check_address(message, at)
         if wrong is not None:
             return wrong
-        code = message[at + 4]
-        if len(message) < at + 6:
-            return Invalid(Reason.TOO_FEW_FRAMES)
-        if len(message) > at + 7:
+        if len(message) > at + 4:
             return Invalid(Reason.TOO_MANY_FRAMES)
-        if not valid_code(code):
-            return Invalid(Reason.BAD_CODE)
-        return Failure(_route(message, at), header, message[at + 2], code, message[at + 5], message[at + 6 :])
-    if kind is READY:
-        if len(message) < at + 3:
-            return Invalid(Reason.TOO_FEW_FRAMES)
-        if len(message) > at + 3:
-            return Invalid(Reason.TOO_MANY_FRAMES)
-        if not valid_service(message[at + 2]):
-            return Invalid(Reason.BAD_SERVICE)
-        return Ready(_route(message, at), header, message[at + 2])
+        return Release(_route(message, at), WX1, number_of(message[at + 2]))
     return _bare(message, at, kind)
 
 
+def _worker_reply(message: Message, at: int, *, final: bool) -> Reply | Invalid:
+    body_at = at + 4
+    if message[at] == W01 and len(message) > at + 3 and message[at + 3]:
+        body_at = at + 3  # C33: the Guide's PHP worker leaves out the empty frame
+        wrong = None if 1 <= len(message[at + 2]) <= MAX_NAME else Invalid(Reason.BAD_ADDRESS)
+    else:
+        wrong = _check_addressed(message, at)
+    if wrong is not None:
+        return wrong
+    return Reply(_route(message, at), message[at], final, number_of(message[at + 2]), message[body_at:])
+
+
+def _worker_error(message: Message, at: int) -> Failure | Invalid:
+    wrong = _check_addressed(message, at)
+    if wrong is not None:
+        return wrong
+    if len(message) < at + 6:
+        return Invalid(Reason.TOO_FEW_FRAMES)
+    if len(message) > at + 7:
+        return Invalid(Reason.TOO_MANY_FRAMES)
+    if not valid_code(message[at + 4]):
+        return Invalid(Reason.BAD_CODE)
+    address, code = number_of(message[at + 2]), int(message[at + 4])
+    return Failure(_route(message, at), WX1, address, code, message[at + 5], message[at + 6 :])
+
+
+def _worker_ready(message: Message, at: int) -> Ready | Invalid:
+    header = message[at]
+    if len(message) < at + 3:
+        return Invalid(Reason.TOO_FEW_FRAMES)
+    if len(message) > at + (4 if header == WX1 else 3):
+        return Invalid(Reason.TOO_MANY_FRAMES)
+    if header == WX1:
+        return ready_with(_route(message, at), message[at + 2], message[at + 3] if len(message) > at + 3 else EMPTY)
+    if not valid_service(message[at + 2]):
+        return Invalid(Reason.BAD_SERVICE)
+    return Ready(_route(message, at), header, message[at + 2])
+
+
+def ready_with(route: Route, service: bytes, raw: bytes, credit: int | None = None) -> Ready | Invalid:
+    """An X1 worker's READY, with its options: credit, name, host, pid, version, dialect, each of them optional.
+
+    `credit` goes before that of the options.
+    """
+    if not valid_service(service):
+        return Invalid(Reason.BAD_SERVICE)
+    values: dict[str, Any] = {}
+    if raw:
+        options = parse_options(raw) if len(raw) <= MAX_OPTIONS else None
+        if options is None:
+            return Invalid(Reason.BAD_OPTIONS)
+        values = options.values()
+    asked: Any = values.get("credit", 1) if credit is None else credit  # Any: compiled, another type would be checked
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
+        return Invalid(Reason.BAD_CREDIT)
+    name, host, version = values.get("name", ""), values.get("host", ""), values.get("version", "")
+    pid = values.get("pid", 0)
+    if not (isinstance(name, str) and isinstance(host, str) and isinstance(version, str)):
+        return Invalid(Reason.BAD_OPTIONS)
+    if not isinstance(pid, int) or isinstance(pid, bool) or not 0 <= pid < 1 << 32:
+        return Invalid(Reason.BAD_OPTIONS)
+    dialect = values.get("dialect", False)
+    if not isinstance(dialect, bool):
+        return Invalid(Reason.BAD_OPTIONS)
+    return Ready(route, WX1, service, asked, _displayed(name), _displayed(host), pid, _displayed(version), dialect)
+
+
+def _displayed(text: str) -> str:
+    """`text` as it may stand in a log: at most 255 characters, all of them printable."""
+    text = text[:MAX_NAME]
+    return text if text.isprintable() else "".join([each if each.isprintable() else "?" for each in text])
+
+
 def _from_broker_to_worker(message: Message, at: int) -> FromBroker | Invalid:
-    """`MDPW0x 02 client "" body+`, `MDPW02 05|06`, `MDPW01 04|05` (C7, C24); X1 has options and CANCEL besides."""
+    """`MDPW0x 02 address "" body+`, `MDPW02 05|06`, `MDPW01 04|05` (C7, C24); X1 has options and CANCEL besides."""
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = _KINDS[message[at]].get(message[at + 1])
@@ -690,26 +935,23 @@ def _from_broker_to_worker(message: Message, at: int) -> FromBroker | Invalid:
         wrong = _check_addressed(message, at)
         if wrong is not None:
             return wrong
+        address = number_of(message[at + 2])
         if message[at] != WX1:
-            return Work(_route(message, at), message[at], message[at + 2], message[at + 4 :])
+            return Work(_route(message, at), message[at], address, message[at + 4 :])
         options = parse_options(message[at + 4])
         if options is None:
             return Invalid(Reason.BAD_OPTIONS)
         if len(message) == at + 5:
             return Invalid(Reason.NO_BODY)
-        return Work(_route(message, at), WX1, message[at + 2], message[at + 5 :], options)
+        return Work(_route(message, at), WX1, address, message[at + 5 :], options)
     if kind is CANCEL:
-        wrong = _check_address(message, at)
-        if wrong is not None:
-            return wrong
-        if len(message) > at + 4:
-            return Invalid(Reason.TOO_MANY_FRAMES)
-        return Withdraw(_route(message, at), WX1, message[at + 2])
+        wrong = _check_address_only(message, at)
+        return Withdraw(_route(message, at), WX1, number_of(message[at + 2])) if wrong is None else wrong
     return _bare(message, at, kind)
 
 
 def _check_addressed(message: Message, at: int) -> Invalid | None:
-    """`header command client "" body+` (C8)."""
+    """`header command address "" body+` (C8)."""
     wrong = _check_address(message, at)
     if wrong is None and len(message) == at + 4:
         return Invalid(Reason.NO_BODY)
@@ -717,7 +959,7 @@ def _check_addressed(message: Message, at: int) -> Invalid | None:
 
 
 def _check_address(message: Message, at: int) -> Invalid | None:
-    """`header command client ""`: exactly one address frame, then one empty frame (C8, C23)."""
+    """`header command address ""`: exactly one address frame, then one empty frame (C8, C23)."""
     if len(message) < at + 4:
         return Invalid(Reason.TOO_FEW_FRAMES)
     if not 1 <= len(message[at + 2]) <= MAX_NAME:
@@ -725,6 +967,14 @@ def _check_address(message: Message, at: int) -> Invalid | None:
     if message[at + 3]:
         return Invalid(Reason.NO_DELIMITER)
     return None
+
+
+def _check_address_only(message: Message, at: int) -> Invalid | None:
+    """`header command address ""`, and nothing more."""
+    wrong = _check_address(message, at)
+    if wrong is None and len(message) > at + 4:
+        return Invalid(Reason.TOO_MANY_FRAMES)
+    return wrong
 
 
 def _bare(message: Message, at: int, kind: Kind | None) -> Heartbeat | Disconnect | Invalid:
@@ -757,8 +1007,6 @@ def _answer_01(message: Message, at: int) -> FromBroker | Invalid:
 def _to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
     """`MDPCX1 02|03 service body+`, `MDPCX1 04 service code text [detail]`, `MDPCX1 06`."""
     count = len(message) - at
-    if count < 2:
-        return Invalid(Reason.TOO_FEW_FRAMES)
     kind = _KINDS[CX1].get(message[at + 1])
     if kind is HEARTBEAT:
         return _bare(message, at, kind)
@@ -766,15 +1014,16 @@ def _to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
         return Invalid(Reason.UNKNOWN_COMMAND)
     if count < (5 if kind is ERROR else 4):
         return Invalid(Reason.TOO_FEW_FRAMES)
-    route, service = _route(message, at), message[at + 2]
+    service = message[at + 2]
+    number = number_of(message[at - 2]) if at >= 2 else None
     if kind is not ERROR:
-        return Answer(route, CX1, kind is FINAL, service, message[at + 3 :])
+        return Answer(_route(message, at), CX1, kind is FINAL, service, message[at + 3 :], number)
     if count > 6:
         return Invalid(Reason.TOO_MANY_FRAMES)
     if not valid_code(message[at + 3]):
         return Invalid(Reason.BAD_CODE)
     text = message[at + 4].decode(errors="replace")
-    return Error(route, CX1, service, int(message[at + 3]), text, message[at + 5 :])
+    return Error(_route(message, at), CX1, service, int(message[at + 3]), text, message[at + 5 :], number)
 
 
 # ── encoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -815,13 +1064,14 @@ def cancel(route: Route, service: bytes) -> Message:
     return [*route, CX1, b"\x05", service]
 
 
-def ready(route: Route, header: bytes, service: bytes) -> Message:
-    """A worker's READY (C7)."""
-    return [*route, header, b"\x01", service]
+def ready(route: Route, header: bytes, service: bytes, options: bytes = EMPTY) -> Message:
+    """A worker's READY (C7); only X1 has options."""
+    return [*route, header, b"\x01", service, options] if options else [*route, header, b"\x01", service]
 
 
-def work(route: Route, header: bytes, client: bytes, body: Sequence[Any], options: bytes = EMPTY) -> Message:
+def work(route: Route, header: bytes, address: Address, body: Sequence[Any], options: bytes = EMPTY) -> Message:
     """The broker's REQUEST to a worker (C7), with a body as in `answer`; only X1 has options."""
+    client = frame_of(address)
     if header == WX1:
         return [*route, header, b"\x02", client, EMPTY, options, *body]
     if len(body) == 1 and len(route) == 1:  # the common case, which is worth a short way
@@ -829,21 +1079,29 @@ def work(route: Route, header: bytes, client: bytes, body: Sequence[Any], option
     return [*route, header, b"\x02", client, EMPTY, *body]
 
 
-def reply(route: Route, header: bytes, kind: Kind, client: bytes, body: Sequence[bytes]) -> Message:
+def reply(route: Route, header: bytes, kind: Kind, address: Address, body: Sequence[bytes]) -> Message:
     """A worker's PARTIAL or FINAL (C7); a 0.1 worker has only the FINAL."""
-    if kind is FINAL and header == WX1:  # the common case, which is worth a short way
-        return [*route, header, b"\x04", client, EMPTY, *body]
-    return [*route, header, CODES[header][kind], client, EMPTY, *body]
+    return [*route, header, CODES[header][kind], frame_of(address), EMPTY, *body]
 
 
-def failure(route: Route, client: bytes, code: int, text: str, detail: Sequence[bytes] = ()) -> Message:
+def failure(route: Route, address: Address, code: int, text: bytes, detail: Sequence[bytes] = ()) -> Message:
     """An X1 worker's ERROR."""
-    return [*route, WX1, b"\x07", client, EMPTY, b"%03d" % code, text.encode(errors="replace"), *detail]
+    return [*route, WX1, b"\x07", frame_of(address), EMPTY, b"%03d" % code, text, *detail]
 
 
-def withdraw(route: Route, client: bytes) -> Message:
+def withdraw(route: Route, address: Address) -> Message:
     """The broker's CANCEL to an X1 worker."""
-    return [*route, WX1, b"\x08", client, EMPTY]
+    return [*route, WX1, b"\x08", frame_of(address), EMPTY]
+
+
+def credit(route: Route, credit: int) -> Message:
+    """An X1 worker's CREDIT."""
+    return [*route, WX1, b"\x0a", b"%d" % credit]
+
+
+def release(route: Route, address: Address) -> Message:
+    """An X1 worker's RELEASE."""
+    return [*route, WX1, b"\x0b", frame_of(address), EMPTY]
 
 
 def heartbeat(route: Route, header: bytes) -> Message:
@@ -854,30 +1112,6 @@ def heartbeat(route: Route, header: bytes) -> Message:
 def disconnect(route: Route, header: bytes) -> Message:
     """DISCONNECT, to or from a worker (C7, C9)."""
     return [*route, header, CODES[header][Kind.DISCONNECT]]
-
-
-def is_work(message: Message, route: Route, header: bytes) -> bool:
-    """Whether `message` is a REQUEST to the worker behind `route` (and no other command, nor one to a client there)."""
-    return message[: len(route) + 2] == [*route, header, b"\x02"]
-
-
-def reply_in(message: Message) -> tuple[Route, bytes, Kind] | None:
-    """Route, header and command if `message`, from a peer, begins like a worker's PARTIAL, FINAL or ERROR.
-
-    For a message over the limits, which is not decoded.
-    """
-    end = min(len(message) - 1, 2 + MAX_ENVELOPE)
-    at = 1
-    if at < end and message[at] not in _WORKERS:
-        while at < end and message[at]:
-            at += 1
-        at += 1
-    if at >= end or message[at] not in _WORKERS:
-        return None
-    kind = _KINDS[message[at]].get(message[at + 1])
-    if kind is PARTIAL or kind is FINAL or kind is ERROR:
-        return _route(message, at), message[at], kind
-    return None
 
 
 # ── a failed request, in a dialect that has no ERROR ─────────────────────────────────────────────────────────────────

@@ -34,7 +34,7 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float) -> list[b
     if name == b"mmi.service":
         # C26: busy workers count; a service only ever asked for is 404.
         service = broker.registry.services.get(body[0])
-        return [b"200" if service is not None and service.workers else b"404"]
+        return [b"200" if service is not None and service.available else b"404"]
     tell = _TELL.get(name)
     if tell is None:
         return [b"501"]
@@ -50,9 +50,11 @@ def _services(broker: Broker, wanted: bytes, _: float) -> dict[str, Any]:
         (
             {
                 "name": show(s.name),
-                "workers": len(s.workers),
-                "idle": len(s.idle),
-                "queued": s.queue.size,
+                "workers": s.available,
+                "idle": s.schedule.free,
+                "credit": s.schedule.capacity,
+                "running": s.running,
+                "queued": s.waiting,
                 "dispatched": s.dispatched,
             }
             for s in found
@@ -69,10 +71,18 @@ def _workers(broker: Broker, wanted: bytes, now: float) -> dict[str, Any]:
         len(workers),
         (
             {
-                "id": "/".join(frame.hex() for frame in (w.identity, *(w.slot[1:-1] or w.slot[1:]))),
+                "id": w.id,
                 "service": show(w.service.name),
                 "protocol": DIALECTS[w.header],
-                "busy": w.request is not None,
+                "name": w.name,
+                "host": w.host,
+                "pid": w.pid,
+                "version": w.version,
+                "credit": w.credit,
+                "held": w.load,
+                "suspects": w.suspects,
+                "busy": w.load > 0,
+                "leaving": w.leaving,
                 "up_seconds": round(now - w.since, 3),
                 "silent_seconds": round(now - w.last_seen, 3),
             }

@@ -1,7 +1,8 @@
 """Calls for the rows of one partition: what runs on the executors for `pipeline.py`.  Needs pyzmq; no Spark, no pandas.
 
-An event loop of its own runs only while somebody waits for rows.  `window` runners take requests from one queue, so
-that many are outstanding; pieces of rows are answered in the order in which they came.
+The calls have their own event loop, which runs only while a caller waits for rows.  Up to `window` tasks take requests
+from one queue, so that many are outstanding, over one connection.  Pieces of rows are answered in the order in which
+they came.
 """
 
 import asyncio
@@ -17,7 +18,6 @@ from ..clients import (
     BrokerUnreachable,
     RequestError,
     RequestTimeout,
-    RetryLater,
     ServiceNotFound,
     SettingError,
     ZmdpError,
@@ -36,8 +36,10 @@ PROBE: Final = 0.5
 """Seconds in which a broker that could not be reached must answer when it is asked whether it is back."""
 HOLD: Final = 1.0
 """Seconds between two such questions; rows that come meanwhile fail at once."""
+NOT_NOW: Final = frozenset({Code.QUEUE_FULL, Code.DRAINING})
+"""Codes that mean "try again later", whether the broker or a handler gives them."""
 PAUSES: Final = (0.05, 1.0)
-"""Seconds before what was refused for now is asked again: at first, and at most."""
+"""Seconds before a request is repeated after such a code: at first, and at most."""
 TITANIC: Final = "titanic.request"
 
 T = TypeVar("T")
@@ -87,6 +89,13 @@ class Failed(Exception):
         self.text = text
 
 
+def _failure(error: Exception) -> Answer:
+    if isinstance(error, Failed):
+        return Answer(None, error.code, error.text)
+    log.error("a request could not be made", exc_info=error)
+    return Answer(None, int(Code.FAILED), f"{type(error).__name__}: {error}")
+
+
 class Piece:
     """Rows that are handed out together, with `tag`, whatever the caller wants back with them."""
 
@@ -131,15 +140,17 @@ def piece_size(settings: Settings) -> int:
 
 
 class Calls:
-    """A client and its runners, while the `with` block lasts."""
+    """A client and the tasks that make requests with it, while the `with` block lasts."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._client = AsyncClient(settings.broker, timeout=settings.timeout)
         self._titanic = AsyncTitanic(self._client)
         self._loop = asyncio.new_event_loop()
-        self._requests: asyncio.Queue[tuple[Piece, list[int]]] = asyncio.Queue()
-        self._runners = [self._loop.create_task(self._run()) for _ in range(settings.window)]
+        self._waiting: deque[tuple[Piece, list[int]]] = deque()
+        """Requests that have not begun: the piece, and the numbers of its rows that go in the request."""
+        self._runners: set[asyncio.Task[None]] = set()
+        """The tasks that make the requests; each ends when nothing is waiting."""
         self._missing: dict[str, _Missing] = {}
 
     def __enter__(self) -> Self:
@@ -159,10 +170,12 @@ class Calls:
         await self._client.close()
 
     def start(self, piece: Piece) -> None:
-        """Have the requests of `piece` sent as soon as it is their turn."""
+        """Queue the requests of `piece`."""
         for request in packs(piece.rows, self._settings.rows_per_request):
             piece.left += 1
-            self._requests.put_nowait((piece, request))
+            self._waiting.append((piece, request))
+        for _ in range(min(self._settings.window - len(self._runners), len(self._waiting))):
+            self._runners.add(self._loop.create_task(self._run()))
 
     def finish(self, piece: Piece) -> None:
         """Wait until all rows of `piece` have their answers."""
@@ -171,61 +184,69 @@ class Calls:
             self._loop.run_until_complete(piece.done)
 
     async def _run(self) -> None:
-        while True:
-            piece, numbers = await self._requests.get()
-            rows = [piece.rows[number] for number in numbers]
-            for number, answer in zip(numbers, await self._answers(rows), strict=True):
-                piece.answers[number] = answer
+        # Each row passes through here: few calls, and nothing is made for a row that can be made once.
+        waiting, settings = self._waiting, self._settings
+        while waiting:
+            piece, numbers = waiting.popleft()
+            rows, answers = piece.rows, piece.answers
+            body = [body for number in numbers if (body := rows[number].body) is not None]
+            try:
+                reply = await self._reply(rows[numbers[0]], body)
+                for number, answer in zip(numbers, read(reply, len(numbers), settings), strict=True):
+                    answers[number] = answer
+            except Exception as error:  # noqa: BLE001 - an error belongs to its rows and must not end the job
+                failure = _failure(error)
+                for number in numbers:
+                    answers[number] = failure
             piece.left -= 1
             if piece.done is not None and not piece.left:
                 piece.done.set_result(None)
+        task = asyncio.current_task()
+        if task is not None:
+            self._runners.discard(task)
 
-    async def _answers(self, rows: Sequence[Row]) -> Iterable[Answer]:
-        """What each of `rows`, which are sent together, gets."""
-        try:
-            reply = await self._reply(rows)
-            return read(reply, len(rows), self._settings)
-        except Failed as error:
-            code, text = error.code, error.text
-        except Exception as error:  # whatever it is, it is this request's, and must not end the job
-            log.exception("a request could not be made")
-            code, text = int(Code.FAILED), f"{type(error).__name__}: {error}"
-        return [Answer(None, code, text)] * len(rows)
+    async def _reply(self, row: Row, body: list[bytes]) -> list[bytes]:
+        """The frames of the reply to `body`, the bodies of `row` and of others that are sent with it.
 
-    async def _reply(self, rows: Sequence[Row]) -> list[bytes]:
-        """The frames of the reply.  Raises `Failed`."""
-        service, _, key, keyed = rows[0]
+        Raises `Failed`.
+        """
+        service, _, key, keyed = row
         if service is None:
             raise Failed(Code.MALFORMED, "the service is NULL: a row names the service that it is for")
         if keyed and key is None:
             raise Failed(Code.MALFORMED, "the key is NULL: a row that goes through Titanic has a key of its own")
-        body = [row.body for row in rows if row.body is not None]
         if (size := sum(map(len, body))) > MAX_BODY:
             raise Failed(Code.TOO_LARGE, f"the row has {size} bytes: a request may have {MAX_BODY}")
         needed = (TITANIC, service) if keyed else (service,)
         if self._missing:
             await self._check_there(needed)
-        deadline = time.monotonic() + self._settings.timeout
+        began = time.monotonic()
         try:
             if key is not None:
-                return await self._through_titanic(service, body, key, deadline)
-            return await self._directly(service, body, deadline)
+                return await self._through_titanic(service, body, key, began + self._settings.timeout)
+            try:
+                return await self._client.request(service, *body, headers=self._settings.headers)
+            except RequestError as error:
+                if error.code not in NOT_NOW:
+                    raise
+                return await self._again(service, body, began + self._settings.timeout, error)
         except RequestTimeout as error:
             raise await self._timed_out(needed, error) from None
         except ServiceNotFound as error:
             failed = Failed(Code.NO_WORKER, error.text or str(error))
-            if keyed:  # else it is the handler that chose this code
-                self._missing.setdefault(TITANIC, _Missing(failed))
+            self._missing.setdefault(needed[0], _Missing(failed))
             raise failed from None
         except SettingError as error:
             raise Failed(Code.MALFORMED, str(error)) from None
         except RequestError as error:
             raise Failed(error.code or Code.FAILED, error.text or str(error)) from None
 
-    async def _directly(self, service: str, body: Sequence[bytes], deadline: float) -> list[bytes]:
+    async def _again(self, service: str, body: Sequence[bytes], deadline: float, error: RequestError) -> list[bytes]:
+        """Repeat a request that ended with `error`, which is one of `NOT_NOW`."""
         return await self._patiently(
             deadline,
             lambda left: self._client.request(service, *body, timeout=left, headers=self._settings.headers),
+            refused=error,
         )
 
     async def _through_titanic(self, service: str, body: Sequence[bytes], key: str, deadline: float) -> list[bytes]:
@@ -239,7 +260,7 @@ class Calls:
             lambda left: self._titanic.submit(service, *body, key=key, key_ttl=keep, ttl=keep, headers=headers),
         )
         try:
-            return await self._patiently(deadline, ticket.result, (RetryLater, BrokerUnreachable, ServiceNotFound))
+            return await self._patiently(deadline, ticket.result, (BrokerUnreachable, ServiceNotFound))
         except RequestTimeout as error:
             told = f"{error}; it goes on: the same key gives its reply later"
             raise type(error)(told, service=service, code=error.code) from None
@@ -248,18 +269,27 @@ class Calls:
         self,
         deadline: float,
         ask: Callable[[float], Awaitable[T]],
-        passing: tuple[type[RequestError], ...] = (RetryLater,),
+        passing: tuple[type[RequestError], ...] = (),
+        refused: RequestError | None = None,
     ) -> T:
-        """What `ask` gives, which gets the seconds left; asked again after what is `passing`, while there is time."""
+        """Return what `ask` returns; it is given the seconds that are left.
+
+        After an error that is one of `NOT_NOW` or of the types in `passing`, ask again, as long as there is time.
+        `refused` is such an error, if it was asked before.
+        """
         pause, most = PAUSES
         while True:
+            if refused is not None:
+                if time.monotonic() + pause >= deadline:
+                    raise refused
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, most)
             try:
                 return await ask(max(deadline - time.monotonic(), 0.001))
-            except passing:
-                if time.monotonic() + pause >= deadline:
+            except RequestError as error:
+                if error.code not in NOT_NOW and not isinstance(error, passing):
                     raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, most)
+                refused = error
 
     # ── what is not there ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -345,7 +345,7 @@ class Fleet:
         try:
             told = loads(client.request("mmi.services", wire.service_name(self.settings.service))[0])
             row: Mapping[str, Any] = next(iter(told["services"]), {})
-            return Load(*(int(row.get(each, 0)) for each in ("queued", "workers", "idle", "dispatched")))
+            return Load(*(int(row.get(each, 0)) for each in ("queued", "workers", "idle", "running", "dispatched")))
         except ZmdpError:
             return None
         except (ValueError, TypeError, LookupError, AttributeError) as error:

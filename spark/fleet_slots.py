@@ -28,13 +28,18 @@ JITTER: Final = 0.2
 
 @dataclass(frozen=True)
 class Load:
-    """How the service is doing, as the broker tells: requests in its queue, workers, those that are idle, and how many
-    requests have been dispatched since it is there."""
+    """The service's row in the answer to `mmi.services`."""
 
     queued: int = 0
+    """Requests that wait for a worker."""
     workers: int = 0
     idle: int = 0
+    """Workers that can take another request: not the same as having none, as a worker with short handlers holds some
+    requests ahead."""
+    running: int = 0
+    """Requests that workers hold."""
     dispatched: int = 0
+    """Requests given to workers since the service came to be."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ class Slots:
     def _needed(self, load: Load, before: Load | None) -> int:
         """Slots that have something to do while nothing waits; workers elsewhere do their part."""
         elsewhere = max(0, load.workers - sum(slot.reported for slot in self._slots.values()))
-        busy = load.workers - load.idle - elsewhere
+        busy = min(load.workers, load.running) - elsewhere  # the broker gives each worker one before any gets two
         moved = before is not None and load.dispatched != before.dispatched and not elsewhere
         return max(busy, int(moved))
 

@@ -136,7 +136,7 @@ def _worker(task: Task, handler: "_Counted") -> "Worker":
     try:
         return Worker(
             task.service, handler, broker=task.broker, codec=task.codec, heartbeat=task.heartbeat,
-            liveness=task.liveness, handler_timeout=task.handler_timeout,
+            liveness=task.liveness, handler_timeout=task.handler_timeout, name=f"{task.control} slot {task.slot}",
         )  # fmt: skip
     except (ZmdpError, ImportError) as error:  # a codec's package is not there
         raise _Unusable(str(error)) from None

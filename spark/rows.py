@@ -21,7 +21,8 @@ from pyspark.sql.types import (
 from ..mdp.errors import SettingError
 from ..titanic.frames import pack
 from ..titanic.options import MAX_KEY, Malformed, submission
-from ..titanic.staging import Entry, entry, new_uuid
+from ..titanic.staging import Entry, entry
+from ..titanic.uuids import new_uuid_hex
 from ..workers.handling import MAX_BODY
 
 _TEXT, _BYTES = StringType(), BinaryType()
@@ -68,7 +69,7 @@ class Rows:
                 same = (key is None, repr(values))
                 known = alike.get(same)
                 if known is not None and _is_plain(key, frames):
-                    yield (new_uuid(), *known[1:_KEY], key, *known[_KEY + 1 : -1], pack(frames))
+                    yield (new_uuid_hex(), *known[1:_KEY], key, *known[_KEY + 1 : -1], pack(frames))
                     continue
                 made = self._checked(dict(zip(by_name, values or (), strict=True)), key, frames)
             except (Malformed, TypeError, ValueError, OverflowError) as error:

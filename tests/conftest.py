@@ -3,7 +3,11 @@
 import logging
 import threading
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("zmdp", deadline=None)  # what one example takes says nothing on a busy machine
+hypothesis.settings.load_profile("zmdp")
 
 
 class _Listener(logging.Handler):

@@ -9,7 +9,6 @@ import logging
 import sqlite3
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -45,13 +44,22 @@ class StoreError(TitanicError):
         super().__init__(message, code=int(Code.FAILED), text=message if text is None else text)
 
 
-class _Job(NamedTuple):
-    work: Work[Any, Any]
-    item: Any
-    future: "asyncio.Future[Any]"
+class _Group(NamedTuple):
+    """Items for one kind of work, and the futures that get the results."""
+
+    items: list[Any]
+    futures: "list[asyncio.Future[Any]]"
 
 
-Outcome = tuple[_Job, Any, Exception | None]
+_Groups = dict[Work[Any, Any], _Group]
+
+
+class _Outcome(NamedTuple):
+    """Futures and their results, or their exceptions if the work failed."""
+
+    futures: "list[asyncio.Future[Any]]"
+    results: Sequence[Any]
+    failed: bool
 
 
 class Batches:
@@ -65,12 +73,15 @@ class Batches:
         self._order = {work: position for position, work in enumerate(order)}
         self._file = file_identity(engine.url)
         self._loop = asyncio.get_running_loop()
-        self._jobs: list[_Job] = []
+        self._groups: _Groups = {}
+        """Work for the next transaction."""
         self._changed = threading.Condition()
         self._closed = False
         self._log_at = 0.0
         self._failed_at: float | None = None
         self._done = self._transactions = 0
+        self._connection: Connection | None = None
+        """Used by the thread only; kept open between transactions."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -81,10 +92,18 @@ class Batches:
             if self._closed:
                 future.set_exception(StoreError("Titanic is ending"))
                 return future
-            self._jobs.append(_Job(work, item, future))
-            if len(self._jobs) == 1:
-                self._changed.notify()
+            group = self._groups.get(work)
+            if group is None:
+                if not self._groups:  # after this turn of the event loop, so that all its work is one transaction
+                    self._loop.call_soon(self._wake)
+                group = self._groups[work] = _Group([], [])
+            group.items.append(item)
+            group.futures.append(future)
         return future
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     async def close(self) -> None:
         """Do what was asked for, and end."""
@@ -101,53 +120,71 @@ class Batches:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
-                jobs, self._jobs = self._jobs, []
-                if not jobs:
-                    log.info("%s: %d jobs in %d transactions", self._thread.name, self._done, self._transactions)
-                    return
-            outcomes = self._perform(jobs)
+                self._changed.wait_for(lambda: self._groups or self._closed)
+                groups, self._groups = self._groups, {}
+            if not groups:
+                self._disconnect()
+                log.info("%s: %d jobs in %d transactions", self._thread.name, self._done, self._transactions)
+                return
+            outcomes = self._perform(groups)
             self._loop.call_soon_threadsafe(_deliver, outcomes)
 
-    def _perform(self, jobs: list[_Job]) -> list[Outcome]:
+    def _perform(self, groups: _Groups) -> list[_Outcome]:
         try:
             try:
-                return self._transact(jobs)
+                return self._transact(groups)
             except sa.exc.DBAPIError as error:
                 if not error.connection_invalidated:
                     raise
                 # The database was restarted since, or the connection was cut.  All work can be repeated, even if the
                 # transaction was committed and only the answer was lost.
-                return self._transact(jobs)
+                return self._transact(groups)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             as_a_whole = isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | StoreError)
             if as_a_whole and isinstance(error, sa.exc.DBAPIError):
                 as_a_whole = getattr(error.orig, "sqlstate", "") not in LOCKED
-            if not as_a_whole and len(jobs) > 1:
+            if not as_a_whole and sum(len(group.items) for group in groups.values()) > 1:
                 # Whatever is wrong with one of them, the others are done.
-                return [outcome for job in jobs for outcome in self._perform([job])]
+                alone = [
+                    {work: _Group([item], [future])}
+                    for work in self._in_order(groups)
+                    for item, future in zip(*groups[work], strict=True)
+                ]
+                return [outcome for each in alone for outcome in self._perform(each)]
             self._log(error)
-            return [(job, None, _store_error(error)) for job in jobs]  # one each: a traceback grows when it is raised
+            return [  # an exception for each: a traceback grows when it is raised
+                _Outcome(futures, [_store_error(error) for _ in futures], failed=True) for _, futures in groups.values()
+            ]
 
-    def _transact(self, jobs: list[_Job]) -> list[Outcome]:
-        groups: dict[Work[Any, Any], list[_Job]] = defaultdict(list)
-        for job in jobs:
-            groups[job.work].append(job)
-        outcomes: list[Outcome] = []
-        self._done += len(jobs)
+    def _in_order(self, groups: _Groups) -> list[Work[Any, Any]]:
+        return sorted(groups, key=self._order.__getitem__)
+
+    def _transact(self, groups: _Groups) -> list[_Outcome]:
+        outcomes: list[_Outcome] = []
         self._transactions += 1
         self._check_file()  # before it is opened, which would make another
-        with self._engine.begin() as connection:
-            for work in sorted(groups, key=self._order.__getitem__):
-                results = work(connection, [job.item for job in groups[work]])
-                outcomes += [(job, result, None) for job, result in zip(groups[work], results, strict=True)]
-            try:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        try:
+            with self._connection.begin():
+                for work in self._in_order(groups):
+                    items, futures = groups[work]
+                    self._done += len(items)
+                    results = work(self._connection, items)
+                    if len(results) != len(items):
+                        raise ValueError(f"{work!r} gave {len(results)} results for {len(items)} items")
+                    outcomes.append(_Outcome(futures, results, failed=False))
                 self._check_file()
-            except StoreError:
-                connection.invalidate()
-                raise
+        except BaseException:
+            self._disconnect()
+            raise
         self._log_success()
         return outcomes
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _log(self, error: Exception) -> None:
         """Tell the operator, now and then: while the database is in trouble, everything fails."""
@@ -168,6 +205,8 @@ class Batches:
     def _check_file(self) -> None:
         """A SQLite file that was removed or replaced is still written to, and nobody will ever see it again."""
         if self._file != file_identity(self._engine.url):
+            if self._connection is not None:  # it opens the right file when it is used again
+                self._connection.invalidate()
             self._engine.dispose()
             raise StoreError("the database file was removed or replaced: put it back, or restart Titanic")
 
@@ -188,11 +227,12 @@ def _is_away(error: sa.exc.DBAPIError) -> bool:
     return error.connection_invalidated or error.statement is None
 
 
-def _deliver(outcomes: list[Outcome]) -> None:
-    for (_, _, future), result, error in outcomes:
-        if future.done():
-            continue
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+def _deliver(outcomes: list[_Outcome]) -> None:
+    for futures, results, failed in outcomes:
+        for future, result in zip(futures, results, strict=True):
+            if future.done():  # nobody waits any more
+                continue
+            if failed:
+                future.set_exception(result)
+            else:
+                future.set_result(result)

@@ -28,11 +28,11 @@ from .clock import Clock
 from .frames import pack, unpack
 
 FACTOR: Final = 2
-"""Requests given to the broker for each worker of a service: the next is there when the worker is free."""
+"""Requests given to the broker for each unit of a service's credit: the next is there when one ends."""
 HORIZON: Final = 0.05
 """Seconds for which requests are claimed ahead, beyond those, at the speed at which the service does them."""
 MOST: Final = 2000
-"""Requests claimed for one service, however many workers it has."""
+"""Requests claimed for one service, however many its workers take."""
 MOST_BYTES: Final = 256 << 20
 """Bytes of claimed requests, and of outcomes that wait to be stored, above which a service gets one at a time."""
 MOST_UNSTORED: Final = 1000
@@ -71,12 +71,13 @@ class _Lane:
     """What is under way for one service."""
 
     __slots__ = (
-        "accepted", "ahead", "buffer", "claiming", "ended", "in_flight", "pending", "service", "workers",
+        "accepted", "ahead", "buffer", "claiming", "credit", "ended", "in_flight", "pending", "service",
     )  # fmt: skip
 
     def __init__(self, service: str) -> None:
         self.service = service
-        self.workers = 0
+        self.credit = 0
+        """Requests that all workers of the service together take at a time."""
         self.pending = False
         """There may be requests to claim."""
         self.accepted = 0
@@ -93,7 +94,7 @@ class _Lane:
     @property
     def room(self) -> int:
         """Requests that may be claimed."""
-        return min(self.workers * FACTOR + self.ahead, MOST)
+        return min(self.credit * FACTOR + self.ahead, MOST)
 
     def observe(self, seconds: float) -> None:
         """Learn how fast the service is, from what has ended in so many seconds."""
@@ -102,7 +103,7 @@ class _Lane:
 
     @property
     def idle(self) -> bool:
-        return not ((self.pending and self.workers) or self.claiming or self.buffer or self.in_flight)
+        return not ((self.pending and self.credit) or self.claiming or self.buffer or self.in_flight)
 
 
 class _Running:
@@ -155,7 +156,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._ask_now = asyncio.Event()
         self._offered: dict[str, int] = {}
-        """How many workers services had when the broker was asked last."""
+        """The credit of each service, as the broker told it last."""
         self._draining = False
         self._page = ""
         """Services with pending requests up to this name have been asked for one by one."""
@@ -264,7 +265,7 @@ class Dispatcher:
                 self._wake.set()  # perhaps there are requests for the new ones
             self._offered = offered
             for lane in list(self._lanes.values()):
-                lane.workers = offered.get(lane.service, 0)
+                lane.credit = offered.get(lane.service, 0)
                 self._send(lane)
                 self._fill(lane)
             await asyncio.sleep(ASK_LEAST)
@@ -273,8 +274,8 @@ class Dispatcher:
                     await self._ask_now.wait()
 
     async def _ask(self) -> dict[str, int]:
-        """The services that have workers, and how many."""
-        offered, more = await self._workers(b"")
+        """Return the services that have credit, and how much."""
+        offered, more = await self._credit(b"")
         if more:
             page: list[str] = []
             with suppress(StoreError):
@@ -282,15 +283,18 @@ class Dispatcher:
             self._page = page[-1] if len(page) == ASK_MORE else ""
             # Those that were there are asked for again as well; what is under way there goes on.
             names = [name for name in {*page, *self._lanes} if name not in offered]
-            for each, _ in await asyncio.gather(*(self._workers(name.encode()) for name in names)):
+            for each, _ in await asyncio.gather(*(self._credit(name.encode()) for name in names)):
                 offered |= each
-        return {name: workers for name, workers in offered.items() if workers}
+        return {name: credit for name, credit in offered.items() if credit}
 
-    async def _workers(self, service: bytes) -> tuple[dict[str, int], int]:
-        """How many workers services have, this one or all; and how many services are left out."""
+    async def _credit(self, service: bytes) -> tuple[dict[str, int], int]:
+        """Return the credit of this service or of all, and how many services are left out."""
         (answer,) = await self._client.request("mmi.services", service, timeout=PATIENCE)
         told = json.loads(answer)
-        return {str(row["name"]): int(row["workers"]) for row in told["services"]}, int(told["more"])
+        credit = {
+            str(row["name"]): int(row["credit"]) + int(row["running"]) for row in told["services"]
+        }  # free, and used
+        return credit, int(told["more"])
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -298,7 +302,7 @@ class Dispatcher:
         lane = self._lanes.get(service)
         if lane is None:
             lane = self._lanes[service] = _Lane(service)
-            lane.workers = self._offered.get(service, 0)
+            lane.credit = self._offered.get(service, 0)
         return lane
 
     def _new_lease(self, now: float) -> store.Lease:
@@ -306,7 +310,7 @@ class Dispatcher:
 
     def _fill(self, lane: _Lane) -> None:
         """Claim requests for the service, if there may be some and it has room for them."""
-        if not lane.pending or not lane.workers or lane.claiming or self._draining:
+        if not lane.pending or not lane.credit or lane.claiming or self._draining:
             return
         most, held = lane.room, lane.in_flight + len(lane.buffer)
         if held * 4 > most * 3:  # several at a time cost little more than one
@@ -336,7 +340,7 @@ class Dispatcher:
 
     def _send(self, lane: _Lane) -> None:
         """Give the broker what the service's workers can take."""
-        while lane.buffer and lane.in_flight < lane.workers * FACTOR and not self._draining:
+        while lane.buffer and lane.in_flight < lane.credit * FACTOR and not self._draining:
             running = lane.buffer.popleft()
             lane.in_flight += 1
             # In a context of its own: where this is called from, another request may be handled, whose trace goes on.

@@ -1,13 +1,15 @@
 """The frames of a body as one value of a database: for each frame its length, four bytes big-endian, then the frame."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 LENGTH: Final = 4
 
 
-def pack(frames: Iterable[bytes]) -> bytes:
+def pack(frames: Sequence[bytes]) -> bytes:
     """`frames` as one value."""
+    if len(frames) == 1:
+        return len(frames[0]).to_bytes(LENGTH, "big") + frames[0]
     return b"".join(part for frame in frames for part in (len(frame).to_bytes(LENGTH, "big"), frame))
 
 

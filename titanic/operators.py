@@ -27,7 +27,6 @@ from .frames import unpack
 from .models import STATES
 from .parameters import DURATION, DURATION_FROM_0, UUID_TYPE
 from .server import (
-    DEFAULT_CONNECTIONS,
     DEFAULT_DRAIN,
     DEFAULT_LEASE,
     DEFAULT_MAX_WAITING,
@@ -95,12 +94,6 @@ _ALL = click.option("--all", "everything", is_flag=True, help="All of them; see 
     "--ttl",
     type=DURATION,
     help=with_default("For how long replies are kept whose requests do not say.", "until they are closed"),
-)
-@click.option(
-    "--connections",
-    type=Number("connections", whole=True),
-    default=DEFAULT_CONNECTIONS,
-    help=with_default("Connections kept open for each of the three services; more as needed.", DEFAULT_CONNECTIONS),
 )
 @click.option(
     "--drain-timeout",

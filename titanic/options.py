@@ -19,12 +19,10 @@ with Titanic's answer, which is why the reply's is named `result_ttl`.  Headers 
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from ..mdp import wire
@@ -32,6 +30,7 @@ from ..mdp.errors import SettingError
 from ..mdp.wire import MMI, valid_service
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from .frames import pack
+from .uuids import new_uuid
 
 PREFIX: Final = b"titanic."
 MAX_KEY: Final = 255
@@ -44,7 +43,7 @@ MAX_FROM: Final = 1_000_000_000
 MAX_TIME: Final = 100 * 366 * 86400.0
 """Seconds that a delay or a ttl may have: a hundred years."""
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
-_X1: Final = frozenset({"ttl", "wait", "headers", "attempt"})
+_X1: Final = frozenset({"ttl", "wait", "headers", "attempt", "dialect"})
 NAMES: Final = {
     "request": ("key", "key_ttl", "delay", "at", "priority", "retries", "backoff", "result_ttl"),
     "reply": ("partials", "from"),
@@ -56,8 +55,7 @@ class Malformed(Exception):
     """A request to Titanic that is answered with 400; says what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(NamedTuple):
     """A request as it is to be stored."""
 
     uuid: UUID
@@ -74,8 +72,7 @@ class Submission:
     headers: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a caller wants of a reply."""
 
     uuid: UUID
@@ -95,6 +92,8 @@ def submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) 
         raise Malformed(f"{service.decode()} is not asked through Titanic: ask it directly")
     if sum(map(len, body)) > MAX_BODY or len(body) > MAX_BODY_FRAMES:
         raise Malformed(f"the body is too large: it may have {MAX_BODY} bytes in {MAX_BODY_FRAMES} frames")
+    if not options:  # most have none
+        return Submission(new_uuid(), service.decode(), pack(body), now, now)
     _check_names("request", options)
     key = _key(options.get("key"))
     key_ttl = _seconds(options, "key_ttl")
@@ -106,7 +105,7 @@ def submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) 
         raise Malformed("delay and at are two ways to say one thing: give one of them")
     headers = _headers(options.get("headers"))
     return Submission(
-        uuid=_new_uuid(),
+        uuid=new_uuid(),
         service=service.decode(),
         body=pack(body),
         created=now,
@@ -119,22 +118,6 @@ def submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) 
         result_ttl=_seconds(options, "result_ttl"),
         headers=headers,
     )
-
-
-_POOL: Final[list[UUID]] = []
-
-
-def _new_uuid() -> UUID:
-    """A random uuid, as `uuid4` makes them; but the system is asked for randomness once for many of them."""
-    while True:
-        try:
-            return _POOL.pop()
-        except IndexError:
-            random = os.urandom(16 * 256)
-            _POOL.extend(UUID(bytes=random[at : at + 16], version=4) for at in range(0, len(random), 16))
-
-
-os.register_at_fork(after_in_child=_POOL.clear)
 
 
 def wanted(frames: Sequence[bytes], options: Mapping[str, Any]) -> Wanted:

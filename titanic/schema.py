@@ -92,6 +92,8 @@ def open_engine(
     )
     given = url.query.get("options", "")
     settings: dict[str, Any] = {
+        # The plan of a prepared statement would outlive the table sizes that it was made for.
+        "prepare_threshold": None,
         "application_name": "titanic",
         "connect_timeout": BUSY,
         "tcp_user_timeout": 4 * BUSY * 1000,

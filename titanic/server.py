@@ -20,9 +20,8 @@ from .service import MAX_WAITING, Service
 
 DEFAULT_LEASE: Final = 10.0
 DEFAULT_DRAIN: Final = 10.0
-DEFAULT_CONNECTIONS: Final = 32
-MAX_CONNECTIONS: Final = 64
-"""Connections that titanic.request and titanic.close may have at most."""
+CONCURRENCY: Final = 256
+"""Requests that titanic.request and titanic.close each handle at a time, and so the most in one transaction."""
 DEFAULT_MAX_WAITING: Final = 1_000_000
 KEY_PATIENCE: Final = 1.0
 """Seconds that a request with a key waits for somebody else who has entered the same and not committed."""
@@ -41,8 +40,8 @@ class Server:
     """Keeps requests and replies in the database `db`, for callers of the broker at `broker`.
 
     A SQLite file is made, and brought up to date, if need be; PostgreSQL must have been (`titanic db upgrade`).
-    `lease` (seconds) is how long a Titanic that has died keeps its requests from others.  `connections` are kept open
-    for each of the three services; more are opened while they are needed.  `max_waiting` requests may wait to be done.
+    `lease` (seconds) is how long a Titanic that has died keeps its requests from others.  `max_waiting` requests may
+    wait to be done.
     `ttl` (seconds) is for how long replies are kept whose requests do not say; None for until they are closed.
     `drain_timeout` (seconds) is how long `stop` waits for requests that are under way.
 
@@ -55,7 +54,6 @@ class Server:
         *,
         broker: str = DEFAULT_ENDPOINT,
         lease: float = DEFAULT_LEASE,
-        connections: int = DEFAULT_CONNECTIONS,
         max_waiting: int = DEFAULT_MAX_WAITING,
         ttl: float | None = None,
         drain_timeout: float = DEFAULT_DRAIN,
@@ -71,7 +69,6 @@ class Server:
         self.url = schema.database_url(db)
         self._broker = broker
         self._lease = lease
-        self._connections = connections
         self._max_waiting = max_waiting
         self._ttl = ttl
         self._drain_timeout = drain_timeout
@@ -131,9 +128,9 @@ class Server:
                 room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
             )  # fmt: skip
             workers = [
-                self._worker("titanic.request", service.request, MAX_CONNECTIONS),
-                self._worker("titanic.reply", service.reply, MAX_CONNECTIONS + MAX_WAITING),
-                self._worker("titanic.close", service.close, MAX_CONNECTIONS),
+                self._worker("titanic.request", service.request, CONCURRENCY),
+                self._worker("titanic.reply", service.reply, CONCURRENCY + MAX_WAITING),
+                self._worker("titanic.close", service.close, CONCURRENCY),
             ]
             rounds = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
             ending.push_async_callback(_cancelled, rounds)
@@ -151,11 +148,8 @@ class Server:
             for each in done:
                 each.result()  # of a round, which never ends by itself: a defect, which is told
 
-    def _worker(self, name: str, handler: AsyncHandler, most: int) -> AsyncWorker:
-        return AsyncWorker(
-            name, handler, broker=self._broker, concurrency=self._connections,
-            max_concurrency=max(most, self._connections), **self._beats,
-        )  # fmt: skip
+    def _worker(self, name: str, handler: AsyncHandler, concurrency: int) -> AsyncWorker:
+        return AsyncWorker(name, handler, broker=self._broker, concurrency=concurrency, dialect=True, **self._beats)
 
 
 async def _stopped(workers: Sequence[AsyncWorker]) -> None:

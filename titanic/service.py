@@ -4,15 +4,15 @@
     titanic.reply     uuid            → 200 body+  here it is; 300 not yet; 400 unknown; 500 it failed
     titanic.close     uuid            → 200        gone, also if it was never there
 
-Whatever cannot be done is answered with 400 or 500 and a text, and has touched nothing.  See `titanic/options.py` for
-what X1's options add.
+A request that fails is answered with 400 or 500 and changes nothing.  Callers that speak X1 get a text with the code;
+others get the bare code, which is what third-party programs compare (C37).  See `titanic/options.py` for what X1's
+options add.
 """
 
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
@@ -31,8 +31,8 @@ POLL: Final = 0.5
 """Seconds between two looks for what other Titanics, or an operator, did to requests that somebody waits for."""
 MAX_WAITING: Final = 1000
 """Callers that may wait for replies at a time; if there are more, those who have waited longest are told 300."""
-FULL: Final = b"500 full: too many requests are waiting to be done; try again later"
-UNKNOWN: Final = b"400 unknown uuid"
+FULL: Final = "500 full: too many requests are waiting to be done; try again later"
+UNKNOWN: Final = "400 unknown uuid"
 
 
 class _Waiter:
@@ -85,10 +85,10 @@ class Service:
         try:
             asked = submission(request, request.options, self._clock.now())
             if not self._room():
-                return [FULL]
+                return [_status(request, FULL)]
             uuid = await (self._writer if asked.key is None else self._keyed).do(store.accept, asked)
         except (Malformed, StoreError) as error:
-            return _refused(error)
+            return _refused(request, error)
         if uuid == asked.uuid:
             self._accepted(asked.service, asked.due)
         return [OK, uuid.hex.encode()]
@@ -99,7 +99,7 @@ class Service:
             uuid = closed(request, request.options)
             found = await self._writer.do(store.close, uuid)
         except (Malformed, StoreError) as error:
-            return _refused(error)
+            return _refused(request, error)
         if found is not None:
             self._gone(found)
             self.changed(uuid)
@@ -124,10 +124,10 @@ class Service:
                     await waiter.happened.wait()
             if found is not None and found.reply is None and found.size is not None:
                 reply = await self._reader.do(store.fetch_reply, found.id)
-                found = None if reply is None else replace(found, reply=reply)  # None: it was closed meanwhile
-            yield FinalReply(_told(found))
+                found = None if reply is None else found._replace(reply=reply)  # None: it was closed meanwhile
+            yield FinalReply(_told(request, found))
         except (Malformed, StoreError) as error:
-            yield FinalReply(_refused(error))
+            yield FinalReply(_refused(request, error))
 
     def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
         return self._reader.do(store.fetch_parts, store.Parts(found.id, found.attempt, start))
@@ -180,10 +180,10 @@ class Service:
             self.changed(uuid)
 
 
-def _told(found: store.Fetched | None) -> list[bytes]:
+def _told(request: Request, found: store.Fetched | None) -> list[bytes]:
     """The FINAL for a request in this state."""
     if found is None:
-        return [UNKNOWN]
+        return [_status(request, UNKNOWN)]
     if found.state == "done":
         return [OK, *unpack(found.reply or b"")]
     if found.state != "failed":
@@ -191,9 +191,13 @@ def _told(found: store.Fetched | None) -> list[bytes]:
     # The frames after the status tell a request that failed from a Titanic that could not look: the code that the
     # service gave, and its detail if there is one.
     detail = [] if found.reply is None else unpack(found.reply)
-    return [f"500 {found.error}".encode(), b"%03d" % (found.code or Code.FAILED), *detail]
+    return [_status(request, f"500 {found.error}"), b"%03d" % (found.code or Code.FAILED), *detail]
 
 
-def _refused(error: Malformed | StoreError) -> list[bytes]:
-    told = f"400 {error}" if isinstance(error, Malformed) else f"500 {error.text}"
-    return [told.encode(errors="replace")]
+def _refused(request: Request, error: Malformed | StoreError) -> list[bytes]:
+    return [_status(request, f"400 {error}" if isinstance(error, Malformed) else f"500 {error.text}")]
+
+
+def _status(request: Request, told: str) -> bytes:
+    """Return the status frame: the code and, for callers that speak X1, the text (C37)."""
+    return (told[:3] if "dialect" in request.options else told).encode(errors="replace")

@@ -5,7 +5,6 @@ count, in one transaction; what is left of the others is swept.  Functions of a 
 caller's; times are given, in seconds since 1970.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -80,25 +79,6 @@ def entry(request: Submission, *, at: bool) -> Entry:
         request.uuid.hex, request.service, request.priority, due, delay, request.retries, request.backoff,
         request.result_ttl, request.key, request.key_expires, request.headers, request.body,
     )  # fmt: skip
-
-
-_POOL: Final[list[str]] = []
-
-
-def new_uuid() -> str:
-    """A random uuid, of version 4, as 32 hex digits; the system is asked for randomness once for many of them."""
-    while True:
-        try:
-            digits = _POOL.pop()
-        except IndexError:
-            random = os.urandom(16 * 256).hex()
-            _POOL.extend(random[at : at + 32] for at in range(0, len(random), 32))
-        else:
-            return f"{digits[:12]}4{digits[13:16]}{_VARIANT[digits[16]]}{digits[17:]}"
-
-
-_VARIANT: Final = {digit: "89ab"[at % 4] for at, digit in enumerate("0123456789abcdef")}
-os.register_at_fork(after_in_child=_POOL.clear)
 
 
 def begin(connection: Connection, write: str, now: float) -> int:

@@ -8,13 +8,14 @@ nothing any more.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
+from .bulk import Bulk, Row
 from .models import ENDED as ENDED_SEQUENCE
 from .models import Counter, Key, Owner, Part, Request
 from .options import Submission
@@ -66,8 +67,32 @@ def _renewal(insert: Any) -> sa.Executable:
 
 
 _RENEW: Final = _in_both(_renewal)
-_ACCEPT: Final = _in_both(lambda insert: insert(REQUESTS).on_conflict_do_nothing())
 _ENTER_KEY: Final = _in_both(_enter_key)
+_ACCEPT: Final = Bulk(
+    """
+    INSERT INTO titanic_requests (
+        uuid, service, state, priority, created, due, attempts, failures, retries, backoff, result_ttl, key, headers,
+        body
+    )
+    WITH given
+    SELECT
+        uuid, service, CASE WHEN due > created THEN 'delayed' ELSE 'pending' END, priority, created, due, 0, 0, retries,
+        backoff, result_ttl, key, headers, body
+    FROM given WHERE uuid IS NOT NULL
+    ON CONFLICT DO NOTHING
+    """,
+    uuid="uuid",
+    service="text",
+    priority="int",
+    created="double precision",
+    due="double precision",
+    retries="int",
+    backoff="double precision",
+    result_ttl="double precision",
+    key="text",
+    headers="text",
+    body="bytea",
+)
 
 
 def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID]:
@@ -75,38 +100,26 @@ def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID]:
 
     Harmless when repeated with the same submissions.
     """
-    known = _enter_keys(connection, [each for each in batch if each.key is not None])
+    keyed = [each for each in batch if each.key is not None]
+    if not keyed:
+        _ACCEPT(connection, [_row(each) for each in batch])
+        return [each.uuid for each in batch]
+    known = _enter_keys(connection, keyed)
     uuids = [each.uuid if each.key is None else known[each.service, each.key] for each in batch]
-    rows = [_row(each) for each, uuid in zip(batch, uuids, strict=True) if uuid == each.uuid]
-    if rows:
-        connection.execute(_ACCEPT[connection.dialect.name], rows)
+    _ACCEPT(connection, [_row(each) for each, uuid in zip(batch, uuids, strict=True) if uuid == each.uuid])
     return uuids
 
 
-def _row(each: Submission) -> dict[str, Any]:
-    return {
-        "uuid": each.uuid,
-        "service": each.service,
-        "state": "delayed" if each.due > each.created else "pending",
-        "priority": each.priority,
-        "created": each.created,
-        "due": each.due,
-        "attempts": 0,
-        "failures": 0,
-        "retries": each.retries,
-        "backoff": each.backoff,
-        "result_ttl": each.result_ttl,
-        "key": each.key,
-        "headers": each.headers,
-        "body": each.body,
-    }
+def _row(each: Submission) -> Row:
+    return (
+        each.uuid.hex, each.service, each.priority, each.created, each.due, each.retries, each.backoff,
+        each.result_ttl, each.key, each.headers, each.body,
+    )  # fmt: skip
 
 
 def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[tuple[str, str], UUID]:
     """The uuid that each key stands for, having entered those that are new or have expired."""
     first = {(each.service, str(each.key)): each for each in reversed(keyed)}
-    if not first:
-        return {}
     connection.execute(
         _ENTER_KEY[connection.dialect.name],
         # In one order, so that two Titanics with the same keys wait for each other and not both.
@@ -122,16 +135,14 @@ def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[tup
 # ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """Whose an attempt is, and until when."""
 
     owner: str
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """Up to `limit` requests for `service` are wanted."""
 
     service: str
@@ -142,8 +153,7 @@ class Claim:
     """Of all bodies together; but one request, however large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A request that is now running, in its `attempt`th attempt."""
 
     id: int
@@ -158,24 +168,23 @@ class Claimed:
     body: bytes
 
 
-_CLAIMED: Final = (
-    R.id, R.uuid, R.service, R.owner, R.attempts, R.failures, R.retries, R.backoff, R.headers, R.body, R.priority,
-)  # fmt: skip
-_READY: Final = (
-    sa.select(R.id, sa.func.length(R.body).label("size"))
-    .where(is_in("pending"), R.service == sa.bindparam("b_service"))
-    .order_by(R.priority.desc(), R.id)
-    .limit(sa.bindparam("b_limit", type_=sa.Integer))
-    .with_for_update(skip_locked=True)
+_READY: Final = """
+    SELECT id, length(body) FROM titanic_requests WHERE state = 'pending' AND service = {0}
+    ORDER BY priority DESC, id LIMIT {0}
+"""
+_READIES: Final = {"sqlite": _READY.format("?"), "postgresql": _READY.format("%s") + "FOR UPDATE SKIP LOCKED"}
+_CLAIM: Final = Bulk(
+    # RETURNING takes unqualified names only on SQLite.
+    """
+    WITH given
+    UPDATE titanic_requests SET state = 'running', owner = by_owner, attempts = attempts + 1, started = at_time
+    FROM given WHERE id = request
+    RETURNING id, uuid, service, owner, attempts, failures, retries, backoff, headers, body, priority
+    """,
+    request="bigint",
+    by_owner="text",
+    at_time="double precision",
 )
-_CLAIM: Final = (
-    sa.update(REQUESTS)
-    .where(R.id.in_(sa.bindparam("b_ids", expanding=True)))
-    .values(
-        state="running", owner=sa.bindparam("b_owner"), attempts=R.attempts + 1, started=sa.bindparam("b_now"),
-    )
-    .returning(*_CLAIMED)
-)  # fmt: skip
 _FORGET_PARTS: Final = sa.delete(PARTS).where(
     P.request.in_(sa.bindparam("b_ids", expanding=True)),
     P.attempt < sa.select(R.attempts).where(R.id == P.request).scalar_subquery(),
@@ -190,27 +199,36 @@ def claim(connection: Connection, batch: Sequence[Claim]) -> list[list[Claimed]]
 def _claim(connection: Connection, wanted: Claim) -> list[Claimed]:
     ids: list[int] = []
     left = wanted.most_bytes
-    for row in connection.execute(_READY, {"b_service": wanted.service, "b_limit": wanted.limit}).all():
-        left -= row.size
+    ready = connection.exec_driver_sql(_READIES[connection.dialect.name], (wanted.service, wanted.limit))
+    for id_, size in ready.all():
+        left -= size
         if ids and left < 0:
             break
-        ids.append(row.id)
+        ids.append(id_)
     if not ids:
         return []
     _renew(connection, wanted.lease)
-    rows = connection.execute(_CLAIM, {"b_ids": ids, "b_owner": wanted.lease.owner, "b_now": wanted.now}).all()
-    again = [row.id for row in rows if row.attempts > 1]
+    rows = _CLAIM(connection, [(id_, wanted.lease.owner, wanted.now) for id_ in ids])
+    claimed = [
+        Claimed(id_, _uuid(uuid), *fields)
+        for id_, uuid, *fields, _ in sorted(rows, key=lambda row: (-row.priority, row.id))
+    ]
+    again = [each.id for each in claimed if each.attempt > 1]
     if again:  # what an attempt that broke off had streamed
         connection.execute(_FORGET_PARTS, {"b_ids": again})
-    return [Claimed(*row[:-1]) for row in sorted(rows, key=lambda row: (-row.priority, row.id))]
+    return claimed
+
+
+def _uuid(found: str | UUID) -> UUID:
+    """Convert what the driver returns: SQLite's returns text."""
+    return UUID(found) if isinstance(found, str) else found
 
 
 def _renew(connection: Connection, lease: Lease) -> None:
     connection.execute(_RENEW[connection.dialect.name], {"owner": lease.owner, "lease": lease.until})
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(NamedTuple):
     """A PARTIAL of an attempt."""
 
     id: int
@@ -219,30 +237,33 @@ class Partial:
     body: bytes
 
 
-_PART: Final = (
-    sa.select(
-        R.id,
-        sa.bindparam("attempt", type_=sa.Integer),
-        sa.bindparam("number", type_=sa.Integer),
-        sa.bindparam("body", type_=sa.LargeBinary),
+def _adding(lock: str) -> Bulk:
+    return Bulk(
+        f"""
+        INSERT INTO titanic_parts (request, attempt, number, body)
+        WITH given
+        SELECT given.id, given.attempt, given.number, given.body
+        FROM given JOIN titanic_requests AS r ON r.id = given.id AND r.attempts = given.attempt
+        WHERE given.id IS NOT NULL {lock} ON CONFLICT DO NOTHING
+        """,  # noqa: S608 - our own
+        id="bigint",
+        attempt="int",
+        number="int",
+        body="bytea",
     )
-    .where(R.id == sa.bindparam("id"), R.attempts == sa.bindparam("attempt"))
-    .with_for_update(read=True, key_share=True)  # nobody closes it meanwhile
-)
-_ADD_PART: Final = _in_both(lambda insert: insert(PARTS).from_select([*P.keys()], _PART).on_conflict_do_nothing())
+
+
+_ADD_PARTS: Final = {"sqlite": _adding(""), "postgresql": _adding("FOR KEY SHARE OF r")}
+"""PostgreSQL locks the request, so that nobody closes it meanwhile."""
 
 
 def add_parts(connection: Connection, batch: Sequence[Partial]) -> list[None]:
     """Store PARTIALs of requests that are still there."""
-    connection.execute(
-        _ADD_PART[connection.dialect.name],
-        [{"id": each.id, "attempt": each.attempt, "number": each.number, "body": each.body} for each in batch],
-    )
+    _ADD_PARTS[connection.dialect.name](connection, batch)
     return [None] * len(batch)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How an attempt ended: with a reply; or, with a code, for good and badly."""
 
     id: int
@@ -256,28 +277,29 @@ class Outcome:
     """Seconds that the reply is kept if the request does not say; None for until it is closed."""
 
 
-def _attempt() -> sa.ColumnElement[bool]:
-    return sa.and_(
-        R.id == sa.bindparam("b_id"), R.owner == sa.bindparam("b_owner"), R.attempts == sa.bindparam("b_attempt"),
-        is_in("running"),
-    )  # fmt: skip
+_OF_ATTEMPT: Final = """
+    r.id = given.id AND r.owner = given.owner AND r.attempts = given.attempt AND r.state = 'running'
+"""
+_ATTEMPT: Final = {"id": "bigint", "owner": "text", "attempt": "int"}
 
 
-def _finish(ended: Any) -> sa.Update:
-    return (
-        sa.update(REQUESTS)
-        .where(_attempt())
-        .values(
-            state=sa.bindparam("b_state"),
-            finished=sa.bindparam("b_now", type_=sa.Double),
-            expires=sa.func.coalesce(R.result_ttl, sa.bindparam("b_ttl", type_=sa.Double))
-            + sa.bindparam("b_now", type_=sa.Double),
-            owner=None,
-            reply=sa.bindparam("b_reply"),
-            code=sa.bindparam("b_code"),
-            error=sa.bindparam("b_error"),
-            ended=ended,
-        )
+def _finishing(ended: str) -> Bulk:
+    return Bulk(
+        f"""
+        WITH given
+        UPDATE titanic_requests AS r SET
+            state = CASE WHEN given.code IS NULL THEN 'done' ELSE 'failed' END,
+            finished = given.now, expires = coalesce(r.result_ttl, given.ttl) + given.now, owner = NULL,
+            reply = given.reply, code = given.code, error = given.error, ended = {ended}
+        FROM given WHERE {_OF_ATTEMPT}
+        """,  # noqa: S608 - our own
+        **_ATTEMPT,
+        now="double precision",
+        reply="bytea",
+        code="int",
+        error="text",
+        ttl="double precision",
+        ended="bigint",
     )
 
 
@@ -289,10 +311,18 @@ def _count(insert: Any) -> sa.Executable:
     return found
 
 
+_Ended = TypeVar("_Ended", bound="Outcome | Again")
+
+
+def _firsts(batch: Sequence[_Ended]) -> list[_Ended]:
+    """Keep the first outcome of each attempt: an UPDATE picks any of several."""
+    return list({each[:3]: each for each in reversed(batch)}.values())[::-1]
+
+
 NEXT_ENDED: Final = ENDED_SEQUENCE.next_value()
 """PostgreSQL's next number of an end.  Only within an UPDATE of the requests, which locks them first: by those locks a
 reader of the numbers (`spark/frontier.py`) knows which of them may still come."""
-_FINISH: Final = {"sqlite": _finish(sa.bindparam("b_ended")), "postgresql": _finish(NEXT_ENDED)}
+_FINISH: Final = {"sqlite": _finishing("given.ended"), "postgresql": _finishing("nextval('titanic_ended')")}
 _COUNT: Final = _count(sqlite.insert)
 
 
@@ -303,31 +333,13 @@ def count_ended(connection: Connection, ends: int) -> int:
 
 def finish(connection: Connection, batch: Sequence[Outcome]) -> list[None]:
     """Store outcomes."""
-    on_sqlite = connection.dialect.name == "sqlite"
-    before = count_ended(connection, len(batch)) if on_sqlite else 0
-    connection.execute(
-        _FINISH[connection.dialect.name],
-        [
-            {
-                **({"b_ended": before + at} if on_sqlite else {}),
-                "b_id": each.id,
-                "b_owner": each.owner,
-                "b_attempt": each.attempt,
-                "b_now": each.now,
-                "b_state": "done" if each.code is None else "failed",
-                "b_reply": each.reply,
-                "b_code": each.code,
-                "b_error": each.error,
-                "b_ttl": each.ttl,
-            }
-            for at, each in enumerate(batch, 1)
-        ],
-    )
+    name = connection.dialect.name
+    before = count_ended(connection, len(batch)) if name == "sqlite" else 0
+    _FINISH[name](connection, [(*each, before + at) for at, each in enumerate(_firsts(batch), 1)])
     return [None] * len(batch)
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(NamedTuple):
     """An attempt did not do; the next is `due` then."""
 
     id: int
@@ -339,35 +351,24 @@ class Again:
     error: str | None = None
 
 
-_PUT_BACK: Final = (
-    sa.update(REQUESTS)
-    .where(_attempt())
-    .values(
-        state="delayed",
-        due=sa.bindparam("b_due"),
-        owner=None,
-        failures=sa.func.coalesce(sa.bindparam("b_failures", type_=sa.Integer), R.failures),
-        error=sa.bindparam("b_error"),
-    )
+_PUT_BACK: Final = Bulk(
+    f"""
+    WITH given
+    UPDATE titanic_requests AS r SET
+        state = 'delayed', due = given.due, owner = NULL, failures = coalesce(given.failures, r.failures),
+        error = given.error
+    FROM given WHERE {_OF_ATTEMPT}
+    """,  # noqa: S608 - our own
+    **_ATTEMPT,
+    due="double precision",
+    failures="int",
+    error="text",
 )
 
 
 def put_back(connection: Connection, batch: Sequence[Again]) -> list[None]:
     """Have requests tried again."""
-    connection.execute(
-        _PUT_BACK,
-        [
-            {
-                "b_id": each.id,
-                "b_owner": each.owner,
-                "b_attempt": each.attempt,
-                "b_due": each.due,
-                "b_failures": each.failures,
-                "b_error": each.error,
-            }
-            for each in batch
-        ],
-    )  # fmt: skip
+    _PUT_BACK(connection, _firsts(batch))
     return [None] * len(batch)
 
 
@@ -492,8 +493,7 @@ def count_waiting(connection: Connection, most: int) -> int:
 # ── fetching and closing ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(NamedTuple):
     """A request as `titanic.reply` sees it."""
 
     id: int
@@ -511,17 +511,24 @@ class Fetched:
         return self.state in ENDED
 
 
-_SIZE: Final = sa.func.length(R.reply)
-_FETCH: Final = sa.select(
-    R.uuid, R.id, R.state, R.attempts, R.code, R.error, _SIZE, sa.case((_SIZE < LARGE, R.reply), else_=None)
-).where(R.uuid.in_(sa.bindparam("b_uuids", expanding=True)))
+_FETCH: Final = Bulk(
+    f"""
+    WITH given
+    SELECT given.number, r.id, r.state, r.attempts, r.code, r.error, length(r.reply),
+        CASE WHEN length(r.reply) < {LARGE} THEN r.reply END
+    FROM given JOIN titanic_requests AS r ON r.uuid = given.uuid
+    """,  # noqa: S608 - our own
+    number="int",
+    uuid="uuid",
+)
 
 
 def fetch(connection: Connection, batch: Sequence[UUID]) -> list[Fetched | None]:
     """What is there of requests; None for those that nobody knows."""
-    rows = connection.execute(_FETCH, {"b_uuids": list(set(batch))})
-    found = {row.uuid: Fetched(*row[1:]) for row in rows}
-    return [found.get(uuid) for uuid in batch]
+    found: list[Fetched | None] = [None] * len(batch)
+    for number, *fields in _FETCH(connection, [(at, uuid.hex) for at, uuid in enumerate(batch)]):
+        found[number] = Fetched(*fields)
+    return found
 
 
 def fetch_reply(connection: Connection, batch: Sequence[int]) -> list[bytes | None]:
@@ -555,8 +562,7 @@ def states(connection: Connection, batch: Sequence[frozenset[UUID]]) -> list[dic
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """The PARTIALs of a request's attempt that are wanted: some of those from `start` on."""
 
     id: int
@@ -595,11 +601,12 @@ def _fetch_parts(connection: Connection, wanted: Parts) -> list[bytes]:
     return [row.body for at, row in enumerate(rows) if row.number == wanted.start + at]
 
 
-_CLOSE: Final = sa.delete(REQUESTS).where(R.uuid.in_(sa.bindparam("b_uuids", expanding=True))).returning(R.uuid, R.id)
+_CLOSE: Final = Bulk(
+    "WITH given DELETE FROM titanic_requests WHERE uuid IN (SELECT uuid FROM given) RETURNING uuid, id", uuid="uuid"
+)
 
 
 def close(connection: Connection, batch: Sequence[UUID]) -> list[int | None]:
     """Forget requests and their replies; for each its id if there was one.  Their keys stay."""
-    rows = connection.execute(_CLOSE, {"b_uuids": list(set(batch))})
-    ids = {row.uuid: row.id for row in rows}
+    ids = {_uuid(uuid): id_ for uuid, id_ in _CLOSE(connection, [(uuid.hex,) for uuid in batch])}
     return [ids.get(uuid) for uuid in batch]

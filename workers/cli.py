@@ -18,13 +18,13 @@ from ..mdp.errors import SettingError
 from ..mdp.loading import load
 from ..mdp.reach import why_unreachable
 from ..mdp.server import DEFAULT_ENDPOINT
-from .aio import AsyncWorker
+from .aio import CONCURRENCY, AsyncWorker
 from .handling import is_async
 from .mdworker import Worker
 from .processes import Supervisor, command
 
 PARENT_CHECK: Final = 1.0
-"""Seconds between two looks at whether the supervising process is still there."""
+"""Seconds between two checks whether the supervising process still exists."""
 
 AnyWorker = Worker | AsyncWorker
 
@@ -44,18 +44,18 @@ log = logging.getLogger("zmdp.worker")
 @click.option(
     "--codec",
     type=click.Choice(["json", "msgpack", "arrow"]),
-    help="What the function's argument and results are; without, frames of bytes. Only if MODULE:WORKER is a function.",
+    help="Encoding of a function's argument and results; without, they are frames of bytes.",
 )
 @click.option(
     "--concurrency",
-    type=Number("connections", whole=True),
-    help=with_default("Requests handled at a time in each process, in threads or asyncio tasks.", 1),
+    type=Number("requests", whole=True),
+    help=f"Requests handled at a time in each process. [default: 1 thread; {CONCURRENCY} for asyncio handlers]",
 )
 @click.option(
     "--processes",
     type=Number("processes", whole=True),
     default=1,
-    help=with_default("Processes; one that dies is started again.", 1),
+    help=with_default("Number of processes; one that dies is restarted.", 1),
 )
 @click.option(
     "--heartbeat",
@@ -69,7 +69,7 @@ log = logging.getLogger("zmdp.worker")
     type=Number("intervals", whole=True),
     envvar="MDP_LIVENESS",
     show_envvar=True,
-    help=with_default("Silent intervals after which the broker is taken for dead.", 5, "intervals"),
+    help=with_default("Silent intervals after which the broker is considered dead.", 5, "intervals"),
 )
 @click.option(
     "--handler-timeout",
@@ -81,7 +81,7 @@ log = logging.getLogger("zmdp.worker")
     type=click.Choice(["X1", "0.2", "0.1"]),
     envvar="MDP_PROTOCOL",
     show_envvar=True,
-    help=with_default("What to speak: 0.2 or 0.1 with a broker that is not zmdp's.", "X1"),
+    help=with_default("Protocol: 0.2 or 0.1 for a third-party broker.", "X1"),
 )
 @log_level_option
 @click.option("--supervised-by", type=int, hidden=True)
@@ -103,20 +103,23 @@ def cli(
 ) -> int:
     """Serve requests with MODULE:WORKER: a `zmdp.workers.Worker` or `AsyncWorker`, or a function of a request.
 
-    The module is looked for in the current directory, then among the installed packages.  Settings given here go before
-    those in the module.  SIGTERM or Ctrl-C finishes what is being worked on, tells the broker and ends; once more ends
-    at once.
+    The module is searched for in the current directory, then among the installed packages.  Settings given here
+    override those in the module.  SIGTERM or Ctrl-C finishes the requests that have begun and exits; interrupt again to
+    exit immediately.
 
     \b
     Try it: mdworker zmdp.workers.echo:worker
-    Exit codes: 0 ended as asked; 1 ended by a second signal; 2 bad usage, or the module cannot be used.
+    Exit codes: 0 stopped; 1 stopped by a second signal; 2 bad usage, or the module cannot be used.
     """
     log_to_stderr(log_level)
     worker = _load(target, service, codec)
+    worker.name = worker.name or target
     if broker is not None:
         worker.broker = broker
     if concurrency is not None:
         worker.concurrency = concurrency
+        if isinstance(worker, AsyncWorker):
+            worker.max_concurrency = None
     if heartbeat is not None:
         worker.heartbeat = heartbeat
     if liveness is not None:
@@ -132,18 +135,19 @@ def cli(
 
 def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
     _on_signals(_Stopper(worker, alone=supervised_by is None))
-    told = f"serving {worker.service.decode()} at {worker.broker}, {worker.concurrency} at a time; Ctrl-C ends"
+    credit = worker.credit if isinstance(worker, AsyncWorker) else worker.concurrency
+    started = f"offers {worker.service.decode()}, credit {credit}, at {worker.broker}; Ctrl-C stops it"
 
     def check_parent() -> None:
         if supervised_by is not None and os.getppid() != supervised_by:
-            log.warning("the supervising process is gone")
+            log.warning("the supervising process has died: stopping")
             worker.stop()
 
     if isinstance(worker, AsyncWorker):
-        asyncio.run(_serve_async(worker, told, check_parent))
+        asyncio.run(_serve_async(worker, started, check_parent))
         return 0
     worker.start()
-    log.info(told)
+    log.info(started)
     _look_for_broker(worker.broker)
     while not worker.wait(PARENT_CHECK):
         check_parent()
@@ -153,12 +157,12 @@ def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
 def _look_for_broker(endpoint: str) -> None:
     reason = why_unreachable(endpoint)
     if reason is not None:
-        log.warning("no broker at %s yet: %s; connecting goes on until there is one", endpoint, reason)
+        log.warning("no broker at %s yet: %s; trying to connect until there is one", endpoint, reason)
 
 
-async def _serve_async(worker: AsyncWorker, told: str, check_parent: Callable[[], None]) -> None:
+async def _serve_async(worker: AsyncWorker, started: str, check_parent: Callable[[], None]) -> None:
     worker.start()
-    log.info(told)
+    log.info(started)
     await asyncio.to_thread(_look_for_broker, worker.broker)
     ended = asyncio.ensure_future(worker.wait())
     while not (await asyncio.wait([ended], timeout=PARENT_CHECK))[0]:
@@ -166,9 +170,9 @@ async def _serve_async(worker: AsyncWorker, told: str, check_parent: Callable[[]
 
 
 class _Stopper:
-    """Stops the worker; the second time, ends the process, which a stuck handler would keep alive.
+    """Stops the worker; the second time, exits the process, which a stuck handler would keep alive.
 
-    A supervised process gets the signal from the terminal and from its supervisor: it leaves the second time to that.
+    A supervised process gets the signal from the terminal and from its supervisor: only the supervisor kills it.
     """
 
     def __init__(self, worker: AnyWorker, *, alone: bool) -> None:
@@ -184,7 +188,7 @@ class _Stopper:
             return
         self._worker.stop()
         with suppress(RuntimeError):  # the signal may have come while this thread was writing to stderr
-            log.info("ending: what is being worked on is finished first; once more ends at once")
+            log.info("stopping when the requests that have begun are finished; interrupt again to exit immediately")
 
 
 def _supervise(processes: int) -> int:
@@ -213,7 +217,7 @@ def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
         raise click.BadParameter(str(error)) from None
     if isinstance(found, Worker | AsyncWorker):
         if codec is not None:
-            raise click.BadParameter(f"{target} is a worker, which says itself what its codec is: leave out --codec")
+            raise click.BadParameter(f"{target} is a worker, which has a codec of its own: leave out --codec")
         if found.started:
             hint = "put that under: if __name__ == '__main__':"
             raise click.BadParameter(f"cannot use {target}: its module starts the worker when it is imported; {hint}")
@@ -222,7 +226,7 @@ def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
         return found
     if not callable(found):
         wanted = "a zmdp.workers.Worker or AsyncWorker, or a function with --service"
-        raise click.BadParameter(f"{target} is of type {type(found).__name__}: it takes {wanted}")
+        raise click.BadParameter(f"{target} is of type {type(found).__name__}: it must be {wanted}")
     if service is None:
         raise click.BadParameter(f"{target} is a function: name the service it offers with --service NAME")
     if is_async(found):

@@ -1,230 +1,184 @@
-"""One worker connection: the session on a DEALER, kept alive while its request is worked on."""
+"""A worker session on a DEALER: what threads and asyncio have in common."""
 
 import logging
-import select
+import os
 import socket as sockets
-import threading
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import zmq
 
+from .. import __version__
+from ..mdp import wire
 from ..mdp.errors import SettingError
-from ..mdp.multipart import milliseconds, receive, send
-from ..mdp.sockets import dealer
+from ..mdp.multipart import receive, send
+from ..mdp.sockets import Context, dealer
 from ..mdp.wire import Message
+from .handling import Failed
 from .request import Request
 from .session import WorkerSession
 
-LINGER: Final = 3_000
-"""Milliseconds that the last messages (a FINAL, DISCONNECT) have to get out, which may be large."""
-LOOK: Final = 0.02
-"""Seconds after which a stream is interrupted for a look at what the broker says."""
+LINGER_MS: Final = 3_000
+"""Milliseconds that the last messages (a FINAL, DISCONNECT), which may be large, have to get out."""
+RETRY: Final = 0.01
+"""Seconds until a message that the broker does not take yet is tried again."""
+FLUSH: Final = 0.0005
+"""Seconds after which replies are sent though more follow."""
 
 log = logging.getLogger("zmdp.worker")
 
 
-class Connection:
-    """The connection of a worker that takes one request at a time.
+def ready_options(name: str, *, dialect: bool = False) -> bytes:
+    """The options of READY: what operators see of this process, and whether it is told its clients' `dialect` (X1)."""
+    name = name or Path(sys.argv[0]).name
+    about: dict[str, Any] = {
+        "name": name[: wire.MAX_NAME],
+        "host": sockets.gethostname(),
+        "pid": os.getpid(),
+        "version": __version__,
+    }
+    if dialect:
+        about["dialect"] = True
+    return wire.options(about)
 
-    Two threads use it, under a lock: the one that serves (`receive`, `partial`, `final`), and while that one is busy
-    with a request the one that calls `beat`.
+
+class Connection:
+    """A session, its socket, and what the broker has not taken yet.  The socket is replaced when it is lost.
+
+    One thread at a time may use it.  A loss is logged at `level`.
     """
 
-    def __init__(
-        self,
-        session: WorkerSession,
-        endpoint: str,
-        context: zmq.Context[zmq.Socket[bytes]],
-        handler_timeout: float | None,
-    ) -> None:
-        self.stopping = False
-        self._session = session
+    def __init__(self, session: WorkerSession, endpoint: str, context: Context, level: int = logging.WARNING) -> None:
+        self.session = session
+        self.stalled = False
+        """The broker does not take what is sent."""
+        self.flushed_at = 0.0
         self._endpoint = endpoint
         self._context = context
-        self._handler_timeout = handler_timeout
+        self._level = level
         self._socket: zmq.Socket[bytes] | None = None
-        self._lock = threading.Lock()
-        self._busy_since: float | None = None
-        self._look_at = 0.0
-        self._pending: Request | None = None
-        """A request that came while nobody waited for one."""
-        self._closed = False
-        self._wake_in, self._wake_out = sockets.socketpair()
-        self._wake_in.setblocking(False)
-        self._sent = False
-        """Something was sent since the last look for what has arrived."""
         self._descriptor = -1
-        self._poller = select.poll()
-        self._poller.register(self._wake_out, select.POLLIN)
+        self._unsent: list[Message] = []
+        self._stalled_since = 0.0
+
+    def opened(self, descriptor: int) -> None:
+        """There is a new socket with this descriptor."""
+
+    def closing(self, descriptor: int) -> None:
+        """The socket with this descriptor is about to be closed."""
+
+    def open(self) -> None:
+        """Open a socket.  Raises `SettingError` if the endpoint is invalid."""
+        self._socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER_MS})
+        self._descriptor = int(self._socket.get(zmq.FD))
+        self.opened(self._descriptor)
+        self.session.connected(time.monotonic())
+
+    def step(self, now: float) -> None:
+        """Do all that is due: connect, send, and take in what has arrived.
+
+        The descriptor of a ZeroMQ socket reports changes only, and sending may consume a report: so whoever sends has
+        to look for what has arrived as well.
+        """
         try:
-            self._open()
-        except BaseException:
-            self._wake_in.close()
-            self._wake_out.close()
-            raise
+            session = self.session
+            if self._socket is None:
+                if now < session.connect_at():
+                    return
+                self._reopen(now)
+            while True:
+                self.flush(now)
+                while self._socket is not None and session.lost is None and (message := receive(self._socket)):
+                    session.receive(message, now)
+                if now >= session.deadline():  # after what has arrived: this process may have been held up
+                    session.tick(now)
+                if not session.unsent and (session.lost is None or self._socket is None or self.stalled):
+                    break
+        except zmq.ContextTerminated:
+            self._terminated(now)
 
-    # ── the thread that serves ───────────────────────────────────────────────────────────────────────────────────────
+    def flush(self, now: float) -> None:
+        """Send what there is to send, as far as the broker takes it.  Close the socket if the session is lost."""
+        socket, session, unsent = self._socket, self.session, self._unsent
+        if socket is None:
+            return
+        self.flushed_at = now
+        unsent += session.take_messages()
+        if unsent:
+            sent = 0
+            try:
+                while sent < len(unsent) and not send(socket, unsent[sent]):
+                    sent += 1
+            except zmq.ContextTerminated:
+                self._terminated(now)
+                return
+            del unsent[:sent]
+            self._note_progress(bool(sent), now)
+        if session.lost is not None and not (
+            session.keep_messages and unsent and now - self._stalled_since <= session.heartbeats.patience
+        ):
+            self._lose(now)
 
-    def receive(self, until: float | None = None) -> Request | None:
-        """Wait for a request, reconnecting when that is needed.  None at the time `until`, or once `stop` was
-        called."""
-        with self._lock:
-            self._busy_since = None
-            while not self.stopping:
-                now = time.monotonic()
-                request, self._pending = self._pending or self._step(now), None
-                if request is not None and request is self._session.request:
-                    self._busy_since = now
-                    return request
-                if until is not None and now >= until:
-                    return None
-                self._wait(now, until)
-            return None
+    @property
+    def ended(self) -> bool:
+        """Whether there is no socket, nor will there be one."""
+        return self._socket is None and self.session.ended
 
-    def partial(self, request: Request, body: Sequence[bytes]) -> bool:
-        """Send a PARTIAL.  False if the request is no longer this worker's."""
-        with self._lock:
-            if self._session.request is not request:
-                return False
-            now = self._busy_since = time.monotonic()  # it is not stuck
-            self._send(self._session.partial(request, body, now))
-            if now >= self._look_at:  # a handler that yields without a pause leaves none for `beat`
-                self._look_at = now + LOOK
-                self._step(now)
-            return self._session.request is request
+    def finish(self, request: Request, outcome: list[bytes] | Failed, now: float) -> None:
+        """End `request` as its handler has."""
+        if isinstance(outcome, Failed):
+            accepted = self.session.error(request, outcome.code, outcome.text, now, outcome.detail)
+        else:
+            accepted = self.session.final(request, outcome, now)
+        if not accepted:
+            log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
 
-    def final(self, request: Request, body: Sequence[bytes]) -> bool:
-        """Send the FINAL.  False if the request is no longer this worker's."""
-        with self._lock:
-            self._busy_since = None
-            if self._session.request is not request:
-                return False
-            self._send(self._session.final(request, body, time.monotonic()))
-            return self._session.lost is None
-
-    def error(self, request: Request, code: int, text: str, detail: Sequence[bytes] = ()) -> bool:
-        """Send ERROR, or what stands for it.  False if the request is no longer this worker's."""
-        with self._lock:
-            self._busy_since = None
-            if self._session.request is not request:
-                return False
-            self._send(self._session.error(request, code, text, time.monotonic(), detail))
-            return self._session.lost is None
+    def due(self) -> float:
+        """Return when `step` should be called, if nothing arrives before."""
+        return self.flushed_at + RETRY if self.stalled else self.session.deadline()
 
     def close(self) -> None:
-        """DISCONNECT, and close.  For the thread that serves, or after it has ended."""
-        with self._lock:
-            self._closed = True
-            heard = self._session.heard
-            try:
-                self._send(self._session.disconnect("closed", time.monotonic()))
-            finally:
-                # A broker that was never there will not take anything now.
-                self._drop(LINGER if heard else 0)
-                self._wake_in.close()
-                self._wake_out.close()
-
-    # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def stop(self) -> None:
-        """Have `receive` return None, now or after the request that is worked on."""
-        self.stopping = True
-        with suppress(OSError):
-            self._wake_in.send(b"!")
-
-    def beat(self, now: float) -> float:
-        """Heartbeat, listen to the broker, and watch the handler, while the serving thread is elsewhere.
-
-        Returns the seconds after which to call again.
-        """
-        if self._lock.acquire(blocking=False):  # else the serving thread is at it
-            try:
-                if not self._closed:
-                    self._pending = self._step(now) or self._pending
-                    self._watch_handler(now)
-            finally:
-                self._lock.release()
-        return self._session.beat_interval / 4
-
-    # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _step(self, now: float) -> Request | None:
-        """Do what is due and what has arrived; returns a request if one has."""
-        self._sent = False
-        if self._session.lost is not None:
-            if now >= self._session.retry_at and self._busy_since is None:
-                self._reopen(now)
-            return None
-        request = None
-        while request is None and self._socket is not None and (message := receive(self._socket)) is not None:
-            request = self._session.receive(message, now)
-        if now >= self._session.deadline():
-            self._send(self._session.tick(now))
-        return None if self._is_lost(now) else request
-
-    def _is_lost(self, now: float) -> bool:
-        session = self._session
-        if session.lost is None:
-            return False
-        log.warning(
-            "%s: %s; connecting to %s again in %.1f s",
-            session.service.decode(), session.lost, self._endpoint, max(0.0, session.retry_at - now),
-        )  # fmt: skip
+        """Close the socket at once, without a word to the broker."""
         self._drop(0)
-        return True
 
-    def _watch_handler(self, now: float) -> None:
-        if self._handler_timeout is None or self._busy_since is None or self._session.lost is not None:
-            return
-        if now - self._busy_since > self._handler_timeout:
-            log.error(
-                "%s: the handler has not come back after %g s: its request goes to another worker, and this connection "
-                "takes no more until the handler returns",
-                self._session.service.decode(), self._handler_timeout,
-            )  # fmt: skip
-            self._send(self._session.disconnect("the handler is stuck", now))
-            self._drop(LINGER)
-
-    def _wait(self, now: float, until: float | None) -> None:
-        """Sleep until something arrives or is due.
-
-        The descriptor tells of changes only, and sending may take in a sign: then there is another look first.
-        """
-        if self._sent:
-            return
-        due = self._session.deadline()
-        self._poller.poll(milliseconds(min(due, until if until is not None else due) - now))
+    def _note_progress(self, progress: bool, now: float) -> None:
+        if progress or not self.stalled:
+            self._stalled_since = now
+        self.stalled = bool(self._unsent)
+        if self.stalled and self.session.lost is None and now - self._stalled_since > self.session.heartbeats.patience:
+            self.session.lose("the broker takes nothing", now)
 
     def _reopen(self, now: float) -> None:
         try:
-            self._open()
+            self.open()
         except (zmq.ZMQError, SettingError) as error:  # no file descriptor left, for example
             if isinstance(error, zmq.ContextTerminated):
                 raise
-            self._session.lose(str(error), now)
-            self._is_lost(now)
+            self.session.lose(str(error), now)
+            self._lose(now)
 
-    def _open(self) -> None:
-        self._socket = socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER})
-        self._descriptor = int(socket.get(zmq.FD))
-        self._poller.register(self._descriptor, select.POLLIN)
-        self._send(self._session.connected(time.monotonic()))
-
-    def _send(self, messages: list[Message]) -> None:
-        for message in messages:
-            self._sent = True
-            if self._socket is None or not send(self._socket, message):
-                continue
-            # The broker does not keep up, or is not there.  Wait for it as long as for a silent one.
-            if not self._socket.poll(milliseconds(self._session.patience), zmq.POLLOUT) or send(self._socket, message):
-                self._session.lose("the broker takes nothing", time.monotonic())
-                self._drop(0)
+    def _lose(self, now: float) -> None:
+        """Close the socket of a session that is lost.  What it said last has `LINGER_MS` to get out."""
+        session = self.session
+        if not session.leaving:
+            log.log(
+                self._level, "%s: %s; connecting to %s again in %.1f s",
+                session.service.decode(), session.lost, self._endpoint, max(0.0, session.retry_at - now),
+            )  # fmt: skip
+        self._drop(LINGER_MS if session.keep_messages else 0)
 
     def _drop(self, linger: int) -> None:
-        if self._socket is not None:
-            self._poller.unregister(self._descriptor)
-            self._socket.close(linger)
-            self._socket = None
+        socket, self._socket = self._socket, None
+        self._unsent.clear()
+        self.stalled = False
+        if socket is not None:
+            self.closing(self._descriptor)
+            socket.close(linger)
+
+    def _terminated(self, now: float) -> None:
+        log.warning("%s: the ZeroMQ context was terminated", self.session.service.decode())
+        self.session.leaving = True
+        self.session.lose("the ZeroMQ context was terminated", now)
+        self._drop(0)

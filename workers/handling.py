@@ -68,9 +68,9 @@ class Failed(NamedTuple):
 def check_settings(concurrency: int, handler_timeout: float | None) -> None:
     """Raise `SettingError` for what is out of range."""
     if concurrency < 1:
-        raise SettingError(f"concurrency is {concurrency!r}: it takes a number of connections, 1 or more")
+        raise SettingError(f"concurrency is {concurrency!r}: it must be 1 or more")
     if handler_timeout is not None and not handler_timeout > 0:
-        raise SettingError(f"handler_timeout is {handler_timeout!r}: it takes a number of seconds above 0, or None")
+        raise SettingError(f"handler_timeout is {handler_timeout!r}: it must be a number of seconds above 0, or None")
 
 
 class Unreadable(CodecError):
@@ -94,6 +94,13 @@ class Handling:
 
     def frames(self, result: object) -> list[bytes]:
         """What a handler yielded or returned, as frames; at least one (C7).  Raises `HandlerError`, `CodecError`."""
+        if self._coder is None:  # first what handlers give most often
+            if type(result) is bytes and len(result) <= MAX_BODY:
+                return [result]
+            if isinstance(result, list) and len(result) == 1:
+                frame = result[0]
+                if type(frame) is bytes and len(frame) <= MAX_BODY:
+                    return [frame]
         if isinstance(result, Final):
             result = result.value
         return _checked(_frames(result) if self._coder is None else self._coder.encode(result))
@@ -129,7 +136,7 @@ def failed(error: BaseException, request: Request) -> Failed:
     """What to tell the client of an exception.  The traceback goes to the log, and nowhere else."""
     if isinstance(error, ServiceError) and _sendable(error):
         log.info("%s: the handler failed with %d: %s", request.service, error.code, error.text)
-        return Failed(error.code, error.text, () if error.detail is None else (error.detail,))
+        return Failed(error.code, error.text, (error.detail or b"",))  # a detail frame marks it as the service's own
     if isinstance(error, RequestCancelled) or (request.cancelled and not isinstance(error, Exception)):
         log.info("%s: a request was cancelled", request.service)
         return Failed(Code.CANCELLED, "cancelled")

@@ -1,10 +1,10 @@
 """The synchronous worker: a handler behind a service."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -15,7 +15,9 @@ from ..mdp.codecs import Codec
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.server import DEFAULT_ENDPOINT
 from ..mdp.sockets import checked_endpoint, end, own_context
-from .connection import Connection
+from .capacity import Capacity
+from .connection import ready_options
+from .crew import Crew
 from .handling import Final, Frames, Handling, check_settings, failed, handling, is_async
 from .request import Request
 from .session import WorkerSession
@@ -46,11 +48,12 @@ class Worker:
             yield b"counting"
             return b"%d" % len(request[0])
 
-    `concurrency` is the number of connections, each with a thread of its own and one request at a time.  `heartbeat`
-    (seconds) and `liveness` (intervals) should be the broker's; where they differ, the worker adapts.  A handler that
-    has neither returned nor yielded for `handler_timeout` seconds (default: no limit) is reported in the log, and its
-    request goes to another worker.  A handler that raises does not end the worker: the traceback is logged, and the
-    client gets exception type and text as `ServiceError`; a handler that raises `ServiceError` itself chooses both.
+    `concurrency` is the number of threads that run the handler, over one connection (before X1 each over its own).
+    `heartbeat` (seconds) and `liveness` (intervals) should be the broker's; where they differ, the worker adapts.  A
+    handler that has neither returned nor yielded for `handler_timeout` seconds (default: no limit) is reported in the
+    log, and its request goes to another worker.  A handler that raises does not end the worker: the traceback is
+    logged, and the client gets the exception's type and text as `ServiceError`; a handler that raises `ServiceError`
+    itself chooses both.  `name` is what operators see (default: the program's name).
 
     With a `codec` (`"json"`, `"msgpack"`, `"arrow"`, or an object with `encode` and `decode`) the handler gets a value
     and gives values, and `current_request()` has the rest:
@@ -74,6 +77,7 @@ class Worker:
         handler_timeout: float | None = None,
         codec: str | Codec | None = None,
         protocol: str = "X1",
+        name: str = "",
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         check_settings(concurrency, handler_timeout)
@@ -88,17 +92,15 @@ class Worker:
         if handler is not None:
             self(handler)
         self.protocol = protocol
+        self.name = name
         self._context = context
         self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._connections: list[Connection] = []
-        self._threads: list[threading.Thread] = []
-        self._serving = 0
-        """Connections whose threads have not ended."""
-        self._unserved: dict[Connection, None] = {}
-        """Those whose threads have not begun."""
+        self._crews: list[Crew] = []
         self._changed = threading.Condition()
-        self._heart: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._expected: set[str] = set()
+        """Threads that have not begun, by name."""
+        self._serving = 0
+        """Threads that have not ended."""
         self._stopping = False
         self._current: Request | None = None
         self._session()  # checks the settings
@@ -115,7 +117,7 @@ class Worker:
     def run(self) -> None:
         """Serve until `stop` is called, from a signal handler or another thread; Ctrl-C stops as well.
 
-        What is worked on is finished, then the broker is told with DISCONNECT.
+        Requests that have begun are finished; those that have not are returned to the broker.
         """
         try:
             self.start()
@@ -125,46 +127,39 @@ class Worker:
             self.wait()
 
     def start(self) -> None:
-        """Serve in threads, and return at once.  To be followed by `stop` and `wait`, or use a `with` block."""
-        if self._connections:
+        """Serve in threads, and return at once.  Call `stop` and `wait` afterwards, or use a `with` block."""
+        if self._crews:
             raise ClosedError("this worker is running, or has run: make another")
         if self._handler is None:
             raise SettingError(
                 f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
             )
+        crews = 1 if self.protocol == "X1" else self.concurrency
         try:
-            for _ in range(self.concurrency):
-                self._connect()
-            self._unserved, self._serving = dict.fromkeys(self._connections), len(self._connections)
-            for number, connection in enumerate(self._connections):
-                name = f"{self.service.decode()}-{number}"
-                thread = threading.Thread(target=self._serve, args=(connection, self._handler), name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            for number in range(crews):
+                self._open(number)
+            for number in range(self.concurrency):
+                self._start(
+                    f"{self.service.decode()}-{number}", self._serve, self._crews[number % crews], self._handler
+                )
         except BaseException:
-            with self._changed:  # a thread whose start was interrupted may come yet: it finds nothing to serve
-                unserved, self._unserved = self._unserved, {}
-                self._serving -= len(unserved)
-            for connection in unserved:
-                connection.close()
-            if not self._serving:
-                self.close()
+            self._give_up_start()
             raise
 
     @property
     def started(self) -> bool:
         """Whether it serves, or has served."""
-        return bool(self._connections)
+        return bool(self._crews)
 
     def stop(self) -> None:
-        """Take no more requests; `run` and `wait` return when those that are worked on are finished."""
+        """Take no more requests; `run` and `wait` return when those that have begun are finished."""
         self._stopping = True
-        for connection in self._connections:
-            connection.stop()
+        for crew in self._crews:
+            crew.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all has ended after `stop`, for at most `timeout` seconds.  Whether it has."""
-        # Not Thread.join(): one that Ctrl-C interrupts takes the thread for ended.
+        """Wait until all threads have ended after `stop`, for at most `timeout` seconds.  Returns whether they have."""
+        # Not Thread.join(): if Ctrl-C interrupts it, it considers the thread ended.
         with self._changed:
             if not self._changed.wait_for(lambda: not self._serving, timeout):
                 return False
@@ -179,44 +174,26 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._threads:
-            self.stop()
-            self.wait()
-        else:
-            self.close()
+        self.close()
+        self.wait()
 
-    def _serve(self, connection: Connection, handler: Handler) -> None:
-        with self._changed:
-            if connection not in self._unserved:
-                return  # it has been closed
-            del self._unserved[connection]
-        try:
-            while (request := connection.receive()) is not None:
-                self._handle(connection, handler, request)
-        except zmq.ContextTerminated:
-            log.warning("%s: the ZeroMQ context was terminated", self.service.decode())
-        finally:
-            with suppress(zmq.ContextTerminated):
-                connection.close()
-            with self._changed:
-                self._serving -= 1
-                self._changed.notify_all()
+    def _serve(self, crew: Crew, handler: Handler) -> None:
+        while (request := crew.receive()) is not None:
+            self._handle(crew, handler, request)
 
-    def _handle(self, connection: Connection, handler: Handler, request: Request) -> None:
+    def _handle(self, crew: Crew, handler: Handler, request: Request) -> None:
         try:
             with handling(request):
                 result = handler(self._handling.argument(request))
                 if isinstance(result, Iterator):
-                    result = self._stream(connection, result, request)
+                    result = self._stream(crew, result, request)
                 body = self._handling.frames(result)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, SystemExit too, the worker goes on
-            sent = connection.error(request, *failed(error, request))
+            crew.end(request, failed(error, request))
         else:
-            sent = connection.final(request, body)
-        if not sent:
-            log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
+            crew.end(request, body)
 
-    def _stream(self, connection: Connection, parts: Iterator[Any], request: Request) -> Any:
+    def _stream(self, crew: Crew, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs; returns what it returns, or yields as `Final`."""
         close = parts.close if isinstance(parts, Generator) else lambda: None
         while True:
@@ -227,7 +204,7 @@ class Worker:
             if isinstance(part, Final):
                 close()
                 return part
-            if request.cancelled or not connection.partial(request, self._handling.frames(part)):
+            if request.cancelled or not crew.partial(request, self._handling.frames(part)):
                 close()
                 raise RequestCancelled("nobody waits for the rest of the stream")
 
@@ -246,69 +223,85 @@ class Worker:
         """
         if self._handler is not None:
             raise ClosedError("this worker has a handler: use run(), or make a worker without one")
-        if not self._connections:
-            self._connect()
-        (connection,) = self._connections
+        if not self._crews:
+            self._open(0)
+        (crew,) = self._crews
         if self._current is not None:
-            connection.final(self._current, self._handling.frames(reply))
-        self._current = connection.receive(None if timeout is None else time.monotonic() + timeout)
+            crew.end(self._current, self._handling.frames(reply))
+        self._current = crew.receive(math.inf if timeout is None else time.monotonic() + timeout)
         return self._current
 
     def send_partial(self, part: Frames) -> bool:
         """In the Guide's loop: send a PARTIAL of the request that `recv` gave.  False if the request was lost."""
-        if self._current is None or not self._connections:
+        if self._current is None or not self._crews:
             raise ClosedError("there is no request to reply to: call recv() first")
-        return self._connections[0].partial(self._current, self._handling.frames(part))
+        return self._crews[0].partial(self._current, self._handling.frames(part))
 
     def close(self) -> None:
-        """End the Guide's loop: DISCONNECT and close.  Harmless when repeated."""
+        """End the Guide's loop: DISCONNECT and close.  A request without a reply goes to another worker."""
         self.stop()
-        if not self._threads and not self._ended.is_set():
-            for connection in self._connections:
-                connection.close()
-            self._end()
+        if self._handler is None:
+            if self._current is not None:
+                self._crews[0].abandon(self._current)
+            self.wait()
 
     def _end(self) -> None:
-        """The connections are closed: end the heart, and have the last messages get out."""
-        self._ended.set()
-        if self._heart is not None:
-            self._heart.join()
+        """All threads have ended: have the last messages get out."""
+        for crew in self._crews:
+            crew.dispose()
         if self._own_context is not None:
             end(self._own_context)
             self._own_context = None
 
-    # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── connections and threads ──────────────────────────────────────────────────────────────────────────────────────
 
     def _session(self) -> WorkerSession:
         return WorkerSession(
-            self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness
+            self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness,
+            capacity=Capacity(self.concurrency, prefetch=True) if self.protocol == "X1" else None,
+            handler_timeout=self.handler_timeout, options=ready_options(self.name),
         )  # fmt: skip
 
-    def _connect(self) -> Connection:
+    def _open(self, number: int) -> None:
+        """Open a connection, and start its I/O thread."""
         context = self._context
         if context is None:
             # Its own, which can be terminated at the end: only that waits until the last messages are out.
             context = self._own_context = self._own_context or own_context()
-        connection = Connection(self._session(), checked_endpoint(self.broker), context, self.handler_timeout)
-        self._connections.append(connection)
+        level = logging.DEBUG if number else logging.WARNING  # they are mostly lost together, and one warning is enough
+        crew = Crew(self._session(), checked_endpoint(self.broker), context, level)
+        self._crews.append(crew)
         if self._stopping:
-            connection.stop()
-        if self._heart is None:
-            self._heart = threading.Thread(target=self._beat, name=f"{self.service.decode()}-heart", daemon=True)
-            self._heart.start()
-        return connection
+            crew.stop()
+        self._start(f"{self.service.decode()}-io-{number}", crew.watch)
 
-    def _beat(self) -> None:
-        """Keep the connections whose handlers run alive (C13)."""
-        wait = 0.0
-        while not self._ended.wait(wait):
-            wait = min(self._beat_one(connection) for connection in self._connections)
+    def _start(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
+        with self._changed:
+            self._expected.add(name)
+            self._serving += 1
+        thread = threading.Thread(target=self._run, args=(name, run, *arguments), name=name, daemon=True)
+        thread.start()
 
-    def _beat_one(self, connection: Connection) -> float:
+    def _run(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
+        with self._changed:
+            if name not in self._expected:
+                return  # its start was interrupted
+            self._expected.discard(name)
         try:
-            return connection.beat(time.monotonic())
-        except zmq.ContextTerminated:
-            return self.heartbeat
-        except Exception:  # whatever is wrong with one connection, the others must be kept alive
-            log.exception("%s: a heartbeat failed", self.service.decode())
-            return self.heartbeat
+            run(*arguments)
+        finally:
+            with self._changed:
+                self._serving -= 1
+                self._changed.notify_all()
+
+    def _give_up_start(self) -> None:
+        """Some threads could not be started, or Ctrl-C came meanwhile: end the others."""
+        self.stop()
+        with self._changed:  # a thread whose start was interrupted may come yet: it finds that it is not expected
+            self._serving -= len(self._expected)
+            self._expected.clear()
+        for crew in self._crews:
+            if not crew.watched:
+                crew.abort()
+        if not self._serving:
+            self._end()

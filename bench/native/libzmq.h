@@ -101,7 +101,9 @@ static inline void *open_socket (void *context, int type, int linger)
     return socket;
 }
 
-enum { MAX_FRAMES = 16 };
+#ifndef MAX_FRAMES
+#define MAX_FRAMES 16
+#endif
 
 /*  One whole message: the number of its frames, 0 if there is none (with ZMQ_DONTWAIT).  */
 static inline int receive (void *socket, zmq_msg_t *frames, int flags)

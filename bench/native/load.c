@@ -1,24 +1,39 @@
-/*  The load that all contenders get: clients and workers of Majordomo as raw DEALERs in one process, one thread beside
-    libzmq's own.  Workers echo; each client keeps so many requests outstanding.
+/*  The load that all contenders get: Majordomo clients and workers as raw DEALERs in one process, on one thread beside
+    libzmq's own.  Workers echo; each client keeps OUTSTANDING requests under way.
 
-        load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID
+        load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID [CREDIT]
 
-    DIALECT is 0.1, 0.2 or x1, BODY bytes, OUTSTANDING of each client, PID the process whose CPU time is taken, all of its
-    threads.  Each line on stdin is a number of seconds: for so long new requests are sent, then the last ones are awaited,
-    and a line of JSON tells what was done; so several of these can take turns of a tenth of a second.  CPU time is taken
-    before and after, while the process does nothing, so that it is exact, and is for `requests`; `rate` is that of the
-    seconds asked for.  At the end of stdin the workers say DISCONNECT, so that the broker can be measured again.  */
+    DIALECT is 0.1, 0.2, x1 or x1b: x1b is the batched form of X1.  BODY is the size of a body in bytes, and PID the process
+    whose CPU time is measured, all threads included.  CREDIT is the number of requests that a worker of x1b holds (default
+    64); the other workers hold one.
 
+    Each line on stdin is a number of seconds.  For that long the clients send new requests; then they wait for the last
+    replies, and a line of JSON reports what was done.  Several of these programs can therefore take turns of a tenth of a
+    second.  CPU time is read before and after, while the process is idle, so it is exact; it covers `requests`.  `rate`
+    covers the seconds asked for.  At the end of stdin the workers send DISCONNECT, so that the broker can be measured again.
+
+    In x1b a client sends its requests together: for the k replies that have arrived together it sends k requests in one
+    message.  A worker answers each message with one message.  */
+
+#define MAX_FRAMES 80  /*  a batch has up to 64 attachments  */
 #include "libzmq.h"
 #include <dirent.h>
 #include <time.h>
 
-enum { FEWEST = 8, LONGEST = 10 };  /*  requests of which anything can be said; seconds  */
+enum { FEWEST = 8, LONGEST = 10 };  /*  requests that a measurement needs at least; seconds  */
+
+/*  The batched form, as mdp/batch.py specifies it.  */
+enum { CREDIT = 64, HEAD = 13, MAX_RECORDS = 256, MAX_RECORDS_BYTES = 65536 };
+enum { MAX_ATTACHMENTS = 64, MAX_ATTACHED_BYTES = 1 << 20, SHARED = 8192 };
+#define ATTACHED 0xFFFFFFFFu
+static const char BATCH = 9;
 
 static dialect_t dialect;
+static int batched;
 static const char *client_header, *worker_header, *body;
 static size_t body_size;
 static unsigned char final, heartbeat, disconnect;
+static unsigned credit = CREDIT;
 
 static double now (void)
 {
@@ -52,8 +67,149 @@ static double cpu_seconds (const char *pid)
     return sum;
 }
 
+/*  ── the batched form ───────────────────────────────────────────────────────────────────────────────────────────────  */
+
+/*  The records that the next message carries.  Its attachments are all the same: the body.  */
+static struct { unsigned char *bytes; size_t size, room; int records, attachments; } batch;
+
+static unsigned char *extend (size_t size)
+{
+    if (batch.size + size > batch.room) {
+        batch.room = 2 * (batch.size + size);
+        batch.bytes = realloc (batch.bytes, batch.room);
+        if (!batch.bytes)
+            die ("realloc");
+    }
+    unsigned char *at = batch.bytes + batch.size;
+    batch.size += size;
+    return at;
+}
+
+static unsigned char *put (unsigned char *at, unsigned long long value, int bytes)
+{
+    while (bytes--)
+        *at++ = value >> 8 * bytes;
+    return at;
+}
+
+static unsigned long get32 (const unsigned char *at)
+{
+    return (unsigned long) at [0] << 24 | at [1] << 16 | at [2] << 8 | at [3];
+}
+
+/*  Begin a record whose size is known: return where its payload goes.  */
+static unsigned char *record (unsigned char command, const unsigned char *id, size_t payload)
+{
+    unsigned char *at = put (extend (HEAD + payload), HEAD - 4 + payload, 4);
+    *at++ = command;
+    memcpy (at, id, 8);
+    batch.records++;
+    return at + 8;
+}
+
+/*  Send what was packed, with `count` attachments from `frames`, or with copies of the body.  */
+static void flush (void *socket, const char *header, zmq_msg_t *frames, int count)
+{
+    int attached = frames ? count : batch.attachments;
+    if (!batch.records)
+        return;
+    zmq_send (socket, "", 0, ZMQ_SNDMORE);
+    zmq_send (socket, header, 6, ZMQ_SNDMORE);
+    zmq_send (socket, &BATCH, 1, ZMQ_SNDMORE);
+    zmq_send (socket, batch.bytes, batch.size, attached ? ZMQ_SNDMORE : 0);
+    if (frames)
+        pass (socket, frames, 0, count);
+    else
+        for (int left = attached; left; left--)
+            zmq_send_const (socket, body, body_size, left > 1 ? ZMQ_SNDMORE : 0);
+    batch.size = batch.records = batch.attachments = 0;
+}
+
+static void pack_request (void *socket, unsigned long number)
+{
+    int attach = body_size >= SHARED;
+    size_t service = strlen (SERVICE), payload = 4 + 1 + service + 2 + 2 + 4 + (attach ? 0 : body_size);
+    if (batch.records == MAX_RECORDS || batch.size + HEAD + payload > MAX_RECORDS_BYTES
+     || (attach && (batch.attachments == MAX_ATTACHMENTS || (batch.attachments + 1) * body_size > MAX_ATTACHED_BYTES)))
+        flush (socket, client_header, NULL, 0);
+    unsigned char id [8];
+    put (id, number, 8);
+    unsigned char *at = record (1, id, payload);
+    at = put (at, 0, 4);  /*  no ttl  */
+    at = put (at, service, 1);
+    memcpy (at, SERVICE, service);
+    at = put (at + service, 0, 2);  /*  no options  */
+    at = put (at, 1, 2);  /*  frames  */
+    at = put (at, attach ? ATTACHED : body_size, 4);
+    if (attach)
+        batch.attachments++;
+    else
+        memcpy (at, body, body_size);
+}
+
+static void pack_ready (void *socket)
+{
+    size_t service = strlen (SERVICE);
+    unsigned char *at = record (1, (const unsigned char [8]) { 0 }, 4 + 1 + service + 2);
+    at = put (at, credit, 4);
+    at = put (at, service, 1);
+    memcpy (at, SERVICE, service);
+    put (at + service, 0, 2);  /*  no options  */
+    flush (socket, worker_header, NULL, 0);
+}
+
+/*  The next record of `frame`, which the broker packed: its size with its head, 0 at the end.  */
+static size_t next (zmq_msg_t *frame, size_t at)
+{
+    size_t size = zmq_msg_size (frame);
+    if (at + HEAD > size)
+        return 0;
+    size_t found = 4 + get32 ((unsigned char *) zmq_msg_data (frame) + at);
+    return found >= HEAD && at + found <= size ? found : 0;
+}
+
+static int is_batch (zmq_msg_t *frames, int count)
+{
+    return count > 3 && is (&frames [2], &BATCH, 1);
+}
+
+/*  A FINAL for each REQUEST, with the same body, whose encoding and attachments are the same in both directions.  */
+static void work_batch (void *socket, zmq_msg_t *frames, int count)
+{
+    size_t size;
+    for (size_t at = 0; (size = next (&frames [3], at)); at += size) {
+        const unsigned char *from = (unsigned char *) zmq_msg_data (&frames [3]) + at;
+        if (from [4] != 2 || size < HEAD + 7)
+            continue;
+        size_t skipped = HEAD + 7 + (from [HEAD + 5] << 8 | from [HEAD + 6]);  /*  ttl, attempt, options  */
+        if (skipped <= size)
+            memcpy (record (final, from + 5, size - skipped), from + skipped, size - skipped);
+    }
+    flush (socket, worker_header, frames + 4, count - 4);
+    drop (frames, 4);
+}
+
+/*  How many requests of a client a batch ends; `failed` counts the ERRORs.  */
+static int ends_in_batch (zmq_msg_t *frames, unsigned long *failed)
+{
+    int done = 0;
+    size_t size;
+    for (size_t at = 0; (size = next (&frames [3], at)); at += size) {
+        unsigned char command = ((unsigned char *) zmq_msg_data (&frames [3])) [at + 4];
+        done += command == 3 || command == 4;
+        *failed += command == 4;
+    }
+    return done;
+}
+
+/*  ── one command in a message ───────────────────────────────────────────────────────────────────────────────────────  */
+
 static void request (void *socket, unsigned long number)
 {
+    if (batched) {
+        pack_request (socket, number);
+        return;
+    }
     if (dialect == DX1) {
         char digits [24];
         int size = snprintf (digits, sizeof digits, "%lu", number);
@@ -72,21 +228,32 @@ static void request (void *socket, unsigned long number)
 
 static void say (void *socket, unsigned char command, const char *service)
 {
-    if (dialect == D01)
+    if (batched && command == 1) {
+        pack_ready (socket);
+        return;
+    }
+    if (dialect == D01 || batched)
         zmq_send (socket, "", 0, ZMQ_SNDMORE);
-    zmq_send (socket, worker_header, 6, ZMQ_SNDMORE);
+    int bare = batched && command == heartbeat;  /*  a command byte would make it the framed form  */
+    zmq_send (socket, worker_header, 6, bare ? 0 : ZMQ_SNDMORE);
+    if (bare)
+        return;
     zmq_send (socket, &command, 1, service ? ZMQ_SNDMORE : 0);
     if (service)
         zmq_send (socket, service, strlen (service), 0);
 }
 
-/*  What a worker does with what it gets.  Whether it had to tell the broker anew that it is there.  */
+/*  What a worker does with a message.  Returns whether it had to register again.  */
 static int work (void *socket, zmq_msg_t *frames, int count)
 {
-    int at = dialect == D01 ? 1 : 0;
+    if (batched && is_batch (frames, count)) {
+        work_batch (socket, frames, count);
+        return 0;
+    }
+    int at = dialect == D01 || batched ? 1 : 0;
     unsigned char command = count > at + 1 ? *(unsigned char *) zmq_msg_data (&frames [at + 1]) : 0;
     int from = at + (dialect == DX1 ? 5 : 4);
-    if (command == 2 && count > from) {
+    if (command == 2 && count > from && !batched) {
         for (int each = 0; each <= at; each++)
             zmq_msg_send (&frames [each], socket, ZMQ_SNDMORE);
         zmq_send (socket, &final, 1, ZMQ_SNDMORE);
@@ -99,7 +266,7 @@ static int work (void *socket, zmq_msg_t *frames, int count)
         return 0;
     }
     drop (frames, count);
-    if (command == heartbeat)
+    if (command == heartbeat || count == at + 1)  /*  a bare header is a heartbeat  */
         say (socket, heartbeat, NULL);
     if (command != disconnect)
         return 0;
@@ -107,9 +274,14 @@ static int work (void *socket, zmq_msg_t *frames, int count)
     return 1;
 }
 
-/*  Whether what a client got is the FINAL of a request; `failed` counts the ERRORs.  */
+/*  How many requests of a client a message ends; `failed` counts the ERRORs.  */
 static int ends (zmq_msg_t *frames, int count, unsigned long *failed)
 {
+    if (batched) {
+        int done = is_batch (frames, count) ? ends_in_batch (frames, failed) : 0;
+        drop (frames, count);
+        return done;
+    }
     int at = dialect == D01 ? 1 : dialect == D02 ? 0 : 2;
     int done = count > at + 2;  /*  a HEARTBEAT has no service  */
     if (done && dialect == DX1 && *(unsigned char *) zmq_msg_data (&frames [at + 1]) == 4)
@@ -120,13 +292,16 @@ static int ends (zmq_msg_t *frames, int count, unsigned long *failed)
 
 int main (int argc, char **argv)
 {
-    if (argc != 9) {
-        fprintf (stderr, "load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID\n");
+    if (argc < 9 || argc > 10) {
+        fprintf (stderr, "load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID [CREDIT]\n");
         return 2;
     }
     open_libzmq (argv [1]);
     const char *endpoint = argv [2], *pid = argv [8];
     dialect = dialect_of (argv [3]);
+    batched = strcmp (argv [3], "x1b") == 0;
+    if (argc > 9)
+        credit = atoi (argv [9]);
     int clients = atoi (argv [4]), workers = atoi (argv [5]), outstanding = atoi (argv [6]);
     body_size = strtoul (argv [7], NULL, 10);
     client_header = dialect == D01 ? "MDPC01" : dialect == D02 ? "MDPC02" : "MDPCX1";
@@ -170,14 +345,15 @@ int main (int argc, char **argv)
                 if (at < workers)
                     again += work (socket, frames, count);
                 else
-                if (ends (frames, count, &failed)) {
-                    done++;
-                    if (phase == SENDING)
-                        request (socket, ++numbers [at]);
-                    else
-                        under_way--;
-                }
+                    for (int left = ends (frames, count, &failed); left; left--) {
+                        done++;
+                        if (phase == SENDING)
+                            request (socket, ++numbers [at]);
+                        else
+                            under_way--;
+                    }
             }
+            flush (socket, client_header, NULL, 0);
         }
         switch (phase) {
         case IDLE:
@@ -189,9 +365,11 @@ int main (int argc, char **argv)
             done = failed = again = 0;
             begun = now ();
             until = begun + atof (line);
-            for (int sent = 0; sent < outstanding; sent++)
-                for (int at = workers; at < all; at++)
+            for (int at = workers; at < all; at++) {
+                for (int sent = 0; sent < outstanding; sent++)
                     request (items [at].socket, ++numbers [at]);
+                flush (items [at].socket, client_header, NULL, 0);
+            }
             under_way = (unsigned long) clients * outstanding;
             phase = SENDING;
             break;

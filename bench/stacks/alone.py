@@ -5,7 +5,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 Record = dict[str, Any]
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 def main(title: str, run: Callable[[argparse.Namespace, Callable[[str], None]], Iterator[Record]]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, fewer peers")
     parser.add_argument("--rounds", type=int, help="how often each peer has its turn")
     parser.add_argument("--seconds", type=float, help="how long each load lasts")
     parser.add_argument(
@@ -42,10 +42,10 @@ def extent(options: argparse.Namespace) -> tuple[int, float]:
     return rounds, getattr(options, "seconds", None) or (0.5 if quick else 1.0)
 
 
-def wanted(options: argparse.Namespace, name: str) -> bool:
-    """Whether a peer is to be measured."""
-    only = getattr(options, "only", None)
-    return only is None or name.lower().startswith(tuple(each.lower() for each in only))
+def wanted(options: argparse.Namespace, name: str, quick: Sequence[str] = ()) -> bool:
+    """Return whether to measure a peer; with --quick only those whose names begin with one of `quick`."""
+    only = getattr(options, "only", None) or (quick if getattr(options, "quick", False) else ())
+    return not only or name.lower().startswith(tuple(each.lower() for each in only))
 
 
 def table(records: Iterable[Record]) -> Iterator[str]:
@@ -57,7 +57,7 @@ def table(records: Iterable[Record]) -> Iterator[str]:
             bases[record["figure"]] = record["base"]
         elif "skipped" in record:
             yield f"{record['skipped']}: skipped, {record['why']}"
-        else:
+        elif "rounds" in record:
             params = ", ".join(f"{name} {value}" for name, value in record["params"].items())
             block = blocks.setdefault((record["figure"], record["unit"], params), {})
             block.setdefault(record["peer"], []).extend(record["rounds"])

@@ -1,6 +1,8 @@
 """NATS: nats-server and nats-py; request and reply through a queue group.
 
-With nats-py's own settings, and asyncio's own event loop, as zmdp.
+With nats-py's default settings and asyncio's default event loop, as zmdp.  nats-py awaits a subscription's callback
+before it calls it for the next message, so even handlers that await run one at a time in a process; `tasks` is the way
+round that which an application can choose: a task for each message.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from typing import ClassVar
 
 from . import processes
 from .load import Ask
-from .peer import Peer, Server, Work, echo
+from .peer import Peer, Server, Work, echo, pause
 
 SYNCS_ALWAYS = (2, 10)
 """The first version that can sync before it accepts."""
@@ -25,6 +27,7 @@ class NATS(Peer):
     """Core NATS.  Its server gives a request to any member of the queue group, busy or not: it does not know."""
 
     name: str = "NATS"
+    tasks: bool = False
     needs: ClassVar[dict[str, str]] = {
         "nats-server": "Debian: apt-get install nats-server",
         "nats": "pip install nats-py",
@@ -52,7 +55,18 @@ class NATS(Peer):
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
 
-        await connection.subscribe("bench", queue="workers", cb=handle)
+        async def handle_awaiting(message: "nats.aio.msg.Msg") -> None:
+            await message.respond(await work(message.data))
+
+        running = set()
+
+        async def handle_in_task(message: "nats.aio.msg.Msg") -> None:
+            task = asyncio.create_task(handle_awaiting(message))
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+        callback = handle if work is not pause else handle_in_task if self.tasks else handle_awaiting
+        await connection.subscribe("bench", queue="workers", cb=callback)
         await connection.flush()
         ready()
         await asyncio.Event().wait()

@@ -4,10 +4,11 @@ A peer's file has a class of its own; `child.py` makes it anew, from the name of
 worker process and in the client process.
 """
 
+import asyncio
 import importlib.util
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import ClassVar
 
 from .load import Ask, Caller
 
-Work = Callable[[bytes], bytes]
-"""What a worker does with a body."""
+Work = Callable[[bytes], bytes] | Callable[[bytes], Awaitable[bytes]]
+"""What a worker does with a body.  Only `pause` is a coroutine function, and not every peer can do that."""
 
 
 def echo(body: bytes) -> bytes:
@@ -24,8 +25,14 @@ def echo(body: bytes) -> bytes:
 
 
 def sleep(body: bytes) -> bytes:
-    """Keep the worker busy for as many milliseconds as the body says."""
+    """Block the thread for as many milliseconds as the body says."""
     time.sleep(float(body) / 1000)
+    return body
+
+
+async def pause(body: bytes) -> bytes:
+    """Await for as many milliseconds as the body says."""
+    await asyncio.sleep(float(body) / 1000)
     return body
 
 

@@ -26,7 +26,7 @@ class RoundRobin(Peer):
     @contextmanager
     def server(self, folder: Path) -> Iterator[Server]:
         del folder
-        with processes.running(sys.executable, INTURN, "proxy") as process:
+        with processes.running(sys.executable, INTURN) as process:
             yield Server(process.read_line(), [process.pid])
 
     def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from .zmdp import Zmdp
 
 @dataclass
 class Titanic(Zmdp):
-    """Requests that are in the database when they are accepted; nobody does them."""
+    """Requests that are in the database when they are accepted; no worker executes them."""
 
     name: str = "Titanic, SQLite"
 

@@ -1,7 +1,8 @@
-"""zmdp: mdp-broker with this package's clients and workers, over asyncio and in threads."""
+"""zmdp: mdp-broker with this package's clients and workers."""
 
 import asyncio
 import json
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.workers import AsyncWorker, Worker
+from zmdp.workers import AsyncWorker
 
 from . import processes
 from .load import Ask, Caller, WrongReplyError, body
@@ -23,10 +24,9 @@ WORKERS = 4
 
 @dataclass
 class Zmdp(Peer):
-    """`concurrency` is how many requests a worker process takes at a time."""
+    """`AsyncClient`, and `mdworker` processes with default settings: one thread, or coroutines if handlers await."""
 
     name: str = "zmdp"
-    concurrency: int = 1
     needs: ClassVar[dict[str, str]] = {str(processes.BIN / "mdp-broker"): "pip install and the path of this checkout"}
 
     @contextmanager
@@ -36,15 +36,15 @@ class Zmdp(Peer):
             yield Server(process.read_line(), [process.pid])
 
     def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
-        worker = Worker("bench", lambda request: work(request[0]), broker=address, concurrency=self.concurrency)
-        worker.start()
-        ready()
-        worker.wait()
+        ready()  # the client waits until the workers are registered
+        program = str(processes.BIN / "mdworker")
+        target = f"services:{work.__name__}"
+        os.execv(program, [program, target, "--service", "bench", "--broker", address, "--log-level", "error"])
 
     @asynccontextmanager
     async def client(self, address: str) -> AsyncIterator[Ask]:
         async with AsyncClient(address, timeout=60) as client:
-            while json.loads((await client.request("mmi.stats"))[0])["workers"] < WORKERS * self.concurrency:
+            while json.loads((await client.request("mmi.stats"))[0])["workers"] < WORKERS:
                 await asyncio.sleep(0.02)
 
             async def ask(mine: bytes) -> bytes:
@@ -55,7 +55,7 @@ class Zmdp(Peer):
 
 @dataclass
 class ZmdpAsync(Zmdp):
-    """Asyncio on both sides.  Workers take many requests at a time, as NATS's take any number."""
+    """`AsyncClient` and `AsyncWorker`, which handles up to 64 requests at a time, as it does by default."""
 
     name: str = "zmdp, asyncio"
     concurrency: int = 64
@@ -75,15 +75,19 @@ class ZmdpAsync(Zmdp):
 
 @dataclass
 class ZmdpThreads(Zmdp):
-    """No asyncio on either side: `Client.request`, or `Client.submit` if more than one is to be outstanding."""
+    """No asyncio on either side.
 
-    concurrency: int = 4
+    The client is `Client.request`, or `Client.submit` if more than one request is to be outstanding; the workers are
+    `mdworker` processes with default settings, one thread for the handler.
+    """
+
+    name: str = "zmdp, threads"
     synchronous: ClassVar[bool] = True
 
     @contextmanager
     def caller(self, address: str, outstanding: int) -> Iterator[Caller]:
         with Client(address, timeout=60) as client:
-            while json.loads(client.request("mmi.stats")[0])["workers"] < WORKERS * self.concurrency:
+            while json.loads(client.request("mmi.stats")[0])["workers"] < WORKERS:
                 time.sleep(0.02)
             yield _OneByOne(client) if outstanding == 1 else _Submitting(client)
 
@@ -104,7 +108,7 @@ class _OneByOne:
 
 
 class _Submitting:
-    """Futures, the oldest of which is waited for; those that are done as well by then are taken in with it."""
+    """Futures: wait for the oldest one, then take all that are done by then."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -125,4 +129,4 @@ class _Submitting:
             key, mine, future, came = self._futures.popleft()
             if future.result()[0] != mine:
                 raise WrongReplyError(mine)
-            yield key, came[0] if came else time.perf_counter()  # who waits may be woken before the callback
+            yield key, came[0] if came else time.perf_counter()  # the waiter may be woken before the callback runs

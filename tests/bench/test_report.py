@@ -158,6 +158,20 @@ def test_without_matplotlib_there_are_the_table_and_the_json(report, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.md"]
 
 
+def test_a_page_begins_with_the_targets(report):
+    found = {
+        **results(cost("zmdp", [1.0])),
+        "targets": [
+            {"name": "fast", "target": "≤ 2", "measured": "1.00", "median": 1.0, "reached": True},
+            {"name": "cheap", "target": "≤ 0.5", "measured": "1.00", "median": 1.0, "reached": False},
+            {"name": "small", "target": "≤ 3"},
+        ],
+    }
+    page = report.markdown(found)
+    assert "| fast | ≤ 2 | 1.00 | yes |\n| cheap | ≤ 0.5 | 1.00 | **no** |\n| small | ≤ 3 | not measured |  |" in page
+    assert page.index("## Targets") < page.index("## p")
+
+
 def part(*records, then=None):
     """A part that yields these and then raises, or not."""
 
@@ -177,7 +191,6 @@ def run_parts(suite, monkeypatch, tmp_path, **parts):
     monkeypatch.setattr(
         suite, "find", lambda name: parts[name] if parts[name] else importlib.import_module("no_such_part")
     )
-    monkeypatch.setattr(suite.report, "plots", lambda found, folder: {})
     found = {"records": [], "machine": {}}
     suite.measure(argparse.Namespace(parts=list(parts)), found, tmp_path)
     return found["records"]
@@ -212,10 +225,20 @@ def test_the_suite_lists_its_parts():
     done = suite_process("--list")
     assert done.returncode == 0, done.stderr
     assert "cost      What the broker costs\n" in done.stdout
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cost", "stacks", "mixed", "durable"]
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names == ["cost", "stacks", "mixed", "death", "durable", "rows"]
 
 
 def test_the_suite_refuses_a_part_that_there_is_not():
     done = suite_process("--parts", "cost,tea")
     assert done.returncode == 2
     assert "no part tea" in done.stderr
+
+
+def test_publishing_replaces_the_targets_and_nothing_else(report, monkeypatch):
+    publish = load("publish", monkeypatch)
+    page = f"before\n{publish.BEGIN}\nold\n{publish.END}\nafter\n"
+    assert publish.with_targets(page, "new") == f"before\n{publish.BEGIN}\nnew\n{publish.END}\nafter\n"
+    performance = (publish.DOCS / "performance.md").read_text()
+    assert performance.count(publish.BEGIN) == performance.count(publish.END) == 1
+    assert all(f"plots/{name}.png" in performance for name in publish.PLOTS.values())

@@ -1,6 +1,7 @@
 """The benchmarks' full stacks: what they compute and what they say is missing, without a server."""
 
 import argparse
+import asyncio
 import json
 import struct
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
+PROGRAMS = {path.stem for path in BENCH.glob("*.py")} | {"stacks"}
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +21,7 @@ def bench(monkeypatch):
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name.split(".")[0] in {"stacks", "mixed", "durable"}:
+        if name.split(".")[0] in PROGRAMS:
             del sys.modules[name]
 
 
@@ -120,7 +122,8 @@ def every_peer():
     import mixed
     import stacks
 
-    return {peer.name: peer for part in (stacks, mixed, durable) for peer in part.contenders()}
+    parts = (stacks.contenders(), mixed.contenders(), mixed.contenders(mixed.AWAITING), durable.contenders())
+    return {peer.name: peer for part in parts for peer in part}
 
 
 def test_each_peer_says_what_is_missing_and_how_it_is_installed(monkeypatch):
@@ -209,6 +212,89 @@ def test_a_table_has_ratios_round_by_round():
     assert "X: skipped, not here" in lines
     assert "rate (1/s); outstanding 1" in lines
     assert "3.00 × NATS (2.00–4.00)" in lines
+
+
+def test_a_quick_run_measures_fewer_peers():
+    from stacks import alone
+
+    quick = argparse.Namespace(quick=True, only=None)
+    names = ["zmdp, asyncio", "NATS", "Celery"]
+    assert [name for name in names if alone.wanted(quick, name, ("zmdp", "NATS"))] == ["zmdp, asyncio", "NATS"]
+    assert alone.wanted(argparse.Namespace(quick=True, only=["celery"]), "Celery", ("zmdp", "NATS"))
+    assert alone.wanted(argparse.Namespace(quick=False), "Celery", ("zmdp", "NATS"))
+
+
+def test_workers_do_the_same_as_those_of_peers():
+    import services
+    from stacks import peer
+
+    assert services.echo([b"x"]) == [peer.echo(b"x")]
+    assert services.sleep([b"0"]) == [peer.sleep(b"0")]
+    assert asyncio.run(services.pause([b"0"])) == [asyncio.run(peer.pause(b"0"))]
+
+
+# ── the targets ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def figure_of(peers, params):
+    """A figure with the rounds of these peers."""
+    import report
+
+    return report.Figure("p", "rate", rows=[report.Row(name, tuple(params.items()), r) for name, r in peers.items()])
+
+
+def test_a_target_is_a_ratio_formed_in_each_round():
+    from targets import Target
+
+    target = Target("t", "≥", 3, "p", "rate", "zmdp", "NATS", {"outstanding": 64})
+    figure = figure_of({"zmdp": [30.0, 80.0, None], "NATS": [10.0, 20.0, 1.0]}, {"outstanding": 64})
+    found = target.measured([figure])
+    assert (found.median, found.low, found.high) == (3.5, 3.0, 4.0)
+    assert target.reached(found)
+    assert not Target("t", ">", 3.5, "p", "rate", "zmdp", "NATS").reached(found)
+    assert Target("t", "≤", 3.5, "p", "rate", "zmdp", "NATS").reached(found)
+    assert not Target("t", "≤", 3.5, "p", "rate", "zmdp", every=True).reached(found)
+
+
+def test_what_was_not_measured_is_no_target_reached():
+    from targets import Target, judge
+
+    target = Target("t", "≥", 3, "p", "rate", "zmdp", "NATS", {"outstanding": 64})
+    assert target.measured([]) is None
+    assert target.measured([figure_of({"zmdp": [1.0]}, {"outstanding": 64})]) is None
+    assert target.measured([figure_of({"zmdp": [1.0], "NATS": [1.0]}, {"outstanding": 1})]) is None
+    assert not any("reached" in row for row in judge([]))
+
+
+def test_each_target_is_a_figure_of_its_part():
+    """What a target names is measured: its part announces the figure, and its peers take part."""
+    import cost
+    import death
+    import durable
+    import mixed
+    import stacks
+    from targets import targets
+
+    names = {
+        stacks.PART: [each.name for each in stacks.contenders()],
+        mixed.PART: [each.name for each in mixed.contenders()],
+        durable.PART: [each.name for each in durable.contenders()],
+    }
+    figures = {
+        stacks.PART: [name for name, _ in stacks.FIGURES],
+        mixed.PART: [mixed.figure(percent) for percent in mixed.PERCENTILES],
+        durable.PART: [name for name, _ in durable.FIGURES],
+        death.PART: [death.FIGURE],
+    }
+    loads = {(cost.CPU + p.by, *sorted(p.params.items()), peer) for p in cost.points(quick=True) for peer in p.peers}
+    for target in targets():
+        if target.part == cost.PART:
+            for peer in (target.peer, target.over):
+                assert (target.figure, *sorted(target.params.items()), peer) in loads
+        if target.part in names:
+            assert {target.peer, target.over} <= set(names[target.part])
+        if target.part in figures:
+            assert target.figure in figures[target.part]
 
 
 def test_options():

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 import zmq
+from support.batched import replies, requests
 from support.processes import eventually
 
 from zmdp.clients import AsyncClient
@@ -33,19 +34,28 @@ def router(context):
 
 @pytest.fixture
 def connection(router, context):
-    made = Connection(ClientSession(), [router.last_endpoint.decode()], context)
+    def deliver(events):
+        for call, outcome in events:
+            call.taker.append(outcome)
+
+    made = Connection(ClientSession(), [router.last_endpoint.decode()], context, deliver)
     yield made
     made.drop()
 
 
 def ask(connection, outcomes):
-    call = connection.session.request(ECHO, [b"body"], time.monotonic())
-    call.deliver = outcomes.append
+    connection.session.request(ECHO, [b"body"], time.monotonic(), taker=outcomes)
 
 
-def answer(router, *body):
-    sender, number, *_ = router.recv_multipart()
-    router.send_multipart([sender, number, b"", b"MDPCX1", b"\x03", ECHO, *body])
+def take(router):
+    """The requests in the next message."""
+    return requests(router.recv_multipart())
+
+
+def answer(router, *bodies):
+    """Reply to the requests of the next message, each reply a message."""
+    for asked, body in zip(take(router), bodies, strict=True):
+        router.send_multipart(replies((asked, [body])))
 
 
 def step_until(connection, condition):
@@ -73,13 +83,13 @@ def test_what_came_before_the_end_is_taken_in(router, connection):
 
 
 def test_more_that_came_before_the_end_than_is_taken_in_at_a_time(router, connection, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.connection.BATCH", 3)
+    monkeypatch.setattr("zmdp.clients.connection.MAX_MESSAGES", 3)
     outcomes = []
     for _ in range(10):
         ask(connection, outcomes)
     connection.step(time.monotonic())
-    for number in range(8):
-        answer(router, b"%d" % number)
+    for number, asked in enumerate(take(router)[:8]):
+        router.send_multipart(replies((asked, [b"%d" % number])))
     router.close()
     while len(outcomes) < 8:
         connection.rung = True
@@ -118,26 +128,71 @@ def test_after_the_last_reply_there_is_no_look_for_another(router, connection, m
     assert not connection.session.outstanding
 
 
-def test_what_a_turn_of_the_loop_asks_for_is_sent_together(router, monkeypatch):
-    """The first at once, as nothing else is outstanding; then all others."""
-    sent = []
-    send = Connection._send
+def test_outcomes_are_delivered_together(router, context):
+    deliveries = []
+    connection = Connection(ClientSession(), [router.last_endpoint.decode()], context, deliveries.append)
+    for _ in range(10):
+        ask(connection, None)
+    connection.step(time.monotonic())
+    router.send_multipart(replies(*((asked, [b"reply"]) for asked in take(router))))
+    step_until(connection, lambda: deliveries)
+    (delivered,) = deliveries
+    assert [(call.number, outcome) for call, outcome in delivered] == [(n, [b"reply"]) for n in range(1, 11)]
+    connection.drop()
 
-    def counted(self, now):
-        if self.session.messages:
-            sent.append(len(self.session.messages))
-        return send(self, now)
+
+def test_what_a_turn_of_the_loop_asks_for_is_one_message(router):
+    """The first request goes out at once, because nothing else is outstanding; then all others together."""
 
     async def scenario():
         async with AsyncClient(router.last_endpoint.decode()) as client:
-            asking = [asyncio.create_task(client.request("echo")) for _ in range(100)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert sent == [1, 99]
-            for _ in asking:
-                answer(router, b"reply")
-            assert await asyncio.gather(*asking) == [[b"reply"]] * 100
-            assert sent == [1, 99]
+            asking = [asyncio.create_task(client.request("echo", b"%d" % n)) for n in range(100)]
+            for _ in range(2):
+                await asyncio.sleep(0)
+            first, others = take(router), take(router)
+            assert [asked.body for asked in first + others] == [[b"%d" % n] for n in range(100)]
+            assert len(first) == 1
+            assert not router.poll(0)
+            router.send_multipart(replies(*((asked, asked.body) for asked in first + others)))
+            assert await asyncio.gather(*asking) == [[b"%d" % n] for n in range(100)]
 
-    monkeypatch.setattr(Connection, "_send", counted)
+    asyncio.run(scenario())
+
+
+def test_what_callers_ask_when_their_replies_come_is_one_message(router):
+    """And it takes one turn of the event loop: that of the tasks, at whose end it is sent."""
+    turns = count()
+
+    async def ask_twice(client, number):
+        await client.request("echo", b"%d" % number)
+        next(turns)
+        await client.request("echo", b"again %d" % number)
+
+    async def scenario():
+        async with AsyncClient(router.last_endpoint.decode()) as client:
+            asking = [asyncio.create_task(ask_twice(client, n)) for n in range(10)]
+            for _ in range(2):
+                await asyncio.sleep(0)
+            first, others = take(router), take(router)
+            router.send_multipart(replies(*((asked, asked.body) for asked in first + others)))
+            while not router.poll(0):
+                await asyncio.sleep(0)
+            assert next(turns) == 10
+            assert [asked.body for asked in take(router)] == [[b"again %d" % n] for n in range(10)]
+            for task in asking:
+                task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_the_shells_send_a_bare_header_to_a_silent_broker(router):
+    async def scenario():
+        async with AsyncClient(router.last_endpoint.decode(), heartbeat=0.01, liveness=100_000) as client:
+            asking = asyncio.create_task(client.request("echo"))
+            (asked,) = await asyncio.to_thread(take, router)
+            heartbeat = await asyncio.to_thread(router.recv_multipart)
+            assert heartbeat == [asked.sender, b"", b"MDPCX1"]
+            router.send_multipart(replies((asked, [b"x"])))
+            assert await asking == [b"x"]
+
     asyncio.run(scenario())

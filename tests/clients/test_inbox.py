@@ -24,7 +24,7 @@ def test_what_was_taken_does_not_count_whichever_threads_come_and_take():
 
     def come():
         for part in parts:
-            inbox.put(part)
+            inbox.add(part)
 
     coming = threading.Thread(target=come)
     coming.start()
@@ -35,14 +35,14 @@ def test_what_was_taken_does_not_count_whichever_threads_come_and_take():
             taken += 1
     coming.join()
     largest = Reply([b"x" * (MAX_UNREAD - 1000)], service="s", final=False)
-    assert inbox.put(largest)
+    assert inbox.add(largest)
     assert inbox.take() is largest  # and not an error, because so much had come before
 
 
 def test_more_than_may_wait_is_an_error_after_what_came_before():
     inbox = Inbox()
     part = Reply([b"x" * (MAX_UNREAD // 2)], service="s", final=False)
-    assert [inbox.put(part) for _ in range(3)] == [True, True, False]
+    assert [inbox.add(part) for _ in range(3)] == [True, True, False]
     assert inbox.take() is part
     with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
         inbox.take()

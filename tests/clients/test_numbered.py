@@ -144,7 +144,7 @@ def held(endpoint):
 def test_a_future_is_settled_while_a_thread_of_the_callers_drives(endpoint, held):
     with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
         client.submit("echo").result(10)
-        eventually(lambda: client._dialog._idle)
+        eventually(lambda: client._dialog._futures.asleep)
         driving = pool.submit(client.request, "hold", b"x")
         assert held.taken.wait(10)
         assert client.submit("echo", b"y").result(10) == [b"y"]
@@ -170,24 +170,24 @@ def test_a_request_is_over_in_time_while_another_thread_drives(endpoint, held):
 def test_the_thread_of_the_futures_sleeps_while_none_is_outstanding(endpoint):
     with Client(endpoint, timeout=20) as client:
         assert client.submit("echo", b"x").result(10) == [b"x"]
-        dialog = client._dialog
+        futures = client._dialog._futures
         for _ in range(3):
-            eventually(lambda: dialog._idle)
+            eventually(lambda: futures.asleep)
             assert client.request("echo", b"y") == [b"y"]
-            assert dialog._idle
+            assert futures.asleep
             assert client.submit("echo", b"z").result(10) == [b"z"]
 
 
 def test_many_wake_ups_are_one(endpoint, held):
     with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
-        dialog = client._dialog
+        shared = client._dialog._shared
         driving = pool.submit(client.request, "hold", b"x")
         assert held.taken.wait(10)
-        with dialog._lock:
-            dialog._wake()
-            dialog._wake()
-            assert dialog._wake_out.recv(10, socket.MSG_PEEK) == b"!"
-        eventually(lambda: not dialog._woken)
+        with shared.lock:
+            shared.wake()
+            shared.wake()
+            assert shared._wake_out.recv(10, socket.MSG_PEEK) == b"!"
+        eventually(lambda: not shared._woken)
         assert [future.result(10) for future in [client.submit("echo", b"%d" % n) for n in range(200)]] == [
             [b"%d" % n] for n in range(200)
         ]
@@ -217,5 +217,5 @@ def test_threads_that_ask_in_every_way_at_once(endpoint):
         asking = [pool.submit(ask, client, who) for who in range(8)]
         for each in asking:
             each.result(60)
-        eventually(lambda: client._dialog._session.outstanding == 0)  # what was cancelled last, too
-        eventually(lambda: not client._dialog._followers)  # nobody is left asleep
+        eventually(lambda: client._dialog._shared.session.outstanding == 0)  # what was cancelled last, too
+        eventually(lambda: not client._dialog._shared._followers)  # nobody is left asleep

@@ -49,6 +49,15 @@ def test_a_request(protocol: str, message: list[bytes]) -> None:
     assert session.waiting
 
 
+def test_a_request_with_an_envelope() -> None:
+    # C36
+    session = PirateSession("0.2", envelope=True)
+    assert session.request(b"echo", [b"a"], 0.0, timeout=1.0, retries=1) == [b"", *REQUEST[:3], b"a"]
+    assert session.tick(1.0) == Resend([b"", *REQUEST[:3], b"a"])
+    assert told(session.receive([b"", *final(b"x")], 1.5)) == ([b"x"], "echo", True)  # C22
+    assert PirateSession("0.1", envelope=True).encode(b"echo", [b"a"]) == [b"", b"MDPC01", b"echo", b"a"]
+
+
 @pytest.mark.parametrize(
     ("protocol", "message", "reply"),
     [

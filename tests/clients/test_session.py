@@ -1,7 +1,7 @@
 """The client's machine of X1: numbers, times, a connection that may be replaced, and what each ERROR becomes."""
 
-import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from zmdp.clients import session as module
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import Call, ClientSession, Outcome
+from zmdp.mdp import batch, wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (
     BrokerUnreachable,
@@ -28,8 +29,11 @@ from zmdp.mdp.errors import (
     ZmdpError,
 )
 
-HEARTBEAT = [b"", b"MDPCX1", b"\x06"]
+ROUTE = (b"amy", b"")
+HEARTBEAT = [b"", b"MDPCX1"]
 STRANGER = "what listens there has been silent for {} s; if it is not zmdp's broker, try protocol 0.2"
+
+Command = tuple[Any, ...]
 
 
 class Highest(random.Random):
@@ -39,13 +43,44 @@ class Highest(random.Random):
         return b
 
 
-def request(number: int, body: bytes = b"x", service: bytes = b"echo", **options: Any) -> list[bytes]:
-    raw = json.dumps(options, separators=(",", ":")).encode() if options else b""
-    return [b"%d" % number, b"", b"MDPCX1", b"\x01", service, raw, body]
+# ── what the session sends, as the broker reads it ───────────────────────────────────────────────────────────────────
 
 
-def cancel(number: int, service: bytes = b"echo") -> list[bytes]:
-    return [b"%d" % number, b"", b"MDPCX1", b"\x05", service]
+def request(number: int, body: bytes = b"x", *, ttl: int | None = None, **options: Any) -> Command:
+    """A REQUEST with a ttl in milliseconds."""
+    return "REQUEST", number, b"echo", [body], None if ttl is None else ttl / 1000, options
+
+
+def cancel(number: int) -> Command:
+    return "CANCEL", number
+
+
+ASKING = ("HEARTBEAT",)
+
+
+def sent(session: ClientSession) -> list[Command]:
+    """The commands that the session sends; it is rid of them then."""
+    commands: list[Command] = []
+    for message in session.take_messages():
+        found = wire.decode_peer([b"amy", *message], 1 << 30, 1024)
+        assert isinstance(found, wire.Batched)
+        commands += [ASKING] if found.bare else map(read, unpack(message))
+    return commands
+
+
+def unpack(message: list[bytes]) -> list[Any]:
+    commands: list[Any] = batch.from_client([b"amy", *message], 2, ROUTE, 1 << 30, 1 << 30)
+    return commands
+
+
+def read(command: wire.Request | wire.Cancel) -> Command:
+    if isinstance(command, wire.Cancel):
+        return "CANCEL", command.number
+    options = command.options
+    return "REQUEST", command.number, command.service, command.body, options.ttl, options.values()
+
+
+# ── what the broker sends, in the framed form; `batched` makes the other form of it ──────────────────────────────────
 
 
 def partial(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
@@ -60,6 +95,27 @@ def error(number: int, code: bytes, text: bytes, *detail: bytes, service: bytes 
     return [b"%d" % number, b"", b"MDPCX1", b"\x04", service, code, text, *detail]
 
 
+def batched(*commands: list[bytes]) -> list[bytes]:
+    packed = batch.Batch((b"",), wire.CX1)
+    for command in commands:
+        number, kind = int(command[0]), command[3][0]
+        if kind == 4:
+            packed.error(4, number, int(command[5]), command[6], command[7:])
+        else:
+            packed.reply(kind, number, command[5:])
+    (message,) = packed.messages()
+    return list(message)
+
+
+def framed(command: list[bytes]) -> list[bytes]:
+    return command
+
+
+Form = Callable[[list[bytes]], list[bytes]]
+
+both_forms = pytest.mark.parametrize("form", [batched, framed])
+
+
 def plain(outcome: Outcome) -> tuple[Any, ...]:
     """An outcome as a plain value."""
     if isinstance(outcome, Reply):
@@ -71,16 +127,9 @@ def plain(outcome: Outcome) -> tuple[Any, ...]:
 
 def events(session: ClientSession) -> list[tuple[Any, ...]]:
     """What the session hands out, as (number, outcome); the session is rid of it then."""
-    told = [(int(call.route[0]), *plain(outcome)) for call, outcome in session.events]
+    told = [(call.number, *plain(outcome)) for call, outcome in session.events]
     session.events.clear()
     return told
-
-
-def sent(session: ClientSession) -> list[list[bytes]]:
-    """What the session sends; it is rid of it then."""
-    messages = list(session.messages)
-    session.messages.clear()
-    return messages
 
 
 def connected(**settings: Any) -> ClientSession:
@@ -131,12 +180,16 @@ def test_a_new_session_is_not_connected() -> None:
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_request() -> None:
+@both_forms
+def test_a_request(form: Form) -> None:
     session = connected()
     call = session.request(b"echo", [b"a", b"b"], 100.0)
-    assert sent(session) == [[b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"a", b"b"]]
-    assert (session.outstanding, call.ended) == (1, False)
-    session.receive(final(1, b"c", b"d"), 101.0)
+    assert session.unsent == 1
+    record = b"\0\0\0\x20\x01\0\0\0\0\0\0\0\x01\0\0\0\0\x04echo\0\0\0\x02\0\0\0\1a\0\0\0\1b"
+    assert session.take_messages() == [[b"", b"MDPCX1", b"\x09", record]]
+    assert session.take_messages() == []
+    assert (session.outstanding, session.unsent, call.ended) == (1, 0, False)
+    session.receive(form(final(1, b"c", b"d")), 101.0)
     assert events(session) == [(1, [b"c", b"d"], "echo", True)]
     assert call.ended
     assert sent(session) == []
@@ -146,17 +199,62 @@ def test_a_request() -> None:
 def test_a_request_has_its_options() -> None:
     session = connected()
     session.request(b"echo", [b"x"], 100.0, timeout=2.5, wait=False, headers={"a": "ä"}, options={"key": [1]})
-    (message,) = sent(session)
-    assert message[5] == b'{"key":[1],"headers":{"a":"\\u00e4"},"wait":false,"ttl":2500}'
+    (message,) = session.take_messages()
+    (command,) = unpack(message)
+    assert command.options.raw == b'{"key":[1],"headers":{"a":"\\u00e4"},"wait":false}'
+    assert (command.options.ttl, command.options.wait) == (2.5, False)
+
+
+def test_a_ttl_that_is_too_long_for_a_record_is_among_the_options() -> None:
+    longest = batch.MAX_TTL_MS
+    session = connected()
+    for timeout, options in ((longest, {}), (longest + 1000, {}), (longest + 1000, {"key": 1})):
+        session.request(b"echo", [b"x"], 100.0, timeout=timeout / 1000, options=options)
+    longer = {"ttl": longest + 1000}
+    assert sent(session) == [
+        request(1, ttl=longest),
+        (*request(2, ttl=longest + 1000)[:-1], longer),
+        (*request(3, ttl=longest + 1000)[:-1], {"key": 1, **longer}),
+    ]
+
+
+def test_commands_of_one_turn_are_one_message() -> None:
+    session = connected()
+    calls = [session.request(b"echo", [b"x"], 100.0) for _ in range(100)]
+    session.cancel(calls[0])
+    session.tick(101.0)
+    assert session.unsent == 102
+    commands, heartbeat = session.take_messages()
+    assert (commands[:3], heartbeat) == ([b"", b"MDPCX1", b"\x09"], HEARTBEAT)
+    found = [read(command) for command in unpack(commands)]
+    assert found == [*(request(number) for number in range(1, 101)), cancel(1)]
+
+
+def test_large_frames_are_attached() -> None:
+    session, large = connected(), b"x" * wire.SHARED
+    session.request(b"echo", [large, b"small"], 100.0)
+    (message,) = session.take_messages()
+    assert message[4] is large
+    session.receive(batched(final(1, large)), 100.0)
+    assert events(session) == [(1, [large], "echo", True)]
 
 
 @pytest.mark.parametrize(
-    "settings", [{"options": {"a": b"x"}}, {"options": {"wait": 1}}, {"headers": {"a": 1}}, {"timeout": 1e15}]
+    "settings",
+    [
+        {"options": {"a": b"x"}},
+        {"options": {"wait": 1}},
+        {"options": {"ttl": 1}},
+        {"options": {"wait": True}, "wait": False, "headers": {1: "a"}},
+        {"headers": {"a": 1}},
+        {"timeout": 1e15},
+        {"body": [b""] * (batch.MAX_BODY_FRAMES + 1)},
+    ],
 )
-def test_a_request_that_cannot_be_sent_leaves_nothing(settings: dict[str, Any]) -> None:
-    session = connected()
-    with pytest.raises(SettingError, match=r"^(options|headers) "):
-        session.request(b"echo", [b"x"], 100.0, silence=1.0, **settings)
+@pytest.mark.parametrize("session", [connected(), ClientSession()], ids=["connected", "not connected"])
+def test_a_request_that_cannot_be_sent_leaves_nothing(session: ClientSession, settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=r"^(options|headers|the body) "):
+        session.request(b"echo", now=100.0, silence=1.0, **{"body": [b"x"], **settings})
     assert sent(session) == []
     assert is_empty(session)
 
@@ -178,7 +276,7 @@ def test_the_options_of_the_caller_are_not_changed_and_not_followed() -> None:
     assert options == {"key": 1}
     options["key"] = 2
     session.connected("here", 0.0)
-    assert sent(session) == [request(1, key=1, wait=False, ttl=1000)]
+    assert sent(session) == [request(1, ttl=1000, key=1, wait=False)]
 
 
 def test_numbers_are_unique() -> None:
@@ -187,15 +285,13 @@ def test_numbers_are_unique() -> None:
         session.request(b"echo", [b"x"], 100.0)
         call = session.request(b"echo", [b"x"], 100.0)
         session.cancel(call)
-    numbers = [message[0] for message in sent(session) if message[3] == b"\x01"]
-    assert numbers == [b"%d" % number for number in range(1, 201)]
+    numbers = [command[1] for command in sent(session) if command[0] == "REQUEST"]
+    assert numbers == list(range(1, 201))
 
 
 def test_replies_go_to_their_numbers() -> None:
     session, calls = asking(many=3)
-    session.receive(final(2, b"two"), 101.0)
-    session.receive(error(3, b"404", b"nobody"), 101.0)
-    session.receive(final(1, b"one"), 101.0)
+    session.receive(batched(final(2, b"two"), error(3, b"404", b"nobody"), final(1, b"one")), 101.0)
     assert events(session) == [
         (2, [b"two"], "echo", True),
         (3, ServiceNotFound, "service 'echo': nobody (404)", "echo", 404),
@@ -207,14 +303,21 @@ def test_replies_go_to_their_numbers() -> None:
 IGNORED = {
     "another number": final(2, b"x"),
     "no number": [b"MDPCX1", b"\x03", b"echo", b"x"],
-    "a longer number": [b"hop", *final(1, b"x")],
+    "a number in words": [b"one", *final(1, b"x")[1:]],
+    "a number with a zero": [b"01", *final(1, b"x")[1:]],
     "a heartbeat": HEARTBEAT,
+    "a framed heartbeat": [b"", b"MDPCX1", b"\x06"],
     "a numbered heartbeat": [b"1", b"", b"MDPCX1", b"\x06"],
     "another dialect": [b"1", b"", b"MDPC02", b"\x03", b"echo", b"x"],
     "for a worker": [b"MDPWX1", b"\x06"],
-    "a request": request(1),
+    "a request": [b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"],
     "no body": final(1),
+    "no body in a batch": batched(final(1)),
     "no code": error(1, b"bad", b"text"),
+    "another number in a batch": batched(final(2, b"x"), error(3, b"404", b"x")),
+    "records cut short": [*batched(final(1, b"x"))[:3], batched(final(1, b"x"))[3][:-1]],
+    "records without sense": [b"", b"MDPCX1", b"\x09", b"\xff" * 40],
+    "a batch for a worker": [b"", b"MDPWX1", b"\x09", batched(final(1, b"x"))[3]],
     "noise": [b"noise"],
     "nothing": [],
 }
@@ -227,9 +330,16 @@ def test_what_is_no_reply_is_ignored(message: list[bytes]) -> None:
     assert (events(session), call.ended, session.outstanding) == ([], False, 1)
 
 
-def test_a_call_can_do_without_a_taker_of_its_outcomes() -> None:
-    _, (call,) = asking()
-    call.deliver(ClosedError("nobody minds"))
+def test_a_record_without_sense_does_not_touch_those_before_it() -> None:
+    session, _ = asking(many=2)
+    message = batched(final(1, b"x"), final(2, b"y"))
+    session.receive([*message[:3], message[3][:-1]], 100.5)
+    assert events(session) == [(1, [b"x"], "echo", True)]
+
+
+def test_the_shell_finds_what_takes_the_outcomes() -> None:
+    session, taker = connected(), object()
+    assert session.request(b"echo", [b"x"], 100.0, taker=taker).taker is taker
 
 
 def test_nothing_is_taken_twice() -> None:
@@ -244,22 +354,22 @@ def test_nothing_is_taken_twice() -> None:
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_partials_are_collected_before_the_final() -> None:
+@both_forms
+def test_partials_are_collected_before_the_final(form: Form) -> None:
     session, _ = asking()
-    session.receive(partial(1, b"1"), 101.0)
-    session.receive(partial(1, b"2", b"3"), 101.0)
+    session.receive(form(partial(1, b"1")), 101.0)
+    session.receive(form(partial(1, b"2", b"3")), 101.0)
     assert session.events == []
-    session.receive(final(1, b"4"), 101.0)
+    session.receive(form(final(1, b"4")), 101.0)
     ((_, reply),) = session.events
     assert isinstance(reply, Reply)
     assert (list(reply), reply.collected, reply.final) == ([b"1", b"2", b"3", b"4"], 3, True)
 
 
-def test_partials_are_handed_out_as_they_come() -> None:
+def test_partials_are_delivered_as_they_arrive() -> None:
     session, _ = asking(stream=True)
     session.receive(partial(1, b"1"), 101.0)
-    session.receive(partial(1, b"2", b"3"), 101.0)
-    session.receive(final(1, b"4"), 101.0)
+    session.receive(batched(partial(1, b"2", b"3"), final(1, b"4")), 101.0)
     assert events(session) == [
         (1, [b"1"], "echo", False),
         (1, [b"2", b"3"], "echo", False),
@@ -314,10 +424,14 @@ KINDS = {
 }
 
 
+@both_forms
 @pytest.mark.parametrize(("code", "kind"), KINDS.items())
-def test_each_code_becomes_an_exception(code: int, kind: type[RequestError]) -> None:
+def test_each_code_of_the_broker_becomes_an_exception(form: Form, code: int, kind: type[RequestError]) -> None:
     session, _ = asking(timeout=5.0)
-    session.receive(error(1, b"%d" % code, b"because", b"detail"), 101.0)
+    session.receive(form(error(1, b"%d" % code, b"because")), 101.0)
+    ((_, outcome),) = session.events
+    assert isinstance(outcome, RequestError)
+    assert (outcome.text, outcome.detail) == ("because", None)
     assert events(session) == [(1, kind, f"service 'echo': because ({code})", "echo", code)]
     assert is_empty(session)
 
@@ -326,15 +440,25 @@ def test_every_code_of_the_broker_is_known() -> None:
     assert set(KINDS) == set(Code) - {Code.FAILED}
 
 
-@pytest.mark.parametrize("code", [500, 501, 422, 7, 999])
-@pytest.mark.parametrize("detail", [[], [b"\xff"]], ids=["plain", "with detail"])
-def test_any_other_code_is_the_services(code: int, detail: list[bytes]) -> None:
+@both_forms
+@pytest.mark.parametrize("code", [*Code, 0, 7, 422, 999])
+@pytest.mark.parametrize("detail", [b"", b"\xff"], ids=["empty detail", "detail"])
+def test_an_error_with_a_detail_is_the_services_own(form: Form, code: int, detail: bytes) -> None:
     session, _ = asking()
-    session.receive(error(1, b"%03d" % code, b"it br\xffke", *detail), 101.0)
+    session.receive(form(error(1, b"%03d" % code, b"it br\xffke", detail)), 101.0)
+    ((_, outcome),) = session.events
+    assert type(outcome) is ServiceError
+    assert (outcome.code, outcome.text, outcome.service) == (code, "it br\N{REPLACEMENT CHARACTER}ke", "echo")
+    assert outcome.detail == (detail or None)
+
+
+@pytest.mark.parametrize("code", [500, 501, 422, 7, 999])
+def test_an_unknown_code_without_a_detail_is_the_services(code: int) -> None:
+    session, _ = asking()
+    session.receive(error(1, b"%03d" % code, b"broke"), 101.0)
     ((_, outcome),) = session.events
     assert isinstance(outcome, ServiceError)
-    assert (outcome.code, outcome.text, outcome.service) == (code, "it br\N{REPLACEMENT CHARACTER}ke", "echo")
-    assert outcome.detail == (detail[0] if detail else None)
+    assert (outcome.code, outcome.text, outcome.detail) == (code, "broke", None)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(502, StreamInterrupted), (429, RetryLater), (500, ServiceError)])
@@ -345,10 +469,10 @@ def test_a_worker_that_is_lost_in_the_middle_of_a_stream_interrupts_it(code: int
     assert [event[1] for event in events(session)] == [[b"1"], kind]
 
 
-def test_a_service_whose_name_is_no_text_is_told_all_the_same() -> None:
-    session, _ = asking()
-    session.receive(error(1, b"404", b"nobody", service=b"\xff"), 101.0)
-    assert events(session)[0][2] == "service '\N{REPLACEMENT CHARACTER}': nobody (404)"
+def test_a_service_that_raises_502_within_a_stream_is_not_a_lost_worker() -> None:
+    session, _ = asking(stream=True)
+    session.receive(batched(partial(1, b"1"), error(1, b"502", b"bad gateway", b"")), 101.0)
+    assert [event[1] for event in events(session)] == [[b"1"], ServiceError]
 
 
 # ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -549,15 +673,26 @@ def test_a_silent_broker_is_asked_for_a_sign_of_life() -> None:
     session.tick(100.9)
     assert sent(session) == []
     session.tick(101.0)
-    assert sent(session) == [HEARTBEAT]
+    assert sent(session) == [ASKING]
     assert session.deadline() == 102.0
     session.tick(101.5)
     assert sent(session) == []
     session.tick(102.0)
-    assert sent(session) == [HEARTBEAT]
+    assert sent(session) == [ASKING]
 
 
-@pytest.mark.parametrize("sign", [HEARTBEAT, partial(1, b"x"), final(9, b"x"), error(9, b"500", b"x")])
+@pytest.mark.parametrize(
+    "sign",
+    [
+        HEARTBEAT,
+        [b"", b"MDPCX1", b"\x06"],
+        partial(1, b"x"),
+        final(9, b"x"),
+        error(9, b"500", b"x"),
+        batched(final(9, b"x")),
+        [*HEARTBEAT, b"\x09"],
+    ],
+)
 def test_any_command_is_a_sign_of_life(sign: list[bytes]) -> None:
     session, _ = asking()
     session.tick(101.0)
@@ -570,7 +705,16 @@ def test_any_command_is_a_sign_of_life(sign: list[bytes]) -> None:
     assert session.lost is None
 
 
-@pytest.mark.parametrize("noise", [[b"noise"], [b"1", b"", b"MDPC02", b"\x03", b"echo", b"x"], [b"MDPWX1", b"\x05"]])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        [b"noise"],
+        [b"1", b"", b"MDPC02", b"\x03", b"echo", b"x"],
+        [b"MDPWX1", b"\x05"],
+        [b"", b"MDPWX1"],
+        [b"MDPCX1", b"\x01", b"echo", b"", b"x"],
+    ],
+)
 def test_anything_else_is_no_sign_of_life(noise: list[bytes]) -> None:
     session, _ = asking()
     session.tick(101.0)
@@ -583,7 +727,7 @@ def test_a_broker_that_is_silent_too_long_is_lost() -> None:
     session, (call,) = asking()
     for now in (101.0, 102.0, 103.0, 104.0):
         session.tick(now)
-    assert sent(session) == [HEARTBEAT] * 4
+        assert sent(session) == [ASKING]
     session.tick(104.9)
     assert (session.lost, session.deadline()) == (None, 105.0)
     session.tick(105.0)
@@ -598,7 +742,7 @@ def test_a_client_that_slept_asks_before_it_despairs() -> None:
     # the broker's messages may all be there, unread
     session, _ = asking()
     session.tick(500.0)
-    assert (session.lost, sent(session), session.deadline()) == (None, [HEARTBEAT], 501.0)
+    assert (session.lost, sent(session), session.deadline()) == (None, [ASKING], 501.0)
     session.tick(504.0)
     assert session.lost == STRANGER.format(5)
 
@@ -636,7 +780,7 @@ def test_a_request_does_not_put_off_the_heartbeat_of_another() -> None:
     session.request(b"echo", [b"x"], 100.9)
     sent(session)
     session.tick(101.0)
-    assert sent(session) == [HEARTBEAT]
+    assert sent(session) == [ASKING]
 
 
 def test_the_deadline_is_the_first_of_all() -> None:
@@ -789,7 +933,17 @@ frames = st.one_of(
 answers = st.sampled_from(
     [partial(1, b"p"), partial(2, b"p"), final(1, b"f"), final(2, b"f"), error(1, b"502", b"e"), error(2, b"500", b"e")]
 )
-happenings = st.one_of(st.lists(frames, max_size=6), answers, st.sampled_from(["lose", "connect", "tick", "cancel"]))
+records = st.one_of(
+    st.binary(max_size=40),
+    st.lists(answers, min_size=1, max_size=3).map(lambda commands: batched(*commands)[3]),
+    st.tuples(answers.map(lambda command: batched(command)[3]), st.binary(max_size=9)).map(b"".join),
+)
+batches = st.builds(
+    lambda packed, attached: [b"", b"MDPCX1", b"\x09", packed, *attached], records, st.lists(st.binary(), max_size=2)
+)
+happenings = st.one_of(
+    st.lists(frames, max_size=6), answers, batches, st.sampled_from(["lose", "connect", "tick", "cancel", "send"])
+)
 
 
 @given(stream=st.booleans(), times=st.sampled_from([None, 1.0, 50.0]), course=st.lists(happenings, max_size=20))
@@ -808,6 +962,8 @@ def test_each_request_ends_once_whatever_happens(
             session.connected("here", now)
         elif happens == "tick":
             session.tick(now)
+        elif happens == "send":
+            assert len(sent(session)) <= 6
         elif not calls[0].ended:
             session.cancel(calls[0])
             cancelled.add(calls[0])
@@ -824,7 +980,7 @@ def test_each_request_ends_once_whatever_happens(
 def test_a_large_request_that_is_cut_off_again_and_again_is_given_up() -> None:
     session, _ = asking()
     large = session.request(b"echo", [b"x" * (module.LARGE_REQUEST + 1)], 100.0)
-    for losses in range(1, module.MOST_LOSSES + 1):
+    for losses in range(1, module.MAX_LOSSES + 1):
         assert not large.ended
         session.lose("there was never a connection", 101.0)
         session.lose("closed", 101.0, cut=True)

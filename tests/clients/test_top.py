@@ -1,6 +1,7 @@
 """The live view of a broker, as pure functions, and of what a real broker tells."""
 
 import json
+import os
 
 import pytest
 
@@ -10,14 +11,18 @@ from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
 
-def service(name, *, workers=1, idle=1, queued=0, dispatched=0):
-    return {"name": name, "workers": workers, "idle": idle, "queued": queued, "dispatched": dispatched}
-
-
-def worker(number, name, *, busy=False, up=0.0, silent=0.0):
+def service(name, *, workers=1, idle=1, queued=0, dispatched=0, credit=1, running=0):
     return {
-        "id": f"{number:04}", "service": name, "busy": busy, "protocol": "X1",
-        "up_seconds": up, "silent_seconds": silent,
+        "name": name, "workers": workers, "idle": idle, "credit": credit, "running": running, "queued": queued,
+        "dispatched": dispatched,
+    }  # fmt: skip
+
+
+def worker(number, name, *, credit=1, held=0, up=0.0, silent=0.0, protocol="X1", told=True):
+    return {
+        "id": f"{number:04}", "service": name, "protocol": protocol, "name": f"{name} here" if told else "",
+        "host": "box" if told else "", "pid": 40 + number if told else 0, "version": "1.2" if told else "",
+        "credit": credit, "held": held, "busy": held > 0, "suspects": 0, "up_seconds": up, "silent_seconds": silent,
     }  # fmt: skip
 
 
@@ -74,8 +79,14 @@ def test_totals():
 def test_the_view_as_lines():
     shown = with_rates(
         view(
-            [service("echo", workers=12, idle=3, queued=1, dispatched=1234), service("a.longer.name")],
-            [worker(2, "echo", busy=True, up=3725.0, silent=0.26), worker(1, "a.longer.name")],
+            [
+                service("echo", workers=12, idle=3, credit=768, running=5, queued=1, dispatched=1234),
+                service("a.longer.name"),
+            ],
+            [
+                worker(2, "echo", credit=64, held=5, up=3725.0, silent=0.26),
+                worker(1, "a.longer.name", protocol="0.2", told=False),
+            ],
             up_seconds=90061.0, requests=90061 * 2000, running=1500,
         ),
         None,
@@ -84,13 +95,13 @@ def test_the_view_as_lines():
         "tcp://host:5555   up 25:01:01",
         "2,000.0 requests/s   0.0 replies/s   0.0 errors/s   1,500 running   0 queued   0 dropped   0 workers lost",
         "",
-        "SERVICE        WORKERS  IDLE  QUEUED  REQUESTS/S",
-        "echo                12     3       1         0.0",
-        "a.longer.name        1     1       0         0.0",
+        "SERVICE        WORKERS  IDLE  CREDIT  RUNNING  QUEUED  REQUESTS/S",
+        "echo                12     3     768        5       1         0.0",
+        "a.longer.name        1     1       1        0       0         0.0",
         "",
-        "WORKER  SERVICE        STATE  PROTOCOL  UP       SILENT",
-        "0001    a.longer.name  idle   X1        0:00:00  0.0 s",
-        "0002    echo           busy   X1        1:02:05  0.3 s",
+        "WORKER  SERVICE        NAME       HOST  PID  VERSION  PROTOCOL  CREDIT  HELD  UP       SILENT",
+        "0001    a.longer.name  -          -       -  -        0.2            1     0  0:00:00  0.0 s",
+        "0002    echo           echo here  box    42  1.2      X1            64     5  1:02:05  0.3 s",
     ]
 
 
@@ -133,4 +144,10 @@ def test_of_a_real_broker():
             assert echo["per_second"] > 0
             assert shown["totals"]["requests_per_second"] > 0
             told = list(lines(shown, server.endpoints[0], 24))
-            assert [line.split()[1] for line in told[-2:]] == ["echo", "echo"]
+            (row,) = shown["workers"]  # one line for each connection
+            assert told[-2].split() == [
+                "WORKER", "SERVICE", "NAME", "HOST", "PID", "VERSION", "PROTOCOL", "CREDIT", "HELD", "UP", "SILENT"
+            ]  # fmt: skip
+            assert told[-1].split()[:2] == [str(row["id"]), "echo"]
+            assert {row["name"], row["host"], str(row["pid"]), row["version"]} <= set(told[-1].split())
+            assert row["pid"] == os.getpid()

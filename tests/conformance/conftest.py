@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import zmq
 from support.peers import Bench
+from support.router import proxied
 
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
@@ -42,3 +43,10 @@ def start() -> Iterator[Start]:
 def bench(start: Start) -> Bench:
     """A broker in which nothing happens by the clock."""
     return start()
+
+
+@pytest.fixture
+def proxy(bench: Bench) -> Iterator[str]:
+    """A real ROUTER–DEALER proxy in front of the broker."""
+    with proxied(bench.endpoint) as endpoint:
+        yield endpoint

@@ -1,7 +1,6 @@
 """The client's side of MDP/0.2 (C1 to C4), and the one socket for all (C11)."""
 
 import pytest
-import zmq
 from support.peers import Bench
 
 
@@ -121,10 +120,10 @@ def test_c11_one_connection_may_be_client_and_worker_at_once(bench: Bench) -> No
 
 def test_c11_a_connection_may_even_serve_itself(bench: Bench) -> None:
     # C11
-    both = bench.worker(b"self", options={zmq.IDENTITY: b"me"})
+    both = bench.worker(b"self")
     both.send(b"MDPC02", b"\x01", b"self", b"note")
-    assert both.work(b"note") == b"me"
-    both.partial(b"me", b"part")
-    both.final(b"me", b"whole")
+    address = both.work(b"note")
+    both.partial(address, b"part")
+    both.final(address, b"whole")
     assert both.recv() == [b"MDPC02", b"\x02", b"self", b"part"]
     assert both.recv() == [b"MDPC02", b"\x03", b"self", b"whole"]

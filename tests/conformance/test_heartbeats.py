@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
-from support.peers import Bench, Worker
+import pytest
+from support.peers import BatchWorker, Bench, OldWorker, Worker, X1Worker
 
 Start = Callable[..., Bench]
 
@@ -93,15 +95,102 @@ def test_c13_a_silent_idle_worker_is_gone(start: Start) -> None:
     worker.nothing()
 
 
-def test_c13_a_silent_busy_worker_is_gone(start: Start) -> None:
-    # C13: busy is no excuse
-    bench = start(heartbeat=0.05, liveness=4)
-    client, worker = bench.client(), bench.worker(b"slow")
+@pytest.mark.parametrize("kind", [OldWorker, Worker, X1Worker, BatchWorker])
+def test_c13_a_silent_busy_worker_is_gone(start: Start, kind: Callable[..., Any]) -> None:
+    # C13, C34: busy is no excuse for ever
+    bench = start(heartbeat=0.05, liveness=4, busy_grace=0.3)
+    client, worker = bench.client(), bench.connect(kind)
+    worker.ready(b"slow")
+    worker.sync()
+    began = time.monotonic()
     client.request(b"slow", b"work")
     worker.work(b"work")
     dies(bench, b"slow")
+    assert time.monotonic() - began > (0.25 if kind in {OldWorker, Worker} else 0.15)
     assert bench.stats()["lost"] == {"silent": 1}
     assert bench.stats()["queued"] == 1
+
+
+@pytest.mark.parametrize("kind", [OldWorker, Worker])
+def test_c34_a_busy_worker_without_heartbeats_has_its_grace(start: Start, kind: Callable[..., Any]) -> None:
+    # C34: most third-party workers have one thread, which does not heartbeat while it works
+    bench = start(heartbeat=0.05, liveness=4)
+    client, worker = bench.client(), bench.connect(kind)
+    worker.ready(b"slow")
+    worker.sync()
+    client.request(b"slow", b"work")
+    address = worker.work(b"work")
+    for _ in range(3):  # more than three times the liveness passes
+        bench.worker(b"silent")
+        dies(bench, b"silent")
+    assert bench.status(b"slow") == b"200"
+    worker.final(address, b"done")
+    client.final(b"slow", b"done")
+    dies(bench, b"slow")  # idle, it has no grace
+    assert bench.stats()["lost"] == {"silent": 4}
+
+
+@pytest.mark.parametrize("kind", [X1Worker, BatchWorker])
+def test_c34_x1_workers_are_held_to_the_liveness(start: Start, kind: Callable[..., Any]) -> None:
+    # C34
+    bench = start(heartbeat=0.05, liveness=20)
+    client, worker, other = bench.client(), bench.connect(kind), bench.worker(b"busy")
+    client.request(b"busy", b"work")
+    other.work(b"work")  # has its grace
+    worker.ready(b"slow")
+    worker.sync()
+    client.request(b"slow", b"work")
+    worker.work(b"work")
+    dies(bench, b"slow")
+    assert bench.status(b"busy") == b"200"
+    assert bench.stats()["lost"] == {"silent": 1}
+
+
+@pytest.mark.parametrize("sign", ["heartbeat", "bare", "credit", "release", "final", "partial", "error", "late"])
+def test_c13_everything_that_an_x1_worker_says_is_a_sign_of_life(start: Start, sign: str) -> None:
+    # C13
+    bench = start(heartbeat=0.05, liveness=24)
+    client, worker = bench.x1_client(), bench.x1_worker(b"slow", credit=2)
+    client.request(b"slow", b"work", number=b"w")
+    address = worker.work(b"work")
+    held = [worker]
+
+    def give() -> None:
+        match sign:
+            case "heartbeat":
+                worker.heartbeat()
+            case "bare":
+                worker.send(b"MDPWX1")
+            case "credit":
+                worker.credit(1)
+            case "partial":
+                worker.partial(address, b"more")
+            case "late":
+                worker.final(late, b"again")
+            case _:
+                client.request(b"slow", b"more", number=b"%d" % len(held))
+                held.append(worker)
+                given, _ = worker.request(b"more")
+                if sign == "release":
+                    worker.credit(1)
+                    worker.release(given)
+                    worker.sync()
+                    worker.credit(2)
+                    given, _ = worker.request(b"more")
+                getattr(worker, "final" if sign == "release" else sign)(
+                    given, *([b"500"] if sign == "error" else []), b"done"
+                )
+                client.recv()
+
+    client.request(b"slow", b"first", number=b"first")
+    late = worker.work(b"first")
+    worker.final(late, b"done")
+    client.final(b"slow", b"done")
+    bench.worker(b"silent")
+    while bench.status(b"silent") == b"200":
+        give()
+    assert bench.status(b"slow") == b"200"
+    assert bench.stats()["lost"] == {"silent": 1}
 
 
 def lives_by(bench: Bench, worker: Worker, sign: Callable[[], None]) -> int:

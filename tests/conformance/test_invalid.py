@@ -70,7 +70,8 @@ INVALID: dict[str, tuple[str, list[bytes]]] = {
     "worker: FINAL to an address of 256 bytes": ("bad-address", [b"MDPW02", b"\x04", b"x" * 256, b"", b"body"]),
     "worker 0.1: header only": ("too-few-frames", [b"", b"MDPW01"]),
     "worker 0.1: command 06": ("unknown-command", [b"", b"MDPW01", b"\x06"]),
-    "worker 0.1: REPLY without its delimiter": ("no-delimiter", [b"", b"MDPW01", b"\x03", b"amy", b"body", b"more"]),
+    "worker 0.1: REPLY without its delimiter and address": ("bad-address", [b"", b"MDPW01", b"\x03", b"", b"body"]),
+    "worker 0.1: REPLY without a body": ("no-body", [b"", b"MDPW01", b"\x03", b"amy", b""]),
     **{
         f"client: service name: {what}": ("bad-service-name", [b"MDPC02", b"\x01", name, b"body"])
         for what, name in BAD_NAMES.items()
@@ -101,15 +102,15 @@ def test_c15_it_is_dropped_and_counted_and_the_peer_is_served(bench: Bench, reas
 @each_invalid
 def test_c15_a_worker_that_sends_it_keeps_its_request(bench: Bench, reason: str, frames: list[bytes]) -> None:
     # C15: the peer's other traffic is judged on its own
-    client, worker = bench.client(options={zmq.IDENTITY: b"amy"}), bench.worker(b"echo")
+    client, worker = bench.client(), bench.worker(b"echo")
     client.request(b"echo", b"hello")
-    worker.work(b"hello")
+    address = worker.work(b"hello")
     worker.send(*frames)
     worker.nothing()
     client.nothing()
     assert bench.stats()["invalid"] == {reason: 1}
-    worker.partial(b"amy", b"still")
-    worker.final(b"amy", b"here")
+    worker.partial(address, b"still")
+    worker.final(address, b"here")
     client.partial(b"echo", b"still")
     client.final(b"echo", b"here")
     worker.nothing()

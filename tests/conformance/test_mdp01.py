@@ -12,13 +12,15 @@ Start = Callable[..., Bench]
 
 def test_c24_the_layouts_of_mdp_01(bench: Bench) -> None:
     # C24
-    client, worker = bench.peer(options={zmq.IDENTITY: b"amy"}), bench.peer()
+    client, worker = bench.peer(), bench.peer()
     worker.send(b"", b"MDPW01", b"\x01", b"echo")
     worker.sync()
     client.send(b"", b"MDPC01", b"echo", b"hello", b"", b"3")
-    assert worker.recv() == [b"", b"MDPW01", b"\x02", b"amy", b"", b"hello", b"", b"3"]
+    message = worker.recv()
+    address = message[3]
+    assert message == [b"", b"MDPW01", b"\x02", address, b"", b"hello", b"", b"3"]
     worker.send(b"", b"MDPW01", b"\x04")
-    worker.send(b"", b"MDPW01", b"\x03", b"amy", b"", b"world", b"")
+    worker.send(b"", b"MDPW01", b"\x03", address, b"", b"world", b"")
     assert client.recv() == [b"", b"MDPC01", b"echo", b"world", b""]
     worker.send(b"", b"MDPW01", b"\x05")
     worker.nothing()
@@ -176,3 +178,44 @@ def test_c24_mmi_in_mdp_01(bench: Bench) -> None:
     intruder.ready(b"mmi.service")
     intruder.disconnected()
     worker.nothing()
+
+
+@pytest.mark.parametrize("body", [[b"world"], [b"world", b""], [b"two", b"frames"]], ids=len)
+def test_c33_a_reply_without_the_empty_frame_is_accepted(bench: Bench, body: list[bytes]) -> None:
+    # C33: so does the Guide's PHP worker
+    for client in (bench.client(), bench.old_client(), bench.x1_client()):
+        worker = bench.old_worker(b"echo")
+        client.request(b"echo", b"hello")
+        worker.send(b"", b"MDPW01", b"\x03", worker.work(b"hello"), *body)
+        client.final(b"echo", *body)
+        worker.nothing()
+        worker.disconnect()
+    assert bench.stats()["invalid"] == {}
+
+
+def test_c33_a_reply_without_the_empty_frame_is_held_to_its_address(bench: Bench) -> None:
+    # C33, C18, C32
+    client, worker = bench.client(), bench.old_worker(b"echo")
+    client.request(b"echo", b"hello")
+    address = worker.work(b"hello")
+    worker.send(b"", b"MDPW01", b"\x03", address, b"world")
+    worker.send(b"", b"MDPW01", b"\x03", address, b"world")
+    client.final(b"echo", b"world")
+    worker.nothing()
+    assert bench.stats()["late"] == 1
+    worker.send(b"", b"MDPW01", b"\x03", b"whoever", b"world")
+    worker.disconnected()
+    client.nothing()
+
+
+def test_c33_only_0_1_has_it(bench: Bench) -> None:
+    # C33, C15
+    client = bench.client()
+    for worker in (bench.worker(b"echo"), bench.x1_worker(b"echo")):
+        client.request(b"echo", b"hello")
+        address = worker.work(b"hello")
+        worker.send(*worker.head, b"\x04", address, b"world", b"more")
+        worker.nothing()
+        worker.final(address, b"world")
+        client.final(b"echo", b"world")
+    assert bench.stats()["invalid"] == {"no-delimiter": 2}

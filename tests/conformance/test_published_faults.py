@@ -72,7 +72,7 @@ def test_aborted_by_a_second_ready(bench: Bench, old: bool) -> None:
 
 def test_request_lost_when_its_worker_dies(start: Start) -> None:
     # C17
-    bench = start(heartbeat=0.05, liveness=1000)
+    bench = start()
     client, worker = bench.client(), bench.worker(b"echo")
     client.request(b"echo", b"hello")
     worker.work(b"hello")
@@ -259,7 +259,7 @@ def test_a_worker_that_stays_silent_for_ever_after_a_disconnect(bench: Bench) ->
 
 def test_a_worker_that_comes_again_under_its_own_name(start: Start) -> None:
     # C9, C14: its identity is free as soon as its old socket is closed and the broker has noticed
-    bench = start(heartbeat=0.05, liveness=1000)
+    bench = start()
     named: dict[int, int | bytes] = {zmq.IDENTITY: b"worker-1"}
     for _ in range(3):
         worker = bench.worker(b"check", options=named)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import zmq
-from support.peers import Bench, Client, OldWorker, Worker, X1Client
+from support.peers import BatchClient, Bench, Client, OldWorker, Worker, X1Client
 
 Start = Callable[..., Bench]
 
@@ -90,8 +90,7 @@ def test_a_cancelled_request_goes_to_no_other_worker(bench: Bench) -> None:
     client.cancel(b"slow")
     client.error(b"slow", b"499")
     worker.cancelled(address)
-    worker.disconnect()
-    worker.sync()
+    worker.break_rules()
     bench.x1_worker(b"slow").nothing()
     client.nothing()
     assert bench.stats()["running"] == bench.stats()["queued"] == 0
@@ -180,17 +179,17 @@ def test_the_number_of_a_cancelled_request_is_free(bench: Bench) -> None:
 
 
 def test_cancel_and_another_connections_request_of_the_same_number(bench: Bench) -> None:
-    amy, bob = bench.x1_client(options={zmq.IDENTITY: b"amy"}), bench.x1_client(options={zmq.IDENTITY: b"bob"})
-    first, second = bench.x1_worker(b"slow"), bench.x1_worker(b"slow")
+    amy, bob = bench.x1_client(), bench.x1_client()
+    worker = bench.x1_worker(b"slow", credit=2)
     amy.request(b"slow", b"amy's")
-    assert first.work(b"amy's") == b"amy"
+    from_amy = worker.work(b"amy's")
     bob.request(b"slow", b"bob's")
-    assert second.work(b"bob's") == b"bob"
+    from_bob = worker.work(b"bob's")
     bob.cancel(b"slow")
-    second.cancelled(b"bob")
+    worker.cancelled(from_bob)
     bob.error(b"slow", b"499")
-    first.nothing()
-    first.final(b"amy", b"done")
+    worker.nothing()
+    worker.final(from_amy, b"done")
     amy.final(b"slow", b"done")
 
 
@@ -198,23 +197,44 @@ def test_cancel_and_another_connections_request_of_the_same_number(bench: Bench)
 def test_a_worker_is_told_that_its_client_is_gone(bench: Bench, client_kind: Callable[..., Any]) -> None:
     client, streaming, working = bench.connect(client_kind), bench.x1_worker(b"stream"), bench.x1_worker(b"slow")
     client.request(b"slow", b"hello")
-    address = working.work(b"hello")
+    worked_on = working.work(b"hello")
     client.request(b"stream", b"hello")
-    assert streaming.work(b"hello") == address
+    streamed = streaming.work(b"hello")
     client.request(b"slow", b"waits")
     client.sync()
     client.close()
 
     def gone() -> bool:
-        streaming.partial(address, b"anybody?")
+        streaming.partial(streamed, b"anybody?")
         return bool(bench.stats()["dropped"] == {"client-gone": 3})
 
     bench.until(gone)
-    for worker in (working, streaming):
+    for worker, address in ((working, worked_on), (streaming, streamed)):
         worker.cancelled(address)
         worker.final(address, b"for nobody")
         worker.nothing()
     assert bench.stats()["running"] == bench.stats()["queued"] == 0
+
+
+@pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
+def test_a_client_that_is_gone_is_noticed_without_anything_to_send_it(
+    bench: Bench, client_kind: Callable[..., Any]
+) -> None:
+    # nothing happens by the clock here, and nobody says anything
+    client, worker = bench.connect(client_kind), bench.x1_worker(b"slow")
+    for number in (b"1", b"2", b"3"):
+        client.request(b"slow", number)
+    client.request(b"nobody", b"4")
+    address = worker.work(b"1")
+    client.sync()
+    client.close()
+    bench.until(lambda: bool(bench.stats()["dropped"] == {"client-gone": 4}))
+    worker.cancelled(address)
+    assert bench.stats()["queued"] == 0
+    assert bench.stats()["running"] == 1  # until the worker ends it
+    worker.error(address, b"499", b"stopped")
+    worker.nothing()
+    assert bench.stats()["running"] == 0
 
 
 def test_a_client_that_has_missed_something_hears_nothing_more(start: Start) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+from support.peers import BatchClient, BatchWorker, Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
 
 Start = Callable[..., Bench]
 
@@ -61,8 +61,7 @@ def test_404_the_last_worker_goes_while_it_waits(bench: Bench) -> None:
     last.work(b"2")
     client.request(b"echo", b"3", options=NO_WAIT)
     client.request(b"echo", b"4")
-    first.disconnect()
-    first.sync()
+    first.break_rules()
     client.nothing()
     last.disconnect()
     client.error(b"echo", b"404", number=b"3")
@@ -147,8 +146,7 @@ def test_408_no_second_worker_when_the_time_has_passed(bench: Bench) -> None:
     address = worker.work(b"hello", options=b'{"ttl":50}')
     client.error(b"slow", b"408")
     worker.cancelled(address)
-    worker.disconnect()
-    worker.sync()
+    worker.break_rules()
     bench.x1_worker(b"slow").nothing()
     settled(bench, client, {"ttl-passed": 1})
 
@@ -305,8 +303,15 @@ FAILURES = [
     [b"422", "größer ✓".encode(), b"\x00\xff" * 1000],
     [b"000", b"\xff is no text"],
     [b"999", b"MDPCX1", b"MDPWX1"],
-    [b"404", b"a worker's own 404"],
+    [b"404", b"a worker's own 404", b""],
+    [b"503", b"a worker's own 503", b"detail"],
+    [b"401", b"not one of the broker's"],
+    [b"501", b"not one of the broker's"],
+    [b"400", b"a worker's library says so itself"],
+    [b"408", b"a worker's library says so itself"],
+    [b"499", b"a worker's library says so itself"],
 ]
+BROKER_CODES = [b"403", b"404", b"413", b"429", b"502", b"503"]
 
 
 @pytest.mark.parametrize("failure", FAILURES)
@@ -324,6 +329,21 @@ def test_500_and_other_codes_pass_unchanged(bench: Bench, failure: list[bytes]) 
         client.nothing()
     settled(bench, client, {})
     assert bench.stats()["errors"] == 2
+
+
+@pytest.mark.parametrize("code", BROKER_CODES)
+@pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
+@pytest.mark.parametrize("worker_kind", [X1Worker, BatchWorker])
+def test_a_code_of_the_brokers_from_a_worker_is_marked_as_the_services_own(
+    bench: Bench, code: bytes, client_kind: Callable[..., Any], worker_kind: Callable[..., Any]
+) -> None:
+    # by a detail frame, which is empty unless the worker sent one
+    client, worker = bench.connect(client_kind), registered(bench, worker_kind, b"fails")
+    for sent, told in (([], [b""]), ([b""], [b""]), ([b"detail"], [b"detail"])):
+        client.request(b"fails", b"hello")
+        worker.error(worker.work(b"hello"), code, b"no such user", *sent)
+        client.error(b"fails", code, b"no such user", *told)
+    settled(bench, client, {})
 
 
 @each_old_client
@@ -361,6 +381,12 @@ def disconnects(bench: Bench, worker: Worker) -> None:
     worker.sync()
 
 
+def is_closed(bench: Bench, worker: Worker) -> None:
+    before = bench.stats()["workers"]
+    worker.close()
+    bench.until(lambda: bench.stats()["workers"] == before - 1)
+
+
 def is_silent(bench: Bench, worker: Worker) -> None:
     bench.until(lambda: bench.stats()["workers"] == 0)
 
@@ -372,8 +398,12 @@ def says_the_unexpected(bench: Bench, worker: Worker) -> None:
 
 each_death = pytest.mark.parametrize(
     ("worker_kind", "death"),
-    [(X1Worker, is_silent)]
-    + [(kind, death) for kind in (OldWorker, Worker, X1Worker) for death in (disconnects, says_the_unexpected)],
+    [(X1Worker, is_silent), (BatchWorker, is_silent), (OldWorker, disconnects), (Worker, disconnects)]
+    + [
+        (kind, death)
+        for kind in (OldWorker, Worker, X1Worker, BatchWorker)
+        for death in (says_the_unexpected, is_closed)
+    ],
 )
 Death = Callable[[Bench, Worker], None]
 
@@ -391,7 +421,9 @@ def test_502_too_many_workers_were_lost(start: Start, worker_kind: Callable[...,
     client.sync()
     for attempt in (1, 2):
         worker = registered(bench, worker_kind, b"echo")
-        if worker_kind is X1Worker:
+        if worker_kind is BatchWorker:
+            assert worker.told()[1:] == (0, attempt, b"", [b"poison"])
+        elif worker_kind is X1Worker:
             worker.work(b"poison", options=b"" if attempt == 1 else b'{"attempt":2}')
         else:
             worker.work(b"poison")
@@ -400,8 +432,11 @@ def test_502_too_many_workers_were_lost(start: Start, worker_kind: Callable[...,
     settled(bench, client, {"workers-lost": 1})
 
 
-@pytest.mark.parametrize("worker_kind", [Worker, X1Worker])
-@pytest.mark.parametrize("death", [disconnects, says_the_unexpected])
+@pytest.mark.parametrize(
+    ("worker_kind", "death"),
+    [(Worker, disconnects)]
+    + [(kind, death) for kind in (Worker, X1Worker, BatchWorker) for death in (says_the_unexpected, is_closed)],
+)
 def test_502_after_a_partial(start: Start, worker_kind: Callable[..., Any], death: Death) -> None:
     bench = start()
     client, worker = bench.x1_client(), registered(bench, worker_kind, b"echo")
@@ -418,7 +453,7 @@ def test_502_its_only_worker_was_lost_and_it_is_not_to_wait(bench: Bench) -> Non
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello", options=NO_WAIT)
     worker.work(b"hello", options=NO_WAIT)
-    worker.disconnect()
+    worker.break_rules()
     client.error(b"echo", b"502")
     bench.x1_worker(b"echo").nothing()
     settled(bench, client, {"workers-lost": 1})
@@ -432,10 +467,9 @@ def test_502_not_404_if_a_worker_had_it(bench: Bench) -> None:
     client.request(b"echo", b"2")
     first.work(b"1", options=NO_WAIT)
     last.work(b"2")
-    first.disconnect()  # so it waits for the other, which is busy, …
-    first.sync()
+    first.break_rules()  # so it waits for the other, which is busy, …
     client.nothing()
-    last.disconnect()  # … and then there is none
+    last.break_rules()  # … and then there is none
     client.error(b"echo", b"502", number=b"1")
     client.nothing()
 
@@ -445,7 +479,7 @@ def test_502_not_while_there_is_another(bench: Bench) -> None:
     worker, other = bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello", options=NO_WAIT)
     worker.work(b"hello", options=NO_WAIT)
-    worker.disconnect()
+    worker.break_rules()
     address, options = other.request(b"hello")
     assert json.loads(options) == {"wait": False, "attempt": 2}
     other.final(address, b"world")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import zmq
-from support.peers import Bench, X1Client, X1Worker
+from support.peers import Bench, X1Client, X1Worker, ready_of, record, request_of
 
 Start = Callable[..., Bench]
 
@@ -29,6 +29,19 @@ def test_a_clients_heartbeat_comes_back(bench: Bench, envelope: list[bytes]) -> 
     stats = bench.stats()
     assert stats["heartbeats"] == 3
     assert stats["workers"] == stats["services"] == stats["requests"] - stats["mmi"] == 0
+    assert stats["invalid"] == stats["disconnected"] == {}
+
+
+@pytest.mark.parametrize("envelope", [[], [b""], [b"1", b""], [*[b"x"] * 15, b""]])
+def test_a_bare_header_is_a_heartbeat(bench: Bench, envelope: list[bytes]) -> None:
+    # of the batched form, which is what it is answered in
+    peer = bench.peer()
+    for _ in range(3):
+        peer.send(*envelope, b"MDPCX1")
+        assert peer.recv() == [*envelope, b"MDPCX1"]
+    peer.nothing()
+    stats = bench.stats()
+    assert stats["heartbeats"] == 3
     assert stats["invalid"] == stats["disconnected"] == {}
 
 
@@ -107,11 +120,10 @@ BAD_OPTIONS = {
     "a header that is no text": b'{"headers":{"a":1}}',
     "64 lists deep": b'{"a":' + b"[" * 64 + b"]" * 64 + b"}",
     "100,000 lists deep": b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
-    "65,537 bytes": b'{"k":"' + b"x" * (65537 - 8) + b'"}',
+    "65,536 bytes": b'{"k":"' + b"x" * (65536 - 8) + b'"}',
 }
 
 TOLD: dict[str, tuple[str, list[bytes]]] = {
-    "header only": ("too-few-frames", [*N, b"MDPCX1"]),
     "no service": ("too-few-frames", [*N, b"MDPCX1", b"\x01"]),
     "no options": ("too-few-frames", REQUEST),
     "no body": ("no-body", [*REQUEST, b""]),
@@ -137,10 +149,9 @@ TOLD: dict[str, tuple[str, list[bytes]]] = {
 """What is answered with ERROR 400."""
 
 NOT_TOLD: dict[str, tuple[str, list[bytes]]] = {
-    "no envelope: header only": ("too-few-frames", [b"MDPCX1"]),
     "no envelope: REQUEST": ("no-number", [b"MDPCX1", b"\x01", b"echo", b"", b"body"]),
     "no envelope: CANCEL": ("no-number", [b"MDPCX1", b"\x05", b"echo"]),
-    "no envelope: unknown command": ("unknown-command", [b"MDPCX1", b"\x09"]),
+    "no envelope: unknown command": ("unknown-command", [b"MDPCX1", b"\x0a"]),
     "no envelope: HEARTBEAT with more": ("too-many-frames", [b"MDPCX1", b"\x06", b""]),
     "no envelope: bad name": ("bad-service-name", [b"MDPCX1", b"\x01", b"", b"", b"body"]),
     "an envelope without its empty frame": ("no-header", [b"7", b"MDPCX1", b"\x01", b"echo", b"", b"body"]),
@@ -237,8 +248,38 @@ def test_a_message_over_the_limits_under_a_number_that_is_in_use(start: Start) -
 # ── what a worker sends ──────────────────────────────────────────────────────────────────────────────────────────────
 
 FROM_WORKER: dict[str, tuple[str, list[bytes]]] = {
-    "header only": ("too-few-frames", [b"MDPWX1"]),
-    "READY for two": ("too-many-frames", [b"MDPWX1", b"\x01", b"echo", b"other"]),
+    "READY with options and more": ("too-many-frames", [b"MDPWX1", b"\x01", b"echo", b"{}", b"other"]),
+    **{
+        f"READY with {options[:30]!r}": (reason, [b"MDPWX1", b"\x01", b"echo", options])
+        for reason, options in (
+            ("bad-options", b"other"),
+            ("bad-options", b"[]"),
+            ("bad-options", b'{"name":5}'),
+            ("bad-options", b'{"host":null}'),
+            ("bad-options", b'{"version":[]}'),
+            ("bad-options", b'{"pid":-1}'),
+            ("bad-options", b'{"pid":"7"}'),
+            ("bad-options", b'{"pid":true}'),
+            ("bad-options", b'{"pid":4294967296}'),
+            ("bad-options", b'{"k":"' + b"x" * (65536 - 8) + b'"}'),
+            ("bad-credit", b'{"credit":-1}'),
+            ("bad-credit", b'{"credit":1.5}'),
+            ("bad-credit", b'{"credit":"5"}'),
+            ("bad-credit", b'{"credit":true}'),
+            ("bad-credit", b'{"credit":null}'),
+        )
+    },
+    "CREDIT only": ("too-few-frames", [b"MDPWX1", b"\x0a"]),
+    "CREDIT with more": ("too-many-frames", [b"MDPWX1", b"\x0a", b"5", b""]),
+    **{
+        f"CREDIT {credit[:30]!r}": ("bad-credit", [b"MDPWX1", b"\x0a", credit])
+        for credit in (b"", b"-1", b"1.5", b"0x5", b" 5", b"five", b"9" * 21, b"\xb2", "٥".encode())
+    },
+    "RELEASE only": ("too-few-frames", [b"MDPWX1", b"\x0b"]),
+    "RELEASE without its empty frame": ("too-few-frames", [b"MDPWX1", b"\x0b", b"amy"]),
+    "RELEASE with another frame for it": ("no-delimiter", [b"MDPWX1", b"\x0b", b"amy", b"body"]),
+    "RELEASE with more": ("too-many-frames", [b"MDPWX1", b"\x0b", b"amy", b"", b"body"]),
+    "RELEASE of nothing": ("bad-address", [b"MDPWX1", b"\x0b", b"", b""]),
     "REQUEST": ("unknown-command", [b"MDPWX1", b"\x02", b"amy", b"", b"", b"body"]),
     "PARTIAL without a body": ("no-body", [b"MDPWX1", b"\x03", b"amy", b""]),
     "FINAL without a body": ("no-body", [b"MDPWX1", b"\x04", b"amy", b""]),
@@ -257,22 +298,24 @@ FROM_WORKER: dict[str, tuple[str, list[bytes]]] = {
         for code in (b"", b"50", b"5000", b"5 0", b"-50", b"abc", b"\xb2\xb2\xb2", "٥٠٠".encode())
     },
     "CANCEL": ("unknown-command", [b"MDPWX1", b"\x08", b"amy", b""]),
-    "command 09": ("unknown-command", [b"MDPWX1", b"\x09"]),
+    "command 0C": ("unknown-command", [b"MDPWX1", b"\x0c"]),
+    "0.2 has no CREDIT": ("unknown-command", [b"MDPW02", b"\x0a", b"5"]),
+    "0.2 has no batched form": ("unknown-command", [b"MDPW02", b"\x09", b""]),
     "0.2 has no ERROR": ("unknown-command", [b"MDPW02", b"\x07", b"amy", b"", b"500", b"text"]),
 }
 
 
 @pytest.mark.parametrize(("reason", "frames"), FROM_WORKER.values(), ids=FROM_WORKER)
 def test_a_worker_that_sends_it_keeps_its_request(bench: Bench, reason: str, frames: list[bytes]) -> None:
-    client, worker = bench.x1_client(options={zmq.IDENTITY: b"amy"}), bench.x1_worker(b"echo")
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello")
-    worker.work(b"hello")
+    address = worker.work(b"hello")
     worker.send(*frames)
     worker.nothing()
     client.nothing()
     assert bench.stats()["invalid"] == {reason: 1}
-    worker.partial(b"amy", b"still")
-    worker.error(b"amy", b"500", b"here")
+    worker.partial(address, b"still")
+    worker.error(address, b"500", b"here")
     client.partial(b"echo", b"still")
     client.error(b"echo", b"500", b"here")
     worker.nothing()
@@ -284,13 +327,15 @@ UNEXPECTED: dict[str, tuple[str, list[bytes]]] = {
     "a READY in another dialect": ("second-ready", [b"MDPW02", b"\x01", b"echo"]),
     "an ERROR for another client": ("reply-to-wrong-client", [b"MDPWX1", b"\x07", b"bob", b"", b"500", b"text"]),
     "a FINAL for another client": ("reply-to-wrong-client", [b"MDPWX1", b"\x04", b"bob", b"", b"body"]),
+    "a RELEASE of nothing it was given": ("reply-to-wrong-client", [b"MDPWX1", b"\x0b", b"1", b""]),
+    "a CREDIT in another service's place": ("second-ready", [b"MDPWX1", b"\x01", b"other", b'{"credit":5}']),
     "a FINAL in another dialect": ("wrong-dialect", [b"MDPW02", b"\x04", b"amy", b"", b"body"]),
 }
 
 
 @pytest.mark.parametrize(("reason", "frames"), UNEXPECTED.values(), ids=UNEXPECTED)
 def test_a_worker_is_disconnected_and_another_gets_its_request(bench: Bench, reason: str, frames: list[bytes]) -> None:
-    client, worker = bench.x1_client(options={zmq.IDENTITY: b"amy"}), bench.x1_worker(b"echo")
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello")
     worker.work(b"hello")
     worker.send(*frames)
@@ -316,8 +361,9 @@ def test_an_error_from_a_worker_that_has_no_request_or_is_none(bench: Bench) -> 
     worker.error(address, b"500", b"text")
     worker.error(address, b"500", b"and again")
     client.error(b"echo", b"500", b"text")
-    worker.disconnected()
+    worker.nothing()
     client.nothing()
+    assert bench.stats()["late"] == 1  # C32
 
 
 # ── anything ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -325,7 +371,8 @@ def test_an_error_from_a_worker_that_has_no_request_or_is_none(bench: Bench) -> 
 VOCABULARY = [
     b"", b"", b"", b"MDPCX1", b"MDPCX1", b"MDPWX1", b"MDPWX1", b"MDPC02", b"MDPW02", b"\x01", b"\x01", b"\x02", b"\x03",
     b"\x04", b"\x05", b"\x06", b"\x07", b"\x08", b"\x09", b"1", b"2", b"3", b"one", b"two", b"mmi.service", b"mmi.nope",
-    b"{}", b'{"ttl":0}', b'{"ttl":20}', b'{"wait":false}', b'{"ttl":', b"500", b"404", b"peer-1", b"peer-2", b"y" * 256,
+    b"\x0a", b"\x0b", b"9", b"{}", b'{"credit":3}', b'{"ttl":0}', b'{"ttl":20}', b'{"wait":false}', b'{"ttl":', b"500",
+    b"404", b"peer-1", b"peer-2", b"y" * 256,
 ]  # fmt: skip
 
 COMMANDS: list[list[bytes]] = [
@@ -342,12 +389,22 @@ COMMANDS: list[list[bytes]] = [
     [b"MDPWX1", b"\x07", b"peer-1", b"", b"500", b"text"],
     [b"MDPWX1", b"\x05"],
     [b"MDPWX1", b"\x06"],
+    [b"MDPWX1", b"\x0a", b"3"],
+    [b"MDPWX1", b"\x0b", b"1", b""],
+    [b"", b"MDPWX1"],
+    [b"", b"MDPCX1"],
+    [b"", b"MDPWX1", b"\x09", ready_of(b"one", 3)],
+    [b"", b"MDPCX1", b"\x09", request_of(7, b"one", b"body", None), b"attachment"],
+    [b"", b"MDPCX1", b"\x09", request_of(8, b"two", b"body", ttl=20) + record(5, 7) + record(5, 8)],
     [b"MDPC02", b"\x01", b"one", b"body"],
 ]
 
 
 def garbage(chance: random.Random) -> list[bytes]:
     """Random words, or a command with something wrong, or now and then nothing wrong."""
+    if not chance.randrange(6):
+        records = b"".join(chance.choice(COMMANDS)[-1] for _ in range(3)) + chance.randbytes(chance.randint(0, 40))
+        return [b"", chance.choice([b"MDPCX1", b"MDPWX1"]), b"\x09", records, *[b"x"] * chance.randrange(3)]
     if not chance.randrange(4):
         return [chance.choice(VOCABULARY) for _ in range(chance.randint(1, 24))]
     message = list(chance.choice(COMMANDS))

@@ -74,7 +74,7 @@ def test_the_commands_of_the_readme():
     commands = [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith("$ ")]
     assert [command[0] for command in commands] == ["mdp-broker", "mdworker", "mdclient"]
     with broker() as (_, at), process(*commands[1], MDP_BROKER=at) as worker:
-        worker.line("serving echo")
+        worker.line("offers echo")
         assert run(*commands[2], "--wait", MDP_BROKER=at).stdout.decode().splitlines() == lines[3:]
 
 
@@ -142,6 +142,22 @@ def test_every_option_of_titanic_is_documented():
 def test_the_examples_of_the_python_page(endpoint, capsys):
     run_python("docs/python.md", endpoint)
     assert "500 ValueError: no good" in capsys.readouterr().out
+
+
+def test_the_examples_of_the_wire_page(endpoint, capsys):
+    with Client(endpoint) as client:
+        client.request("echo")  # by then there is a worker
+    run_python("docs/wire.md", endpoint)
+    (block,) = blocks("docs/wire.md", "python")
+    assert capsys.readouterr().out.strip() == re.search(r"  # (\[.*\])$", block, re.MULTILINE)[1]
+
+
+def test_the_command_of_the_mmi_page(endpoint):
+    (session,) = blocks("docs/mmi.md", "console")
+    ((command, *printed),) = sessions(session.splitlines())
+    with Client(endpoint) as client:
+        client.request("echo")  # by then there is a worker
+    assert run(*shlex.split(command), MDP_BROKER=endpoint).stdout.decode().splitlines() == printed
 
 
 def test_the_toml_example(tmp_path):

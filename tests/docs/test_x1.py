@@ -1,459 +1,532 @@
-"""docs/x1.md is true: its examples are what the real machines say to each other, its tables name all there is.
+"""docs/x1.md is true: the broker sends what its examples show, its programs run, its tables name all there is.
 
-Each example is a block that names a conversation of `CONVERSATIONS`.  There the client's, the broker's and the worker's
-machines are fed with each other's messages on a clock that stands still unless it is told to go on; all that is sent
-is written down and must be what the document shows.
+An example says who sends what to whom.  What peers send in it is fed to a broker, on a clock that stands still unless
+the example says how much later it is; what the broker sends in return must be what the example shows.
 """
 
 import random
 import re
-from collections import deque
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import zmq
+from support.processes import PATIENCE, broker
+from support.router import Router
 
 from zmdp.clients.session import ClientSession
-from zmdp.mdp import registry, wire
+from zmdp.mdp import batch, batch_python, registry, wire
+from zmdp.mdp import broker as broker_machine
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.journal import Refusal
 from zmdp.mdp.limits import Limits
+from zmdp.workers.capacity import Capacity
 from zmdp.workers.session import WorkerSession
 
 PAGE = (Path(__file__).parents[2] / "docs" / "x1.md").read_text()
-BLOCKS = dict(re.findall(r"^```x1 (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+EXAMPLES = re.findall(r"^```x1 (\S+)(?: (\S+))?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 HEADERS = {wire.CX1, wire.WX1, wire.C02, wire.W02}
+FIRST_ADDRESS, NEXT_FIRST_ADDRESS = 417, 5301
+"""Where the addresses of the broker begin, and those of the next."""
+
+
+# ── examples ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Entry:
+    """A message, or without frames an event."""
+
+    heading: str
+    frames: list[bytes] = field(default_factory=list)
 
 
 class World:
-    """A broker and its peers.  `said` is all that was sent, in order, as (who to whom: command, frames)."""
+    """A broker and its peers, whose messages are written by hand."""
 
-    def __init__(self):
-        self.now = 1000.0
-        self.limits = Limits()
-        self.broker = Broker(self.limits, now=self.now)
+    def __init__(self, service):
         self.said = []
-        self._peers = {}
-        self._slots = {}
-        self._to_deliver = deque()
+        self._now = 1000.0
+        self._broker = Broker(now=self._now, first_address=FIRST_ADDRESS)
+        self._brokers = [self._broker]
+        if service:
+            self._hear("worker", [b"", wire.WX1, b"\1", service.encode()])
 
-    # ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def take(self, entry):
+        """Do what `entry` says, if it is not the broker that does it, and write down what is sent."""
+        sender, _, _ = entry.heading.partition(" → broker")
+        if sender != entry.heading:
+            self.said.append(Entry(f"{sender} → broker: {command(entry.frames)}", entry.frames))
+            self._say(self._hear(sender, entry.frames))
+        elif not entry.heading.startswith("broker → "):
+            self.said.append(entry)
+            self._happen(entry.heading)
 
-    def client(self, name="client"):
-        session = ClientSession(rng=random.Random(1))
-        self.connect(session, name)
-        return session
+    def _hear(self, sender, frames):
+        return self._broker.receive([sender.encode(), *frames], self._now)
 
-    def worker(self, service, name="worker", **settings):
-        session = WorkerSession(service, rng=random.Random(1), **settings)
-        self.connect(session, name)
-        return session
-
-    def slot(self, worker, number):
-        """Another worker on the connection of `worker`."""
-        session = worker.sibling()
-        self._slots[self._identity(worker), (number, b"")] = session
-        self.send(session, session.connected(self.now, number))
-        return session
-
-    def _identity(self, session):
-        slots = [identity for (identity, _), each in self._slots.items() if each is session]
-        return (slots + [identity for identity, (_, each) in self._peers.items() if each is session])[-1]
-
-    def connect(self, session, name):
-        """There is a new socket.  The ROUTER gives it an identity that it has not given before."""
-        first = 0x006B8B4567 if isinstance(session, ClientSession) else 0x00327B23C6
-        identity = (first + sum(type(each) is type(session) for _, each in self._peers.values())).to_bytes(5)
-        self._peers[identity] = (name, session)
-        self.reconnect(session)
-
-    def reconnect(self, session):
-        """As if the socket were a new one to `session`, but under the identity of the old one."""
-        if isinstance(session, ClientSession):
-            session.connected("tcp://127.0.0.1:5555", self.now)
-            self.run()
+    def _happen(self, event):
+        if match := re.fullmatch(r"(\d+) ms later", event):
+            self._now += int(match[1]) / 1000
+            self._say(self._broker.tick(self._now))
+        elif match := re.fullmatch("the connection of (.*) ends", event):
+            self._say(self._broker.unreachable(match[1].encode(), self._broker.turn, self._now))
+        elif event == "the broker is restarted":
+            self._broker = Broker(now=self._now, first_address=NEXT_FIRST_ADDRESS)
+            self._brokers.append(self._broker)
         else:
-            self.send(session, session.connected(self.now))
+            assert event == "the broker shuts down"
+            self._say(self._broker.close(self._now))
 
-    # ── what happens ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def _say(self, messages):
+        for identity, *frames in messages:
+            self.said.append(Entry(f"broker → {identity.decode()}: {command(frames)}", frames))
 
-    def send(self, session, messages):
-        """`session`'s machine says to send `messages`."""
-        identity = self._identity(session)
-        for message in messages:
-            self._write_down(f"{self._peers[identity][0]} → broker", message)
-            self._from_broker(self.broker.receive([identity, *message], self.now))
-        self.run()
+    @property
+    def failures(self):
+        return sum(each.stats.failures for each in self._brokers)
 
-    def run(self):
-        """Deliver what is under way, and what follows from that."""
-        while True:
-            for session in {id(session): session for _, session in self._peers.values()}.values():
-                if isinstance(session, ClientSession) and session.messages:
-                    messages, session.messages = session.messages, []
-                    self.send(session, messages)
-            if not self._to_deliver:
-                return
-            identity, message = self._to_deliver.popleft()
-            slot = identity, wire.decode_broker(message).route
-            self._slots.get(slot, self._peers[identity][1]).receive(message, self.now)
 
-    def hold(self, session, messages):
-        """`session` sends `messages`, and what the broker says to that stays on the way for now."""
-        identity = next(identity for identity, (_, each) in self._peers.items() if each is session)
-        for message in messages:
-            self._write_down(f"{self._peers[identity][0]} → broker", message)
-            self._from_broker(self.broker.receive([identity, *message], self.now))
+def command(frames):
+    at = next(at for at, frame in enumerate(frames) if frame in HEADERS)
+    if len(frames) == at + 1:
+        return "HEARTBEAT"
+    if frames[at + 1] == wire.BATCH:
+        return "batch"
+    return next(kind.name for kind, code in wire.CODES[frames[at]].items() if code == frames[at + 1])
 
-    def tick(self, seconds, session=None):
-        """Time goes on; then the broker, or the peer of `session`, does what is due."""
-        self.now += seconds
-        if session is None:
-            self._from_broker(self.broker.tick(self.now))
-        elif isinstance(session, ClientSession):
-            session.tick(self.now)
+
+TOKEN = re.compile(r"""([0-9]+) × "(.)"|"(.*?)"(?= |$)|([0-9a-f]{2})(?= |$)|(records)""")
+
+
+def parsed(block):
+    """The entries of an example: (events), and messages, whose indented lines have more frames, or records."""
+    entries = []
+    for line in block.splitlines():
+        if line.startswith("("):
+            entries.append(Entry(line.strip("()")))
+        elif " ; " in line or re.match(" +[0-9a-f]{2} [0-9a-f]{2} ", line):
+            entries[-1].frames[-1] += record_bytes(line.partition(" ; ")[0].strip())
         else:
-            self.send(session, session.tick(self.now))
-        self.run()
-
-    def close(self):
-        self._from_broker(self.broker.close(self.now))
-        self.run()
-
-    def restart(self):
-        """Another broker takes the place of this one."""
-        self.broker = Broker(self.limits, now=self.now)
-
-    def forget(self):
-        """What was said so far is not part of the example."""
-        self.said.clear()
-
-    def _from_broker(self, messages):
-        for identity, *message in messages:
-            self._write_down(f"broker → {self._peers[identity][0]}", message)
-            self._to_deliver.append((identity, message))
-
-    def _write_down(self, way, message):
-        header = next(frame for frame in message if frame in HEADERS)
-        code = message[message.index(header) + 1]
-        kinds = [kind.name for kind, each in wire.CODES[header].items() if each == code]
-        self.said.append((f"{way}: {kinds[0] if kinds else '?'}", message))
+            heading, _, rest = line.partition("  ")
+            if heading:
+                entries.append(Entry(heading))
+            assert not TOKEN.sub("", rest).strip(), line
+            entries[-1].frames += map(frame_of, TOKEN.finditer(rest))
+    return entries
 
 
-def stream(world):
-    worker = world.worker("count")
-    client = world.client()
-    client.request(b"count", [b"to two"], world.now, stream=True)
-    world.run()
-    world.send(worker, worker.partial(worker.request, [b"1"], world.now))
-    world.send(worker, worker.final(worker.request, [b"2", b"that is all"], world.now))
+def frame_of(token):
+    count, repeated, text, code, _ = token.groups()
+    if count:
+        return int(count) * repeated.encode()
+    return bytes.fromhex(code) if code else (text or "").encode()
 
 
-def options(world):
-    worker, client, other = world.worker("sum"), world.client(), world.client("another client")
-    other.request(b"sum", [b"x"], world.now)
-    world.run()
-    world.forget()
-    client.request(
-        b"sum", [b"1 2 3"], world.now, timeout=30, headers={"tenant": "größer"}, options={"precision": 2}, wait=False
-    )
-    world.run()
-    world.now += 0.25
-    world.send(worker, worker.final(worker.request, [b"x"], world.now))
-    world.send(worker, worker.final(worker.request, [b"6"], world.now))
-    world.said[:] = [(who, message) for who, message in world.said if message[-1] != b"x"]
-
-
-def failure(world):
-    worker, client = world.worker("divide"), world.client()
-    world.forget()
-    client.request(b"divide", [b"1", b"0"], world.now)
-    world.run()
-    world.send(worker, worker.error(worker.request, 500, "ZeroDivisionError: division by zero", world.now))
-    client.request(b"divide", [b"1"], world.now)
-    world.run()
-    world.send(worker, worker.error(worker.request, 422, "two numbers, please", world.now, [b'{"given":1}']))
-
-
-def no_worker(world):
-    client = world.client()
-    client.request(b"nobody", [b""], world.now, wait=False)
-    world.run()
-
-
-def cancel(world):
-    worker, client = world.worker("slow"), world.client()
-    world.forget()
-    call = client.request(b"slow", [b"x"], world.now)
-    world.run()
-    request = worker.request
-    client.cancel(call)
-    world.run()
-    assert request.cancelled
-    world.send(worker, worker.error(request, 499, "stopped", world.now))
-    assert not client.events
-
-
-def late_cancel(world):
-    worker, client = world.worker("slow"), world.client()
-    world.forget()
-    call = client.request(b"slow", [b"x"], world.now)
-    world.run()
-    world.hold(worker, worker.final(worker.request, [b"done"], world.now))
-    client.cancel(call)
-    world.run()
-    assert not client.events
-
-
-def unknown_number(world):
-    client = world.client()
-    call = client.request(b"slow", [b"x"], world.now)
-    world.run()
-    world.restart()
-    client.cancel(call)
-    world.run()
-
-
-def ttl(world):
-    worker, client = world.worker("slow"), world.client()
-    world.forget()
-    client.request(b"slow", [b"x"], world.now, timeout=0.5)
-    world.run()
-    world.tick(0.51)
-    world.send(worker, worker.final(worker.request, [b"too late"], world.now))
-
-
-def attempt(world):
-    worker, client = world.worker("slow"), world.client()
-    world.forget()
-    client.request(b"slow", [b"x"], world.now)
-    world.run()
-    world.send(worker, worker.disconnect("closed", world.now))
-    other = world.worker("slow", "second worker")
-    assert other.request.attempt == 2
-    world.send(other, other.final(other.request, [b"done"], world.now))
-
-
-def worker_lost(world):
-    worker, client = world.worker("count"), world.client()
-    world.forget()
-    client.request(b"count", [b"to two"], world.now, stream=True)
-    world.run()
-    world.send(worker, worker.partial(worker.request, [b"1"], world.now))
-    world.send(worker, worker.disconnect("closed", world.now))
-
-
-def client_heartbeat(world):
-    client = world.client()
-    client.request(b"slow", [b"x"], world.now)
-    world.run()
-    world.tick(1.0, client)
-
-
-def reconnect(world):
-    worker, client = world.worker("slow"), world.client()
-    world.forget()
-    client.request(b"slow", [b"x"], world.now, timeout=30)
-    world.run()
-    world.now += 6.0
-    world.restart()
-    client.lose("the broker has been silent for 5 s", world.now)
-    worker.lose("the broker has been silent for 5 s", world.now)
-    world.connect(worker, "worker, new connection")
-    world.connect(client, "client, new connection")
-    world.send(worker, worker.final(worker.request, [b"done"], world.now))
-
-
-def worker_heartbeat(world):
-    worker = world.worker("slow")
-    world.forget()
-    world.tick(1.0, worker)
-    world.tick(0.1)
-
-
-def slots(world):
-    worker = world.worker("slow")
-    second = world.slot(worker, b"1")
-    client = world.client()
-    client.request(b"slow", [b"x"], world.now)
-    world.run()
-    client.request(b"slow", [b"y"], world.now)
-    world.run()
-    world.tick(1.0, worker)
-    world.send(second, second.tick(world.now))
-    world.tick(0.1)
-    world.send(worker, worker.final(worker.request, [b"done"], world.now))
-    world.send(second, second.disconnect("closed", world.now))
-    world.send(worker, worker.final(worker.request, [b"done as well"], world.now))
-
-
-def disconnect(world):
-    worker, other = world.worker("slow"), world.worker("slow", "another worker")
-    world.forget()
-    world.send(worker, worker.disconnect("closed", world.now))
-    world.restart()
-    world.tick(1.0, other)
-    assert world.broker.stats.disconnected == {Refusal.NOT_REGISTERED: 1}
-    world.connect(other, "another worker, new connection")
-
-
-def closing(world):
-    world.worker("slow")
-    client = world.client()
-    world.forget()
-    client.request(b"slow", [b"x"], world.now)
-    world.run()
-    world.close()
-
-
-def number_in_use(world):
-    worker, client = world.worker("slow"), world.client()
-    world.forget()
-    client.request(b"slow", [b"x"], world.now)
-    world.run()
-    world.reconnect(client)  # it sends all again; only, it is not another connection
-    world.send(worker, worker.final(worker.request, [b"done"], world.now))
-
-
-def malformed(world):
-    client = world.client()
-    world.send(client, [[b"7", b"", b"MDPCX1", b"\x01", b"sum", b"[1,2]", b"1 2 3"]])
-    world.send(client, [[b"", b"MDPCX1", b"\x01", b"sum", b"", b"1 2 3"]])
-
-
-def mmi(world):
-    world.worker("sum")
-    client = world.client()
-    world.forget()
-    client.request(b"mmi.service", [b"sum"], world.now)
-    world.run()
-
-
-def mixed(world):
-    worker = world.worker("divide", protocol="0.2")
-    client = world.client()
-    client.request(b"divide", [b"1", b"0"], world.now, timeout=30)
-    world.run()
-    world.send(worker, worker.error(worker.request, 500, "ZeroDivisionError: division by zero", world.now))
-
-
-CONVERSATIONS = {
-    each.__name__.replace("_", "-"): each
-    for each in (
-        stream, options, failure, no_worker, cancel, late_cancel, unknown_number, ttl, attempt, worker_lost,
-        client_heartbeat, reconnect, worker_heartbeat, slots, disconnect, closing, number_in_use, malformed, mmi, mixed,
-    )
-}  # fmt: skip
+def record_bytes(text):
+    before, _, rest = text.partition('"')
+    quoted, _, after = rest.rpartition('"')
+    return bytes.fromhex(before) + quoted.encode() + bytes.fromhex(after)
 
 
 def written(said):
-    """A conversation as the document writes it."""
-    return "\n".join("\n".join([f"# {heading}", *map(show, message), ""]) for heading, message in said)
+    """A conversation as the page writes it."""
+    width = max(len(each.heading) for each in said if each.frames)
+    lines = []
+    for each in said:
+        line = f"{each.heading:{width}} " if each.frames else f"({each.heading})"
+        for token in map(show, each.frames):
+            if len(line) + len(token) >= 100:
+                lines.append(line)
+                line = "   "
+            line += f" {token}"
+        lines.append(line)
+    return "\n".join([*lines, ""])
 
 
 def show(frame):
+    if len(frame) > 100 and len(set(frame)) == 1:
+        return f'{len(frame)} × "{frame[:1].decode()}"'
     text = frame.decode(errors="replace")
     return f'"{text}"' if text.isprintable() and text.encode() == frame else frame.hex(" ")
 
 
-def parsed(block):
-    """What a block of the document says was sent."""
-    said = []
-    for line in block.splitlines():
-        if line.startswith("# "):
-            said.append((line[2:], []))
-        elif line.startswith('"'):
-            assert line.endswith('"')
-            said[-1][1].append(line[1:-1].encode())
-        elif line:
-            said[-1][1].append(bytes.fromhex(line))
-    return said
+def test_every_block_is_an_example_or_a_program():
+    names = [name for name, _, _ in EXAMPLES]
+    assert len(set(names)) == len(names) > 20
+    blocks = re.findall(r"^```(\w*)", PAGE, re.MULTILINE)
+    assert sorted(filter(None, blocks)) == ["console", "python", "python", *["x1"] * len(names)]
+
+
+@pytest.mark.parametrize(("service", "block"), [each[1:] for each in EXAMPLES], ids=[name for name, *_ in EXAMPLES])
+def test_an_example_is_what_is_really_sent(service, block):
+    world, entries = World(service), parsed(block)
+    for entry in entries:
+        world.take(entry)
+    assert entries == world.said, "this is what was sent:\n" + written(world.said)
+    assert any(entry.heading.startswith("broker → ") for entry in entries)
+    assert world.failures == 0
+
+
+def test_our_client_and_worker_say_what_the_batched_example_shows():
+    """They are fed with what the broker says there, and say their parts."""
+    (entries,) = [parsed(block) for name, _, block in EXAMPLES if name == "batched"]
+    expected = {way: [each.frames for each in entries if each.heading.startswith(way)] for way in ("client", "worker")}
+    told = [each.frames for each in entries if each.heading.startswith("broker → ")]
+    client, worker = ClientSession(rng=random.Random(1)), WorkerSession(
+        "shout", capacity=Capacity(4), options=b'{"name":"shout.py"}', rng=random.Random(1)
+    )  # fmt: skip
+    worker.connected(1000.0)
+    assert worker.take_messages() == [expected["worker"].pop(0)]
+    client.connected("tcp://127.0.0.1:5555", 1000.0)
+    calls = [
+        client.request(b"shout", [b"hello"], 1000.0, timeout=30),
+        client.request(b"shout", [b"not this", b"x" * 8192], 1000.0),
+    ]
+    assert client.take_messages() == expected["client"]
+    work, answer, heartbeat, disconnect = told
+    worker.receive(work, 1000.0)
+    hello, large = worker.begin(1000.0), worker.begin(1000.0)
+    assert [hello, large] == [[b"hello"], [b"not this", b"x" * 8192]]
+    assert hello.deadline == 1030.0
+    worker.final(hello, [b"HELLO"], 1000.0)
+    worker.error(large, 422, "too long to shout", 1000.0, [b""])
+    assert worker.take_messages() == [expected["worker"].pop(0)]
+    client.receive(answer, 1000.0)
+    (first, reply), (second, error) = client.events
+    assert [first, second] == calls
+    assert reply == [b"HELLO"]
+    assert (error.code, error.text) == (422, "too long to shout")
+    worker.receive(heartbeat, 1001.1)
+    worker.tick(1001.1)
+    assert worker.take_messages() == [expected["worker"].pop(0)]
+    worker.leave(1001.1)
+    assert worker.take_messages() == [expected["worker"].pop(0)]
+    worker.receive(disconnect, 1001.1)
+    assert worker.ended
+    assert expected["worker"] == []
+
+
+# ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def running(number, endpoint, interval="1.0"):
+    """One of the two programs of the page, against the broker at `endpoint`."""
+    program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", endpoint)
+    assert endpoint in program
+    assert ", 1.0, 5 " in program or "= 1.0, 5 " in program
+    program = program.replace("1.0, 5 ", f"{interval}, 5 ")
+    running_program = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        yield running_program
+    finally:
+        running_program.kill()
+        running_program.communicate()
+
+
+def test_the_programs_are_as_short_as_they_are_said_to_be():
+    assert len(PROGRAMS) == 2
+    for program in PROGRAMS:
+        assert len([line for line in program.splitlines() if line.strip()]) <= 60
+
+
+def test_the_programs_print_what_the_page_says():
+    (printed,) = re.findall(r"^```console\n\$ python client.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    with broker() as (_, at), running(0, at) as worker:
+        wait_for_worker(at)
+        with running(1, at) as client:
+            out, _ = client.communicate(timeout=PATIENCE)
+        assert client.returncode == 0
+        assert sorted(out.splitlines()) == sorted(printed.splitlines())
+        worker.terminate()
+        assert worker.wait(PATIENCE) == 0
+
+
+def wait_for_worker(endpoint):
+    with zmq.Context() as context, context.socket(zmq.REQ) as asking:
+        asking.linger, asking.rcvtimeo = 0, int(PATIENCE * 1000)
+        asking.connect(endpoint)
+        until = time.monotonic() + PATIENCE
+        while True:
+            asking.send_multipart([b"MDPC02", b"\1", b"mmi.service", b"shout"])
+            if asking.recv_multipart()[-1] == b"200":
+                return
+            assert time.monotonic() < until
+
+
+def test_the_client_leaves_a_broker_that_is_silent_and_asks_again():
+    with Router() as mute, running(1, mute.endpoint, "0.05"):
+        first = [mute.recv() for _ in range(3)]
+        assert [frames[1] for frames in first] == [b"1", b"2", b"3"]
+        message = mute.recv()
+        while message[0] == first[0][0]:
+            assert message[1:] == [b"", b"MDPCX1", b"\6"]
+            message = mute.recv()
+        again = [message, mute.recv(), mute.recv()]
+        assert [frames[1:] for frames in again] == [frames[1:] for frames in first]
+
+
+def test_the_worker_leaves_a_broker_that_is_silent_and_registers_again():
+    with Router() as mute, running(0, mute.endpoint, "0.05"):
+        identity, *ready = mute.recv()
+        message = mute.recv()
+        while message[0] == identity:
+            assert message[1:] == [b"", b"MDPWX1", b"\5"]
+            message = mute.recv()
+        assert message[1:] == ready
+
+
+# ── tables and numbers ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def rows(heading):
     """The cells of the tables under a heading, without their first two lines."""
-    section = re.search(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
+    section = re.search(rf"^#+ {heading}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in cells] for cells in lines[2:]]
+    header = [at for at, cells in enumerate(lines) if set("".join(cells)) == {"-", "|"}]
+    return [
+        [cell.strip() for cell in cells]
+        for at, cells in enumerate(lines)
+        if not any(at in {each - 1, each} for each in header)
+    ]
 
 
-def test_every_example_is_a_conversation_and_every_conversation_an_example():
-    assert list(BLOCKS) == list(CONVERSATIONS)
-    assert len(re.findall(r"^```", PAGE, re.MULTILINE)) == 2 * len(CONVERSATIONS)
+SIDES = {"Client and broker": wire.CX1, "Worker and broker": wire.WX1}
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
-def test_an_example_is_what_is_really_sent(name):
-    world = World()
-    CONVERSATIONS[name](world)
-    assert parsed(BLOCKS[name]) == world.said, "this is what was sent:\n" + written(world.said)
-    assert world.broker.stats.failures == 0
-
-
-WAYS = {"client → broker", "broker → client", "worker → broker", "broker → worker"}
-
-
-@pytest.mark.parametrize(
-    ("heading", "header"), [("Client and broker", wire.CX1), ("Worker and broker", wire.WX1)], ids=["client", "worker"]
-)
+@pytest.mark.parametrize(("heading", "header"), SIDES.items(), ids=["client", "worker"])
 def test_every_command_has_its_row_and_an_example_for_each_direction(heading, header):
     table = rows(heading)
     assert {name: code for name, _, code, _ in table} == {
         kind.name: code.hex() for kind, code in wire.CODES[header].items()
     }
+    said = [entry for _, _, block in EXAMPLES for entry in parsed(block) if header in entry.frames]
     for name, ways, code, layout in table:
         assert f'"{header.decode()}" {code}' in layout
         for way in ways.split(", "):
-            assert way in WAYS
-            shown = [
-                message for block in BLOCKS.values() for said, message in parsed(block) if said == f"{way}: {name}"
-            ]
-            assert any(header in message for message in shown), f"no example of {name}, {way}"
+            assert [each for each in said if each.heading == f"{way}: {name}"], f"no example of {name}, {way}"
 
 
-def test_every_code_has_its_row():
-    assert {int(code): name for code, name, *_ in rows("Codes")} == {code.value: code.name for code in Code}
+def test_every_record_has_its_row():
+    table = {(name, way) for name, way, _ in rows("The batched form")}
+    framed = {(name, way) for heading in SIDES for name, ways, *_ in rows(heading) for way in ways.split(", ")}
+    assert table == {(name, way) for name, way in framed if name not in {"HEARTBEAT", "DISCONNECT"}}
+
+
+VALUES = {
+    "ttl": 30000, "service": b"echo", "options": b'{"a":1}', "attempt": 3, "code": 422, "text": b"why", "credit": 64,
+    "body": [b"one", b"", b"x" * 8192],
+}  # fmt: skip
+SIZES = {"u8": 1, "u16": 2, "u32": 4}
+
+
+def packed_as_told(code, number, fields):
+    """A record as its row says, and its attachments."""
+    data, attachments = b"", []
+    for told in [] if fields == "none" else fields.strip("`").split(", "):
+        if told == "body":
+            data += len(VALUES["body"]).to_bytes(2)
+            for frame in VALUES["body"]:
+                attached = len(frame) >= 8192
+                data += b"\xff\xff\xff\xff" if attached else len(frame).to_bytes(4) + frame
+                attachments += [frame] * attached
+        elif "+" in told:
+            size, name = told.split("+")
+            data += len(VALUES[name]).to_bytes(SIZES[size]) + VALUES[name]
+        else:
+            size, name = told.split(" ")
+            data += VALUES[name].to_bytes(SIZES[size])
+    data = code + number.to_bytes(8) + data
+    return [len(data).to_bytes(4) + data, *attachments]
+
+
+@pytest.mark.parametrize(("name", "way", "fields"), rows("The batched form"))
+def test_a_record_is_packed_as_its_row_says(name, way, fields):
+    header = wire.CX1 if "client" in way else wire.WX1
+    code, kind = wire.CODES[header][wire.Kind[name]], name
+    number = 0 if name in {"READY", "CREDIT"} else 1 << 40
+    packed = batch.Batch((b"",), header)
+    v = VALUES
+    {
+        ("REQUEST", wire.CX1): lambda: packed.request(number, v["ttl"], v["service"], v["options"], v["body"]),
+        ("REQUEST", wire.WX1): lambda: packed.work(number, v["ttl"], v["attempt"], v["options"], v["body"]),
+        ("PARTIAL", header): lambda: packed.reply(code[0], number, v["body"]),
+        ("FINAL", header): lambda: packed.reply(code[0], number, v["body"]),
+        ("ERROR", header): lambda: packed.error(code[0], number, v["code"], v["text"], v["body"]),
+        ("CANCEL", header): lambda: packed.signal(code[0], number),
+        ("RELEASE", header): lambda: packed.signal(code[0], number),
+        ("READY", header): lambda: packed.ready(v["credit"], v["service"], v["options"]),
+        ("CREDIT", header): lambda: packed.credit(v["credit"]),
+    }[kind, header]()
+    assert packed.messages() == [[b"", header, wire.BATCH, *packed_as_told(code, number, fields)]]
+
+
+def test_every_code_has_its_row_which_tells_whether_it_is_the_brokers():
+    table = {int(code): (name, sender) for code, name, sender, *_ in rows("Errors")}
+    assert {code: name for code, (name, _) in table.items()} == {code.value: code.name for code in Code}
+    assert {code for code, (_, sender) in table.items() if sender == "broker"} == broker_machine.BROKER_CODES
+
+
+@pytest.mark.parametrize(("code", "sender"), [(cells[0], cells[2]) for cells in rows("Errors")])
+@pytest.mark.parametrize("detail", [[], [b""], [b"why"]], ids=["none", "empty", "detail"])
+def test_a_workers_error_is_not_taken_for_the_brokers(code, sender, detail):
+    world = World("divide")
+    for block in (
+        'client → broker: REQUEST  "1" "" "MDPCX1" 01 "divide" "" "1" "0"',
+        f'worker → broker: ERROR  "" "MDPWX1" 07 "417" "" "{code}" "no"',
+    ):
+        (entry,) = parsed(block)
+        world.take(Entry(entry.heading, entry.frames + detail * ("ERROR" in entry.heading)))
+    added = [b""] * (sender == "broker" and not detail)
+    assert world.said[-1].frames[-2 - len(detail + added) :] == [code.encode(), b"no", *detail, *added]
+
+
+def test_the_options_of_ready_are_those_that_the_broker_reads():
+    options = [key.strip("`") for key, *_ in rows("Credit")]
+    ready = wire.ready_with((), b"echo", b"{%s}" % b",".join(b'"%s":7' % key.encode() for key in options[:1]))
+    assert ready.credit == 7
+    assert set(options) == set(wire.Ready._fields) - {"route", "header", "service"}
 
 
 def test_every_reason_for_which_a_message_is_invalid_is_named():
-    section = PAGE.partition("## Invalid messages")[2].partition("\n## ")[0]
+    section = PAGE.partition("\n## Invalid and unexpected messages\n")[2].partition("\n## ")[0]
     assert [reason for reason in wire.Reason if f"`{reason}`" not in section] == []
 
 
-@pytest.mark.parametrize("reason", [cells for cells in rows("Invalid messages") if cells[2] != "none"], ids=str)
-def test_what_is_answered_is_answered_as_the_table_says(reason):
-    keys, _, answer = reason
-    messages = {
-        "too-few-frames": [b"1", b"", b"MDPCX1", b"\x01"],
-        "unknown-command": [b"1", b"", b"MDPCX1", b"\x04", b"sum"],
-        "bad-service-name": [b"1", b"", b"MDPCX1", b"\x01", b"\n", b"", b"x"],
-        "no-number": [b"", b"MDPCX1", b"\x05", b"sum"],
-        "no-body": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b""],
-        "bad-options": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b"{", b"x"],
-        "too-many-frames": [b"1", b"", b"MDPCX1", b"\x06", b"x"],
-        "number-in-use": [b"0", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"],
-        "unknown-number": [b"1", b"", b"MDPCX1", b"\x05", b"sum"],
-        "too-large": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x" * 1001],
-    }
+INVALID = {
+    "too-few-frames": [b"1", b"", b"MDPCX1", b"\x01"],
+    "unknown-command": [b"1", b"", b"MDPCX1", b"\x04", b"sum"],
+    "bad-service-name": [b"1", b"", b"MDPCX1", b"\x01", b"\n", b"", b"x"],
+    "no-number": [b"", b"MDPCX1", b"\x05", b"sum"],
+    "no-body": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b""],
+    "bad-options": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b"{", b"x"],
+    "too-many-frames": [b"1", b"", b"MDPCX1", b"\x06", b"x"],
+    "number-in-use": [b"0", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"],
+    "unknown-number": [b"1", b"", b"MDPCX1", b"\x05", b"sum"],
+    "bad-record": [b"", b"MDPCX1", b"\x09", (10).to_bytes(4) + b"\x05" + (1).to_bytes(8) + b"x"],
+    "too-large": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x" * 1001],
+    "no-header": [b"x" * 256, b"", b"MDPCX1", b"\x06"],
+    "envelope-too-deep": [*[b"1"] * 16, b"", b"MDPCX1", b"\x06"],
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "answer"), [(cells[0], cells[2]) for cells in rows("Invalid and unexpected messages") if len(cells) == 3]
+)
+def test_what_is_invalid_is_answered_as_the_table_says(keys, answer):
     key = re.findall(r"`([a-z-]+)`", keys)[0]
-    message = messages[key]
-    broker = Broker(Limits(max_message=1000), now=0.0)
-    broker.receive([b"amy", b"0", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], 0.0)
-    (told,) = broker.receive([b"amy", *message], 0.0)
+    message = INVALID[key]
+    machine = Broker(Limits(max_message=1000), now=0.0)
+    machine.receive([b"amy", b"0", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], 0.0)
+    told = machine.receive([b"amy", *message], 0.0)
+    assert machine.stats.invalid == {key: 1}
+    if answer == "none":
+        assert told == []
+        return
+    ((_, *frames),) = told
     envelope = message[: message.index(b"MDPCX1")]
-    assert told[: len(envelope) + 3] == [b"amy", *envelope, b"MDPCX1", b"\x04"]
-    assert told[-2] == answer.removeprefix("ERROR ").encode()
-    assert broker.stats.invalid == {key: 1}
+    if key == "bad-record":
+        (error,) = batch.to_client(frames, 1)
+        assert (error.number, error.code) == (1, int(answer.removeprefix("ERROR ")))
+    else:
+        assert frames[: len(envelope) + 2] == [*envelope, b"MDPCX1", b"\x04"]
+        assert frames[-2] == answer.removeprefix("ERROR ").encode()
+
+
+READY = [b"", b"MDPWX1", b"\1", b"sum"]
+UNEXPECTED = {
+    "second-ready": [READY, READY],
+    "not-registered": [[b"", b"MDPWX1", b"\x0a", b"3"]],
+    "wrong-dialect": [READY, [b"MDPW02", b"\5"]],
+    "reply-without-request": [READY, [b"", b"MDPWX1", b"\4", b"400", b"", b"x"]],
+    "reply-to-wrong-client": [
+        READY, [b"1", b"", b"MDPCX1", b"\1", b"sum", b"", b"x"], [b"", b"MDPWX1", b"\x0b", b"400", b""],
+    ],
+    "reserved-name": [[b"", b"MDPWX1", b"\1", b"mmi.sum"]],
+    "too-many-workers": [[b"1", *READY], [b"2", *READY], [b"3", *READY]],
+    "too-many-services": [READY, [b"3", *READY[:-1], b"other"]],
+}  # fmt: skip
+
+
+def test_every_reason_for_a_disconnect_has_its_row():
+    table = [cells[0].strip("`") for cells in rows("Invalid and unexpected messages") if len(cells) == 2]
+    assert table == list(UNEXPECTED)
+    of_other_dialects = {Refusal.OVERSIZED_REPLY}
+    assert set(table) == set(Refusal) - of_other_dialects
+
+
+@pytest.mark.parametrize("reason", UNEXPECTED)
+def test_what_is_unexpected_is_answered_with_disconnect(reason):
+    machine = Broker(Limits(max_workers=2, max_services=1), now=0.0, first_address=FIRST_ADDRESS)
+    *before, told = [machine.receive([b"amy", *message], 0.0) for message in UNEXPECTED[reason]]
+    assert [command(frames[1:]) for frames in told] == ["DISCONNECT"]
+    assert not [frames for messages in before for frames in messages if command(frames[1:]) == "DISCONNECT"]
+    assert machine.stats.disconnected == {reason: 1}
+
+
+BAD_RECORDS = {
+    "fewer than 13 bytes": b"\0" * 12,
+    "`size` is below 9": (8).to_bytes(4) + b"\5" + (7).to_bytes(8),
+    "the fields do not fit": (10).to_bytes(4) + b"\5" + (7).to_bytes(8) + b"x",
+    "the code is not": (9).to_bytes(4) + b"\6" + (7).to_bytes(8),
+    "the fields are readable": (19).to_bytes(4) + b"\1" + (7).to_bytes(8) + b"\0\0\0\0" + b"\1e" + b"\0\0" + b"\0\0",
+    "attachments are left over": b"",
+}
+CANCEL = (9).to_bytes(4) + b"\5" + (8).to_bytes(8)
+LARGE = (23).to_bytes(4) + b"\1" + (9).to_bytes(8) + b"\0\0\0\0" + b"\1e" + b"\0\0" + b"\0\1\xff\xff\xff\xff"
+"""A request whose body is an attachment."""
+
+
+@pytest.mark.parametrize(("beginning", "record"), BAD_RECORDS.items(), ids=BAD_RECORDS)
+def test_what_a_receiver_does_is_told(beginning, record):
+    """The record is followed by a good one, and by one with an attachment; then there is an attachment more."""
+    ((_, reason, consequence),) = [cells for cells in rows("What receivers do") if cells[0].startswith(beginning)]
+    message = [b"", wire.CX1, b"\x09", record + CANCEL + LARGE, b"attached"]
+    if not record:
+        message.append(b"left over")
+    commands = batch.from_client(message, 1, (b"",), 1000, 1000)
+    wrong = [each for each in commands if isinstance(each, wire.Invalid)]
+    assert str(wrong[0].reason) in (re.findall(r"`([a-z-]+)`", reason) or {"no-body"})
+    read = [each.number for each in commands if isinstance(each, wire.Cancel | wire.Request)]
+    assert (read, len(wrong)) == {
+        "the rest of the message is ignored": ([], 1),
+        "later records with attachments are `bad-record` too": ([8], 2),
+        "none": ([8, 9], 1),
+        "none for the others": ([8, 9], 1),
+    }[consequence]
 
 
 def test_the_numbers_in_the_text_are_those_of_the_code():
-    for number, text in (
-        (wire.MAX_OPTIONS, "of at most {} bytes"),
+    text = " ".join(PAGE.split())
+    for number, said in (
+        (wire.MAX_OPTIONS, "have at most {} bytes"),
         (wire.MAX_NESTING, "at most {} objects and arrays deep"),
-        (wire.MAX_ENVELOPE, "It MUST have 2 to {} frames"),
-        (wire.MAX_NAME, "Each of the others MUST have 1 to {} bytes"),
-        (registry.REMEMBERED, "at least {} of"),
+        (wire.MAX_ENVELOPE, "It MUST have 1 to {} frames"),
+        (wire.MAX_NAME, "Each frame but the empty one MUST have 1 to {} bytes"),
+        (wire.SHARED, "A frame of {} bytes or more SHOULD be an attachment"),
+        (registry.REMEMBERED, "at least {} of all clients"),
+        (Limits().max_credit, "{} requests at most"),
+        (int(Limits().expiry), "{} seconds); that ERROR is 408"),
+        (Limits().max_attempts, "a certain number of workers (zmdp: {})"),
+        (int(broker_machine.GIVEN_UP), "for {} seconds)"),
+        (batch.MAX_RECORDS, "at most {} records"),
+        (batch.MAX_RECORDS_BYTES, "SHOULD have at most {} bytes together"),
+        (batch_python.MAX_ATTACHMENTS, "at most {} frames and"),
+        (batch_python.MAX_ATTACHED_BYTES, "frames and {} bytes"),
+        (batch.MAX_BODY_FRAMES, "a body of more than {} frames"),
+        (batch.MAX_TTL_MS, "A ttl above {} is"),
     ):
-        assert text.format(number) in " ".join(PAGE.split())
+        assert said.format(number) in text, said
     assert wire.MAX_TTL == 10**15
-    assert "10¹⁵" in PAGE
+    assert "10¹⁵" in text
+
+
+def test_lines_are_short():
+    assert [line for line in PAGE.splitlines() if len(line) > 100 and not line.startswith("|")] == []

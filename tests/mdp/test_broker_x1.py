@@ -1,11 +1,15 @@
-"""The machine with X1 peers: numbers, options, ERROR, CANCEL, client heartbeats.  What all share is in test_broker."""
+"""The broker's machine with X1 peers: numbers, options, ERROR, CANCEL, client heartbeats.
+
+What all dialects share is in `test_broker`; what a worker with credit does, in `test_broker_credit`; the batched form,
+in `test_broker_batched`.
+"""
 
 import json
 import logging
 
 import pytest
 
-from zmdp.mdp.broker import CODES, GIVEN_UP, Broker
+from zmdp.mdp.broker import CODES, GIVEN_UP, MAX_GIVEN_UP, Broker
 from zmdp.mdp.journal import Drop, Loss, Refusal
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.registry import REMEMBERED, REQUEST_OVERHEAD
@@ -25,33 +29,33 @@ def ready(worker=b"w", service=b"echo"):
     return [worker, b"MDPWX1", b"\x01", service]
 
 
-def partial(worker=b"w", body=b"x", client=b"c"):
-    return [worker, b"MDPWX1", b"\x03", client, b"", body]
+def partial(worker=b"w", address=1, body=b"x"):
+    return [worker, b"MDPWX1", b"\x03", b"%d" % address, b"", body]
 
 
-def final(worker=b"w", body=b"x", client=b"c"):
-    return [worker, b"MDPWX1", b"\x04", client, b"", body]
+def final(worker=b"w", address=1, body=b"x"):
+    return [worker, b"MDPWX1", b"\x04", b"%d" % address, b"", body]
 
 
-def failure(worker=b"w", code=b"500", text=b"it broke", *detail, client=b"c"):
-    return [worker, b"MDPWX1", b"\x07", client, b"", code, text, *detail]
+def failure(worker=b"w", address=1, code=b"500", text=b"it broke", *detail):
+    return [worker, b"MDPWX1", b"\x07", b"%d" % address, b"", code, text, *detail]
 
 
 OLD_READY = {"0.2": [b"w", b"MDPW02", b"\x01", b"echo"], "0.1": [b"w", b"", b"MDPW01", b"\x01", b"echo"]}
 OLD_FINAL = {
-    "0.2": [b"w", b"MDPW02", b"\x04", b"c", b"", b"x"],
-    "0.1": [b"w", b"", b"MDPW01", b"\x03", b"c", b"", b"x"],
+    "0.2": [b"w", b"MDPW02", b"\x04", b"1", b"", b"x"],
+    "0.1": [b"w", b"", b"MDPW01", b"\x03", b"1", b"", b"x"],
 }
 
 # ── what the broker sends ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def work(worker=b"w", body=b"x", client=b"c", options=b""):
-    return [worker, b"MDPWX1", b"\x02", client, b"", options, body]
+def work(worker=b"w", address=1, body=b"x", options=b""):
+    return [worker, b"MDPWX1", b"\x02", b"%d" % address, b"", options, body]
 
 
-def withdraw(worker=b"w", client=b"c"):
-    return [worker, b"MDPWX1", b"\x08", client, b""]
+def withdraw(worker=b"w", address=1):
+    return [worker, b"MDPWX1", b"\x08", b"%d" % address, b""]
 
 
 def disconnect(worker=b"w"):
@@ -70,10 +74,11 @@ def answer(number=b"1", body=b"x", *, client=b"c", service=b"echo"):
     return [client, number, b"", b"MDPCX1", b"\x03", service, body]
 
 
-def error(code, text, number=b"1", *, client=b"c", service=b"echo"):
-    return [client, number, b"", b"MDPCX1", b"\x04", service, b"%d" % code, text.encode()]
+def error(code, text, number=b"1", *, client=b"c", service=b"echo", detail=()):
+    return [client, number, b"", b"MDPCX1", b"\x04", service, b"%d" % code, text.encode(), *detail]
 
 
+FREE = "its time passed before a worker was free for it: 1 offer it"
 BUSY = "its time passed before a worker was free for it: 1 offer it, all busy"
 NOBODY = "its time passed before a worker was free for it: none offers it"
 RUNNING = "its time passed while a worker was at it"
@@ -82,23 +87,35 @@ DRAINING = "the broker is draining and takes no new requests: retry later, or at
 CLOSING = "the broker ended before the request was done: retry later, or at another broker"
 
 
+def new_broker(**limits):
+    """A broker at time 0 whose dispatches have the addresses 1, 2, 3 …"""
+    return Broker(Limits(**limits), now=0, first_address=1)
+
+
 def broker_with(*workers, **limits):
-    """A broker at time 0, and X1 workers of echo that have said READY to it in this order."""
-    broker = Broker(Limits(**limits), now=0)
+    """A broker, and X1 workers of echo that have said READY to it in this order; each holds one request at most."""
+    broker = new_broker(**limits)
     assert feed(broker, *map(ready, workers)) == []
     return broker
 
 
 def feed(broker, *messages, now=0):
-    """All that the broker sends for `messages`."""
+    """All that the broker sends for `messages`, each in a turn of its own."""
     return [sent for message in messages for sent in broker.receive(message, now)]
 
 
+def turn(broker, *messages, now=0):
+    """All that the broker sends for `messages` that arrive in one turn."""
+    for message in messages:
+        broker.take(message, now)
+    return broker.flush(now)
+
+
 def books(broker):
-    """What the broker holds: (services, workers, requests that wait, requests that workers have, X1 requests)."""
+    """What the broker holds: (services, workers, requests that wait, requests that workers hold, X1 requests)."""
     registry = broker.registry
-    numbers = sorted(b" ".join(route[1:-1]) for route in registry.numbered)
-    return list(registry.services), list(registry.connections), registry.queued, registry.running, numbers
+    numbers = sorted(str(request.number) for request in registry.numbered)
+    return list(registry.services), list(registry.workers), registry.queued, registry.running, numbers
 
 
 def holds_nothing(broker):
@@ -114,30 +131,38 @@ def holds_nothing(broker):
 def test_a_reply_goes_to_its_number():
     broker = broker_with(b"w")
     assert broker.receive(request(b"7"), now=0) == [work()]
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [b"7"])
+    assert books(broker) == ([b"echo"], [b"w"], 0, 1, ["7"])
     assert broker.receive(partial(body=b"1"), now=0) == [part(b"7", b"1")]
     assert broker.receive(final(body=b"2"), now=0) == [answer(b"7", b"2")]
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
     assert holds_nothing(broker)
 
 
-def test_a_number_may_have_several_frames():  # C22
+def test_an_envelope_stands_before_the_number():  # C22
     broker = broker_with(b"w")
     envelope = [b"proxy", b"\xff" * 255, b"7", b""]
     assert broker.receive([b"c", *envelope, *request()[3:]], now=0) == [work()]
     assert broker.receive(final(), now=0) == [[b"c", *envelope, *answer()[3:]]]
 
 
+def test_a_number_is_any_frame():
+    broker = broker_with(b"w1", b"w2", b"w3", b"w4")
+    numbers = [b"17", b"017", b"x", b"%d" % (1 << 64)]
+    assert len(feed(broker, *map(request, numbers))) == 4
+    assert feed(broker, *[final(b"w%d" % n, n) for n in range(1, 5)]) == list(map(answer, numbers))
+    assert holds_nothing(broker)
+
+
 def test_requests_of_one_client_run_at_the_same_time():
     broker = broker_with(b"w1", b"w2", b"w3")
     asked = [request(b"1", body=b"a"), request(b"2", body=b"b"), request(b"3", body=b"c"), request(b"4", body=b"d")]
-    assert feed(broker, *asked) == [work(b"w1", b"a"), work(b"w2", b"b"), work(b"w3", b"c")]
-    assert broker.receive(partial(b"w3", b"3.1"), now=0) == [part(b"3", b"3.1")]
-    assert broker.receive(partial(b"w1", b"1.1"), now=0) == [part(b"1", b"1.1")]
-    assert broker.receive(final(b"w2", b"2.1"), now=0) == [answer(b"2", b"2.1"), work(b"w2", b"d")]
-    assert broker.receive(failure(b"w3"), now=0) == [error(500, "it broke", b"3")]
-    assert broker.receive(final(b"w2", b"4.1"), now=0) == [answer(b"4", b"4.1")]
-    assert broker.receive(final(b"w1", b"1.2"), now=0) == [answer(b"1", b"1.2")]
+    assert feed(broker, *asked) == [work(b"w1", 1, b"a"), work(b"w2", 2, b"b"), work(b"w3", 3, b"c")]
+    assert broker.receive(partial(b"w3", 3, b"3.1"), now=0) == [part(b"3", b"3.1")]
+    assert broker.receive(partial(b"w1", 1, b"1.1"), now=0) == [part(b"1", b"1.1")]
+    assert broker.receive(final(b"w2", 2, b"2.1"), now=0) == [answer(b"2", b"2.1"), work(b"w2", 4, b"d")]
+    assert broker.receive(failure(b"w3", 3), now=0) == [error(500, "it broke", b"3")]
+    assert broker.receive(final(b"w2", 4, b"4.1"), now=0) == [answer(b"4", b"4.1")]
+    assert broker.receive(final(b"w1", 1, b"1.2"), now=0) == [answer(b"1", b"1.2")]
     assert holds_nothing(broker)
 
 
@@ -145,7 +170,7 @@ def test_two_clients_may_use_the_same_number():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(client=b"c"), request(client=b"d"))
     assert broker.receive(cancel(client=b"c"), now=0) == [error(499, "cancelled"), withdraw(b"w1")]
-    assert broker.receive(final(b"w2", client=b"d"), now=0) == [answer(client=b"d")]
+    assert broker.receive(final(b"w2", 2), now=0) == [answer(client=b"d")]
 
 
 @pytest.mark.parametrize("workers", [[b"w"], []], ids=["running", "waiting"])
@@ -168,7 +193,7 @@ ENDS = {
     "ERROR": lambda broker: broker.receive(failure(), now=0),
     "CANCEL": lambda broker: broker.receive(cancel(), now=0) + broker.receive(final(), now=0),
     "ttl": lambda broker: broker.tick(1.1) + broker.receive(final(), now=1.1),
-    "worker lost": lambda broker: feed(broker, partial(), disconnect(), ready()),
+    "worker lost": lambda broker: feed(broker, partial(), ready(), ready()),
     "reply too large": lambda broker: feed(broker, partial(body=b"x" * 1000), final()),
 }
 
@@ -180,16 +205,18 @@ def test_a_number_is_free_again_after_its_end(end):
     end(broker)
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
     assert holds_nothing(broker)
-    assert feed(broker, request(body=b"again"), final(body=b"2"), now=2) == [work(body=b"again"), answer(body=b"2")]
+    assert feed(broker, request(body=b"again"), final(b"w", 2, b"2"), now=2) == [
+        work(b"w", 2, b"again"), answer(body=b"2"),
+    ]  # fmt: skip
     assert broker.stats.invalid.get("number-in-use", 0) == 0
 
 
 def test_a_number_that_was_refused_is_free():
     broker = broker_with(max_queue=1)
     feed(broker, request(b"1"), request(b"2"))
-    assert books(broker) == ([b"echo"], [], 1, 0, [b"1"])
+    assert books(broker) == ([b"echo"], [], 1, 0, ["1"])
     assert feed(broker, cancel(b"1"), request(b"2")) == [error(499, "cancelled")]
-    assert books(broker) == ([b"echo"], [], 1, 0, [b"2"])
+    assert books(broker) == ([b"echo"], [], 1, 0, ["2"])
 
 
 @pytest.mark.parametrize("others", [0, REMEMBERED - 1, REMEMBERED])
@@ -197,7 +224,7 @@ def test_numbers_that_ended_are_remembered_for_a_while(others):
     broker = broker_with(b"w")
     feed(broker, request(b"first"), final())
     for number in range(others):
-        feed(broker, request(b"%d" % number), final())
+        feed(broker, request(b"%d" % number), final(address=number + 2))
     assert broker.receive(cancel(b"first"), now=0) == []
     assert broker.stats.invalid == {}
 
@@ -206,7 +233,7 @@ def test_numbers_that_ended_are_not_remembered_for_ever():
     broker = broker_with(b"w")
     feed(broker, request(b"first"), final())
     for number in range(3 * REMEMBERED):
-        feed(broker, request(b"%d" % number), final())
+        feed(broker, request(b"%d" % number), final(address=number + 2))
         registry = broker.registry
         assert len(registry._ended) + len(registry._ended_before) <= 2 * REMEMBERED
     assert broker.receive(cancel(b"first"), now=0) == [error(400, "malformed: unknown-number", b"first")]
@@ -233,7 +260,7 @@ def test_a_client_is_told_what_is_malformed(frames, reason, service):  # C15
     assert broker.stats.invalid == {reason: 1}
 
 
-@pytest.mark.parametrize("command", [[b"\x01", b"echo", b"", b"x"], [b"\x05", b"echo"], [b"\x09"]])
+@pytest.mark.parametrize("command", [[b"\x01", b"echo", b"", b"x"], [b"\x05", b"echo"], [b"\x0c"]])
 def test_without_an_envelope_nobody_can_be_told(command):  # C15
     broker = broker_with(b"w")
     assert broker.receive([b"c", b"MDPCX1", *command], now=0) == []
@@ -315,7 +342,7 @@ def test_partials_do_not_lengthen_the_time():
 
 @pytest.mark.parametrize(
     ("workers", "text"),
-    [([], NOBODY), ([b"w"], "its time passed before a worker was free for it: 1 offer it")],
+    [([], NOBODY), ([b"w"], FREE)],
     ids=["no worker", "an idle worker"],
 )
 def test_a_request_without_time_is_refused(workers, text):
@@ -329,18 +356,18 @@ def test_a_worker_that_is_free_in_the_instant_in_which_the_time_passes_does_not_
     broker = broker_with(b"w")
     feed(broker, request(b"1"), request(b"2", ttl=1000), request(b"3", ttl=900), request(b"4", body=b"last"))
     assert broker.receive(final(), now=1) == [
-        answer(b"1"), error(408, BUSY, b"2"), error(408, BUSY, b"3"), work(body=b"last"),
+        answer(b"1"), error(408, FREE, b"2"), error(408, FREE, b"3"), work(b"w", 2, b"last"),
     ]  # fmt: skip
     assert broker.stats.dropped == {Drop.TTL_PASSED: 2}
-    assert feed(broker, final(), now=1) == [answer(b"4")]
+    assert feed(broker, final(address=2), now=1) == [answer(b"4")]
     assert holds_nothing(broker)
 
 
 def test_a_worker_that_comes_in_the_instant_in_which_the_time_passes_is_idle():
     broker = broker_with()
     feed(broker, request(ttl=1000))
-    assert broker.receive(ready(), now=1) == [error(408, BUSY)]
-    assert list(broker.registry.services[b"echo"].idle) == [broker.registry.workers[b"w",]]
+    assert broker.receive(ready(), now=1) == [error(408, FREE)]
+    assert broker.registry.services[b"echo"].schedule.capacity == 1
     assert holds_nothing(broker)
 
 
@@ -364,9 +391,7 @@ def test_a_ttl_that_is_longer_than_the_expiry_counts_once_a_worker_has_the_reque
 def test_a_request_that_comes_back_after_its_time_is_not_repeated():  # C17
     broker = broker_with(b"w1", b"w2", heartbeat=1)
     feed(broker, request(ttl=1000))
-    assert broker.receive(disconnect(b"w1"), now=1) == [
-        error(408, "its time passed before a worker was free for it: 1 offer it")
-    ]
+    assert broker.gone(b"w1", now=1) == [error(408, FREE)]
     assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
     assert holds_nothing(broker)
 
@@ -374,7 +399,7 @@ def test_a_request_that_comes_back_after_its_time_is_not_repeated():  # C17
 def test_times_that_are_far_off_leave_nothing_behind():
     broker = broker_with(b"w")
     for number in range(2000):
-        feed(broker, request(ttl=10_000_000 + 1000 * number), final())
+        feed(broker, request(ttl=10_000_000 + 1000 * number), final(address=number + 1))
     assert holds_nothing(broker)
     assert len(broker._expiries._order) < 200
 
@@ -405,9 +430,9 @@ def test_a_worker_is_told_what_is_left_of_the_ttl():
 def test_the_next_worker_is_told_that_it_is_the_second():  # C17
     broker = broker_with(b"w1", b"w2", b"w3", heartbeat=10)
     feed(broker, request(b"1", ttl=5000, key=1))
-    assert broker.receive(disconnect(b"w1"), now=1) == [work(b"w2", options=b'{"ttl":4000,"key":1,"attempt":2}')]
-    assert broker.receive(disconnect(b"w2"), now=2) == [work(b"w3", options=b'{"ttl":3000,"key":1,"attempt":3}')]
-    assert broker.tick(5.02) == [error(408, RUNNING), withdraw(b"w3")]
+    assert broker.gone(b"w1", now=1) == [work(b"w2", 2, options=b'{"ttl":4000,"key":1,"attempt":2}')]
+    assert broker.gone(b"w2", now=2) == [work(b"w3", 3, options=b'{"ttl":3000,"key":1,"attempt":3}')]
+    assert broker.tick(5.02) == [error(408, RUNNING), withdraw(b"w3", 3)]
 
 
 @pytest.mark.parametrize(
@@ -415,20 +440,21 @@ def test_the_next_worker_is_told_that_it_is_the_second():  # C17
 )
 def test_the_next_worker_is_told_so_whoever_the_client_is(asked):  # C17
     broker = broker_with(b"w1", b"w2")
-    assert feed(broker, asked, disconnect(b"w1")) == [work(b"w1"), work(b"w2", options=b'{"attempt":2}')]
+    assert broker.receive(asked, now=0) == [work(b"w1")]
+    assert broker.gone(b"w1", now=0) == [work(b"w2", 2, options=b'{"attempt":2}')]
 
 
 def test_a_worker_that_the_request_did_not_reach_is_not_counted():  # C17
     broker = broker_with(b"w1", b"w2", b"w3")
     feed(broker, request())
-    assert broker.unreachable(work(b"w1"), now=0) == [work(b"w2")]
-    assert broker.receive(disconnect(b"w2"), now=0) == [work(b"w3", options=b'{"attempt":2}')]
+    assert broker.unreachable(b"w1", broker.turn - 1, now=0) == [work(b"w2", 2)]
+    assert broker.gone(b"w2", now=0) == [work(b"w3", 3, options=b'{"attempt":2}')]
 
 
 def test_an_old_worker_is_told_nothing_of_options():
     broker = broker_with()
     feed(broker, request(ttl=5000, key=1))
-    assert broker.receive(OLD_READY["0.2"], now=1) == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"x"]]
+    assert broker.receive(OLD_READY["0.2"], now=1) == [[b"w", b"MDPW02", b"\x02", b"1", b"", b"x"]]
 
 
 def test_options_that_are_as_deep_as_can_be_reach_a_worker_late():
@@ -459,25 +485,21 @@ def test_who_does_not_wait_gets_a_free_worker():
 def test_who_does_not_wait_waits_while_workers_are_busy():
     broker = broker_with(b"w")
     assert feed(broker, request(b"1"), request(b"2", wait=False)) == [work()]
-    assert broker.receive(final(), now=0) == [answer(b"1"), work(options=b'{"wait": false}')]
-    assert broker.receive(final(), now=0) == [answer(b"2")]
-    assert broker.registry.services[b"echo"].unwilling == {}
-
-
-def leaves(broker):
-    return broker.receive(disconnect(), now=5)
+    assert broker.receive(final(), now=0) == [answer(b"1"), work(address=2, options=b'{"wait": false}')]
+    assert broker.receive(final(address=2), now=0) == [answer(b"2")]
+    assert broker.registry.services[b"echo"].no_wait == {}
 
 
 def falls_silent(broker):
     return [message for message in broker.tick(5.1) if message != heartbeat()]
 
 
-LEAVES = {
-    "DISCONNECT": leaves,
+LOSES = {
     "silent": falls_silent,
     "gone": lambda broker: broker.gone(b"w", now=5),
     "refused": lambda broker: broker.receive(ready(), now=5)[1:],
 }
+LEAVES = {"DISCONNECT": lambda broker: broker.receive(disconnect(), now=5), **LOSES}
 
 
 @pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES)
@@ -485,22 +507,22 @@ def test_who_does_not_wait_is_told_when_the_last_worker_leaves(leave):
     broker = broker_with(b"w")
     feed(broker, request(b"1"), request(b"2", wait=False), request(b"3"), request(b"4", wait=False, client=b"d"))
     assert leave(broker) == [error(404, NO_WORKER, b"2"), error(404, NO_WORKER, b"4", client=b"d")]
-    assert books(broker) == ([b"echo"], [], 2, 0, [b"1", b"3"])
+    assert [each.number for each in broker.registry.numbered] == [1, 3]
     assert broker.stats.dropped == {Drop.NO_WORKER: 2}
-    assert broker.registry.services[b"echo"].unwilling == {}
+    assert broker.registry.services[b"echo"].no_wait == {}
 
 
 def test_who_does_not_wait_waits_as_long_as_any_worker_is_there():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(b"1", client=b"d"), request(b"2", client=b"d"), request(b"3", wait=False))
-    assert broker.receive(disconnect(b"w1"), now=0) == []
-    assert broker.receive(final(b"w2", client=b"d"), now=0) == [
-        answer(b"2", client=b"d"), work(b"w2", client=b"d", options=b'{"attempt":2}'),
+    assert broker.gone(b"w1", now=0) == []
+    assert broker.receive(final(b"w2", 2), now=0) == [
+        answer(b"2", client=b"d"), work(b"w2", 3, options=b'{"attempt":2}'),
     ]  # fmt: skip
-    assert broker.receive(disconnect(b"w2"), now=0) == [error(404, NO_WORKER, b"3")]
+    assert broker.gone(b"w2", now=0) == [error(404, NO_WORKER, b"3")]
 
 
-@pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES)
+@pytest.mark.parametrize("leave", LOSES.values(), ids=LOSES)
 def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(leave):
     broker = broker_with(b"w")
     feed(broker, request(wait=False))
@@ -513,17 +535,18 @@ def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(leave):
 def test_who_does_not_wait_goes_to_another_worker_or_waits_for_it():  # C17
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(b"1", wait=False, body=b"1"), request(b"2", client=b"d"))
-    assert broker.receive(disconnect(b"w1"), now=0) == []
-    assert books(broker) == ([b"echo"], [b"w2"], 1, 1, [b"1", b"2"])
-    told = work(b"w2", b"1", options=b'{"wait":false,"attempt":2}')
-    assert broker.receive(final(b"w2", client=b"d"), now=0) == [answer(b"2", client=b"d"), told]
+    assert broker.gone(b"w1", now=0) == []
+    assert books(broker) == ([b"echo"], [b"w2"], 1, 1, ["1", "2"])
+    told = work(b"w2", 3, b"1", options=b'{"wait":false,"attempt":2}')
+    assert broker.receive(final(b"w2", 2), now=0) == [answer(b"2", client=b"d"), told]
 
 
 def test_who_does_not_wait_is_not_told_that_nobody_is_there_if_somebody_had_begun():
     broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"1", wait=False), request(b"2", client=b"d"), request(b"3", wait=False), disconnect(b"w1"))
-    assert books(broker) == ([b"echo"], [b"w2"], 2, 1, [b"1", b"2", b"3"])
-    assert broker.receive(disconnect(b"w2"), now=0) == [
+    feed(broker, request(b"1", wait=False), request(b"2", client=b"d"), request(b"3", wait=False))
+    broker.gone(b"w1", now=0)
+    assert books(broker) == ([b"echo"], [b"w2"], 2, 1, ["1", "2", "3"])
+    assert broker.gone(b"w2", now=0) == [
         error(404, NO_WORKER, b"3"),
         error(502, "its worker was lost, and it is not tried again: 1 had it", b"1"),
     ]
@@ -537,7 +560,7 @@ def test_all_workers_die_together():
         error(404, NO_WORKER, b"3"),
         error(502, "its worker was lost, and it is not tried again: 1 had it", b"1"),
     ]
-    assert books(broker) == ([b"echo"], [], 1, 0, [b"2"])
+    assert books(broker) == ([b"echo"], [], 1, 0, ["2"])
 
 
 # ── CANCEL ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -547,7 +570,7 @@ def test_a_request_that_waits_can_be_cancelled():
     broker = broker_with()
     feed(broker, request(b"1"), request(b"2", ttl=5000), request(b"3"))
     assert broker.receive(cancel(b"2"), now=0) == [error(499, "cancelled", b"2")]
-    assert books(broker) == ([b"echo"], [], 2, 0, [b"1", b"3"])
+    assert books(broker) == ([b"echo"], [], 2, 0, ["1", "3"])
     assert broker.stats.dropped == {Drop.CANCELLED: 1}
     assert feed(broker, cancel(b"1"), cancel(b"3")) == [error(499, "cancelled", b"1"), error(499, "cancelled", b"3")]
     assert books(broker) == ([], [], 0, 0, [])
@@ -559,10 +582,10 @@ def test_a_request_that_runs_can_be_cancelled():
     broker = broker_with(b"w")
     feed(broker, request(b"1", ttl=5000), request(b"2", body=b"next"), partial())
     assert broker.receive(cancel(b"1"), now=0) == [error(499, "cancelled"), withdraw()]
-    assert books(broker) == ([b"echo"], [b"w"], 0 + 1, 1, [b"2"])
+    assert books(broker) == ([b"echo"], [b"w"], 0 + 1, 1, ["2"])
     assert broker.receive(partial(), now=0) == []
-    assert broker.receive(final(), now=0) == [work(body=b"next")]
-    assert broker.receive(final(), now=0) == [answer(b"2")]
+    assert broker.receive(final(), now=0) == [work(b"w", 2, b"next")]
+    assert broker.receive(final(address=2), now=0) == [answer(b"2")]
     assert broker.stats.dropped == {Drop.CANCELLED: 1}
     assert holds_nothing(broker)
 
@@ -578,7 +601,7 @@ def test_a_cancelled_request_may_end_in_a_workers_error():
 def test_a_cancelled_request_is_not_repeated():  # C17
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(), cancel())
-    assert broker.receive(disconnect(b"w1"), now=0) == []
+    assert broker.gone(b"w1", now=0) == []
     assert holds_nothing(broker)
 
 
@@ -602,10 +625,10 @@ def test_a_cancel_to_a_worker_stands_for_a_heartbeat():  # C13
 def test_the_number_of_a_cancelled_request_is_free_while_its_worker_still_works():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(), cancel())
-    assert broker.receive(request(body=b"again"), now=0) == [work(b"w2", b"again")]
-    assert broker.receive(final(b"w1", b"old"), now=0) == []
-    assert broker.receive(cancel(), now=0) == [error(499, "cancelled"), withdraw(b"w2")]
-    assert broker.receive(final(b"w2", b"new"), now=0) == []
+    assert broker.receive(request(body=b"again"), now=0) == [work(b"w2", 2, b"again")]
+    assert broker.receive(final(b"w1", 1, b"old"), now=0) == []
+    assert broker.receive(cancel(), now=0) == [error(499, "cancelled"), withdraw(b"w2", 2)]
+    assert broker.receive(final(b"w2", 2, b"new"), now=0) == []
 
 
 def test_a_cancel_of_what_never_was():
@@ -653,9 +676,9 @@ def test_a_cancel_does_not_touch_the_requests_beside_it():  # C20
     broker = broker_with()
     feed(broker, *[request(b"%d" % n, body=b"%d" % n) for n in range(5)], request(b"9", client=b"d", body=b"9"))
     feed(broker, cancel(b"0"), cancel(b"2"), cancel(b"4"))
-    sent = feed(broker, ready(), final(), final(client=b"d"), final())
+    sent = feed(broker, ready(), final(address=1), final(address=2), final(address=3))
     assert sent == [
-        work(body=b"1"), answer(b"1"), work(body=b"9", client=b"d"), answer(b"9", client=b"d"), work(body=b"3"),
+        work(b"w", 1, b"1"), answer(b"1"), work(b"w", 2, b"9"), answer(b"9", client=b"d"), work(b"w", 3, b"3"),
         answer(b"3"),
     ]  # fmt: skip
     assert holds_nothing(broker)
@@ -671,7 +694,7 @@ def two_limits(**limits):
     return broker
 
 
-SIZE = REQUEST_OVERHEAD + len(b"c1x")
+SIZE = REQUEST_OVERHEAD + len(b"x")
 
 
 def expired():
@@ -715,12 +738,14 @@ def closing():
 
 def workers_lost():
     broker = broker_with(b"w1", b"w2", max_attempts=2)
-    return broker, feed(broker, request(), disconnect(b"w1"), disconnect(b"w2"))[2:]
+    feed(broker, request())
+    return broker, broker.gone(b"w1", now=0)[1:] + broker.gone(b"w2", now=0)
 
 
 def lost_after_partial():
     broker = broker_with(b"w")
-    return broker, feed(broker, request(), partial(), disconnect())[2:]
+    feed(broker, request(), partial())
+    return broker, broker.gone(b"w", now=0)
 
 
 def reply_too_large():
@@ -765,7 +790,7 @@ def test_a_client_is_told_why_its_request_was_dropped(reason, case):
     assert sent == [error(code, text)]
     assert CODES[reason] == code
     assert broker.stats.dropped == {reason: 1}
-    assert (b"c", b"1", b"") not in broker.registry.numbered
+    assert 1 not in {each.number for each in broker.registry.numbered if each.client.key == b"c"}
 
 
 def test_every_reason_has_its_code():
@@ -780,10 +805,11 @@ def test_a_workers_error_is_passed_on(detail):
     broker = broker_with(b"w")
     feed(broker, request(b"1"), request(b"2", body=b"next"), partial())
     told = [b"c", b"1", b"", b"MDPCX1", b"\x04", b"echo", b"422", b"\xff no text", *detail]
-    assert broker.receive(failure(b"w", b"422", b"\xff no text", *detail), now=0) == [told, work(body=b"next")]
+    said = failure(b"w", 1, b"422", b"\xff no text", *detail)
+    assert broker.receive(said, now=0) == [told, work(b"w", 2, b"next")]
     assert broker.stats.errors == 1
     assert broker.stats.dropped == {}
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [b"2"])
+    assert books(broker) == ([b"echo"], [b"w"], 0, 1, ["2"])
 
 
 OLD_REQUEST = {"0.2": [b"c", b"MDPC02", b"\x01", b"echo", b"x"], "0.1": [b"c", b"", b"MDPC01", b"echo", b"x"]}
@@ -793,7 +819,7 @@ OLD_REQUEST = {"0.2": [b"c", b"MDPC02", b"\x01", b"echo", b"x"], "0.1": [b"c", b
 def test_an_old_client_is_not_told_of_an_error(protocol):  # C24
     broker = broker_with(b"w")
     feed(broker, OLD_REQUEST[protocol], request(client=b"d"))
-    assert broker.receive(failure(), now=0) == [work(client=b"d")]
+    assert broker.receive(failure(), now=0) == [work(address=2)]
     assert broker.stats.dropped == {Drop.HANDLER_FAILED: 1}
     assert broker.stats.errors == 1
 
@@ -803,7 +829,7 @@ def test_an_error_is_a_sign_of_life():  # C13
     feed(broker, request())
     broker.receive(failure(), now=2)
     broker.tick(4.9)
-    assert list(broker.registry.connections) == [b"w"]
+    assert list(broker.registry.workers) == [b"w"]
 
 
 def test_an_error_of_a_stranger():  # C14
@@ -814,18 +840,34 @@ def test_an_error_of_a_stranger():  # C14
 
 def test_an_error_of_an_idle_worker():  # C14
     broker = broker_with(b"w")
-    assert broker.receive(failure(), now=0) == [disconnect()]
+    assert broker.receive(failure(address=2), now=0) == [disconnect()]
     assert books(broker) == ([], [], 0, 0, [])
     assert broker.stats.disconnected == {Refusal.NO_REQUEST: 1}
 
 
-def test_an_error_for_another_client():  # C18
+def test_an_error_for_an_address_that_never_was():  # C18
     broker = broker_with(b"w")
     feed(broker, request())
-    assert broker.receive(failure(client=b"d"), now=0) == [disconnect()]
-    assert books(broker) == ([b"echo"], [], 1, 0, [b"1"])
+    assert broker.receive(failure(address=999), now=0) == [disconnect()]
+    assert books(broker) == ([b"echo"], [], 1, 0, ["1"])
     assert broker.stats.disconnected == {Refusal.WRONG_CLIENT: 1}
     assert broker.stats.errors == 0
+
+
+def test_a_duplicated_error_is_dropped():  # C32
+    broker = broker_with(b"w")
+    assert feed(broker, request(b"1"), failure(), request(b"2"), failure()) == [
+        work(), error(500, "it broke"), work(address=2),
+    ]  # fmt: skip
+    assert (broker.stats.errors, broker.stats.late) == (1, 1)
+
+
+@pytest.mark.parametrize("code", sorted({*CODES.values(), 400, 403, 422, 500}))
+def test_a_workers_error_is_never_taken_for_the_brokers(code):
+    broker = broker_with(b"w")
+    feed(broker, request())
+    detail = [b""] if code in {403, 404, 413, 429, 502, 503} else []
+    assert broker.receive(failure(code=b"%d" % code), now=0) == [error(code, "it broke", detail=detail)]
 
 
 def test_an_error_from_a_worker_of_another_dialect():  # C14
@@ -839,17 +881,17 @@ def test_a_late_error_of_a_dead_worker_is_dropped():  # C18
     broker = broker_with(b"w1", heartbeat=1, liveness=3)
     feed(broker, request())
     broker.tick(4)
-    assert broker.receive(ready(b"w2"), now=4) == [work(b"w2", options=b'{"attempt":2}')]
+    assert broker.receive(ready(b"w2"), now=4) == [work(b"w2", 2, options=b'{"attempt":2}')]
     assert broker.receive(failure(b"w1"), now=4) == [disconnect(b"w1")]
-    assert broker.receive(final(b"w2"), now=4) == [answer()]
+    assert broker.receive(final(b"w2", 2), now=4) == [answer()]
 
 
 OVER_LIMIT = error(413, "the reply is over the limits of 500 bytes in 20 frames")
 LARGE_END = {
     "FINAL": final(body=b"x" * 500),
     "FINAL of many frames": [*final(), *[b""] * 15],
-    "ERROR": failure(b"w", b"500", b"text", b"x" * 500),
-    "ERROR of many frames": failure(b"w", b"500", *[b""] * 16),
+    "ERROR": failure(b"w", 1, b"500", b"text", b"x" * 500),
+    "ERROR of many frames": failure(b"w", 1, b"500", *[b""] * 16),
 }
 
 
@@ -868,11 +910,11 @@ def test_a_partial_over_the_limits_ends_the_request():  # C15
 def test_an_end_over_the_limits_is_an_end(message):  # C15
     broker = broker_with(b"w", max_message=500, max_frames=20, heartbeat=1, liveness=3)
     feed(broker, request(b"1", ttl=5000), request(b"2", body=b"next"))
-    assert broker.receive(message, now=2) == [OVER_LIMIT, work(body=b"next")]
+    assert broker.receive(message, now=2) == [OVER_LIMIT, work(b"w", 2, b"next")]
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
     broker.tick(4.9)
-    assert list(broker.registry.connections) == [b"w"]  # C13: it was a sign of life
-    assert broker.receive(final(), now=4.9) == [answer(b"2")]
+    assert list(broker.registry.workers) == [b"w"]  # C13: it was a sign of life
+    assert broker.receive(final(address=2), now=4.9) == [answer(b"2")]
     assert holds_nothing(broker)
 
 
@@ -910,7 +952,7 @@ def test_such_a_worker_does_not_stay_busy_for_ever(protocol):  # C15
 def test_a_worker_that_sends_an_error_of_too_many_frames_still_holds_its_request():  # C15
     broker = broker_with(b"w")
     feed(broker, request())
-    assert broker.receive(failure(b"w", b"500", b"text", b"1", b"2"), now=0) == []
+    assert broker.receive(failure(b"w", 1, b"500", b"text", b"1", b"2"), now=0) == []
     assert broker.receive(final(), now=0) == [answer()]
 
 
@@ -919,7 +961,7 @@ def test_a_worker_that_sends_an_error_of_too_many_frames_still_holds_its_request
 
 @pytest.mark.parametrize("envelope", [[], [b""], [b"1", b""], [b"hop", b"1", b""]], ids=len)
 def test_a_clients_heartbeat_is_echoed(envelope):  # C22
-    broker = Broker(now=0)
+    broker = new_broker()
     message = [b"c", *envelope, b"MDPCX1", b"\x06"]
     assert broker.receive(message, now=0) == [message]
     assert broker.stats.heartbeats == 1
@@ -927,7 +969,7 @@ def test_a_clients_heartbeat_is_echoed(envelope):  # C22
 
 
 def test_a_clients_heartbeat_is_echoed_while_the_broker_drains():
-    broker = Broker(now=0)
+    broker = new_broker()
     broker.drain()
     message = [b"c", b"", b"MDPCX1", b"\x06"]
     assert broker.receive(message, now=0) == [message]
@@ -943,22 +985,19 @@ def test_a_client_heartbeat_is_no_sign_of_life_of_a_worker():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     broker.receive([b"w", b"", b"MDPCX1", b"\x06"], now=2)
     broker.tick(3.06)
-    assert list(broker.registry.connections) == []
+    assert list(broker.registry.workers) == []
 
 
 # ── clients that are gone ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "undelivered", [answer(b"7"), part(b"7"), error(404, "x", b"7"), [b"c", b"", b"MDPCX1", b"\x06"]]
-)
-def test_what_a_client_that_cannot_be_reached_asked_for_is_cancelled(undelivered):
+def test_what_a_client_that_cannot_be_reached_asked_for_is_cancelled():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(b"1", ttl=5000), request(b"2", client=b"d"), request(b"3"), request(b"4", wait=False))
-    assert broker.unreachable(undelivered, now=0) == [withdraw(b"w1")]
+    assert broker.unreachable(b"c", broker.turn - 1, now=0) == [withdraw(b"w1")]
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 3}
-    assert books(broker) == ([b"echo"], [b"w1", b"w2"], 0, 2, [b"2"])
-    assert feed(broker, final(b"w1"), final(b"w2", client=b"d")) == [answer(b"2", client=b"d")]
+    assert books(broker) == ([b"echo"], [b"w1", b"w2"], 0, 2, ["2"])
+    assert feed(broker, final(b"w1", 1), final(b"w2", 2)) == [answer(b"2", client=b"d")]
     assert holds_nothing(broker)
 
 
@@ -970,10 +1009,10 @@ def test_a_client_that_did_not_keep_up_hears_nothing_more():
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
     assert feed(broker, [b"c", b"", b"MDPCX1", b"\x06"], request(b"3"), cancel(b"1"), cancel(b"9")) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
-    assert feed(broker, request(client=b"d"), final()) == [work(client=b"d")]
+    assert feed(broker, request(client=b"d"), final()) == [work(address=2)]
     # an old client would not notice by that
     asked = [b"c", b"MDPC02", b"\x01", b"echo", b"x"]
-    assert feed(broker, final(client=b"d"), asked) == [answer(client=b"d"), work()]
+    assert feed(broker, final(address=2), asked) == [answer(client=b"d"), work(address=3)]
 
 
 def test_a_worker_that_did_not_keep_up_may_come_back():
@@ -984,9 +1023,9 @@ def test_a_worker_that_did_not_keep_up_may_come_back():
 
 def test_not_all_that_did_not_keep_up_are_remembered():
     broker = broker_with()
-    for number in range(REMEMBERED + 1):
+    for number in range(MAX_GIVEN_UP + 1):
         broker.gone(b"c%d" % number, now=0)
-    assert len(broker._given_up) == REMEMBERED
+    assert len(broker._given_up) == MAX_GIVEN_UP
     hello = [b"c0", b"", b"MDPCX1", b"\x06"]
     assert broker.receive(hello, now=0) == [hello]
     assert broker.receive([b"c1", *hello[1:]], now=0) == []
@@ -995,7 +1034,7 @@ def test_not_all_that_did_not_keep_up_are_remembered():
 def test_a_worker_that_cannot_be_reached_with_a_cancel_is_gone():
     broker = broker_with(b"w")
     feed(broker, request(), cancel())
-    assert broker.unreachable(withdraw(), now=0) == []
+    assert broker.unreachable(b"w", broker.turn - 1, now=0) == []
     assert broker.stats.lost == {Loss.UNREACHABLE: 1}
     assert books(broker) == ([], [], 0, 0, [])
 
@@ -1016,8 +1055,8 @@ def test_a_draining_broker_takes_no_more_and_finishes_what_it_took():
     feed(broker, request(b"1"), request(b"2"))
     broker.drain()
     assert broker.receive(request(b"3"), now=0) == [error(503, DRAINING, b"3")]
-    assert broker.receive(final(), now=0) == [answer(b"1"), work()]
-    assert broker.receive(final(), now=0) == [answer(b"2")]
+    assert broker.receive(final(), now=0) == [answer(b"1"), work(address=2)]
+    assert broker.receive(final(address=2), now=0) == [answer(b"2")]
     assert broker.drained
 
 
@@ -1025,15 +1064,15 @@ def test_at_the_end_every_client_is_told_and_every_worker():  # C9
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(b"1"), request(b"2"), cancel(b"2"), request(b"3", ttl=5000), request(b"4", wait=False))
     feed(broker, request(b"5", service=b"sum"), [b"old", b"MDPC02", b"\x01", b"echo", b"x"])
-    assert broker.close(now=1) == [
-        error(503, CLOSING, b"1"),
-        withdraw(b"w1"),
-        error(503, CLOSING, b"3"),
-        error(503, CLOSING, b"4"),
-        error(503, CLOSING, b"5", service=b"sum"),
-        disconnect(b"w1"),
-        disconnect(b"w2"),
-    ]
+    sent = broker.close(now=1)
+    assert sent[-2:] == [disconnect(b"w1"), disconnect(b"w2")]
+    assert sorted(sent[:-2]) == sorted(
+        [
+            *[error(503, CLOSING, number) for number in (b"1", b"3", b"4")],
+            error(503, CLOSING, b"5", service=b"sum"),
+            withdraw(b"w1"),
+        ]
+    )
     assert books(broker) == ([b"echo"], [], 1, 0, [])
     assert broker.stats.dropped == {Drop.CANCELLED: 1, Drop.CLOSING: 4}
 
@@ -1045,12 +1084,12 @@ def test_what_nobody_is_to_blame_for_is_no_warning(caplog):
     caplog.set_level(logging.INFO)
     broker = broker_with(b"w", max_queue=1)
     feed(broker, request(b"1"), cancel(b"1"), [b"d", b"MDPC02", b"\x01", b"echo", b"x"], final())
-    feed(broker, failure(client=b"d"), request(b"2"), request(b"3"), request(b"4"))
+    feed(broker, failure(address=2), request(b"2"), request(b"3"), request(b"4"))
     levels = [(record.levelname, record.message) for record in caplog.records if "dropped" in record.message]
     assert levels == [
-        ("INFO", "dropped a request for service echo from client c: cancelled"),
-        ("INFO", "dropped a request for service echo from client d: handler-failed"),
-        ("WARNING", "dropped a request for service echo from client c: queue-full"),
+        ("INFO", "dropped a request for service echo: cancelled"),
+        ("INFO", "dropped a request for service echo: handler-failed"),
+        ("WARNING", "dropped a request for service echo: queue-full"),
     ]
 
 
@@ -1061,16 +1100,17 @@ def test_a_broker_forgets_all_that_ended():
         for number in range(10):
             broker.receive(request(b"%d" % number, ttl=1000 + 100 * number, wait=number % 2 == 0), now)
         broker.receive(cancel(b"3"), now)
-        broker.receive(partial(b"w1"), now)
-        broker.receive(failure(b"w2"), now)
-        broker.receive(disconnect(b"w1"), now + 0.5)
+        held = {worker.key: address for worker in broker.registry.workers.values() for address in worker.held}
+        broker.receive(partial(b"w1", held[b"w1"]), now)
+        broker.receive(failure(b"w2", held[b"w2"]), now)
+        broker.gone(b"w1", now + 0.5)
         broker.receive(ready(b"w1"), now + 0.5)
         for worker in (b"w1", b"w2"):
             broker.receive(heartbeat(worker), now + 4)
         broker.tick(now + 4)
         for worker in list(broker.registry.workers.values()):
-            if worker.request is not None:
-                broker.receive(final(worker.identity), now + 5)
+            for address in list(worker.held):
+                broker.receive(final(worker.key, address), now + 5)
         assert holds_nothing(broker)
         assert books(broker) == ([b"echo"], [b"w2", b"w1"], 0, 0, [])
         for worker in (b"w1", b"w2"):
@@ -1092,11 +1132,21 @@ def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed
     assert broker._given_up == {}
 
 
+def test_each_client_behind_a_proxy_that_did_not_keep_up_notices_by_itself():
+    broker = broker_with()
+    one, two = ([b"p", name, b"", b"MDPCX1", b"\x06"] for name in (b"1", b"2"))
+    broker.gone(b"p", 0.0)
+    assert broker.receive(one, GIVEN_UP - 1.0) == []
+    assert broker.receive(two, GIVEN_UP) == [two]  # it said nothing before, so it misses nothing
+    assert broker.receive(one, GIVEN_UP) == []
+    assert broker.receive(one, 2 * GIVEN_UP) == [one]
+
+
 def test_an_identity_that_is_gone_may_be_used_again():
     broker = broker_with()
     heartbeat = [b"c", b"", b"MDPCX1", b"\x06"]
     broker.gone(b"c", 1.0)
-    broker.unreachable(heartbeat, 1.0)
+    broker.unreachable(b"c", broker.turn - 1, 1.0)
     assert broker.receive(heartbeat, 1.0) == [heartbeat]
 
 
@@ -1105,12 +1155,86 @@ def test_a_request_that_was_not_even_sent_yet_is_no_attempt():
     broker = broker_with(b"w", b"w2", b"w3", max_attempts=1, heartbeat=1.0)
     feed(broker, request())
     assert len(broker.tick(2.0)) == 3
-    placed = broker.unreachable([b"w", b"MDPWX1", b"\x05"], 2.0)  # this one had it: that is the one attempt
+    placed = broker.unreachable(b"w", broker.turn - 1, 2.0)  # this one had it: that is the one attempt
     assert placed[0][6] == b"502"
     broker = broker_with(b"w", b"w2", b"w3", max_attempts=2, heartbeat=1.0)
     feed(broker, request())
     broker.tick(2.0)
-    assert broker.unreachable([b"w", b"MDPWX1", b"\x05"], 2.0)[0][:3] == [b"w2", b"MDPWX1", b"\x02"]
-    assert broker.unreachable([b"w2", b"MDPWX1", b"\x05"], 2.0)[0][:3] == [b"w3", b"MDPWX1", b"\x02"]
-    assert broker.unreachable([b"w3", b"MDPWX1", b"\x05"], 2.0) == []  # it waits for the next worker
+    missed = broker.turn - 1
+    assert broker.unreachable(b"w", missed, 2.0)[0][:3] == [b"w2", b"MDPWX1", b"\x02"]
+    assert broker.unreachable(b"w2", missed, 2.0)[0][:3] == [b"w3", b"MDPWX1", b"\x02"]
+    assert broker.unreachable(b"w3", missed, 2.0) == []  # it waits for the next worker
     assert broker.registry.queued == 1
+
+
+# ── turns of many messages ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_arrived_in_the_turn_can_be_cancelled():
+    broker = broker_with(b"w")
+    assert turn(broker, request(b"1"), cancel(b"1"), request(b"2", body=b"next")) == [
+        error(499, "cancelled"), work(body=b"next"),
+    ]  # fmt: skip
+    assert broker.stats.dropped == {Drop.CANCELLED: 1}
+    assert broker.stats.dispatched == 1
+
+
+def test_a_number_may_be_used_again_in_the_turn_in_which_it_is_cancelled():
+    broker = new_broker()
+    assert turn(broker, request(b"1", body=b"1"), cancel(b"1"), request(b"1", body=b"2")) == [error(499, "cancelled")]
+    assert books(broker) == ([b"echo"], [], 1, 0, ["1"])
+    assert broker.receive(ready(), now=0) == [work(body=b"2")]
+
+
+def test_a_number_may_be_used_again_in_the_turn_of_its_final():
+    broker = broker_with(b"w")
+    feed(broker, request(b"1"))
+    assert turn(broker, final(), request(b"1", body=b"2")) == [answer(b"1"), work(address=2, body=b"2")]
+
+
+def test_a_request_that_does_not_wait_and_its_last_worker_leave_in_one_turn():
+    broker = broker_with(b"w")
+    assert turn(broker, request(b"1", wait=False), request(b"2"), disconnect()) == [error(404, NO_WORKER), disconnect()]
+    assert books(broker) == ([b"echo"], [], 1, 0, ["2"])
+
+
+def test_an_error_and_the_end_of_its_worker_in_one_turn():
+    broker = broker_with(b"w", b"v")
+    feed(broker, request(b"1"))
+    assert turn(broker, failure(), disconnect(), request(b"2")) == [
+        error(500, "it broke"), disconnect(), work(b"v", 2),
+    ]  # fmt: skip
+
+
+def test_the_end_of_the_broker_in_the_middle_of_a_turn():
+    broker = broker_with(b"w")
+    broker.take(request(b"1"), 0)
+    assert broker.close(0) == [error(503, CLOSING), disconnect()]
+    assert broker.registry.services == {}
+
+
+def test_a_time_that_passes_in_the_middle_of_a_turn():
+    broker = new_broker()
+    broker.take(request(b"1", ttl=100), 0)
+    broker.take(ready(), 1)
+    broker.take(request(b"2"), 1)
+    broker.take(request(b"3"), 1)
+    assert broker.flush(1) == [error(408, FREE), work()]
+
+
+# ── probes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_probe_is_a_heartbeat_to_a_numbered_client():
+    broker = new_broker()
+    feed(broker, request(b"1"))
+    assert broker.probe(b"c", now=0) == [[b"c", b"", b"MDPCX1", b"\x06"]]
+
+
+def test_a_probe_goes_to_all_peers_of_a_connection():
+    broker = broker_with(b"w")
+    feed(broker, [b"p", b"hop", b"1", b"", *request()[3:]], [b"p", b"w", b"", *ready()[1:]], request(client=b"p"))
+    assert broker.probe(b"p", now=0) == [
+        [b"p", b"w", b"", b"MDPWX1", b"\x05"], [b"p", b"", b"MDPCX1", b"\x06"],
+        [b"p", b"hop", b"", b"MDPCX1", b"\x06"],
+    ]  # fmt: skip

@@ -82,6 +82,7 @@ def test_counts_are_ready_for_json():
         "partials": 0,
         "replies": 0,
         "errors": 0,
+        "late": 0,
         "mmi": 0,
         "heartbeats": 0,
         "failures": 0,

@@ -8,12 +8,12 @@ from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
 
 SETTINGS = {setting.name: setting for setting in fields(Limits)}
-WHOLE = {name for name in SETTINGS if name not in {"heartbeat", "expiry"}}
+WHOLE = {name for name in SETTINGS if name not in {"heartbeat", "busy_grace", "expiry"}}
 
 
 def test_the_defaults_are_allowed():
     limits = Limits()
-    assert (limits.heartbeat, limits.liveness, limits.max_attempts) == (1.0, 5, 3)
+    assert (limits.heartbeat, limits.liveness, limits.busy_grace, limits.max_attempts) == (1.0, 5, 60.0, 3)
 
 
 def test_patience_is_liveness_intervals():  # C13

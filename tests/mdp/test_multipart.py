@@ -123,6 +123,49 @@ def test_a_shared_frame_is_passed_on_and_outlives_its_socket(make, context):
     four.close(0)
 
 
+class Sources:
+    """Who was told of, as `receive` expects it."""
+
+    def __init__(self, *known):
+        self.known = set(known)
+        self.added = []
+
+    def add(self, identity, descriptor):
+        self.added.append((identity, descriptor))
+
+
+def test_a_router_tells_of_peers_that_are_not_known(make, context):
+    router, dealer = pair_in(context, zmq.ROUTER, zmq.DEALER)
+    sources = Sources()
+    for _ in range(2):
+        dealer.send_multipart([b"", b"large" * SHARED, b"x"])
+    first = wait_for_message(make.receive, router, share=True, sources=sources)
+    ((identity, descriptor),) = sources.added
+    assert first == [identity, b"", b"large" * SHARED, b"x"]
+    assert [type(frame) for frame in first] == [bytes, bytes, memoryview, bytes]
+    assert descriptor > 2
+    assert wait_for_message(make.receive, router, sources=Sources(identity)) == first
+    dealer.send(b"end")
+    known = Sources(identity)
+    assert wait_for_message(make.receive, router, sources=known) == [identity, b"end"]
+    assert known.added == []
+    assert make.receive(router, True, known) is None
+    router.close(0)
+    dealer.close(0)
+
+
+def test_a_peer_within_the_process_has_no_descriptor(make, context):
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    router.bind(f"inproc://{make.__name__}")
+    dealer.connect(f"inproc://{make.__name__}")
+    dealer.send(b"hello")
+    sources = Sources()
+    identity, _ = wait_for_message(make.receive, router, sources=sources)
+    assert sources.added == [(identity, -1)]
+    router.close(0)
+    dealer.close(0)
+
+
 def test_nobody_takes_it(make, context):
     alone = context.socket(zmq.DEALER)
     assert make.send(alone, [b"a", b"b"]) == EAGAIN

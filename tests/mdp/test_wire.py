@@ -7,12 +7,26 @@ import pytest
 
 from zmdp.mdp import wire
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.wire import C01, C02, CX1, MAX_NESTING, MAX_OPTIONS, W01, W02, WX1, Invalid, Options, Reason
+from zmdp.mdp.wire import (
+    C01,
+    C02,
+    CX1,
+    MAX_NESTING,
+    MAX_OPTIONS,
+    NO_OPTIONS,
+    W01,
+    W02,
+    WX1,
+    Invalid,
+    Options,
+    Reason,
+)  # fmt: skip
 from zmdp.workers.request import Request
 
 MAX_MESSAGE = 2000
 MAX_FRAMES = 30
 LONG = b"x" * 256
+LARGE = b"L" * (MAX_OPTIONS + 1)
 
 
 def from_peer(*frames):
@@ -41,51 +55,73 @@ FROM_PEER = {
     "0.2 DISCONNECT": ([W02, b"\x06"], wire.Disconnect((b"id",), W02)),
     "0.1 READY": ([b"", W01, b"\x01", b"echo"], wire.Ready((b"id", b""), W01, b"echo")),  # C24
     "0.1 REPLY": ([b"", W01, b"\x03", b"c", b"", b"x"], wire.Reply((b"id", b""), W01, True, b"c", [b"x"])),
+    "0.1 REPLY, no empty frame": (  # C33
+        [b"", W01, b"\x03", b"5", b"x", b"", b"y"], wire.Reply((b"id", b""), W01, True, 5, [b"x", b"", b"y"])
+    ),
     "0.1 HEARTBEAT": ([b"", W01, b"\x04"], wire.Heartbeat((b"id", b""), W01)),
     "0.1 DISCONNECT": ([b"", W01, b"\x05"], wire.Disconnect((b"id", b""), W01)),
+    "an integer for an address": ([W02, b"\x04", b"17", b"", b"x"], wire.Reply((b"id",), W02, True, 17, [b"x"])),  # C32
     "opaque address": ([W02, b"\x04", b"\0" * 255, b"", b"x"], wire.Reply((b"id",), W02, True, b"\0" * 255, [b"x"])),
     # X1
     "X1 REQUEST": (
         [b"1", b"", CX1, b"\x01", b"echo", b"", b"x", b""],
-        wire.Request((b"id", b"1", b""), CX1, b"echo", [b"x", b""]),
+        wire.Request((b"id", b""), CX1, b"echo", [b"x", b""], NO_OPTIONS, 1),
     ),
     "X1 REQUEST with options": (
         [b"1", b"", CX1, b"\x01", b"echo", b'{"ttl":1500,"wait":false}', b"x"],
         wire.Request(
-            (b"id", b"1", b""),
-            CX1,
-            b"echo",
-            [b"x"],
-            Options(b'{"ttl":1500,"wait":false}', 1.5, False),
+            (b"id", b""), CX1, b"echo", [b"x"], Options(b'{"ttl":1500,"wait":false}', 1.5, False), 1
         ),
     ),
-    "X1 REQUEST, a number of several frames": (
+    "X1 REQUEST through a proxy": (
         [b"proxy", b"\0" * 255, b"7", b"", CX1, b"\x01", b"echo", b"", b"x"],
-        wire.Request((b"id", b"proxy", b"\0" * 255, b"7", b""), CX1, b"echo", [b"x"]),
+        wire.Request((b"id", b"proxy", b"\0" * 255, b""), CX1, b"echo", [b"x"], NO_OPTIONS, 7),
     ),
-    "X1 CANCEL": ([b"1", b"", CX1, b"\x05", b"echo"], wire.Cancel((b"id", b"1", b""), CX1, b"echo")),
+    "X1 REQUEST, a number that is not an integer": (
+        [b"07", b"", CX1, b"\x01", b"echo", b"", b"x"],
+        wire.Request((b"id", b""), CX1, b"echo", [b"x"], NO_OPTIONS, b"07"),
+    ),
+    "X1 CANCEL": ([b"1", b"", CX1, b"\x05", b"echo"], wire.Cancel((b"id", b""), CX1, b"echo", 1)),
+    "X1 CANCEL through a proxy": (
+        [b"proxy", b"n", b"", CX1, b"\x05", b"echo"],
+        wire.Cancel((b"id", b"proxy", b""), CX1, b"echo", b"n"),
+    ),
     "X1 client's HEARTBEAT": ([b"", CX1, b"\x06"], wire.Heartbeat((b"id", b""), CX1)),
     "X1 client's HEARTBEAT, numbered": ([b"1", b"", CX1, b"\x06"], wire.Heartbeat((b"id", b"1", b""), CX1)),
     "X1 client's HEARTBEAT, no envelope": ([CX1, b"\x06"], wire.Heartbeat((b"id",), CX1)),
     "X1 READY": ([WX1, b"\x01", b"echo"], wire.Ready((b"id",), WX1, b"echo")),
+    "X1 READY, no options": ([WX1, b"\x01", b"echo", b""], wire.Ready((b"id",), WX1, b"echo")),
+    "X1 READY with options": (
+        [b"", WX1, b"\x01", b"echo", b'{"credit":64,"name":"w","host":"h","pid":7,"version":"1"}'],
+        wire.Ready((b"id", b""), WX1, b"echo", 64, "w", "h", 7, "1"),
+    ),
+    "X1 READY with some of them": (
+        [WX1, b"\x01", b"echo", b'{"credit":0,"host":"h","zone":3}'], wire.Ready((b"id",), WX1, b"echo", 0, "", "h")
+    ),
     "X1 worker's PARTIAL": ([WX1, b"\x03", b"c", b"", b"x"], wire.Reply((b"id",), WX1, False, b"c", [b"x"])),
-    "X1 worker's FINAL": ([WX1, b"\x04", b"c", b"", b"x"], wire.Reply((b"id",), WX1, True, b"c", [b"x"])),
+    "X1 worker's FINAL": ([WX1, b"\x04", b"12", b"", b"x"], wire.Reply((b"id",), WX1, True, 12, [b"x"])),
+    "X1 CREDIT": ([WX1, b"\x0a", b"64"], wire.Credit((b"id",), WX1, 64)),
+    "X1 CREDIT 0": ([b"", WX1, b"\x0a", b"0"], wire.Credit((b"id", b""), WX1, 0)),
+    "X1 CREDIT of 20 digits": ([WX1, b"\x0a", b"9" * 20], wire.Credit((b"id",), WX1, 10**20 - 1)),
+    "X1 RELEASE": ([WX1, b"\x0b", b"12", b""], wire.Release((b"id",), WX1, 12)),
+    "X1 RELEASE of no integer": ([b"", WX1, b"\x0b", b"c", b""], wire.Release((b"id", b""), WX1, b"c")),
     "X1 worker's HEARTBEAT": ([WX1, b"\x05"], wire.Heartbeat((b"id",), WX1)),
     "X1 DISCONNECT": ([WX1, b"\x06"], wire.Disconnect((b"id",), WX1)),
     "X1 worker's ERROR": (
         [WX1, b"\x07", b"c", b"", b"500", b"it broke"],
-        wire.Failure((b"id",), WX1, b"c", b"500", b"it broke", []),
+        wire.Failure((b"id",), WX1, b"c", 500, b"it broke", []),
     ),
     "X1 worker's ERROR with detail": (
-        [b"hop", b"", WX1, b"\x07", b"c", b"", b"422", b"", b"\0"],
-        wire.Failure((b"id", b"hop", b""), WX1, b"c", b"422", b"", [b"\0"]),
+        [b"hop", b"", WX1, b"\x07", b"7", b"", b"022", b"", b"\0"],
+        wire.Failure((b"id", b"hop", b""), WX1, 7, 22, b"", [b"\0"]),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("frames", "command"), FROM_PEER.values(), ids=FROM_PEER)
 def test_what_a_peer_sent_is_decoded(frames, command):
-    assert from_peer(*frames) == command
+    read = from_peer(*frames)
+    assert (type(read), read) == (type(command), command)
 
 
 NOT_FROM_PEER = {
@@ -117,14 +153,16 @@ NOT_FROM_PEER = {
     # C15: missing delimiter, C8: exactly one address frame, then one empty frame
     "FINAL with two addresses": ([W02, b"\x04", b"c", b"d", b"", b"x"], Reason.NO_DELIMITER),
     "PARTIAL with two addresses": ([W02, b"\x03", b"c", b"d", b"", b"x"], Reason.NO_DELIMITER),
-    "REPLY with two addresses": ([b"", W01, b"\x03", b"c", b"d", b"", b"x"], Reason.NO_DELIMITER),
     # C23: an address has 1 to 255 bytes
     "FINAL, empty address": ([W02, b"\x04", b"", b"", b"x"], Reason.BAD_ADDRESS),
     "FINAL, address too long": ([W02, b"\x04", LONG, b"", b"x"], Reason.BAD_ADDRESS),
+    "REPLY, empty address, no delimiter": ([b"", W01, b"\x03", b"", b"x"], Reason.BAD_ADDRESS),
+    "REPLY, address too long, no delimiter": ([b"", W01, b"\x03", LONG, b"x"], Reason.BAD_ADDRESS),
     # C19, C2, C7: body+
     "0.2 REQUEST without body": ([C02, b"\x01", b"echo"], Reason.NO_BODY),
     "0.1 REQUEST without body": ([b"", C01, b"echo"], Reason.NO_BODY),
     "FINAL without body": ([W02, b"\x04", b"c", b""], Reason.NO_BODY),
+    "REPLY without body": ([b"", W01, b"\x03", b"c", b""], Reason.NO_BODY),
     "PARTIAL without body": ([W02, b"\x03", b"c", b""], Reason.NO_BODY),
     # C15, C23: service names
     "REQUEST, empty service": ([C02, b"\x01", b"", b"x"], Reason.BAD_SERVICE),
@@ -137,7 +175,6 @@ NOT_FROM_PEER = {
     "HEARTBEAT with more": ([W02, b"\x05", b"x"], Reason.TOO_MANY_FRAMES),
     "DISCONNECT with more": ([b"", W01, b"\x05", b""], Reason.TOO_MANY_FRAMES),
     # X1 clients without an envelope: there is nobody to tell
-    "X1 client, header only": ([CX1], Reason.TOO_FEW_FRAMES),
     "X1 client, no number": ([CX1, b"\x01", b"echo", b"", b"x"], Reason.NO_NUMBER),
     "X1 client, CANCEL without number": ([CX1, b"\x05", b"echo"], Reason.NO_NUMBER),
     "X1 client, command FINAL": ([CX1, b"\x03", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
@@ -145,9 +182,23 @@ NOT_FROM_PEER = {
     "X1 client, bad service": ([CX1, b"\x01", b"\n", b"", b"x"], Reason.BAD_SERVICE),
     "X1 client, HEARTBEAT with more": ([CX1, b"\x06", b"x"], Reason.TOO_MANY_FRAMES),
     # X1 workers
-    "X1 worker, header only": ([WX1], Reason.TOO_FEW_FRAMES),
     "X1 worker, command CANCEL": ([WX1, b"\x08", b"c", b""], Reason.UNKNOWN_COMMAND),
-    "X1 worker, command 9": ([WX1, b"\x09", b"c", b""], Reason.UNKNOWN_COMMAND),
+    "X1 worker, command 12": ([WX1, b"\x0c", b"c", b""], Reason.UNKNOWN_COMMAND),
+    "0.2 worker, command 9": ([W02, b"\x09", b"c", b""], Reason.UNKNOWN_COMMAND),
+    "X1 READY with more": ([WX1, b"\x01", b"echo", b"", b""], Reason.TOO_MANY_FRAMES),
+    "X1 READY, no service": ([WX1, b"\x01", b""], Reason.BAD_SERVICE),
+    "0.2 READY with options": ([W02, b"\x01", b"echo", b"{}"], Reason.TOO_MANY_FRAMES),
+    "CREDIT without a number": ([WX1, b"\x0a"], Reason.TOO_FEW_FRAMES),
+    "CREDIT with more": ([WX1, b"\x0a", b"1", b""], Reason.TOO_MANY_FRAMES),
+    "CREDIT, empty": ([WX1, b"\x0a", b""], Reason.BAD_CREDIT),
+    "CREDIT below 0": ([WX1, b"\x0a", b"-1"], Reason.BAD_CREDIT),
+    "CREDIT of 21 digits": ([WX1, b"\x0a", b"1" * 21], Reason.BAD_CREDIT),
+    "CREDIT in other digits": ([WX1, b"\x0a", "٥".encode()], Reason.BAD_CREDIT),
+    "0.2 CREDIT": ([W02, b"\x0a", b"1"], Reason.UNKNOWN_COMMAND),
+    "RELEASE without address": ([WX1, b"\x0b"], Reason.TOO_FEW_FRAMES),
+    "RELEASE, empty address": ([WX1, b"\x0b", b"", b""], Reason.BAD_ADDRESS),
+    "RELEASE without delimiter": ([WX1, b"\x0b", b"1", b"x"], Reason.NO_DELIMITER),
+    "RELEASE with more": ([WX1, b"\x0b", b"1", b"", b""], Reason.TOO_MANY_FRAMES),
     "X1 PARTIAL without body": ([WX1, b"\x03", b"c", b""], Reason.NO_BODY),
     "ERROR without delimiter": ([WX1, b"\x07", b"c"], Reason.TOO_FEW_FRAMES),
     "ERROR without code": ([WX1, b"\x07", b"c", b""], Reason.NO_BODY),
@@ -171,7 +222,6 @@ def test_what_is_no_command_has_a_reason(frames, reason):  # C15
 
 REQUESTED = [b"1", b"", CX1, b"\x01", b"echo"]
 ANSWERABLE = {  # what follows the envelope; the reason; the service that the ERROR names
-    "header only": ([CX1], Reason.TOO_FEW_FRAMES, b""),
     "REQUEST without service": ([CX1, b"\x01"], Reason.TOO_FEW_FRAMES, b""),
     "REQUEST without options": ([CX1, b"\x01", b"echo"], Reason.TOO_FEW_FRAMES, b"echo"),
     "REQUEST without body": ([CX1, b"\x01", b"echo", b""], Reason.NO_BODY, b"echo"),  # C19
@@ -191,27 +241,149 @@ ANSWERABLE = {  # what follows the envelope; the reason; the service that the ER
 
 
 @pytest.mark.parametrize(("frames", "reason", "service"), ANSWERABLE.values(), ids=ANSWERABLE)
-@pytest.mark.parametrize("envelope", [[b"1", b""], [b"proxy", b"1", b""]], ids=["number", "longer number"])
-def test_what_is_wrong_with_a_numbered_message_can_be_answered(envelope, frames, reason, service):  # C15, X1
-    assert from_peer(*envelope, *frames) == Invalid(reason, (b"id", *envelope), service)
+@pytest.mark.parametrize("path", [[], [b"proxy"]], ids=["connected itself", "through a proxy"])
+def test_what_is_wrong_with_a_numbered_message_can_be_answered(path, frames, reason, service):  # C15, X1
+    assert from_peer(*path, b"1", b"", *frames) == Invalid(reason, (b"id", *path, b""), 1, service)
+    assert from_peer(*path, b"one", b"", *frames) == Invalid(reason, (b"id", *path, b""), b"one", service)
 
 
 @pytest.mark.parametrize("command", [[b"\x01", b"echo", b"", b"x"], [b"\x05", b"echo"]], ids=["REQUEST", "CANCEL"])
 def test_an_envelope_of_nothing_but_its_empty_frame_is_no_number(command):  # X1
-    assert from_peer(b"", CX1, *command) == Invalid(Reason.NO_NUMBER, (b"id", b""), b"echo")
+    assert from_peer(b"", CX1, *command) == Invalid(Reason.NO_NUMBER, (b"id", b""), None, b"echo")
 
 
-@pytest.mark.parametrize("number", [1, 15])
-def test_a_number_has_as_many_frames_as_an_envelope(number):  # C22, X1
-    envelope = [b"n"] * number + [b""]
-    command = wire.Cancel((b"id", *envelope), CX1, b"echo")
-    assert from_peer(*envelope, CX1, b"\x05", b"echo") == command
+@pytest.mark.parametrize("hops", [0, 14])
+def test_a_number_is_the_last_frame_of_an_envelope(hops):  # C22, X1
+    path = [b"n"] * hops
+    command = wire.Cancel((b"id", *path, b""), CX1, b"echo", 7)
+    assert from_peer(*path, b"7", b"", CX1, b"\x05", b"echo") == command
     assert from_peer(*[b"n"] * 16, b"", CX1, b"\x05", b"echo") == Invalid(Reason.ENVELOPE_TOO_DEEP)
 
 
-def test_a_number_has_frames_of_at_most_255_bytes():  # C23, X1
-    assert from_peer(b"n" * 255, b"", CX1, b"\x05", b"echo") == wire.Cancel((b"id", b"n" * 255, b""), CX1, b"echo")
+def test_a_number_has_at_most_255_bytes():  # C23, X1
+    assert from_peer(b"n" * 255, b"", CX1, b"\x05", b"echo") == wire.Cancel((b"id", b""), CX1, b"echo", b"n" * 255)
     assert from_peer(LONG, b"", CX1, b"\x05", b"echo") == Invalid(Reason.NO_HEADER)
+
+
+INTEGERS = {b"0": 0, b"7": 7, b"4611686018427387904": 1 << 62, b"9223372036854775808": 1 << 63}
+INTEGERS[b"18446744073709551615"] = (1 << 64) - 1
+
+
+@pytest.mark.parametrize(("frame", "number"), INTEGERS.items())
+def test_a_number_is_an_integer_of_64_bits(frame, number):  # X1, C32
+    assert wire.number_of(frame) == number
+    assert type(wire.number_of(frame)) is int
+    assert wire.frame_of(number) == frame
+    assert wire.envelope_of(number) == (frame, b"")
+
+
+OTHER_NUMBERS = [
+    b"", b"00", b"07", b"-1", b"+1", b" 1", b"1 ", b"1.0", b"0x1", b"1_0", b"18446744073709551616", b"9" * 20,
+    b"9" * 21, b"1" * 5000, b"a", b"\0", "٥".encode(), "٥".encode("utf-16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("frame", OTHER_NUMBERS, ids=lambda frame: repr(frame[:30]))
+def test_any_other_number_is_its_frame(frame):  # X1, C32
+    assert wire.number_of(frame) is frame
+    assert wire.frame_of(frame) is frame
+    assert wire.envelope_of(frame) == (frame, b"")
+
+
+def test_a_message_without_a_number_has_an_envelope_all_the_same():
+    assert wire.envelope_of(None) == (b"",)
+
+
+# ── what an X1 worker says of itself ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("text", ["w\n1", "w\x1b1", "w\ud8001", "w\u20281"], ids=ascii)
+def test_what_a_worker_says_of_itself_can_be_shown(text):
+    raw = json.dumps({"name": text, "host": text, "version": text}).encode()
+    assert wire.ready_with((b"id",), b"echo", raw) == wire.Ready((b"id",), WX1, b"echo", 1, "w?1", "w?1", 0, "w?1")
+
+
+def test_what_a_worker_says_of_itself_is_cut():
+    raw = json.dumps({"name": "ü" * 300, "host": "h" * 256, "version": "\n" * 300}).encode()
+    ready = wire.ready_with((b"id",), b"echo", raw)
+    assert (ready.name, ready.host, ready.version) == ("ü" * 255, "h" * 255, "?" * 255)
+
+
+def test_a_credit_beside_the_options_goes_before_theirs():
+    assert wire.ready_with((b"id",), b"echo", b'{"credit":"many"}', 7) == wire.Ready((b"id",), WX1, b"echo", 7)
+    assert wire.ready_with((b"id",), b"echo", b"", 0).credit == 0
+
+
+BAD_READY_OPTIONS = {
+    "no JSON": (b"credit=1", Reason.BAD_OPTIONS),
+    "a list": (b"[1]", Reason.BAD_OPTIONS),
+    "too long": (b'{"a":"' + b"x" * MAX_OPTIONS + b'"}', Reason.BAD_OPTIONS),
+    "credit below 0": (b'{"credit":-1}', Reason.BAD_CREDIT),
+    "credit true": (b'{"credit":true}', Reason.BAD_CREDIT),
+    "credit null": (b'{"credit":null}', Reason.BAD_CREDIT),
+    "credit a float": (b'{"credit":1.0}', Reason.BAD_CREDIT),
+    "credit in text": (b'{"credit":"1"}', Reason.BAD_CREDIT),
+    "name a number": (b'{"name":1}', Reason.BAD_OPTIONS),
+    "host null": (b'{"host":null}', Reason.BAD_OPTIONS),
+    "version a list": (b'{"version":[1]}', Reason.BAD_OPTIONS),
+    "pid in text": (b'{"pid":"1"}', Reason.BAD_OPTIONS),
+    "pid true": (b'{"pid":true}', Reason.BAD_OPTIONS),
+    "dialect in text": (b'{"dialect":"0.2"}', Reason.BAD_OPTIONS),
+    "pid below 0": (b'{"pid":-1}', Reason.BAD_OPTIONS),
+    "pid above 32 bits": (b'{"pid":4294967296}', Reason.BAD_OPTIONS),
+}
+
+
+@pytest.mark.parametrize(("raw", "reason"), BAD_READY_OPTIONS.values(), ids=BAD_READY_OPTIONS)
+def test_other_options_of_a_worker_are_malformed(raw, reason):
+    assert wire.ready_with((b"id",), b"echo", raw) == Invalid(reason)
+    message = [b"id", WX1, b"\x01", b"echo", raw]
+    assert wire.decode_peer(message, max_message=1 << 20, max_frames=9) == Invalid(reason)
+
+
+# ── the batched form ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+BATCHED = {  # what stands before the header
+    "nothing": [],
+    "an empty frame": [b""],
+    "a proxy": [b"\0" * 255, b""],
+    "what looks like a header": [b"hop", CX1, b""],
+    "the deepest envelope": [b"x"] * 15 + [b""],
+}
+
+
+@pytest.mark.parametrize("header", [CX1, WX1])
+@pytest.mark.parametrize("envelope", BATCHED.values(), ids=BATCHED)
+def test_a_message_in_the_batched_form_is_for_batch(envelope, header):  # X1
+    at = len(envelope) + 1
+    for rest in ([b"\x09", b"records"], [b"\x09", memoryview(LARGE), b"more", memoryview(LARGE)], [b"\x09"]):
+        route = (b"id", *envelope)
+        assert from_peer(*envelope, header, *rest) == wire.Batched(route, header, at, False)
+        assert from_broker(*envelope, header, *rest) == wire.Batched(tuple(envelope), header, at - 1, False)
+    assert from_peer(*envelope, header) == wire.Batched((b"id", *envelope), header, at, True)
+    assert from_broker(*envelope, header) == wire.Batched(tuple(envelope), header, at - 1, True)
+
+
+def test_limits_are_those_of_each_record():
+    message = [b"id", b"", CX1, b"\x09", *[b"x" * 1000] * 50]
+    assert wire.decode_peer(message, max_message=10, max_frames=2) == wire.Batched((b"id", b""), CX1, 2, False)
+
+
+NOT_BATCHED = {
+    "0.2 client": ([C02, b"\x09", b"records"], Reason.UNKNOWN_COMMAND),
+    "0.2 client, header only": ([C02], Reason.TOO_FEW_FRAMES),
+    "0.1 worker": ([b"", W01, b"\x09", b"records"], Reason.UNKNOWN_COMMAND),
+    "an envelope without its end": ([b"hop", CX1, b"\x09", b"records"], Reason.NO_HEADER),
+    "a header behind an envelope that has ended": ([b"hop", b"", b"x", CX1, b"\x09", b"records"], Reason.NO_HEADER),
+    "an envelope that is too deep": ([b"x"] * 16 + [b"", CX1, b"\x09", b"records"], Reason.ENVELOPE_TOO_DEEP),
+    "a frame longer than an address": ([LONG, b"", CX1, b"\x09", b"records"], Reason.NO_HEADER),
+}
+
+
+@pytest.mark.parametrize(("frames", "reason"), NOT_BATCHED.values(), ids=NOT_BATCHED)
+def test_other_messages_are_not_in_the_batched_form(frames, reason):  # C15, C22
+    assert from_peer(*frames) == Invalid(reason)
+    assert isinstance(from_broker(*frames), Invalid)
 
 
 # ── over the limits ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -219,50 +391,71 @@ def test_a_number_has_frames_of_at_most_255_bytes():  # C23, X1
 MORE = [b"x"] * MAX_FRAMES
 
 
-def told(reason, route=(), service=b""):
-    return Invalid(reason, route, service, over_limit=True)
+def told(reason, route=(), number=None, service=b""):
+    return Invalid(reason, route, number, service, over_limit=True)
+
+
+def oversized(reason, kind, address, *envelope, header=WX1):
+    return wire.Oversized((b"id", *envelope), header, reason, kind, address)
 
 
 OVER_LIMIT = {
-    "REQUEST": ([*REQUESTED, b"", *MORE], told(Reason.TOO_MANY_FRAMES, (b"id", b"1", b""), b"echo")),
-    "REQUEST, too large": ([*REQUESTED, b"", b"x" * 2000], told(Reason.TOO_LARGE, (b"id", b"1", b""), b"echo")),
-    "REQUEST, longer number": (
+    "REQUEST": ([*REQUESTED, b"", *MORE], told(Reason.TOO_MANY_FRAMES, (b"id", b""), 1, b"echo")),
+    "REQUEST, too large": ([*REQUESTED, b"", b"x" * 2000], told(Reason.TOO_LARGE, (b"id", b""), 1, b"echo")),
+    "REQUEST through a proxy": (
         [b"proxy", *REQUESTED, b"", b"x" * 2000],
-        told(Reason.TOO_LARGE, (b"id", b"proxy", b"1", b""), b"echo"),
+        told(Reason.TOO_LARGE, (b"id", b"proxy", b""), 1, b"echo"),
     ),
-    "REQUEST, longest number": (
+    "REQUEST, deepest envelope": (
         [b"n"] * 15 + [b"", CX1, b"\x01", b"echo", b"", b"x" * 2000],
-        told(Reason.TOO_LARGE, (b"id", *[b"n"] * 15, b""), b"echo"),
+        told(Reason.TOO_LARGE, (b"id", *[b"n"] * 14, b""), b"n", b"echo"),
     ),
-    "REQUEST, number too long": (
+    "REQUEST, envelope too deep": (
         [b"n"] * 16 + [b"", CX1, b"\x01", b"echo", b"", b"x" * 2000],
         told(Reason.TOO_LARGE),
     ),
-    "bad service": (
-        [b"1", b"", CX1, b"\x01", b"\n", b"", b"x" * 2000],
-        told(Reason.TOO_LARGE, (b"id", b"1", b""), b""),
+    "REQUEST without a number": (
+        [b"", CX1, b"\x01", b"echo", b"", b"x" * 2000],
+        told(Reason.TOO_LARGE, (b"id", b""), None, b"echo"),
     ),
-    "no service": ([b"1", b"", CX1, b"\x01" * 2000], told(Reason.TOO_LARGE, (b"id", b"1", b""), b"")),
+    "bad service": ([b"1", b"", CX1, b"\x01", b"\n", b"", b"x" * 2000], told(Reason.TOO_LARGE, (b"id", b""), 1)),
+    "no service": ([b"1", b"", CX1, b"\x01" * 2000], told(Reason.TOO_LARGE, (b"id", b""), 1)),
     "a service of all those bytes": (
         [b"1", b"", CX1, b"\x05", b"e" * 2000],
-        told(Reason.TOO_LARGE, (b"id", b"1", b""), b""),
+        told(Reason.TOO_LARGE, (b"id", b""), 1),
     ),
-    "no number": ([CX1, b"\x01", b"echo", b"", *MORE], told(Reason.TOO_MANY_FRAMES)),
+    "no envelope": ([CX1, b"\x01", b"echo", b"", *MORE], told(Reason.TOO_MANY_FRAMES)),
     "no envelope, large": ([CX1, b"\x01", b"echo", b"x" * 2000], told(Reason.TOO_LARGE)),
     "a frame longer than an address": ([LONG, *REQUESTED, b"", *MORE], told(Reason.TOO_MANY_FRAMES)),
     "0.2 behind an envelope": ([b"1", b"", C02, b"\x01", b"echo", *MORE], told(Reason.TOO_MANY_FRAMES)),
     "the empty frame is the last": ([b"1" * 255] * 8 + [b""], told(Reason.TOO_LARGE)),
+    "the header is the last": ([b"1" * 255] * 8 + [b"", W02], told(Reason.TOO_LARGE)),
     "one frame": ([b"x" * 2001], told(Reason.TOO_LARGE)),
-    "worker": ([WX1, b"\x04", b"c", b"", *MORE], told(Reason.TOO_MANY_FRAMES)),
+    # a worker's reply concerns the request that it is for
+    "FINAL": ([WX1, b"\x04", b"c", b"", *MORE], oversized(Reason.TOO_MANY_FRAMES, wire.FINAL, b"c")),
+    "PARTIAL": ([b"", WX1, b"\x03", b"7", b"", b"x" * 2000], oversized(Reason.TOO_LARGE, wire.PARTIAL, 7, b"")),
+    "ERROR": ([WX1, b"\x07", b"7", b"", b"500", b"x" * 2000], oversized(Reason.TOO_LARGE, wire.ERROR, 7)),
+    "0.2 FINAL": ([W02, b"\x04", b"7", b"", b"x" * 2000], oversized(Reason.TOO_LARGE, wire.FINAL, 7, header=W02)),
+    "0.1 REPLY": (
+        [b"", W01, b"\x03", b"7", b"x" * 2000],
+        oversized(Reason.TOO_LARGE, wire.FINAL, 7, b"", header=W01),
+    ),
+    "FINAL, deepest envelope": (
+        [b"x"] * 15 + [b"", WX1, b"\x04", b"7", *MORE],
+        oversized(Reason.TOO_MANY_FRAMES, wire.FINAL, 7, *[b"x"] * 15, b""),
+    ),
+    "FINAL, envelope too deep": ([b"x"] * 16 + [b"", WX1, b"\x04", b"7", *MORE], told(Reason.TOO_MANY_FRAMES)),
+    "FINAL without an address": ([*[b"x" * 255] * 8, b"", WX1, b"\x04"], told(Reason.TOO_LARGE)),
+    "FINAL, empty address": ([WX1, b"\x04", b"", *MORE], told(Reason.TOO_MANY_FRAMES)),
+    "FINAL, address too long": ([WX1, b"\x04", LONG, *MORE], told(Reason.TOO_MANY_FRAMES)),
+    "READY": ([WX1, b"\x01", b"echo", *MORE], told(Reason.TOO_MANY_FRAMES)),
+    "an unknown command of a worker": ([WX1, b"\x99", b"c", *MORE], told(Reason.TOO_MANY_FRAMES)),
 }
 
 
-@pytest.mark.parametrize(("frames", "invalid"), OVER_LIMIT.values(), ids=OVER_LIMIT)
-def test_what_is_over_a_limit_can_be_answered_if_it_was_numbered(frames, invalid):  # C15, X1
-    assert from_peer(*frames) == invalid
-
-
-LARGE = b"L" * (MAX_OPTIONS + 1)
+@pytest.mark.parametrize(("frames", "read"), OVER_LIMIT.values(), ids=OVER_LIMIT)
+def test_what_is_over_a_limit_is_told_to_whom_it_concerns(frames, read):  # C15, X1
+    assert from_peer(*frames) == read
 
 
 @pytest.mark.parametrize("large", [LARGE, LARGE[:-1], LARGE[: wire.SHARED]], ids=len)
@@ -291,7 +484,7 @@ def test_long_options_may_be_a_memoryview():  # X1
     options = b'{"ttl":1500,"key":"%s"}' % (b"k" * wire.SHARED)
     frames = [b"id", b"1", b"", CX1, b"\x01", b"echo", memoryview(options), memoryview(LARGE), b"x"]
     command = wire.decode_peer(frames, max_message=10 * len(LARGE), max_frames=MAX_FRAMES)
-    assert command == wire.Request((b"id", b"1", b""), CX1, b"echo", [LARGE, b"x"], Options(options, 1.5))
+    assert command == wire.Request((b"id", b""), CX1, b"echo", [LARGE, b"x"], Options(options, 1.5), 1)
     assert [type(frame) for frame in command.body] == [memoryview, bytes]
     assert type(command.options.raw) is bytes
 
@@ -305,9 +498,18 @@ def test_what_is_asked_of_the_broker_itself_is_always_bytes():
 
 def test_a_command_shows_what_it_says():
     command = wire.Request((b"id",), C02, b"echo", [b"x"])
-    assert repr(command) == "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(b'', None, True, False))"
+    assert repr(command) == (
+        "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(b'', None, True, False, False), None)"
+    )
     assert command != wire.Reply((b"id",), W02, True, b"c", [b"x"])
     assert command != 1
+    assert (command[1], command[2:4]) == (C02, (b"echo", [b"x"]))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_size_is_that_of_all_frames(kind):
+    assert wire.size_of(kind([])) == 0
+    assert wire.size_of(kind([b"", b"abc", memoryview(b"de")])) == 5
 
 
 def test_no_frames_at_all():
@@ -380,23 +582,24 @@ FROM_BROKER = {
     "0.1 HEARTBEAT": ([b"", W01, b"\x04"], wire.Heartbeat((b"",), W01)),
     "0.1 DISCONNECT": ([b"", W01, b"\x05"], wire.Disconnect((b"",), W01)),
     # X1
-    "X1 PARTIAL": ([b"1", b"", CX1, b"\x02", b"echo", b"x"], wire.Answer((b"1", b""), CX1, False, b"echo", [b"x"])),
-    "X1 FINAL": ([b"1", b"", CX1, b"\x03", b"echo", b""], wire.Answer((b"1", b""), CX1, True, b"echo", [b""])),
+    "X1 PARTIAL": ([b"1", b"", CX1, b"\x02", b"echo", b"x"], wire.Answer((b"1", b""), CX1, False, b"echo", [b"x"], 1)),
+    "X1 FINAL": ([b"1", b"", CX1, b"\x03", b"echo", b""], wire.Answer((b"1", b""), CX1, True, b"echo", [b""], 1)),
     "X1 ERROR": (
         [b"1", b"", CX1, b"\x04", b"echo", b"404", b"nobody"],
-        wire.Error((b"1", b""), CX1, b"echo", 404, "nobody", []),
+        wire.Error((b"1", b""), CX1, b"echo", 404, "nobody", [], 1),
     ),
     "X1 ERROR with detail": (
-        [b"1", b"", CX1, b"\x04", b"", b"007", b"a\xffb", b"\xff"],
-        wire.Error((b"1", b""), CX1, b"", 7, "a\N{REPLACEMENT CHARACTER}b", [b"\xff"]),
+        [b"one", b"", CX1, b"\x04", b"", b"007", b"a\xffb", b"\xff"],
+        wire.Error((b"one", b""), CX1, b"", 7, "a\N{REPLACEMENT CHARACTER}b", [b"\xff"], b"one"),
     ),
     "X1 client's HEARTBEAT": ([b"", CX1, b"\x06"], wire.Heartbeat((b"",), CX1)),
-    "X1 REQUEST": ([WX1, b"\x02", b"c", b"", b"", b"x"], wire.Work((), WX1, b"c", [b"x"])),
+    "X1 FINAL without a number": ([CX1, b"\x03", b"echo", b"x"], wire.Answer((), CX1, True, b"echo", [b"x"])),
+    "X1 REQUEST": ([WX1, b"\x02", b"12", b"", b"", b"x"], wire.Work((), WX1, 12, [b"x"])),
     "X1 REQUEST with options": (
         [WX1, b"\x02", b"c", b"", b'{"attempt":2}', b"x", b"y"],
         wire.Work((), WX1, b"c", [b"x", b"y"], Options(b'{"attempt":2}')),
     ),
-    "X1 CANCEL": ([b"hop", b"", WX1, b"\x08", b"c", b""], wire.Withdraw((b"hop", b""), WX1, b"c")),
+    "X1 CANCEL": ([b"hop", b"", WX1, b"\x08", b"12", b""], wire.Withdraw((b"hop", b""), WX1, 12)),
     "X1 worker's HEARTBEAT": ([WX1, b"\x05"], wire.Heartbeat((), WX1)),
     "X1 DISCONNECT": ([WX1, b"\x06"], wire.Disconnect((), WX1)),
 }
@@ -404,7 +607,8 @@ FROM_BROKER = {
 
 @pytest.mark.parametrize(("frames", "command"), FROM_BROKER.values(), ids=FROM_BROKER)
 def test_what_a_broker_sent_is_decoded(frames, command):
-    assert from_broker(*frames) == command
+    read = from_broker(*frames)
+    assert (type(read), read) == (type(command), command)
 
 
 NOT_FROM_BROKER = {
@@ -423,7 +627,6 @@ NOT_FROM_BROKER = {
     "HEARTBEAT with more": ([W02, b"\x05", b""], Reason.TOO_MANY_FRAMES),
     "unknown header": ([b"MDPX02", b"\x05"], Reason.NO_HEADER),
     # X1
-    "X1 client, header only": ([CX1], Reason.TOO_FEW_FRAMES),
     "X1 client, command REQUEST": ([CX1, b"\x01", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
     "X1 client, command CANCEL": ([CX1, b"\x05", b"echo"], Reason.UNKNOWN_COMMAND),
     "X1 client, command 7": ([CX1, b"\x07", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
@@ -432,7 +635,6 @@ NOT_FROM_BROKER = {
     "ERROR without text": ([CX1, b"\x04", b"echo", b"404"], Reason.TOO_FEW_FRAMES),
     "ERROR with two details": ([CX1, b"\x04", b"echo", b"404", b"text", b"1", b"2"], Reason.TOO_MANY_FRAMES),
     "ERROR, code in text": ([CX1, b"\x04", b"echo", b"bad", b"text"], Reason.BAD_CODE),
-    "X1 worker, header only": ([WX1], Reason.TOO_FEW_FRAMES),
     "X1 worker, command READY": ([WX1, b"\x01", b"echo"], Reason.UNKNOWN_COMMAND),
     "X1 worker, command ERROR": ([WX1, b"\x07", b"c", b"", b"500", b"text"], Reason.UNKNOWN_COMMAND),
     "X1 REQUEST without options": ([WX1, b"\x02", b"c", b""], Reason.NO_BODY),
@@ -506,14 +708,28 @@ ENCODED = {
     ),
     "X1 worker's FINAL": (wire.reply((), WX1, wire.Kind.FINAL, b"c", (b"x",)), [WX1, b"\x04", b"c", b"", b"x"]),
     "X1 worker's ERROR": (
-        wire.failure((), b"c", 500, "größe"),
+        wire.failure((), b"c", 500, "größe".encode()),
         [WX1, b"\x07", b"c", b"", b"500", "größe".encode()],
     ),
     "X1 worker's ERROR with detail": (
-        wire.failure(ROUTE, b"c", 7, "a\ud800b", [b"d"]),
-        [*ROUTE, WX1, b"\x07", b"c", b"", b"007", b"a?b", b"d"],
+        wire.failure(ROUTE, 12, 7, b"", [b"d"]),
+        [*ROUTE, WX1, b"\x07", b"12", b"", b"007", b"", b"d"],
     ),
-    "X1 CANCEL to a worker": (wire.withdraw(ROUTE, b"c"), [*ROUTE, WX1, b"\x08", b"c", b""]),
+    "X1 READY with options": (wire.ready((b"",), WX1, b"echo", b"{}"), [b"", WX1, b"\x01", b"echo", b"{}"]),
+    "X1 work for an integer": (wire.work(ROUTE, WX1, 12, [b"x"]), [*ROUTE, WX1, b"\x02", b"12", b"", b"", b"x"]),
+    "0.2 work, the short way": (wire.work((b"id",), W02, 12, [b"x"]), [b"id", W02, b"\x02", b"12", b"", b"x"]),
+    "0.2 FINAL, the short way": (wire.answer((b"id",), C02, True, b"e", [b"x"]), [b"id", C02, b"\x03", b"e", b"x"]),
+    "0.2 FINAL of two frames": (
+        wire.answer((b"id",), C02, True, b"e", [b"x", b"y"]),
+        [b"id", C02, b"\x03", b"e", b"x", b"y"],
+    ),
+    "FINAL to an envelope of one frame": (
+        wire.answer((b"id", b""), C02, True, b"e", [b"x"]),
+        [b"id", b"", C02, b"\x03", b"e", b"x"],
+    ),
+    "X1 CREDIT": (wire.credit((b"",), 64), [b"", WX1, b"\x0a", b"64"]),
+    "X1 RELEASE": (wire.release((b"",), 12), [b"", WX1, b"\x0b", b"12", b""]),
+    "X1 CANCEL to a worker": (wire.withdraw(ROUTE, 12), [*ROUTE, WX1, b"\x08", b"12", b""]),
     "X1 worker's HEARTBEAT": (wire.heartbeat(ROUTE, WX1), [*ROUTE, WX1, b"\x05"]),
     "X1 DISCONNECT": (wire.disconnect(ROUTE, WX1), [*ROUTE, WX1, b"\x06"]),
 }
@@ -524,61 +740,6 @@ def test_what_is_sent_is_the_specified_layout(message, frames):
     assert message == frames
 
 
-@pytest.mark.parametrize("header", [W01, W02, WX1])
-@pytest.mark.parametrize("route", [(b"id",), ROUTE])
-def test_work_is_told_from_other_commands_to_a_worker(route, header):
-    assert wire.is_work(wire.work(route, header, b"c", [b"x"]), route, header)
-    assert not wire.is_work(wire.heartbeat(route, header), route, header)
-    assert not wire.is_work(wire.disconnect(route, header), route, header)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        wire.answer((b"id",), C02, False, b"echo", [b"x"]),
-        wire.answer((b"id",), C01, True, b"\x02", [b"x"]),
-        wire.answer((b"id", b"other", b""), C02, False, b"echo", [b"x"]),
-        wire.work((b"id", b"other", b""), W02, b"c", [b"x"]),
-        [b"id"],
-        wire.answer((b"id",), CX1, False, b"echo", [b"x"]),
-        wire.withdraw((b"id",), b"c"),
-    ],
-    ids=[
-        "PARTIAL", "0.1 reply", "PARTIAL behind another envelope", "work behind another envelope", "identity only",
-        "X1 PARTIAL", "CANCEL",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("header", [W02, WX1])
-@pytest.mark.parametrize("route", [(b"id",), ROUTE])
-def test_work_is_told_from_what_goes_to_a_client_of_the_same_connection(message, route, header):
-    assert not wire.is_work(message, route, header)
-
-
-REPLIES = {
-    "PARTIAL": ([*ROUTE, WX1, b"\x03", b"c", b""], (ROUTE, WX1, wire.Kind.PARTIAL)),
-    "FINAL": ([*ROUTE, WX1, b"\x04", b"c", b""], (ROUTE, WX1, wire.Kind.FINAL)),
-    "ERROR": ([*ROUTE, WX1, b"\x07"], (ROUTE, WX1, wire.Kind.ERROR)),
-    "FINAL without an envelope": ([b"id", W02, b"\x04", b"c"], ((b"id",), W02, wire.Kind.FINAL)),
-    "0.1 REPLY": ([b"id", b"", W01, b"\x03", b"c"], ((b"id", b""), W01, wire.Kind.FINAL)),
-    "the deepest envelope": (
-        [b"id", *[b"x"] * 15, b"", WX1, b"\x04"], ((b"id", *[b"x"] * 15, b""), WX1, wire.Kind.FINAL)
-    ),
-    "too deep": ([b"id", *[b"x"] * 16, b"", WX1, b"\x04"], None),
-    "READY": ([*ROUTE, WX1, b"\x01", b"c", b""], None),
-    "no command": ([*ROUTE, WX1, b"\x99"], None),
-    "nothing": ([*ROUTE, WX1], None),
-    "only an envelope": ([*ROUTE], None),
-    "no envelope": ([b"id"], None),
-    "no header": ([*ROUTE, b"x", b"\x04", b"c"], None),
-    "a client's": ([*ROUTE, CX1, b"\x03", b"c"], None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("message", "told"), REPLIES.values(), ids=REPLIES)
-def test_how_a_reply_begins_tells_whose_it_is(message, told):
-    assert wire.reply_in(message) == told
-
-
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -587,7 +748,7 @@ def nested(depth):
     return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
 
-GOOD_OPTIONS = {  # what is sent, and the ttl in seconds, wait, the headers and the attempt in it
+GOOD_OPTIONS = {  # what is sent; the ttl in seconds, wait, and for a handler the headers and the attempt
     "nothing": (b"", None, True, {}, 1),
     "empty": (b"{}", None, True, {}, 1),
     "white space": (b' { "ttl" : 20 } ', 0.02, True, {}, 1),
@@ -616,6 +777,8 @@ def test_options_are_empty_or_an_object(raw, ttl, wait, headers, attempt):  # X1
     options = wire.parse_options(raw)
     assert options is not None
     assert (options.raw, options.ttl, options.wait) == (raw, None if ttl is None else pytest.approx(ttl), wait)
+    assert options.only_ttl == (ttl is not None and options.values().keys() == {"ttl"})
+    assert not options.ttl_apart
     assert options.values() == (json.loads(raw) if raw else {})
     request = Request([b"x"], service="s", client=b"c", options=options)
     assert (request.headers, request.attempt, request.options) == (headers, attempt, options.values())
@@ -677,7 +840,7 @@ def test_the_options_of_a_client_have_a_limit():  # X1
     raw = b'{"a":"' + b"x" * (MAX_OPTIONS - 8) + b'"}'
     assert len(raw) == MAX_OPTIONS
     assert sent(raw).options.raw == raw
-    assert sent(raw + b" ") == Invalid(Reason.BAD_OPTIONS, (b"id", b"1", b""), b"echo")
+    assert sent(raw + b" ") == Invalid(Reason.BAD_OPTIONS, (b"id", b""), 1, b"echo")
 
 
 LONGER = {"text": '"' + "ü" * 32_000 + '"', "numbers": "[" + ",".join(["1e15"] * 13_000) + "]"}
@@ -687,7 +850,7 @@ LONGER = {"text": '"' + "ü" * 32_000 + '"', "numbers": "[" + ",".join(["1e15"] 
 def test_options_that_the_broker_writes_longer_reach_the_worker(values):  # X1
     given = wire.parse_options(b'{"a":' + values.encode() + b"}")
     assert len(given.raw) <= MAX_OPTIONS
-    raw = wire.renewed(given, 1.0, 2)
+    raw = wire.options_with(given, 1000, 2)
     assert len(raw) > MAX_OPTIONS
     work = wire.decode_broker(wire.work((), WX1, b"c", [b"x"], raw))
     assert work.options.values() == {**given.values(), "ttl": 1000, "attempt": 2}
@@ -725,24 +888,40 @@ def test_options_that_cannot_be_sent_are_told_to_whoever_tries(values, text):  #
     assert len(str(error.value)) < 500
 
 
-RENEWED = {  # options, what is left of the ttl, the attempt; and what the worker gets
+HANDED_OVER = {  # options, what is left of the ttl in milliseconds, the attempt; and what the worker gets
     "nothing to tell": (b"", None, 1, b""),
     "an attempt": (b"", None, 2, b'{"attempt":2}'),
-    "less ttl": (b'{"ttl":5000,"key":1}', 1.5, 1, b'{"ttl":1500,"key":1}'),
-    "ttl rounded up": (b'{"ttl":5000}', 0.0101, 1, b'{"ttl":11}'),
-    "hardly any ttl": (b'{"ttl":5000}', 1e-9, 1, b'{"ttl":1}'),
-    "ttl and attempt": (b'{"ttl":5000,"wait":false}', 2, 3, b'{"ttl":2000,"wait":false,"attempt":3}'),
+    "a ttl": (b"", 1500, 1, b'{"ttl":1500}'),
+    "less ttl": (b'{"ttl":5000,"key":1}', 1500, 1, b'{"ttl":1500,"key":1}'),
+    "less of nothing but a ttl": (b'{ "ttl": 5000 }', 11, 1, b'{"ttl":11}'),
+    "a ttl that was beside them": (b'{"key":1}', 11, 1, b'{"key":1,"ttl":11}'),
+    "ttl and attempt": (b'{"ttl":5000,"wait":false}', 2000, 3, b'{"ttl":2000,"wait":false,"attempt":3}'),
+    "nothing but ttl and attempt": (b'{"ttl":5000}', 2000, 2, b'{"ttl":2000,"attempt":2}'),
     "a client's attempt": (b'{"attempt":7}', None, 2, b'{"attempt":2}'),
     "without ttl": (b'{ "headers": {"a": "\\u00e4"} }', None, 2, b'{"headers":{"a":"\\u00e4"},"attempt":2}'),
 }
 
 
-@pytest.mark.parametrize(("raw", "ttl", "attempt", "renewed"), RENEWED.values(), ids=RENEWED)
-def test_options_tell_what_is_left(raw, ttl, attempt, renewed):  # X1
+@pytest.mark.parametrize(("raw", "ttl", "attempt", "options"), HANDED_OVER.values(), ids=HANDED_OVER)
+def test_options_tell_what_is_left(raw, ttl, attempt, options):  # X1
     given = wire.parse_options(raw)
-    assert wire.renewed(given, ttl, attempt) == renewed
+    assert wire.options_with(given, ttl, attempt) == options
     assert wire.parse_options(raw) == given  # they may be shared
-    assert Request([b"x"], service="s", client=b"c", options=wire.parse_options(renewed)).attempt == attempt
+
+
+WITHOUT_TTL = {
+    "nothing": (wire.NO_OPTIONS, b""),
+    "no ttl": (wire.parse_options(b'{ "key":1 }'), b'{ "key":1 }'),
+    "a ttl": (wire.parse_options(b'{"ttl":5}'), b""),
+    "a ttl and more": (wire.parse_options(b'{"ttl":5,"key":1}'), b'{"key":1}'),
+    "a ttl in a record": (Options(b"", 5.0, True, True, True), b""),
+    "a ttl in a record, beside options": (Options(b'{ "key":1 }', 5.0, ttl_apart=True), b'{ "key":1 }'),
+}
+
+
+@pytest.mark.parametrize(("given", "options"), WITHOUT_TTL.values(), ids=WITHOUT_TTL)
+def test_options_in_a_record_have_no_ttl(given, options):  # X1
+    assert wire.options_without_ttl(given) == options
 
 
 # ── service names ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ def ask(broker, name, *body, now=0):
 @pytest.fixture
 def broker():
     """Two workers of echo, one of them busy; one worker of sum; one request that waits for lost."""
-    broker = Broker(Limits(heartbeat=2), now=0)
+    broker = Broker(Limits(heartbeat=2), now=0, first_address=1)
     broker.receive([b"\x01", *READY["0.2"], b"echo"], now=1)
     broker.receive([b"\x02", *READY["0.1"], b"echo"], now=2)
     broker.receive([b"\x03", *READY["0.2"], b"sum"], now=3)
@@ -71,9 +71,14 @@ def test_any_other_mmi_is_not_implemented(broker, name):  # C26
     assert ask(broker, name, b"echo") == b"501"
 
 
-ECHO = {"name": "echo", "workers": 2, "idle": 1, "queued": 0, "dispatched": 1}
-SUM = {"name": "sum", "workers": 1, "idle": 1, "queued": 0, "dispatched": 0}
-LOST = {"name": "lost", "workers": 0, "idle": 0, "queued": 1, "dispatched": 0}
+def service(name, **values):
+    """A row of `mmi.services`."""
+    return {"name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "dispatched": 0, **values}
+
+
+ECHO = service("echo", workers=2, idle=1, credit=1, running=1, dispatched=1)
+SUM = service("sum", workers=1, idle=1, credit=1)
+LOST = service("lost", queued=1)
 
 
 @pytest.mark.parametrize(
@@ -83,15 +88,17 @@ def test_services_are_listed(broker, wanted, rows):
     assert ask(broker, b"mmi.services", wanted) == {"services": rows, "more": 0}
 
 
-FIRST = {
-    "id": "01", "service": "echo", "protocol": "0.2", "busy": True, "up_seconds": 9.5, "silent_seconds": 5.5,
-}  # fmt: skip
-SECOND = {
-    "id": "02", "service": "echo", "protocol": "0.1", "busy": False, "up_seconds": 8.5, "silent_seconds": 8.5,
-}  # fmt: skip
-THIRD = {
-    "id": "03", "service": "sum", "protocol": "0.2", "busy": False, "up_seconds": 7.5, "silent_seconds": 7.5,
-}  # fmt: skip
+def worker(number, service, protocol, **values):
+    """A row of `mmi.workers`."""
+    return {
+        "id": number, "service": service, "protocol": protocol, "name": "", "host": "", "pid": 0, "version": "",
+        "credit": 1, "held": 0, "suspects": 0, "busy": False, "leaving": False, **values,
+    }  # fmt: skip
+
+
+FIRST = worker(1, "echo", "0.2", held=1, busy=True, up_seconds=9.5, silent_seconds=5.5)
+SECOND = worker(2, "echo", "0.1", up_seconds=8.5, silent_seconds=8.5)
+THIRD = worker(3, "sum", "0.2", up_seconds=7.5, silent_seconds=7.5)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +111,11 @@ def test_workers_are_listed(broker, wanted, rows):
 
 def test_workers_that_share_a_connection_are_told_apart():
     broker = Broker(now=0)
-    for envelope in ([], [b"1", b""], [b"hop", b"\xff", b""], [b""]):
+    for envelope in ([], [b"1", b""], [b"hop", b"\xff", b""]):
         broker.receive([b"w", *envelope, *READY["X1"], b"echo"], now=0)
     broker.receive([b"v", b"hop", b"", *READY["0.2"], b"echo"], now=0)
     ids = [worker["id"] for worker in ask(broker, b"mmi.workers", b"")["workers"]]
-    assert ids == ["77", "77/31", "77/686f70/ff", "77/", "76"]
+    assert ids == [1, 2, 3, 4]
 
 
 def test_names_that_are_no_text_are_shown_safely():
@@ -131,7 +138,7 @@ STATS = {
     "services": 3,
     "workers": 3,
     "queued": 1,
-    "queued_bytes": 514,
+    "queued_bytes": 513,
     "running": 1,
     "requests": 2,
     "dispatched": 1,
@@ -139,6 +146,7 @@ STATS = {
     "partials": 0,
     "replies": 0,
     "errors": 0,
+    "late": 0,
     "mmi": 0,
     "heartbeats": 1,
     "failures": 0,
@@ -190,11 +198,9 @@ def test_x1_peers_are_told_like_others(broker):
     broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], now=5)
     broker.receive([b"x", b"2", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], now=5)
     broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x05", b"sum"], now=6)
-    broker.receive([b"\x04", b"MDPWX1", b"\x07", b"x", b"", b"500", b"it broke"], now=7)
+    broker.receive([b"\x04", b"MDPWX1", b"\x07", b"3", b"", b"500", b"it broke"], now=7)
     broker.receive([b"x", b"3", b"", b"MDPCX1", b"\x05", b"sum"], now=8)
-    fourth = {
-        "id": "04", "service": "sum", "protocol": "X1", "busy": False, "up_seconds": 6.5, "silent_seconds": 3.5,
-    }  # fmt: skip
+    fourth = worker(4, "sum", "X1", up_seconds=6.5, silent_seconds=3.5)
     assert ask(broker, b"mmi.workers", b"sum", now=10.5)["workers"][1] == fourth
     counts = ask(broker, b"mmi.stats", b"", now=10.5)
     assert {name: counts[name] for name in ("requests", "dispatched", "errors", "dropped", "invalid")} == {
@@ -204,3 +210,32 @@ def test_x1_peers_are_told_like_others(broker):
         "dropped": {"cancelled": 1},
         "invalid": {"unknown-number": 1},
     }
+
+
+def test_a_worker_tells_who_it_is_and_what_it_holds():
+    broker = Broker(Limits(max_attempts=2), now=0, first_address=1)
+    options = {"credit": 3, "name": "resize", "host": "box", "pid": 17, "version": "1.0"}
+    broker.receive([b"v", *READY["0.2"], b"echo"], now=0)
+    broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"], now=0)
+    broker.receive([b"w", *READY["X1"], b"echo", json.dumps(options).encode()], now=0)
+    broker.receive([b"v", b"MDPW02", b"\x06"], now=0)  # so the request is a suspect
+    broker.receive([b"x", b"2", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"], now=0)
+    broker.receive([b"w", b"MDPWX1", b"\x06"], now=0)
+    held = {"held": 2, "suspects": 1, "busy": True, "leaving": True}
+    row = worker(2, "echo", "X1") | options | held | {"up_seconds": 4, "silent_seconds": 4}
+    assert ask(broker, b"mmi.workers", b"echo", now=4) == {"workers": [row], "more": 0}
+    assert ask(broker, b"mmi.services", b"echo") == {"services": [service("echo", running=2, dispatched=3)], "more": 0}
+
+
+def test_what_arrived_in_this_turn_is_among_what_waits(broker):
+    broker.take([b"c", b"MDPC02", b"\x01", b"lost", b"x"], now=4)
+    assert ask(broker, b"mmi.services", b"lost")["services"] == [LOST | {"queued": 2}]
+
+
+def test_late_replies_are_told():  # C32
+    broker = Broker(now=0, first_address=1)
+    broker.receive([b"w", *READY["X1"], b"echo"], now=0)
+    for _ in range(3):
+        broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"], now=0)
+        broker.receive([b"w", b"MDPWX1", b"\x04", b"1", b"", b"x"], now=0)
+    assert ask(broker, b"mmi.stats", b"")["late"] == 2

@@ -1,5 +1,6 @@
 """Handlers for the worker processes of the tests."""
 
+import asyncio
 import os
 import signal
 import time
@@ -38,6 +39,20 @@ not_callable = 3
 async def double(number):
     """A coroutine, for `--codec json`."""
     return 2 * number
+
+
+async def gated(request):
+    """Write this process's pid to the second file that the request names, and reply with it once the first is gone.
+
+    A request that ends with "poison" kills this process instead.
+    """
+    gate, begun = (Path(frame.decode()) for frame in request[:2])
+    begun.write_text(str(os.getpid()))
+    while gate.exists():
+        await asyncio.sleep(0.01)
+    if request[-1] == b"poison":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return b"%d" % os.getpid()
 
 
 def endless(request):

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def endpoint():
     with broker() as (_, endpoint), process("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint) as worker:
-        worker.line("serving echo")
+        worker.line("offers echo, credit 1, at ")
         eventually(lambda: run("mdclient", "call", "echo", "--broker", endpoint).returncode == 0)
         yield endpoint
 
@@ -57,7 +57,7 @@ def test_call_as_json(mdclient):
 
 def test_stream_prints_part_by_part(endpoint, mdclient):
     with process("mdworker", "text_services:count", "--broker", endpoint, cwd=HERE.parents[1] / "examples") as worker:
-        worker.line("serving text.count")
+        worker.line("offers text.count")
         text = "# one\na b c\n# two\nd e\n"
         assert mdclient("stream", "--wait", "text.count", text).stdout == b"one\n3\ntwo\n2\ntotal\n5\n"
         lines = mdclient("stream", "--json", "text.count", text).stdout.splitlines()
@@ -121,7 +121,7 @@ def test_what_goes_wrong_is_told_in_one_line_with_a_code(mdclient, arguments, co
 
 def test_a_handler_that_fails_has_a_code_of_its_own(endpoint, mdclient):
     with process("mdworker", "os:getcwd", "--service", "wrong", "--broker", endpoint) as worker:
-        worker.line("serving wrong")
+        worker.line("offers wrong")
         result = mdclient("call", "--wait", "wrong")
         assert result.returncode == 6
         assert "TypeError" in one_line(result)
@@ -131,7 +131,7 @@ def test_headers(endpoint, mdclient, tmp_path):
     text = "import json\ndef look(request):\n    return json.dumps(dict(request.headers)).encode()\n"
     (tmp_path / "looking.py").write_text(text)
     with process("mdworker", "looking:look", "--service", "look", "--broker", endpoint, cwd=tmp_path) as worker:
-        worker.line("serving look")
+        worker.line("offers look")
         for command in ("call", "stream"):
             result = mdclient(command, "--wait", "look", "--header", "a=b", "--header", "größe=x=y", "--header", "c=")
             assert json.loads(result.stdout) == {"a": "b", "größe": "x=y", "c": ""}
@@ -140,6 +140,7 @@ def test_headers(endpoint, mdclient, tmp_path):
 def test_another_protocol(endpoint, mdclient):
     speak = ("--protocol", "0.2")
     assert mdclient("call", "echo", "hello", *speak).stdout == b"hello"
+    assert mdclient("call", "echo", "hello", *speak, "--envelope").stdout == b"hello"
     assert mdclient("stream", "echo", "hello", *speak).stdout == b"hello\n"
     assert mdclient("call", "echo", "hello", MDP_PROTOCOL="0.1").stdout == b"hello"
     assert mdclient("ping", "--count", "1", *speak).returncode == 0
@@ -148,7 +149,7 @@ def test_another_protocol(endpoint, mdclient):
     assert json.loads(bench.stdout)["replies"] > 0
     assert json.loads(bench.stdout)["errors"] == {}
     with process("mdworker", "os:getpid", "--service", "pid", "--broker", endpoint, *speak) as worker:
-        worker.line("serving pid")
+        worker.line("offers pid")
         result = mdclient("call", "--wait", "pid", *speak)
         assert (result.returncode, "HandlerError" in one_line(result) or "TypeError" in one_line(result)) == (6, True)
 
@@ -294,7 +295,7 @@ def test_several_binds(tmp_path):
         ([], {}, "liveness = 0", "'--liveness': 0: it takes a whole number of intervals, above 0 (from "),
         ([], {}, "liveness = true", "True: it takes a whole number"),
         ([], {}, "bind = []", "bind is empty: it takes at least one endpoint"),
-        ([], {}, "livenes = 3", "sets livenes: it may set bind, drain_timeout, expiry"),
+        ([], {}, "livenes = 3", "sets livenes: it may set bind, busy_grace, drain_timeout, expiry"),
         ([], {}, "liveness", "it is not TOML"),
         (["--config", "/no/such"], {}, "", "cannot read /no/such: No such file or directory"),
         (["--config", "/"], {}, "", "cannot read /: Is a directory"),
@@ -332,16 +333,19 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
         (["no.such.module:worker"], "cannot use no.such.module:worker: ModuleNotFoundError: No module named 'no'"),
         (["os:nothing"], "AttributeError: module 'os' has no attribute 'nothing'"),
         (["os"], "'os': it takes MODULE:WORKER, for example zmdp.workers.echo:worker"),
-        (["os:name"], "os:name is of type str: it takes a zmdp.workers.Worker or AsyncWorker, or a function"),
+        (["os:name"], "os:name is of type str: it must be a zmdp.workers.Worker or AsyncWorker, or a function"),
         (["os:getcwd"], "os:getcwd is a function: name the service it offers with --service NAME"),
-        (["zmdp.workers.echo:worker", "--concurrency", "0"], "'0': it takes a whole number of connections, above 0"),
+        (["zmdp.workers.echo:worker", "--concurrency", "0"], "'0': it takes a whole number of requests, above 0"),
         (["zmdp.workers.echo:worker", "--service", "a\tb"], "is no service name"),
-        (["zmdp.workers.echo:worker", "--codec", "json"], "is a worker, which says itself what its codec is"),
+        (
+            ["zmdp.workers.echo:worker", "--codec", "json"],
+            "is a worker, which has a codec of its own: leave out --codec",
+        ),
         (["os:getcwd", "--service", "x", "--codec", "pickle"], "'pickle' is not one of 'json', 'msgpack', 'arrow'"),
         (["zmdp.workers.echo:worker", "--protocol", "3"], "'3' is not one of 'X1', '0.2', '0.1'"),
         (["asyncio:sleep"], "asyncio:sleep is a function: name the service it offers with --service NAME"),
         (["eager:worker"], "handler of 'x' is for asyncio: it takes an AsyncWorker"),
-        (["zmdp.workers.echo:worker", "--heartbeat", "0.001"], "heartbeat is 0.001: it takes 0.01 seconds or more"),
+        (["zmdp.workers.echo:worker", "--heartbeat", "0.001"], "heartbeat is 0.001: it must be 0.01 seconds or more"),
         (["broken:worker"], "SyntaxError"),
         (["raising:worker"], "raising.py:2)"),
     ],
@@ -362,7 +366,7 @@ def test_a_worker_waits_for_its_broker(tmp_path):
         probe.bind(("127.0.0.1", 0))
         at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
-        worker.line("serving echo")
+        worker.line("offers echo, credit 1, at ")
         with broker(bind=at):
             assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
         assert worker.end() == 0
@@ -402,9 +406,9 @@ def module(tmp_path):
 
 
 def test_a_coroutine_function_with_a_codec(endpoint, mdclient, module):
-    with process(
-        "mdworker", "services:double", "--service", "double", "--codec", "json", "--broker", endpoint, cwd=HERE
-    ):
+    command = ("mdworker", "services:double", "--service", "double", "--codec", "json", "--broker", endpoint)
+    with process(*command, cwd=HERE) as worker:
+        worker.line("offers double, credit 64, at ")
         assert mdclient("call", "--wait", "double", "21").stdout == b"42"
         result = mdclient("call", "double", "{")
         assert (result.returncode, "cannot be read as json" in one_line(result)) == (1, True)
@@ -419,11 +423,11 @@ def test_a_coroutine_function_with_a_codec(endpoint, mdclient, module):
 def test_an_async_worker_finishes_what_is_worked_on(endpoint, mdclient, module, number):
     held = module / "held"
     with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
-        worker.line("serving hold at")
+        worker.line("offers hold, credit 2, at ")
         with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint) as asking:
             eventually(held.exists)
             worker.send_signal(number)
-            worker.line("what is being worked on is finished first")
+            worker.line("stopping when the requests that have begun are finished")
             held.unlink()
             assert asking.wait() == 0
             assert worker.wait() == 0
@@ -436,23 +440,23 @@ def test_a_second_signal_ends_an_async_worker_at_once(endpoint, module):
         with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint):
             eventually(held.exists)
             worker.send_signal(signal.SIGINT)
-            worker.line("once more ends at once")
+            worker.line("interrupt again to exit immediately")
             assert worker.end(signal.SIGINT) == 1
 
 
 def test_an_idle_async_worker_ends_at_once(endpoint, mdclient, module):
     command = ("mdworker", "services_of_mine:worker", "--service", "other", "--concurrency", "3", "--protocol", "0.2")
     with process(*command, "--broker", endpoint, cwd=module) as worker:
-        worker.line("serving other at")
+        worker.line("offers other, credit 3, at ")
         eventually(lambda: b'"other", "workers": 3' in mdclient("services", "--json").stdout)
         assert worker.end() == 0
 
 
 def test_what_a_service_says_is_not_taken_for_what_the_broker_says(mdclient, endpoint):
     with process("mdworker", "services:records", "--service", "records", "--broker", endpoint, cwd=HERE) as worker:
-        worker.line("serving records")
+        worker.line("offers records")
         eventually(lambda: mdclient("call", "mmi.service", "records").stdout == b"200")
         told = mdclient("call", "records")
-        assert told.returncode == 4
-        assert b"no such record (404)" in told.stderr
+        assert told.returncode == 6
+        assert b"failed with 404: no such record" in told.stderr
         assert b"no worker offers" not in told.stderr

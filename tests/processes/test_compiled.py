@@ -12,7 +12,7 @@ from zmdp.clients import Client
 from zmdp.mdp import compiled
 
 QUICK = ("--heartbeat", "0.2")
-PURE = {"multipart": False, "machines": False}
+PURE = {"multipart": False, "batch": False, "machines": False}
 TOLD = "import json; from zmdp.mdp import compiled; print(json.dumps([compiled.parts(), compiled.told()]))"
 
 

@@ -5,16 +5,23 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support.processes import broker, eventually, process
 
-from zmdp.clients import Client, RetryLater
+from zmdp.clients import Client, RetryLater, WorkerLost
 from zmdp.workers import Worker
 
 HERE = Path(__file__).parent
 QUICK = ("--heartbeat", "0.1", "--liveness", "20")
+
+
+SLOW = ("--heartbeat", "600")
+"""Of a broker: no heartbeat is due while a test runs, so what it notices it notices at once, or never."""
+PATIENT = ("--heartbeat", "0.2", "--liveness", "3000")
+"""Of its workers."""
 
 
 @pytest.fixture
@@ -27,8 +34,46 @@ def worker(target, endpoint, *options):
     return process("mdworker", target, "--broker", endpoint, *QUICK, *options, cwd=HERE)
 
 
+def gated(endpoint):
+    """A worker process whose handlers await, with the default credit of 64."""
+    return process("mdworker", "services:gated", "--service", "gated", "--broker", endpoint, *PATIENT, cwd=HERE)
+
+
 def workers_of(client, service):
     return json.loads(client.request("mmi.workers", service)[0])["workers"]
+
+
+def stats(client):
+    return json.loads(client.request("mmi.stats")[0])
+
+
+class Gate:
+    """Where requests for `gated` wait until it is opened."""
+
+    def __init__(self, folder):
+        folder.mkdir()
+        self.folder = folder
+        self.file = folder / "closed"
+        self.file.touch()
+        self.replies = []
+
+    def send(self, client, *more):
+        """Send one more request to this gate; returns the future of its reply."""
+        begun = self.folder / str(len(self.replies))
+        self.replies.append(client.submit("gated", str(self.file).encode(), str(begun).encode(), *more))
+        return self.replies[-1]
+
+    def await_all(self):
+        """Wait until all requests have begun; returns the pids of the processes in which they have.
+
+        The broker's word that they are held is not enough: a worker returns what it has not begun while it is slow.
+        """
+        files = [self.folder / str(number) for number in range(len(self.replies))]
+        return set(map(int, eventually(lambda: all(pids := [f.exists() and f.read_text() for f in files]) and pids)))
+
+    def open(self):
+        """Let the requests go on."""
+        self.file.unlink()
 
 
 def alive(pid):
@@ -50,7 +95,57 @@ def test_a_request_outlives_its_worker(tmp_path, pool):
             eventually(lambda: held.read_text() == str(other))
             held.unlink()
             assert reply.result() == [b"%d" % other]
-        assert json.loads(asker.request("mmi.stats")[0])["redispatched"] == 1
+        assert stats(asker)["redispatched"] == 1
+
+
+def test_64_requests_outlive_the_worker_that_holds_them(tmp_path):
+    with broker(*SLOW) as (_, endpoint), Client(endpoint, timeout=60) as client, gated(endpoint) as first:
+        first.line("offers gated, credit 64, at ")
+        gate = Gate(tmp_path / "gate")
+        for _ in range(64):
+            gate.send(client)
+        assert gate.await_all() == {first.pid}
+        (row,) = workers_of(client, b"gated")
+        assert (row["name"], row["pid"], row["held"]) == ("services:gated", first.pid, 64)
+        with gated(endpoint) as second:
+            eventually(lambda: len(workers_of(client, b"gated")) == 2)
+            os.kill(first.pid, signal.SIGKILL)
+            (row,) = eventually(lambda: [row for row in workers_of(client, b"gated") if row["suspects"]])
+            assert (row["pid"], row["held"]) == (second.pid, 1)  # one suspect at a time
+            gate.open()
+            assert [reply.result() for reply in gate.replies] == 64 * [[b"%d" % second.pid]]
+            counts = stats(client)
+            assert (counts["replies"], counts["lost"], counts["dropped"]) == (64, {"unreachable": 1}, {})
+
+
+def test_a_poisonous_request_fails_alone(tmp_path):
+    """It kills three workers.  Each of them holds other requests as well, and those complete elsewhere."""
+    with ExitStack() as ends:
+        server, endpoint = ends.enter_context(broker(*SLOW))
+        client = ends.enter_context(Client(endpoint, timeout=60))
+        first = ends.enter_context(gated(endpoint))
+        fuse, gate, later = (Gate(tmp_path / name) for name in ("fuse", "gate", "later"))
+        for number in range(63):
+            if number == 20:
+                poisonous = fuse.send(client, b"poison")
+            gate.send(client)
+        assert gate.await_all() | fuse.await_all() == {first.pid}
+        others = [ends.enter_context(gated(endpoint)) for _ in range(3)]
+        eventually(lambda: len(workers_of(client, b"gated")) == 4)
+        for _ in range(60):
+            later.send(client)
+        assert later.await_all() == {other.pid for other in others}
+        fuse.open()
+        server.line("of service gated is gone: unreachable")
+        gate.open()
+        server.line("of service gated is gone: unreachable", count=2)
+        later.open()
+        with pytest.raises(WorkerLost, match="3 had it"):
+            poisonous.result()
+        served_by = {int(reply.result()[0]) for reply in (*gate.replies, *later.replies)}
+        assert served_by <= {other.pid for other in others}
+        counts = stats(client)
+        assert (counts["lost"]["unreachable"], counts["dropped"]) == (3, {"workers-lost": 1})
 
 
 @pytest.mark.parametrize("protocol", ["X1", "0.2", "0.1"])
@@ -89,7 +184,9 @@ def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
 def test_a_broker_that_was_frozen_declares_nobody_dead_whose_heartbeats_wait():
     patience = 0.2
     with broker("--heartbeat", "0.05", "--liveness", "4") as (frozen, endpoint), Client(endpoint, timeout=20) as client:
-        with Worker("echo", list, broker=endpoint, concurrency=20, heartbeat=0.05, liveness=1000):
+        with ExitStack() as ends:
+            for _ in range(20):
+                ends.enter_context(Worker("echo", list, broker=endpoint, heartbeat=0.05, liveness=1000))
             eventually(lambda: len(workers_of(client, b"echo")) == 20)
             frozen.send_signal(signal.SIGSTOP)
             since = time.monotonic()
@@ -165,7 +262,7 @@ def test_a_second_signal_ends_a_worker_at_once(tmp_path):
         client.send("slow", str(held).encode())
         eventually(held.exists)
         ending.send_signal(signal.SIGTERM)
-        ending.line("once more ends at once")
+        ending.line("interrupt again to exit immediately")
         assert ending.end(signal.SIGTERM) == 1
         held.unlink()
 
@@ -179,7 +276,7 @@ def test_a_signal_to_all_processes_at_once_is_graceful(tmp_path, pool):
             reply = pool.submit(client.request, "slow", str(held).encode())
             eventually(held.exists)
             os.killpg(parent.pid, signal.SIGINT)  # as Ctrl-C does
-            parent.line("once more ends at once", count=2)
+            parent.line("interrupt again to exit immediately", count=2)
             held.unlink()
             assert len(reply.result()) == 1
             assert parent.wait() == 0

@@ -21,7 +21,7 @@ from zmdp.mdp.testing import running_broker
 from zmdp.titanic import Titanic, cli
 from zmdp.workers import ServiceError, Worker
 
-QUICK = ("--heartbeat", "0.2", "--liveness", "50", "--connections", "2")
+QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 STRANGE = "0123456789abcdef0123456789abcdef"
 """A uuid that nobody was given."""
 UUID = re.compile(rb"[0-9a-f]{32}\n")
@@ -260,7 +260,6 @@ WRONG = [
     (["db", "upgrade", "--db", "/no/such/folder/titanic.db"], 2, "there is no folder /no/such/folder"),
     (["db", "current", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db"),
     (["serve", "--lease", "1"], 2, "lease is 1.0: it takes 2 seconds or more"),
-    (["serve", "--connections", "0"], 2, "'0': it takes a whole number of connections, above 0"),
     (["serve", "--max-waiting", "0"], 2, "'0': it takes a whole number of requests, above 0"),
     (["serve", "--heartbeat", "0.001"], 2, "heartbeat is 0.001: it takes 0.01 seconds or more"),
     (["serve", "--broker", "localhost"], 2, "'localhost': it takes an endpoint"),

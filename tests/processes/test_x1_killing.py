@@ -43,7 +43,7 @@ def test_the_broker_is_killed_and_restarted_under_500_outstanding_requests():
             second, _ = ends.enter_context(broker(*QUICK, bind=endpoint))
             await asyncio.gather(*asking)
             assert answered == Counter(range(500))
-            second.line("offers service sleep")
+            second.line("offers sleep")
 
     with ExitStack() as ends:
         first, endpoint = ends.enter_context(broker(*QUICK))
@@ -120,8 +120,8 @@ def test_a_killed_asyncio_worker_loses_nothing():
             worker("services:double", endpoint, *options) as first,
             worker("services:double", endpoint, *options) as second,
         ):
-            first.line("serving double")
-            second.line("serving double")
+            first.line("offers double, credit 4")
+            second.line("offers double, credit 4")
             asyncio.run(scenario(endpoint, first, second))
             assert second.end() == 0
 
@@ -133,7 +133,7 @@ def test_cancelled_at_a_worker_in_another_process():
             eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
             assert future.cancel()
             assert client.request("sleep", b"0") == [b"0"]  # the one worker is free again, long before its time
-            sleeper.line("serving sleep")
+            sleeper.line("offers sleep")
 
 
 SCRIPT = """
@@ -196,7 +196,7 @@ def test_an_asyncio_client_that_nobody_closes_does_not_stop_the_process():
 
 
 def test_the_connections_of_one_killed_process_are_not_many_lost_workers():
-    options = ("--concurrency", "5")
+    options = ("--concurrency", "5", "--protocol", "0.2")  # before X1 a connection holds one request
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=60) as client:
         with worker("zmdp.workers.sleep:worker", endpoint, *options) as first:
             eventually(lambda: len(json.loads(client.request("mmi.workers")[0])["workers"]) == 5)

@@ -5,21 +5,24 @@ and die (its state is lost; whoever restarts it makes a new one).
 """
 
 import logging
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from zmdp.mdp import wire
+from zmdp.mdp import batch, wire
 from zmdp.mdp.broker import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.fake_network import Alarm, Dealer, World
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Message, Route
+from zmdp.workers.capacity import LONG_STEP, Capacity
 from zmdp.workers.request import Request
 from zmdp.workers.session import WorkerSession
 
+from .proxies import Socket
 from .referee import Referee
 from .rules import check
 
@@ -28,8 +31,12 @@ HANDLER_TIMEOUT = 15.0
 MILLISECOND = 0.001
 """The unit of a ttl, and so the error it may have."""
 MOST_PARTS_01 = 8
-"""PARTIALs that a 0.1 worker has at most.  They all go into one REPLY; were that past the broker's `max_frames`, it
-would be dropped as invalid, and the worker would count as busy for as long as it lives."""
+"""PARTIALs that a 0.1 worker has at most.  They all go into one REPLY, which must not be past the broker's
+`max_frames`."""
+TURN = 100
+"""Messages that the broker takes in before it sends what follows from them."""
+LONGEST_TURN = 0.005
+"""Seconds for which a worker or client keeps what it has to say, to send it together."""
 
 _silent = logging.getLogger("zmdp.simulation")
 _silent.disabled = True
@@ -98,35 +105,87 @@ class BrokerProcess(Process):
 
     def __init__(self, world: Stage, limits: Limits) -> None:
         super().__init__(world, "broker")
-        self.machine = Broker(limits, now=world.now, logger=_silent)
+        self.machine = Broker(limits, now=world.now, logger=_silent, first_address=world.number() * 1_000_000)
         self.referee = Referee(self.machine, world.events)
-        world.network.listener = lambda message: self.do(partial(self._arrived, message))
+        self._inbox: deque[Message] = deque()
+        self._turn_due = False
+        self._slow = world.rng.choice([0.0, 0.001, 0.05])
+        """Seconds that pass, at most, until the broker takes in what has arrived."""
+        self._gone: dict[bytes, int] = {}
+        """Peers that are not connected any more, and the first turn whose messages they have not received."""
+        world.network.listener = self._arrived
+        world.network.departed = self._departed
 
     def _arrived(self, message: Message) -> None:
-        self._send(self.referee.receive(message, self.world.now))
+        self._inbox.append(message)
+        self._plan_turn()
+
+    def _plan_turn(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            self.later(self.world.rng.uniform(0, self._slow), self._turn)
+
+    def _turn(self) -> None:
+        """Take in what has arrived, and send what follows from it."""
+        self._turn_due = False
+        now, most = self.world.now, self.world.rng.choice([2, TURN])
+        taken = 0
+        while self._inbox and taken < most:
+            self.referee.take(self._inbox.popleft(), now)
+            taken += 1
+        self.world.events["turn of several messages"] += taken > 1
+        self._send(self.referee.flush(now))
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Give up those that are gone, once everything that they sent before has been taken in."""
+        while self._gone and not self._inbox:
+            identity, turn = self._gone.popitem()
+            self._send(self.referee.unreachable(identity, turn, self.world.now))
+        if self._inbox:
+            self._plan_turn()
+
+    def _departed(self, identity: bytes) -> None:
+        """libzmq's monitor has said that a connection may have ended."""
+        if self.world.chance(0.7):
+            self.later(self.world.rng.choice([0.0, 0.02]), partial(self.probe, identity))
+
+    def probe(self, identity: bytes) -> None:
+        self._send(self.referee.probe(identity, self.world.now))
+        self._end_turn()
 
     def tick(self) -> None:
+        self._turn()
         self._send(self.referee.tick(self.world.now))
+        self._end_turn()
 
     def deadline(self) -> float | None:
         return self.machine.deadline()
 
     def _send(self, messages: list[Message]) -> None:
-        todo = deque(messages)
-        while todo:
-            message = todo.popleft()
+        turn = self.machine.turn - 1
+        dropped: list[bytes] = []
+        for message in messages:
+            if message[0] in dropped:
+                continue  # a stream ends where it breaks
             outcome = self.world.network.send(message)
             if outcome == "gone":
                 self.world.events["EHOSTUNREACH"] += 1
-                todo.extend(self.referee.unreachable(message, self.world.now))
+                self._gone.setdefault(message[0], turn)
             elif outcome == "full":
                 self.world.events["slow reader dropped"] += 1
-                todo.extend(self.referee.gone(message[0], self.world.now))
+                dropped.append(message[0])
+        for identity in dropped:
+            self._send(self.referee.gone(identity, self.world.now))
 
     def die(self) -> None:
         super().die()
         self.count()
+        self.world.network.departed = None
         self.world.network.broker_died()
+
+    def drain(self) -> None:
+        self.referee.drain()
 
     def stop(self) -> None:
         """End in an orderly way: ERROR for all X1 requests, DISCONNECT to all workers."""
@@ -142,8 +201,9 @@ class BrokerProcess(Process):
                 self.world.events[f"{title}: {reason}"] += number
         for reason, number in stats.invalid.items():
             self.world.events[f"invalid: {reason}"] += number
-        for name in ("requests", "dispatched", "redispatched", "partials", "replies", "errors", "heartbeats", "mmi"):
+        for name in ("requests", "dispatched", "redispatched", "partials", "replies", "errors", "late", "heartbeats"):
             self.world.events[name] += getattr(stats, name)
+        self.world.events["mmi"] += stats.mmi
 
 
 # ── replies that tell where they come from ───────────────────────────────────────────────────────────────────────────
@@ -198,7 +258,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Habits:
-    """How a worker's handler behaves."""
+    """How a worker's handlers behave."""
 
     service_time: float
     parts: int
@@ -206,25 +266,32 @@ class Habits:
     crash: float
     """Chance that the process dies in the middle of a request."""
     stuck: float
-    """Chance that the handler takes a minute more."""
+    """Chance that a handler takes a minute more."""
     fails: float
-    """Chance that the handler fails instead of going on."""
+    """Chance that a handler fails instead of going on."""
     looks: bool
-    """Whether the handler ends early when nobody waits any more, or the time has passed."""
+    """Whether a handler ends early when nobody waits any more, or the time has passed."""
+    too_large: int = 0
+    """Frames that are over the broker's limits, or 0 for never."""
 
 
 @dataclass(eq=False)
-class Slot:
-    """One of the workers that share a connection."""
+class Run:
+    """A handler at work."""
 
-    session: WorkerSession
-    handling: Request | None = None
-    """What the handler works on; when the connection was lost the handler does not know it yet."""
-    stuck_at: float = 0.0
+    request: Request
+    name: bytes
+    parts: int
+    step: int = 0
+    """Counts its steps, so that one that was planned before the handler was cancelled is not done."""
 
 
 class WorkerProcess(Process):
-    """`WorkerSession`s and a handler each, on one connection, run as `Link` runs them, or `Connection` the one."""
+    """`WorkerSession`, run as `Connection` runs it, and its handlers.
+
+    `kind` is "threads" (they block, and only look whether they are cancelled), "asyncio" (they are cancelled, and may
+    block the event loop), or "fixed" (a constant credit).
+    """
 
     def __init__(
         self,
@@ -233,77 +300,112 @@ class WorkerProcess(Process):
         service: bytes,
         *,
         protocol: str,
+        kind: str,
+        concurrency: int,
         heartbeat: float,
         liveness: int,
         habits: Habits,
-        slots: int = 1,
+        connect: Callable[..., Socket] = Dealer,
     ) -> None:
         super().__init__(world, name)
         self.service = service
-        session = WorkerSession(service, protocol=protocol, heartbeat=heartbeat, liveness=liveness, rng=world.rng)
-        self.slots = [Slot(session), *[Slot(session.sibling()) for _ in range(1, slots)]]
+        self._awaits = kind == "asyncio"
+        capacity = Capacity(concurrency, prefetch=kind == "threads") if protocol == "X1" else None
+        self.session = WorkerSession(
+            service, protocol=protocol, heartbeat=heartbeat, liveness=liveness, capacity=capacity,
+            handler_timeout=HANDLER_TIMEOUT, options=b'{"name":"%s"}' % name.encode(), rng=world.rng,
+        )  # fmt: skip
         self.habits = habits
-        self._most_parts = min(habits.parts, MOST_PARTS_01) if protocol == "0.1" else habits.parts
-        self.dealer: Dealer | None = None
-        self._registered: dict[Route, Slot] = {}
-        self._joined = 0
-        self._retry_at = 0.0
-        self.do(self._open)
+        self._x1 = protocol == "X1"
+        self._short = kind == "threads" and world.chance(0.7)
+        """Its handlers take a fraction of a millisecond, but for a few."""
+        self._most_parts = min(habits.parts, MOST_PARTS_01) if protocol == "0.1" else 0 if self._short else habits.parts
+        self._connect = connect
+        self.dealer: Socket | None = None
+        self.runs: dict[int, Run] = {}
+        """The handlers at work, by the id() of their requests."""
+        self._flush_due = False
+        self._leaving = False
+        self.do(self._step)
 
     @property
-    def identity(self) -> bytes | None:
-        """The identity of this worker's connection, if there is one."""
-        return self.dealer.link.identity if self.dealer is not None and self.dealer.link is not None else None
-
-    @property
-    def routes(self) -> list[Route]:
-        """Where the broker is to have its slots registered."""
-        return [(self.identity or b"", *slot.session.route) for slot in self.slots]
+    def route(self) -> Route:
+        """Where the broker is to have it registered."""
+        return self.dealer.path if self.dealer is not None else ()
 
     @property
     def well(self) -> bool:
-        """Whether all slots are there, as far as they know, and idle."""
-        return all(slot.session.lost is None and slot.handling is None for slot in self.slots)
+        """Whether it is connected, as far as it knows, and has nothing to do."""
+        session = self.session
+        return session.lost is None and not session.held and not self.runs
 
-    def _open(self) -> None:
-        self.dealer = Dealer(self.world.network, self.name, self._arrived)
-        self._registered, self._joined = {}, 0
-        for slot in self.slots:
-            if slot.handling is None:
-                self._join(slot)
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _join(self, slot: Slot) -> None:
-        ready = slot.session.connected(self.world.now, b"%d" % self._joined if self._joined else None)
-        self._joined += 1
-        self._registered[slot.session.route] = slot
-        self._send(ready)
+    def _step(self) -> None:
+        """Do all that is due: connect, begin, and send, now or soon."""
+        session, now = self.session, self.world.now
+        if self.dealer is None and now >= session.connect_at():
+            self.dealer = self._connect(self.world.network, self.name, self._arrived)
+            session.connected(now)
+        if now >= session.deadline():
+            before = session.lost
+            session.tick(now)
+            self.world.events["broker silent for a worker"] += before is None and "silent" in str(session.lost)
+        self._look()
+        while self.alive and (request := session.begin(now)) is not None:
+            self._begin(request)
+        if session.lost is not None or self.world.chance(0.5):
+            self._flush()
+        elif session.unsent and not self._flush_due:
+            self._flush_due = True
+            self.later(self.world.rng.uniform(0, LONGEST_TURN), self._flush_later)
+        if session.ended and self.alive:
+            self.world.note(f"{self.name} has left")
+            self.world.events["worker process left"] += 1
+            self.alive = False
 
-    def _arrived(self, dealer: Dealer, message: Message) -> None:
+    def _flush_later(self) -> None:
+        self._flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        session = self.session
+        if self.dealer is None:
+            return
+        for message in session.take_messages():
+            self.dealer.send(message)
+        if session.lost is not None:
+            self.world.note(f"{self.name}: {session.lost}, next try at +{session.retry_at - self.world.now:g}")
+            self.dealer.close(flush=session.keep_messages)
+            self.dealer = None
+
+    def _arrived(self, dealer: Socket, message: Message) -> None:
         self.do(partial(self._receive, dealer, message))
 
-    def _receive(self, dealer: Dealer, message: Message) -> None:
+    def _receive(self, dealer: Socket, message: Message) -> None:
         if dealer is not self.dealer:
             return  # it was closed while this process hung
-        command = wire.decode_broker(message)
-        slot = self._registered.get(command.route)
-        if slot is None:
-            self.world.events["message for a slot that has left"] += 1
-            return
-        session = slot.session
-        heard = session.lost is None
-        request = session.take(command, self.world.now)
-        told_to_go = isinstance(command, wire.Disconnect)
-        check(not told_to_go or session.lost is not None, f"C9: {self.name} stays connected after DISCONNECT")
-        if isinstance(command, wire.Withdraw):
-            self._cancelled(session, command)
-        if request is not None:
-            self._check(request)
-            self._start(slot, request)
-        if heard and session.lost is not None:
-            check("second request" not in session.lost, f"C6: {self.name} got a second request")
-            at_once = session.retry_at <= self.world.now
-            self.world.events[f"DISCONNECT, reconnected {'at once' if at_once else 'after a backoff'}"] += 1
-            self._lose(slot)
+        session, now = self.session, self.world.now
+        found = wire.decode_broker(message)
+        packed = isinstance(found, wire.Batched) and not found.bare
+        commands = batch.to_worker(message, found.at) if packed else [found]
+        held = dict(session.held)
+        session.receive(message, now)
+        for command in commands:
+            if isinstance(command, wire.Disconnect):
+                check(session.lost is not None, f"C9: {self.name} stays connected after DISCONNECT")
+                at_once = session.retry_at <= now
+                self.world.events[f"DISCONNECT, reconnected {'at once' if at_once else 'after a backoff'}"] += 1
+            elif isinstance(command, wire.Work):
+                check(command.address not in held, f"C32: {self.name} got the address {command.address} twice")
+                request = session.held.get(command.address)
+                if request is not None:
+                    self._check(request)
+                held[command.address] = request
+                self.world.events["REQUEST crossed DISCONNECT"] += request is None
+            elif isinstance(command, wire.Withdraw):
+                self._cancelled(held.get(command.address), command)
+        self._step()
 
     def _check(self, request: Request) -> None:
         """What an X1 client sent with a request has come as well, if this worker speaks X1."""
@@ -314,98 +416,76 @@ class WorkerProcess(Process):
             assert request.deadline is not None
             check(request.deadline >= float(until) - MILLISECOND, f"X1: the ttl of {request!r} is too short")
 
-    def _cancelled(self, session: WorkerSession, command: wire.Withdraw) -> None:
-        request = session.request
+    def _cancelled(self, request: Request | None, command: wire.Withdraw) -> None:
         if request is None:
-            self.world.events["CANCEL met the FINAL on the way"] += 1  # nothing else has crossed it
-        elif session.lost is None:
-            check(request.client == command.client and request.cancelled, f"X1: {self.name} missed a CANCEL")
-            self.world.events["CANCEL reached a worker"] += 1
+            self.world.events["CANCEL met the FINAL on the way"] += 1
+        elif self.session.lost is None:
+            here = self.session.held.get(command.address)
+            check(here is None or request.cancelled, f"X1: {self.name} missed a CANCEL")
+            reached = "before the request began" if here is None else "a worker"
+            self.world.events[f"CANCEL reached {reached}"] += 1
 
     def tick(self) -> None:
-        now = self.world.now
-        if self.dealer is None:
-            if now >= self._retry_at and not all(slot.handling for slot in self.slots):
-                self._open()
-            return
-        for slot in self.slots:
-            session = slot.session
-            if session.alive:
-                self._send(session.tick(now))
-                if not session.alive:
-                    self.world.events["broker silent for a worker"] += 1
-                    self._lose(slot)
-                    return
-            elif now >= session.retry_at and slot.handling is None:
-                self.world.events["slot registered again on the same connection"] += 1
-                self._join(slot)
+        self._step()
 
     def deadline(self) -> float | None:
-        # A slot that was lost does not register again before its handler has returned.
-        slots = [slot for slot in self.slots if slot.session.alive or slot.handling is None]
-        if self.dealer is None:
-            return self._retry_at if slots else None
-        return min((slot.session.deadline() for slot in slots), default=None)
-
-    def _send(self, messages: list[Message]) -> None:
-        for message in messages:
-            assert self.dealer is not None
-            self.dealer.send(message)
-
-    def _lose(self, slot: Slot) -> None:
-        """The session of `slot` is lost: with the connection, or because the broker does not want it."""
-        if slot.session.heard or "silent" in str(slot.session.lost):
-            for other in self.slots:
-                if other is not slot:
-                    other.session.lose_with(slot.session)
-            self._close(slot)
-        else:
-            self._part(slot, flush=False)
-
-    def _part(self, slot: Slot, *, flush: bool) -> None:
-        """`slot` is not there any more, to the broker."""
-        del self._registered[slot.session.route]
-        if not self._registered:
-            self._close(slot, flush=flush)
-        else:
-            self.world.events["slot left, others stayed"] += 1
-
-    def _close(self, slot: Slot, *, flush: bool = False) -> None:
-        session = slot.session
-        self.world.note(f"{self.name}: {session.lost}, next try at +{session.retry_at - self.world.now:g}")
-        assert self.dealer is not None
-        self._retry_at = session.retry_at
-        self._registered = {}
-        self.dealer.close(flush=flush)
-        self.dealer = None
+        due = self.session.deadline()
+        return None if due == math.inf else due
 
     def leave(self) -> None:
-        """End in an orderly way."""
-        for slot in self.slots:
-            if slot.session.alive:
-                self._send(slot.session.disconnect("leaves", self.world.now))
-                self._part(slot, flush=True)
-        self.die()
+        """Take no more requests, and end when those that have begun are done."""
+        if not self._leaving:
+            self.world.note(f"{self.name} leaves")
+            self._leaving = True
+            self.session.leave(self.world.now)
+            self._step()
 
     def die(self) -> None:
         super().die()
+        self.world.events["worker killed that held many"] += len(self.session.held) > 3
         if self.dealer is not None:
             self.dealer.close(silent=self.world.chance(0.3))
 
-    # ── the handler ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the handlers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, slot: Slot, request: Request) -> None:
-        slot.handling = request
-        run = f"{self.name}:{self.world.number()}".encode()
+    def _begin(self, request: Request) -> None:
         parts = self.world.rng.randint(0, self._most_parts if not self.world.calm else MOST_PARTS_01)
-        slot.stuck_at = self.world.now + HANDLER_TIMEOUT
-        self._watch(slot, request)
-        self._work(slot, request, run, 0, parts)
+        run = Run(request, f"{self.name}:{self.world.number()}".encode(), parts)
+        self.world.events["held ahead"] += self.session.waiting > 0
+        self.runs[id(request)] = run
+        check(len(self.runs) <= self.session.capacity.parallel, f"{self.name} runs too many handlers")
+        self._work(run, 0)
 
-    def _work(self, slot: Slot, request: Request, run: bytes, index: int, parts: int) -> None:
+    def _look(self) -> None:
+        """Those whose requests nobody waits for, and those that have exceeded their time: tasks are cancelled."""
+        session = self.session
+        self.world.events["handler given up"] += len(session.stuck)
+        if self._awaits:
+            for request in (*session.stuck, *session.cancelled):
+                run = self.runs.get(id(request))
+                if run is not None:
+                    run.step += 1
+                    self.later(self.world.rng.choice([0.0, 0.01, 1.0]), partial(self._end_task, run))
+        session.stuck.clear()
+        session.cancelled.clear()
+
+    def _end_task(self, run: Run) -> None:
+        """A task has been cancelled."""
+        if self.runs.pop(id(run.request), None) is None:
+            return  # it was cancelled twice
+        if run.request.cancelled:
+            self.session.error(run.request, Code.CANCELLED, "cancelled", self.world.now)
+        else:
+            self.session.abandon(run.request, self.world.now, ended=True)
+            self.world.events["task ended without a reply"] += 1
+        self._step()
+
+    def _work(self, run: Run, index: int) -> None:
         """Take some time, then go on with part `index`."""
-        time = self.habits.service_time
-        seconds = self.world.rng.expovariate(1 / (min(time, 0.1) if self.world.calm else time))
+        rng, time = self.world.rng, self.habits.service_time
+        if self._short and self.world.chance(0.97):
+            time = 0.0001  # so that the credit grows, until another takes longer
+        seconds = rng.expovariate(1 / (min(time, 0.1) if self.world.calm else time))
         if not self.world.calm:
             if self.world.chance(self.habits.crash):
                 self.world.events["worker died in the middle of a request"] += 1
@@ -414,36 +494,39 @@ class WorkerProcess(Process):
             if self.world.chance(self.habits.stuck):
                 self.world.events["handler stuck"] += 1
                 seconds += 60.0
-        self.later(seconds, partial(self._go_on, slot, request, run, index, parts))
+        if self._awaits:
+            blocked = LONG_STEP if not self.world.calm and self.world.chance(0.05) else 0.0
+            self.world.events["event loop blocked"] += blocked > 0
+            self.session.stepped(blocked)
+        run.step += 1
+        self.later(seconds, partial(self._go_on, run, run.step, index))
 
-    def _go_on(self, slot: Slot, request: Request, run: bytes, index: int, parts: int) -> None:
-        number, now, session = request[0], self.world.now, slot.session
+    def _go_on(self, run: Run, step: int, index: int) -> None:
+        if step != run.step:
+            return  # it was cancelled meanwhile
+        request, now, session, calm = run.request, self.world.now, self.session, self.world.calm
+        number = request[0]
         passed = request.deadline is not None and now >= request.deadline
-        if self.habits.looks and session.request is request and (request.cancelled or passed):
+        if self.habits.looks and (request.cancelled or passed):
             code = Code.CANCELLED if request.cancelled else Code.TIME_PASSED
             self.world.events[f"worker ended a request early: {code}"] += 1
-            self._send(session.error(request, code, "nobody waits any more", now))
-        elif not self.world.calm and self.world.chance(self.habits.fails):
+            accepted = session.error(request, code, "nobody waits any more", now)
+        elif not calm and self.world.chance(self.habits.fails):
             self.world.events["handler failed"] += 1
-            code, detail = self.world.rng.choice([(500, []), (418, [b"a detail"])])
-            self._send(session.error(request, code, failure(number, run, index).decode(), now, detail))
-        elif index == parts:
-            self._send(session.final(request, [end(number, run, parts)], now))
-        elif session.request is request:
-            slot.stuck_at = now + HANDLER_TIMEOUT
-            self._send(session.partial(request, [part(number, run, index)], now))
-            self._work(slot, request, run, index + 1, parts)
+            code, detail = self.world.rng.choice([(500, []), (418, [b"a detail"]), (404, [b""])])
+            accepted = session.error(request, code, failure(number, run.name, index).decode(), now, detail)
+        elif not calm and self._x1 and self.habits.too_large and self.world.chance(0.02):
+            self.world.events["reply too large"] += 1
+            accepted = session.final(request, [b"|"] * self.habits.too_large, now)
+        elif index == run.parts:
+            accepted = session.final(request, [end(number, run.name, run.parts)], now)
+        elif session.partial(request, [part(number, run.name, index)], now):
+            self._work(run, index + 1)
+            self._step()
             return
         else:
             self.world.events["stream broken off by its worker"] += 1
-        slot.handling = None
-
-    def _watch(self, slot: Slot, request: Request) -> None:
-        if slot.handling is not request or not slot.session.alive:
-            return
-        if self.world.now < slot.stuck_at:
-            self.later(slot.stuck_at - self.world.now, partial(self._watch, slot, request))
-        else:
-            self.world.events["request given back by DISCONNECT"] += 1
-            self._send(slot.session.disconnect("the handler is stuck", self.world.now))
-            self._part(slot, flush=True)
+            accepted = session.error(request, Code.CANCELLED, "cancelled", now)
+        self.world.events["reply too late for its worker"] += not accepted
+        del self.runs[id(request)]
+        self._step()

@@ -1,16 +1,18 @@
 """X1's client, run as its shell runs it: many requests at once, over one connection after the other."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import GRACE, Call, ClientSession, Outcome
-from zmdp.mdp import wire
+from zmdp.mdp import batch, wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (
+    BrokerUnreachable,
     ClosedError,
+    RequestRejected,
     RequestTimeout,
     RetryLater,
     ServiceError,
@@ -19,13 +21,16 @@ from zmdp.mdp.errors import (
     WorkerLost,
 )
 from zmdp.mdp.fake_network import Dealer
-from zmdp.mdp.wire import Message, Route
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.wire import Message
 
-from .actors import MILLISECOND, Process, Stage, Stream, tells_failure
+from .actors import LONGEST_TURN, MILLISECOND, Process, Stage, Stream, tells_failure
+from .proxies import Socket
+from .reading import Peer, hear
 from .referee import EPSILON, GRAIN
 from .rules import Broken, check
 
-MOST_CALLS = 12
+MOST_CALLS = 40
 """Calls that a client has outstanding at most: all are sent again with each new connection."""
 NEVER = float("inf")
 EXCEPTIONS = {
@@ -34,10 +39,12 @@ EXCEPTIONS = {
     Code.QUEUE_FULL: RetryLater,
     Code.DRAINING: RetryLater,
     Code.WORKER_LOST: WorkerLost,
+    Code.TOO_LARGE: RequestRejected,
     500: ServiceError,
     418: ServiceError,
 }
 """What a client is to raise for each code that it can get; it sends nothing malformed, nor too large."""
+UNLIMITED = Limits(max_message=1 << 30, max_frames=1 << 30)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ class Wish:
     options: dict[str, Any] = field(default_factory=dict)
     about: bytes = b""
     """What an `mmi.*` service is asked about."""
+    large: bool = False
+    """The body has a frame that travels as an attachment."""
 
     @property
     def is_mmi(self) -> bool:
@@ -78,6 +87,8 @@ class Asked:
     """Its FINAL or ERROR came on this connection."""
     over: bool = False
     """The caller has got its last outcome, or has cancelled it."""
+    to_cancel: bool = False
+    """CANCEL must be among what is sent next."""
 
     @property
     def deadline(self) -> float:
@@ -105,6 +116,7 @@ class CallerProcess(Process):
         heartbeat: float = 1.0,
         liveness: int = 5,
         cancels: float = 0.0,
+        connect: Callable[..., Socket] = Dealer,
     ) -> None:
         super().__init__(world, name)
         self.session = ClientSession(heartbeat=heartbeat, liveness=liveness, rng=world.rng)
@@ -113,9 +125,15 @@ class CallerProcess(Process):
         self._pause = pause
         self._cancels = cancels
         """Chance that a call is cancelled, if it is not over by then."""
-        self._dealer: Dealer | None = None
-        self._asked: dict[Route, Asked] = {}
-        self._open: dict[Route, Asked] = {}
+        self._connect_to = connect
+        self._proxied = connect is not Dealer
+        """Nobody tells it when the proxy's connection to the broker ends: then only a timeout helps."""
+        self._dealer: Socket | None = None
+        self._connected_at = 0.0
+        self._flush_due = False
+        self._asked: dict[Any, Asked] = {}
+        """By number."""
+        self._open: dict[Any, Asked] = {}
         """Those that are not over."""
         self.later(world.rng.expovariate(1 / pause), self._next)
 
@@ -127,14 +145,18 @@ class CallerProcess(Process):
     def _next(self) -> None:
         if self.world.calm:
             return
-        for _ in range(min(self.world.rng.choice([1, 1, 2, 6]), MOST_CALLS - len(self._open))):
+        for _ in range(min(self.world.rng.choice([1, 1, 2, 6, 25]), MOST_CALLS - len(self._open))):
             self.begin(self._choose())
         self.later(self.world.rng.expovariate(1 / (2 * self._pause)), self._next)
 
     def begin(self, wish: Wish) -> None:
         now = self.world.now
+        if wish.timeout is None and self._proxied:
+            wish = replace(wish, timeout=60.0)
         number = f"{self.name}.{self.world.number()}".encode()
         body = [wish.about] if wish.is_mmi else [number, b"please"]
+        if wish.large:
+            body.append(bytes(wire.SHARED))
         headers = {"number": number.decode()}
         if wish.timeout is not None:
             headers["until"] = str(now + wish.timeout)
@@ -142,157 +164,183 @@ class CallerProcess(Process):
             wish.service, body, now, timeout=wish.timeout, silence=wish.silence, stream=wish.stream, wait=wish.wait,
             headers=headers, options=wish.options,
         )  # fmt: skip
-        check(call.route not in self._asked, f"X1: {self.name} uses the number {call.route} twice")
+        check(call.number not in self._asked, f"X1: {self.name} uses the number {call.number} twice")
         asked = Asked(call, wish, body, now, now, Stream(number), Stream(number))
-        self._asked[call.route] = self._open[call.route] = asked
+        self._asked[call.number] = self._open[call.number] = asked
         self.world.events["X1 call"] += 1
         self._settle()
-        check(asked.sent == (self._dealer is not None), f"X1: {self.name} did not send {call.route}")
         if not self.world.calm and self.world.chance(self._cancels):
             self.later(self.world.rng.expovariate(1 / self._pause), partial(self._cancel, asked))
 
     def _cancel(self, asked: Asked) -> None:
         if asked.over or self.world.calm:
             return
-        self.world.note(f"{self.name} cancels {asked.call.route[0].decode()}")
+        self.world.note(f"{self.name} cancels {asked.call.number}")
         self.world.events["X1 call cancelled"] += 1
         self.session.cancel(asked.call)
+        asked.to_cancel = self.session.lost is None
         self._over(asked)
-        told = [
-            message for message in self.session.messages if message == wire.cancel(asked.call.route, asked.call.service)
-        ]
-        check(bool(told) == asked.sent, f"X1: {self.name} did not send CANCEL of {asked.call.route}")
         self._settle()
 
     def _over(self, asked: Asked) -> None:
         asked.over = True
-        del self._open[asked.call.route]
+        del self._open[asked.call.number]
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _connect(self) -> None:
-        self._dealer = Dealer(self.world.network, self.name, self._arrived, lost=self._lost)
+        self._dealer = self._connect_to(self.world.network, self.name, self._arrived, lost=self._lost)
         self.world.events["X1 client connected"] += 1
+        self._connected_at = self.world.now
         self.session.connected("the broker", self.world.now)
         self._settle()
-        forgotten = [route for route, asked in self._open.items() if not asked.sent]
-        check(not forgotten, f"X1: {self.name} has connected and does not send {forgotten} again")
 
-    def _lost(self, dealer: Dealer, reason: str) -> None:
+    def _lost(self, dealer: Socket, reason: str) -> None:
         self.do(partial(self._connection_lost, dealer, reason))
 
-    def _connection_lost(self, dealer: Dealer, reason: str) -> None:
+    def _connection_lost(self, dealer: Socket, reason: str) -> None:
         if dealer is self._dealer:
             self.session.lose(reason, self.world.now)
             self._settle()
 
-    def _arrived(self, dealer: Dealer, message: Message) -> None:
+    def _arrived(self, dealer: Socket, message: Message) -> None:
         self.do(partial(self._receive, dealer, message))
 
-    def _receive(self, dealer: Dealer, message: Message) -> None:
+    def _receive(self, dealer: Socket, message: Message) -> None:
         if dealer is not self._dealer:
             return  # it was closed while this process hung
-        command = wire.decode_broker(message)
-        if isinstance(command, wire.Heartbeat) and command.header == wire.CX1:
-            self.session.receive(message, self.world.now)
-            self._settle()
-            return
-        check(isinstance(command, wire.Answer | wire.Error), f"{self.name} got {message}, which is no reply")
-        assert isinstance(command, wire.Answer | wire.Error)
-        asked = self._asked.get(command.route)
-        check(asked is not None and asked.sent, f"X1: {self.name} got {message}, which it did not ask for here")
-        assert asked is not None
-        check(not asked.ended, f"X1: {self.name} got {message} after the end of that request")
-        check(command.service == asked.wish.service, f"X1: {self.name} asked {asked.wish.service!r} and got {message}")
-        asked.heard = self.world.now
-        self.session.receive(message, self.world.now)
-        handed_out = len(self.session.events)
-        if isinstance(command, wire.Error):
-            asked.ended = True
-            check(handed_out == (not asked.over), f"X1: {self.name} handed out {handed_out} outcomes for {message}")
-            self._check_error(asked, command)
-        else:
-            asked.ended = command.final
-            if not asked.wish.is_mmi:
+        found = wire.decode_broker(message)
+        check(isinstance(found, wire.Batched), f"{self.name} got {message}, which is not in the form that it speaks")
+        assert isinstance(found, wire.Batched)
+        commands = [] if found.bare else batch.to_client(message, found.at)
+        expected: list[tuple[Asked, Any]] = []
+        over = {number for number, asked in self._asked.items() if asked.over}
+        for command in commands:
+            check(isinstance(command, wire.Answer | wire.Error), f"{self.name} got {command}, which is no reply")
+            asked = self._asked.get(command.number)
+            check(asked is not None and asked.sent, f"X1: {self.name} got {command}, which it did not ask for here")
+            assert asked is not None
+            check(not asked.ended, f"X1: {self.name} got {command} after the end of that request")
+            asked.heard = self.world.now
+            last = isinstance(command, wire.Error) or command.final
+            asked.ended = last
+            if command.number not in over and (last or asked.wish.stream):
+                expected.append((asked, command))
+            if isinstance(command, wire.Error):
+                self._check_error(asked, command, over=command.number in over)
+            elif not asked.wish.is_mmi:
                 asked.came.add(command.body)
-                check(asked.came.ended == command.final, f"C3: {message} is not what the worker sent")
-            expected = not asked.over and (command.final or asked.wish.stream)
-            check(handed_out == expected, f"X1: {self.name} handed out {handed_out} outcomes for {message}")
-            if handed_out:
-                told = isinstance(self.session.events[0][1], ServiceError)
-                check(told == tells_failure(command.body), f"{self.name} does not see that {message} is a failure")
+                check(asked.came.ended == command.final, f"C3: {command} is not what the worker sent")
+        self.session.receive(message, self.world.now)
+        self._check_outcomes(expected)
         self._settle()
 
-    def _check_error(self, asked: Asked, error: wire.Error) -> None:
+    def _check_outcomes(self, expected: list[tuple[Asked, Any]]) -> None:
+        """The session hands out what has come, and nothing else."""
+        events = self.session.events
+        calls = [call for call, _ in events]
+        wanted = [asked.call for asked, _ in expected]
+        check(calls == wanted, f"X1: {self.name} handed out {len(calls)} outcomes for {len(wanted)}")
+        for (_, outcome), (asked, command) in zip(events, expected, strict=True):
+            if isinstance(command, wire.Answer):
+                told = isinstance(outcome, ServiceError)
+                check(told == tells_failure(command.body), f"{self.name} does not see that {command} is a failure")
+                continue
+            interrupted = command.code == Code.WORKER_LOST and asked.handed_out.parts + asked.came.parts > 0
+            kind = ServiceError if command.detail else EXCEPTIONS.get(command.code)
+            if interrupted and asked.wish.stream and not command.detail:
+                kind = StreamInterrupted
+            check(type(outcome) is kind, f"X1: {self.name} raises {outcome!r} for {command}")
+
+    def _check_error(self, asked: Asked, error: wire.Error, *, over: bool) -> None:
         """What the broker or a worker says about a request fits what was asked."""
-        if error.code in {500, 418}:
+        if error.detail or error.code in {500, 418}:
             asked.came.add([error.text.encode()])
             check(asked.came.ended, f"X1: {error} is not what the worker sent")
-        elif asked.over:
+        elif over:
             return
         elif error.code == Code.NO_WORKER:
             check(not asked.wish.wait, f"X1: {self.name} was told 404, but wants to wait")
         elif error.code == Code.CANCELLED:
-            raise Broken(f"X1: {self.name} was told 499, but has not cancelled {asked.call.route}")
-        outcome = self.session.events[-1][1] if self.session.events else None
-        if outcome is not None:
-            streamed = error.code == Code.WORKER_LOST and asked.handed_out.parts > 0
-            kind = StreamInterrupted if streamed else EXCEPTIONS.get(error.code)
-            check(type(outcome) is kind, f"X1: {self.name} raises {outcome!r} for {error}")
+            raise Broken(f"X1: {self.name} was told 499, but has not cancelled {asked.call.number}")
 
     def _settle(self) -> None:
-        """Send what is to be sent, hand out what is to be handed out, close the connection if it is lost."""
-        for message in self.session.messages:
-            self._check_sent(message)
-            assert self._dealer is not None
-            self._dealer.send(message)
-        self.session.messages.clear()
+        """Hand out what is to be handed out, send now or soon, close the connection if it is lost."""
         for call, outcome in self.session.events:
-            self._hand_out(self._asked[call.route], outcome)
+            self._hand_out(self._asked[call.number], outcome)
         self.session.events.clear()
-        if self.session.lost is not None and self._dealer is not None:
-            self.world.note(f"{self.name}: {self.session.lost}")
-            self._dealer.close()
-            self._dealer = None
-            for asked in self._asked.values():
-                asked.sent = asked.ended = False
-                asked.came = Stream(asked.came.number)
+        if self.session.lost is not None:
+            self._close()
+        elif self.world.chance(0.5):
+            self._flush()
+        elif not self._flush_due:
+            self._flush_due = True
+            self.later(self.world.rng.uniform(0, LONGEST_TURN), self._flush_later)
         self._check_punctual()
 
-    def _check_sent(self, message: Message) -> None:
+    def _close(self) -> None:
+        check(not self.session.take_messages(), f"X1: {self.name} sends something, but is not connected")
+        if self._dealer is None:
+            return
+        self.world.note(f"{self.name}: {self.session.lost}")
+        self._dealer.close()
+        self._dealer = None
+        for asked in self._asked.values():
+            asked.sent = asked.ended = asked.to_cancel = False
+            asked.came = Stream(asked.came.number)
+
+    def _flush_later(self) -> None:
+        self._flush_due = False
+        if self.session.lost is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        assert self._dealer is not None
+        for message in self.session.take_messages():
+            heard = hear([b"?", *message], UNLIMITED)
+            check(heard.batched, f"X1: {self.name} sends {message} in the framed form")
+            self.world.events["batch of a client"] += len(heard.commands) > 1
+            for command in heard.commands:
+                self._check_sent(command)
+            self._dealer.send(message)
+        forgotten = [number for number, asked in self._open.items() if not asked.sent]
+        check(not forgotten, f"X1: {self.name} is connected and does not send {forgotten}")
+        silent = [number for number, asked in self._asked.items() if asked.to_cancel]
+        check(not silent, f"X1: {self.name} did not send CANCEL of {silent}")
+
+    def _check_sent(self, command: Any) -> None:
         """A request goes out under its number, once on each connection, and never again once a part was handed out."""
-        check(self._dealer is not None, f"X1: {self.name} sends {message}, but is not connected")
-        command = wire.decode_peer([b"?", *message], max_message=1 << 30, max_frames=1 << 30)
         if isinstance(command, wire.Heartbeat):
             return
-        check(isinstance(command, wire.Request | wire.Cancel), f"X1: {self.name} sends {message}")
-        assert isinstance(command, wire.Request | wire.Cancel)
-        asked = self._asked.get(command.route[1:])
-        check(asked is not None, f"X1: {self.name} sends {message} under a number of no call")
+        check(isinstance(command, wire.Request | wire.Cancel), f"X1: {self.name} sends {command}")
+        asked = self._asked.get(command.number)
+        check(asked is not None, f"X1: {self.name} sends {command} under a number of no call")
         assert asked is not None
-        check(command.service == asked.wish.service, f"X1: {self.name} sends {message} to another service")
         if isinstance(command, wire.Cancel):
-            check(asked.sent, f"X1: {self.name} cancels {message}, which it has not sent here")
+            check(asked.sent, f"X1: {self.name} cancels {command}, which it has not sent here")
+            asked.to_cancel = False
             return
-        check(not asked.over, f"X1: {self.name} sends {message}, which is over")
-        check(not asked.sent, f"X1: {self.name} sends {message} a second time on a connection")
-        check(not asked.handed_out.parts, f"C17: {self.name} sends {message} after a part of its reply")
-        check(command.body == asked.body, f"X1: {self.name} sends {message}, which is not {asked.body}")
+        check(command.service == asked.wish.service, f"X1: {self.name} sends {command} to another service")
+        check(not asked.over or asked.to_cancel, f"X1: {self.name} sends {command}, which is over")
+        check(not asked.sent, f"X1: {self.name} sends {command} a second time on a connection")
+        check(not asked.handed_out.parts, f"C17: {self.name} sends {command} after a part of its reply")
+        check(command.body == asked.body, f"X1: {self.name} sends {command}, which is not {asked.body}")
         wish, options = asked.wish, command.options
-        check(options.wait == wish.wait, f"X1: {self.name} sends {message} with another wait")
-        check((options.ttl is None) == (wish.timeout is None), f"X1: {self.name} sends {message} with another ttl")
+        check(options.wait == wish.wait, f"X1: {self.name} sends {command} with another wait")
+        check((options.ttl is None) == (wish.timeout is None), f"X1: {self.name} sends {command} with another ttl")
         if options.ttl is not None:
-            left = max(asked.deadline - self.world.now, MILLISECOND)
-            check(abs(options.ttl - left) <= MILLISECOND, f"X1: {self.name} sends {message}, {left} s are left")
+            packed_at = max(asked.began, self._connected_at)
+            left = max(asked.deadline - packed_at, MILLISECOND)
+            check(abs(options.ttl - left) <= MILLISECOND, f"X1: {self.name} sends {command}, {left} s are left")
         asked.sent = True
-        self.world.events["X1 request sent again"] += asked.began < self.world.now
+        self.world.events["X1 request sent again"] += asked.began + LONGEST_TURN < self.world.now
 
     # ── the caller ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _hand_out(self, asked: Asked, outcome: Outcome) -> None:
         """The caller gets a part, or how its call has ended."""
         events, now, wish = self.world.events, self.world.now, asked.wish
-        check(not asked.over, f"X1: {self.name} hands out {outcome!r} after the end of {asked.call.route}")
+        check(not asked.over, f"X1: {self.name} hands out {outcome!r} after the end of {asked.call.number}")
         if isinstance(outcome, Reply):
             if not wish.is_mmi:
                 asked.handed_out.add(outcome)
@@ -312,9 +360,10 @@ class CallerProcess(Process):
             if self.session.lost is not None:
                 self._over(asked)
                 return
-        if isinstance(outcome, RequestTimeout | StreamInterrupted) and code is None:
+        if isinstance(outcome, RequestTimeout | BrokerUnreachable | StreamInterrupted) and code is None:
             passed = now >= asked.due - EPSILON
-            check(passed, f"X1: {self.name} gave up {asked.call.route} at {now}, before {asked.due}")
+            check(passed, f"X1: {self.name} gave up {asked.call.number} at {now}, before {asked.due}")
+            asked.to_cancel = self.session.lost is None
         self._over(asked)
 
     def _check_punctual(self) -> None:
@@ -323,16 +372,21 @@ class CallerProcess(Process):
         if late > self.hangs_until:
             for asked in self._open.values():
                 if late > asked.due:
-                    raise Broken(f"X1: the call {asked.call.route} of {self.name} is not over, but was due {asked.due}")
+                    number = asked.call.number
+                    raise Broken(f"X1: the call {number} of {self.name} is not over, but was due {asked.due}")
 
-    def check_answered(self, given_up: Collection[bytes]) -> None:
+    def check_answered(self, given_up: Collection[Peer]) -> None:
         """When nothing is under way, what was sent on this connection has been answered, if the connection lives.
 
         `given_up` are those on which the broker has given up, because this process did not read: nothing comes there.
         """
-        link = self._dealer.link if self._dealer is not None else None
-        if link is not None and link.whole and link.identity not in given_up:
-            silent = [route for route, asked in self._asked.items() if asked.sent and not asked.ended]
+        if (
+            self._dealer is not None
+            and self._dealer.whole
+            and self._dealer.path[0] not in given_up
+            and not self._proxied
+        ):
+            silent = [number for number, asked in self._asked.items() if asked.sent and not asked.ended]
             check(not silent, f"X1: {self.name} got neither FINAL nor ERROR for {silent}")
 
     def tick(self) -> None:
@@ -347,7 +401,11 @@ class CallerProcess(Process):
     def leave(self) -> None:
         """End in an orderly way: what is outstanding is cancelled."""
         self.session.close(partial(ClosedError, "this client was closed"))
+        for call, _ in self.session.events:
+            self._asked[call.number].to_cancel = self.session.lost is None
         self._settle()
+        if self.session.lost is None:
+            self._flush()
         check(self.idle, f"X1: calls of {self.name} outlive it: {list(self._open)}")
         self.world.events["X1 client closed"] += 1
         if self._dealer is not None:

@@ -10,6 +10,7 @@ from zmdp.mdp.fake_network import Dealer
 from zmdp.mdp.wire import Message
 
 from .actors import Process, Stage, Stream, tells_failure
+from .proxies import Socket
 from .referee import EPSILON
 from .rules import check
 
@@ -33,16 +34,25 @@ class Call:
 class PirateProcess(Process):
     """`PirateSession`, run as `Client` runs it: one call after the other."""
 
-    def __init__(self, world: Stage, name: str, protocol: str, choose: Callable[[], Call], pause: float) -> None:
+    def __init__(
+        self,
+        world: Stage,
+        name: str,
+        protocol: str,
+        choose: Callable[[], Call],
+        pause: float,
+        connect: Callable[..., Socket] = Dealer,
+    ) -> None:
         super().__init__(world, name)
         self.session = PirateSession(protocol)
         self._protocol = protocol
+        self._connect = connect
         self.idle = True
         """Between two calls."""
         self.replies = 0
         self._choose = choose
         self._pause = pause
-        self._dealer: Dealer | None = None
+        self._dealer: Socket | None = None
         self._call: Call | None = None
         self._heard_at = 0.0
         """When the call was sent, or something of its reply came."""
@@ -55,7 +65,7 @@ class PirateProcess(Process):
     @property
     def connected(self) -> bool:
         """Whether its connection works, or it has none and makes one when needed."""
-        return self._dealer is None or (self._dealer.link is not None and self._dealer.link.whole)
+        return self._dealer is None or self._dealer.whole
 
     def _next(self) -> None:
         if not self.world.calm and self.idle:
@@ -72,13 +82,13 @@ class PirateProcess(Process):
             call.service, body, self.world.now, timeout=call.timeout, retries=call.retries, stream=call.stream
         )
         if self._dealer is None:
-            self._dealer = Dealer(self.world.network, self.name, self._arrived)
+            self._dealer = self._connect(self.world.network, self.name, self._arrived)
         self._dealer.send(message)
 
-    def _arrived(self, dealer: Dealer, message: Message) -> None:
+    def _arrived(self, dealer: Socket, message: Message) -> None:
         self.do(partial(self._receive, dealer, message))
 
-    def _receive(self, dealer: Dealer, message: Message) -> None:
+    def _receive(self, dealer: Socket, message: Message) -> None:
         if dealer is not self._dealer:
             return  # it was closed while this process hung
         answer = wire.decode_broker(message)
@@ -119,7 +129,7 @@ class PirateProcess(Process):
                 self.world.events["client sent again"] += 1
                 assert self._dealer is not None
                 self._dealer.close()
-                self._dealer = Dealer(self.world.network, self.name, self._arrived)
+                self._dealer = self._connect(self.world.network, self.name, self._arrived)
                 self._came = Stream(self._came.number)
                 self._dealer.send(message)
             case GiveUp(_, streamed):

@@ -1,12 +1,14 @@
 """Peers that know no rules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from zmdp.mdp import wire
+from zmdp.mdp import batch, wire
 from zmdp.mdp.fake_network import Dealer
-from zmdp.mdp.wire import Message
+from zmdp.mdp.wire import Kind, Message
 
 from .actors import Process, Stage
+from .callers import UNLIMITED
+from .reading import hear
 
 OPTIONS = [b"", b"{}", b'{"ttl":0}', b'{"ttl":700}', b'{"wait":false}', b'{"ttl":9e9, "wait":false, "other":[1]}']
 BROKEN_OPTIONS = [
@@ -23,10 +25,10 @@ BROKEN_OPTIONS = [
 
 
 class Rogue(Process):
-    """Sends whatever it likes: noise, broken commands, and valid ones that nobody expects.
+    """Sends whatever it likes, in both forms: noise, broken commands, and valid ones that nobody expects.
 
-    One that registers as a worker (`registers`) takes requests and never answers them, but leaves the clients alone;
-    any other answers requests that it was never given.
+    One that registers as a worker (`registers`) takes requests and never answers them, but answers those of others; any
+    other answers requests that it was never given.
     """
 
     def __init__(
@@ -34,49 +36,74 @@ class Rogue(Process):
         world: Stage,
         name: str,
         services: list[bytes],
-        clients: Callable[[], list[bytes]],
+        addresses: Callable[[str], Sequence[int]],
         *,
         registers: bool,
         pause: float,
     ) -> None:
         super().__init__(world, name)
         self._services = services
-        self._clients = clients
+        self._addresses = addresses
         self._registers = registers
         self._pause = pause
         self._dealer = Dealer(world.network, name, self._arrived)
+        self._bodies: set[bytes] = set()
+        """The first frames of all requests that were sent."""
         self._next()
 
     def _next(self) -> None:
         if self.world.calm:
             self.die()
             return
-        message = self._spoil(self._message()) if self.world.chance(0.3) else self._message()
-        command = wire.decode_peer([b"?", *message], max_message=1 << 30, max_frames=1 << 30)
-        if isinstance(command, wire.Request) and not command.service.startswith(b"mmi."):
-            # With a number, so that the referee can tell it from others.
-            body = [f"{self.name}.{self.world.number()}".encode()]
-            message = wire.request(command.route[1:], command.header, command.service, body, command.options.raw)
-        if self._registers or not isinstance(command, wire.Ready):
+        make = self.world.rng.choice([self._message, self._message, self._batch])
+        message = self._spoil(make()) if self.world.chance(0.3) else make()
+        commands = hear([b"?", *message], UNLIMITED).commands
+        registers = any(isinstance(command, wire.Ready) for command in commands)
+        if self._is_known([command for command in commands if isinstance(command, wire.Request)]) and (
+            self._registers or not registers
+        ):
+            self.world.events["rogue message"] += 1
             self._dealer.send(message)
         if self.world.chance(0.1):
             self._dealer.close(flush=True)  # while the broker may have an answer for it
             self._dealer = Dealer(self.world.network, self.name, self._arrived)
         self.later(self.world.rng.expovariate(1 / self._pause), self._next)
 
+    def _body(self) -> list[bytes]:
+        """A body by which the referee can tell a request from others."""
+        return [f"{self.name}.{self.world.number()}".encode()]
+
+    def _is_known(self, requests: list[wire.Request]) -> bool:
+        """Whether these requests have bodies of which there are no others."""
+        bodies = {request.body[0] for request in requests if not request.service.startswith(b"mmi.")}
+        mine = all(body.startswith(self.name.encode() + b".") for body in bodies)
+        fresh = len(bodies) == len(requests) and not bodies & self._bodies
+        if requests and all(request.service.startswith(b"mmi.") for request in requests):
+            return True
+        if mine and fresh:
+            self._bodies |= bodies
+            return True
+        return not requests
+
+    def _address(self) -> wire.Address:
+        """That of somebody else's request, or one that was never given out."""
+        return self.world.rng.choice([b"nobody", 7, *self._addresses(self.name)[:3]])
+
     def _message(self) -> Message:
         rng = self.world.rng
         route = rng.choice([(), (), (b"",), (b"a", b""), (b"x",) * rng.randint(1, 20) + (b"",)])
         service = rng.choice([*self._services, rng.randbytes(2).hex().encode(), b"mmi.service", b"mmi.what"])
         worker = rng.choice([wire.W01, wire.W02, wire.WX1])
-        address = b"nobody" if self._registers else rng.choice([b"nobody", *self._clients()])
-        kinds = (wire.Kind.FINAL,) if worker == wire.W01 else (wire.Kind.PARTIAL, wire.Kind.FINAL)
+        address = self._address()
+        kinds = (Kind.FINAL,) if worker == wire.W01 else (Kind.PARTIAL, Kind.FINAL)
         return rng.choice(
             [
-                wire.request(route, rng.choice([wire.C01, wire.C02]), service, [b"?"]),
-                wire.ready(route, worker, service),
+                wire.request(route, rng.choice([wire.C01, wire.C02]), service, self._body()),
+                wire.ready(route, worker, service, b'{"credit":30}' if worker == wire.WX1 else b""),
                 wire.reply(route, worker, rng.choice(kinds), address, [b"a reply that nobody asked for"]),
-                wire.failure(route, address, rng.choice([500, 7]), "a failure that nobody asked for"),
+                wire.failure(route, address, rng.choice([500, 7]), b"a failure that nobody asked for"),
+                wire.credit(route, rng.choice([0, 2, 10**18])),
+                wire.release(route, address),
                 wire.heartbeat(route, worker),
                 wire.disconnect(route, worker),
                 [rng.randbytes(rng.randint(0, 8)) for _ in range(rng.randint(1, 6))],
@@ -90,13 +117,56 @@ class Rogue(Process):
         number = rng.choice([route, (b"1", b""), (b"1", b""), (b"2", b"3", b"")])
         return rng.choice(
             [
-                wire.request(number, wire.CX1, service, [b"?"], rng.choice(OPTIONS)),
-                wire.request(number, wire.CX1, service, [b"?"], rng.choice(BROKEN_OPTIONS)),
+                wire.request(number, wire.CX1, service, self._body(), rng.choice(OPTIONS)),
+                wire.request(number, wire.CX1, service, self._body(), rng.choice(BROKEN_OPTIONS)),
                 wire.cancel(number, service),
                 wire.heartbeat(number, wire.CX1),
-                [*number, wire.CX1, rng.choice([b"\x02", b"\x03", b"\x04", b"\x07", b"\x09", b""]), service],
+                [*number, wire.CX1, rng.choice([b"\x02", b"\x03", b"\x04", b"\x07", b"\x0c", b""]), service],
             ]
         )
+
+    def _batch(self) -> Message:
+        """Records of all sorts in one message: what a client says, or what a worker says."""
+        rng = self.world.rng
+        header = rng.choice([wire.CX1, wire.WX1])
+        packed = batch.Batch((b"",), header)
+        for _ in range(rng.randint(0, 6)):
+            if header == wire.CX1:
+                self._pack_client(packed)
+            else:
+                self._pack_worker(packed)
+        messages = packed.messages()
+        return messages[0] if messages else [b"", header]
+
+    def _pack_client(self, packed: batch.Batch) -> None:
+        rng = self.world.rng
+        number = rng.choice([1, 2, 3, (1 << 64) - 1])
+        service = rng.choice([*self._services, b"mmi.service", b"", b"\xff"])
+        match rng.randint(0, 3):
+            case 0:
+                packed.signal(rng.choice([5, 5, 77]), number)
+            case 1:
+                packed.request(number, rng.choice([0, 0, 1, 900]), service, rng.choice(BROKEN_OPTIONS), self._body())
+            case _:
+                body = [*self._body(), bytes(rng.choice([0, wire.SHARED]))]
+                options = rng.choice(OPTIONS)
+                ttl = 0 if b"ttl" in options else rng.choice([0, 1, 900])
+                packed.request(number, ttl, service, options, body)
+
+    def _pack_worker(self, packed: batch.Batch) -> None:
+        rng, address = self.world.rng, self._address()
+        number = address if isinstance(address, int) else 0
+        match rng.randint(0, 5):
+            case 0:
+                packed.ready(rng.choice([0, 1, 50, 0xFFFFFFFF]), rng.choice([*self._services, b"mmi.x"]), b"")
+            case 1:
+                packed.credit(rng.choice([0, 1, 50, 0xFFFFFFFF]))
+            case 2:
+                packed.signal(11, number)
+            case 3:
+                packed.error(7, number, rng.choice([500, 404, 1000]), b"a failure that nobody asked for", [])
+            case _:
+                packed.reply(rng.choice([3, 4, 88]), number, [b"a reply that nobody asked for"])
 
     def _spoil(self, message: Message) -> Message:
         """Lose, double, empty or change a frame."""

@@ -13,7 +13,7 @@ import pytest
 from support.processes import eventually, run
 from support.titanics import BEATS, LIMITS, serving
 
-from zmdp.clients import AsyncClient, Client, RequestCancelled, RequestRejected, RequestTimeout, ServiceError
+from zmdp.clients import AsyncClient, Client, RequestCancelled, RequestTimeout, ServiceError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark import batch as batches
 from zmdp.spark import catalogue, control
@@ -134,7 +134,7 @@ def test_a_large_result_goes_into_the_folder(client, spark, folder, n):
 
 def test_a_large_result_without_a_folder_is_refused(spark, endpoint, tmp_path):
     with running(spark, endpoint, tmp_path, results=False), Client(endpoint, timeout=PATIENCE) as client:
-        with pytest.raises(RequestRejected, match="with --results FOLDER") as told:
+        with pytest.raises(ServiceError, match="with --results FOLDER") as told:
             client.request("spark.sql", b"SELECT * FROM range(20000)")
     assert told.value.code == 413
 

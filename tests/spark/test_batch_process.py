@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.processes import broker, eventually, process, run
 
-from zmdp.clients import Client, RequestCancelled, ServiceError, WorkerLost
+from zmdp.clients import Client, RequestCancelled, ServiceError
 from zmdp.spark import session
 
 pytestmark = [
@@ -115,8 +115,9 @@ def test_a_batch_outlives_its_jvm_and_ends_in_order(tmp_path):
             workers = began(tmp_path)
             (java,) = javas(one.pid)
             kill(java)
-            with pytest.raises(WorkerLost, match="Spark was lost during job"):
+            with pytest.raises(ServiceError, match="Spark was lost during job") as told:
                 future.result()
+            assert told.value.code == 502
             assert ask(client, "value", a=1)["given"] == {"a": 1}
             one.line("the Spark session is lost: another is started")
             assert "Traceback" not in one.stderr
@@ -166,7 +167,7 @@ def test_a_broker_and_a_master_that_are_away():
         assert "trying again in 2 s" in told
         assert waiting.end(signal.SIGTERM) == 0
     with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
-        waiting.line("no broker at tcp://127.0.0.1:9 yet: nobody listens there")
+        waiting.line("no broker at tcp://127.0.0.1:9 yet: nobody listens there", patience=PATIENCE)
         assert waiting.end(signal.SIGTERM) == 0
 
 

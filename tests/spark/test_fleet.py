@@ -66,7 +66,7 @@ def client(endpoint):
 def busy(client, service):
     """Whether a worker of the service has a request."""
     (row,) = json.loads(client.request("mmi.services", service.encode())[0])["services"]
-    return row["workers"] > row["idle"]
+    return row["running"] > 0
 
 
 # ── one lease ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,6 +134,8 @@ def test_a_fleet_serves_says_so_and_drains(spark, endpoint, client):
         assert pid != os.getpid()
         (slot,) = eventually(lambda: [row for row in fleet.status()["slots"] if row["served"]])
         assert (slot["slot"], slot["state"], slot["pid"], slot["executor"]) == (0, "serving", pid, "driver")
+        (row,) = json.loads(client.request("mmi.workers", b"pid")[0])["workers"]
+        assert (row["name"], row["pid"], row["held"]) == ("spark.control.test slot 0", pid, 0)
         assert control.drivers(client) == ["test"]
         told = control.ask(client, "test", "status")
         assert {name: told[name] for name in ("kind", "name", "service", "handler", "master", "min", "max")} == {

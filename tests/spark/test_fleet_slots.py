@@ -165,8 +165,10 @@ def test_slots_that_say_nothing_are_known():
 # ── how many ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def busy(queued=0, idle=0, workers=1, dispatched=0):
-    return Load(queued=queued, workers=workers, idle=idle, dispatched=dispatched)
+def busy(queued=0, idle=0, workers=1, dispatched=0, running=None):
+    """Workers hold one request each, or all together `running`."""
+    held = workers - idle if running is None else running
+    return Load(queued=queued, workers=workers, idle=idle, running=held, dispatched=dispatched)
 
 
 def test_a_queue_that_lasts_doubles_the_slots():
@@ -247,6 +249,17 @@ def test_slots_that_were_not_needed_go_and_the_ones_that_were_stay():
     assert fleet.wanted == 2
     assert fleet.due(IDLE) == []
     assert states(fleet) == ["serving", "serving", "draining", "draining"]
+
+
+def test_workers_that_could_take_more_are_needed_while_they_hold_requests():
+    """Workers with short handlers hold some ahead: each of these has one, or several, and could take another."""
+    for running, needed in ((0, 1), (2, 2), (4, 4), (40, 4)):
+        fleet = slots(minimum=1, maximum=4)
+        fleet.wanted = 4
+        serving(fleet)
+        fleet.observe(busy(workers=4, idle=4, running=running), 0.0)
+        fleet.observe(busy(workers=4, idle=4, running=running), IDLE)
+        assert fleet.wanted == needed
 
 
 def test_the_time_starts_anew_when_all_are_needed_or_the_broker_is_away():

@@ -268,7 +268,7 @@ def test_a_worker_is_killed(spark):
         ({"result": "frames", "rows_per_request": 2}, "each row gets one frame only"),
         ({"headers": {"a": 1}}, "they map text to text"),
         ({"headers": "who"}, "they map text to text"),
-        ({"headers": {"a": "x" * 70_000}}, "65536"),
+        ({"headers": {"a": "x" * 70_000}}, "at most 65535 bytes"),
         ({"broker": "nowhere"}, "'nowhere' is no endpoint"),
         ({"broker": []}, "broker is empty"),
         ({"broker": "inproc://here"}, "executors are other processes"),

@@ -8,6 +8,7 @@ what has not come before the answer to a later request on the same connection do
 """
 
 import json
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -71,13 +72,20 @@ class Peer:
 
     def sync(self) -> Self:
         """Have the broker handle all that was sent here; what comes meanwhile is kept for `recv`."""
-        name = b"mmi.fence-%d" % next(_fences)
-        self.send(b"MDPC02", b"\x01", name, b"")
+        # Twice: the broker dispatches at the end of a turn, after the answers to what it read in that turn.
+        for _ in range(2):
+            self._fence(b"mmi.fence-%d" % next(_fences))
+        return self
+
+    def _fence(self, name: bytes) -> None:
+        """Ask something that the broker answers itself, and wait for the answer."""
+        # With an empty frame in front, as proxies need it.
+        self.send(b"", b"MDPC02", b"\x01", name, b"")
+        self._keep_until([b"", b"MDPC02", b"\x03", name, b"501"])
+
+    def _keep_until(self, answer: Message) -> None:
         deadline = time.monotonic() + PATIENCE
-        while True:
-            message = self._take(deadline - time.monotonic())
-            if message == [b"MDPC02", b"\x03", name, b"501"]:
-                return self
+        while (message := self._take(deadline - time.monotonic())) != answer:
             self._came.append(message)
 
     def nothing(self) -> None:
@@ -173,6 +181,11 @@ class Worker(Peer):
         """Expect a DISCONNECT."""
         assert self.command() == [*self.head, self.DISCONNECT]
 
+    def break_rules(self) -> None:
+        """Do what loses a worker of any dialect its place: a second READY."""
+        self.ready(b"another")
+        self.disconnected()
+
     def _is_heartbeat(self, message: Message) -> bool:
         return message == [*self.head, self.HEARTBEAT]
 
@@ -188,7 +201,10 @@ class OldWorker(Worker):
 
 
 class X1Client(Client):
-    """An X1 client.  It counts its requests; what is expected is expected for the latest, unless a number is given."""
+    """An X1 client that speaks the framed form.
+
+    It counts its requests; what is expected is expected for the latest, unless a number is given.
+    """
 
     number: Number = b"0"
 
@@ -225,13 +241,23 @@ class X1Client(Client):
 
 
 class X1Worker(Worker):
-    """An X1 worker."""
+    """An X1 worker that speaks the framed form."""
 
     head = (b"MDPWX1",)
-    ERROR, CANCEL = b"\x07", b"\x08"
+    ERROR, CANCEL, CREDIT, RELEASE = b"\x07", b"\x08", b"\x0a", b"\x0b"
+
+    def ready(self, service: bytes, **told: Any) -> None:
+        """READY, with `told` as its options."""
+        self.send(*self.head, self.READY, service, *([json.dumps(told).encode()] if told else []))
 
     def error(self, client: bytes, code: bytes, text: bytes, *detail: bytes) -> None:
         self.send(*self.head, self.ERROR, client, b"", code, text, *detail)
+
+    def credit(self, credit: int) -> None:
+        self.send(*self.head, self.CREDIT, b"%d" % credit)
+
+    def release(self, client: bytes) -> None:
+        self.send(*self.head, self.RELEASE, client, b"")
 
     def work(self, *body: bytes, options: bytes = b"") -> bytes:
         """Expect a REQUEST with those options and that body and return the client's address."""
@@ -241,15 +267,230 @@ class X1Worker(Worker):
 
     def request(self, *body: bytes) -> tuple[bytes, bytes]:
         """Expect a REQUEST with that body and return the client's address and the options."""
+        address, options, came = self.any_request()
+        assert came == [*body]
+        return address, options
+
+    def any_request(self) -> tuple[bytes, bytes, list[bytes]]:
+        """Expect a REQUEST and return the client's address, the options and the body."""
         message = self.command()
-        assert message[:2] == [*self.head, self.REQUEST]
-        assert message[3] == b""
-        assert message[5:] == [*body]
-        return message[2], message[4]
+        at = len(self.head) + 1
+        assert message[:at] == [*self.head, self.REQUEST]
+        assert message[at + 1] == b""
+        return message[at], message[at + 2], message[at + 3 :]
 
     def cancelled(self, client: bytes) -> None:
         """Expect a CANCEL."""
         assert self.command() == [*self.head, self.CANCEL, client, b""]
+
+
+class EnvelopedX1Worker(X1Worker):
+    """An X1 worker that speaks the framed form, with an empty frame in front, as proxies need it."""
+
+    head = (b"", b"MDPWX1")
+
+
+# ── the batched form ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+ATTACHED = 0xFFFFFFFF
+"""In place of a frame's length."""
+
+
+def record(command: int, id: int, rest: bytes = b"") -> bytes:  # noqa: A002 - the wire's word
+    """A record of the batched form."""
+    return struct.pack(">IBQ", 9 + len(rest), command, id) + rest
+
+
+def body_of(*frames: bytes | None) -> bytes:
+    """A body as it stands in a record; None stands for the next attachment."""
+    parts = [struct.pack(">I", ATTACHED) if f is None else struct.pack(">I", len(f)) + f for f in frames]
+    return struct.pack(">H", len(frames)) + b"".join(parts)
+
+
+def request_of(number: int, service: bytes, *body: bytes | None, ttl: int = 0, options: bytes = b"") -> bytes:
+    """A client's REQUEST as a record."""
+    head = struct.pack(">IB", ttl, len(service)) + service + struct.pack(">H", len(options)) + options
+    return record(1, number, head + body_of(*body))
+
+
+def ready_of(service: bytes, credit: int, options: bytes = b"") -> bytes:
+    """A worker's READY as a record."""
+    head = struct.pack(">IB", credit, len(service)) + service
+    return record(1, 0, head + struct.pack(">H", len(options)) + options)
+
+
+def records_of(message: Message, at: int) -> list[tuple[int, int, bytes]]:
+    """The records of a message whose header is at `at`: command, id and the rest of each."""
+    assert message[at + 1] == b"\x09"
+    data, found, begin = message[at + 2], [], 0
+    while begin < len(data):
+        size, command, number = struct.unpack_from(">IBQ", data, begin)
+        assert 9 <= size <= len(data) - begin - 4
+        found.append((command, number, data[begin + 13 : begin + 4 + size]))
+        begin += 4 + size
+    return found
+
+
+def take_body(rest: bytes, attachments: deque[bytes]) -> list[bytes]:
+    """The frames of a body, which is all of `rest`."""
+    (count,) = struct.unpack_from(">H", rest)
+    begin, frames = 2, []
+    for _ in range(count):
+        (length,) = struct.unpack_from(">I", rest, begin)
+        begin += 4
+        if length == ATTACHED:
+            frames.append(attachments.popleft())
+        else:
+            frames.append(rest[begin : begin + length])
+            assert len(frames[-1]) == length
+            begin += length
+    assert begin == len(rest)
+    return frames
+
+
+class BatchPeer(Peer):
+    """What both sides of the batched form have in common.
+
+    A batched message comes out of `recv` record by record: the head, the command, the id in decimal, and what each
+    command has besides.
+    """
+
+    head: tuple[bytes, ...]
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, **settings: Any) -> None:
+        super().__init__(context, endpoint, **settings)
+        self._unpacked: deque[Message] = deque()
+
+    def say(self, *records: bytes, attachments: tuple[bytes, ...] = ()) -> None:
+        """Send records, in one message."""
+        self.send(*self.head, b"\x09", b"".join(records), *attachments)
+
+    def _take(self, timeout: float) -> Message:
+        if not self._unpacked:
+            message = super()._take(timeout)
+            at = len(self.head) - 1
+            if message[: at + 1] != [*self.head] or message[at + 1 : at + 2] != [b"\x09"]:
+                return message
+            attachments = deque(message[at + 3 :])
+            for command, number, rest in records_of(message, at):
+                told = self._fields(command, rest, attachments)
+                self._unpacked.append([*self.head, bytes([command]), b"%d" % number, *told])
+            assert not attachments
+            assert self._unpacked
+        return self._unpacked.popleft()
+
+    def _fields(self, command: int, rest: bytes, attachments: deque[bytes]) -> list[bytes]:
+        raise NotImplementedError
+
+
+class BatchClient(BatchPeer, X1Client):
+    """An X1 client that speaks the batched form.  Replies do not name their service."""
+
+    head = (b"", b"MDPCX1")
+
+    def request(
+        self, service: bytes, *body: bytes, number: Number | None = None, options: bytes = b"", ttl: int = 0
+    ) -> None:
+        self.number = number = self._next() if number is None else number
+        self.say(request_of(self._number(number), service, *body, options=options, ttl=ttl))
+
+    def _next(self) -> bytes:
+        return b"%d" % (self._number(self.number) + 1)
+
+    @staticmethod
+    def _number(number: Number) -> int:
+        assert isinstance(number, bytes)
+        return int(number)
+
+    def envelope(self, number: Number | None = None) -> list[bytes]:
+        raise NotImplementedError("there are no envelopes in the batched form")
+
+    def cancel(self, service: bytes, number: Number | None = None) -> None:
+        self.say(record(5, self._number(self.number if number is None else number)))
+
+    def partial(self, service: bytes, *body: bytes, number: Number | None = None) -> None:
+        self._expect(b"\x02", number, *body)
+
+    def final(self, service: bytes, *body: bytes, number: Number | None = None) -> None:
+        self._expect(b"\x03", number, *body)
+
+    def _expect(self, command: bytes, number: Number | None, *body: bytes) -> None:
+        assert self.recv() == [*self.head, command, self.number if number is None else number, *body]
+
+    def error(self, service: bytes, code: bytes, *told: bytes, number: Number | None = None) -> str:
+        message = self.recv()
+        assert message[:5] == [*self.head, b"\x04", self.number if number is None else number, code]
+        if told:
+            assert message[5:] == [*told]
+        else:
+            assert len(message) == 6
+        return message[5].decode(errors="replace")
+
+    def _fence(self, name: bytes) -> None:
+        number = (1 << 64) - next(_fences)
+        self.say(request_of(number, name, b""))
+        self._keep_until([*self.head, b"\x03", b"%d" % number, b"501"])
+
+    def _fields(self, command: int, rest: bytes, attachments: deque[bytes]) -> list[bytes]:
+        if command in {2, 3}:
+            return take_body(rest, attachments)
+        assert command == 4
+        code, told = struct.unpack_from(">HH", rest)
+        return [b"%03d" % code, rest[4 : 4 + told], *take_body(rest[4 + told :], attachments)]
+
+
+class BatchWorker(BatchPeer, X1Worker):
+    """An X1 worker that speaks the batched form."""
+
+    head = (b"", b"MDPWX1")
+
+    def ready(self, service: bytes, credit: int = 1, **told: Any) -> None:
+        self.say(ready_of(service, credit, json.dumps(told).encode() if told else b""))
+
+    def partial(self, client: bytes, *body: bytes) -> None:
+        self.say(record(3, int(client), body_of(*body)))
+
+    def final(self, client: bytes, *body: bytes) -> None:
+        self.say(record(4, int(client), body_of(*body)))
+
+    def error(self, client: bytes, code: bytes, text: bytes, *detail: bytes) -> None:
+        self.say(record(7, int(client), struct.pack(">HH", int(code), len(text)) + text + body_of(*detail)))
+
+    def credit(self, credit: int) -> None:
+        self.say(record(10, 0, struct.pack(">I", credit)))
+
+    def release(self, client: bytes) -> None:
+        self.say(record(11, int(client)))
+
+    def heartbeat(self) -> None:
+        self.send(*self.head)
+
+    def beaten(self) -> None:
+        assert self.recv() == [*self.head]
+
+    def any_request(self) -> tuple[bytes, bytes, list[bytes]]:
+        address, _, _, options, body = self.told()
+        return address, options, body
+
+    def told(self) -> tuple[bytes, int, int, bytes, list[bytes]]:
+        """Expect a REQUEST and return the client's address, the ttl, the attempt, the options and the body."""
+        message = self.command()
+        assert message[:3] == [*self.head, self.REQUEST]
+        return message[3], int(message[4]), int(message[5]), message[6], message[7:]
+
+    def cancelled(self, client: bytes) -> None:
+        assert self.command() == [*self.head, self.CANCEL, client]
+
+    def _is_heartbeat(self, message: Message) -> bool:
+        return message == [*self.head]
+
+    def _fields(self, command: int, rest: bytes, attachments: deque[bytes]) -> list[bytes]:
+        if command == 8:
+            assert rest == b""
+            return []
+        assert command == 2
+        ttl, attempt, told = struct.unpack_from(">IBH", rest)
+        return [b"%d" % ttl, b"%d" % attempt, rest[7 : 7 + told], *take_body(rest[7 + told :], attachments)]
 
 
 class Bench:
@@ -298,14 +539,23 @@ class Bench:
         made: X1Client = self.connect(X1Client, **settings)
         return made
 
-    def x1_worker(self, service: bytes | None = None, **settings: Any) -> X1Worker:
-        made: X1Worker = self._registered(self.connect(X1Worker, **settings), service)
+    def x1_worker(self, service: bytes | None = None, *, credit: int | None = None, **settings: Any) -> X1Worker:
+        told = {} if credit is None else {"credit": credit}
+        made: X1Worker = self._registered(self.connect(X1Worker, **settings), service, **told)
+        return made
+
+    def batch_client(self, **settings: Any) -> BatchClient:
+        made: BatchClient = self.connect(BatchClient, **settings)
+        return made
+
+    def batch_worker(self, service: bytes | None = None, *, credit: int = 1, **settings: Any) -> BatchWorker:
+        made: BatchWorker = self._registered(self.connect(BatchWorker, **settings), service, credit=credit)
         return made
 
     @staticmethod
-    def _registered(worker: Any, service: bytes | None) -> Any:
+    def _registered(worker: Any, service: bytes | None, **told: Any) -> Any:
         if service is not None:
-            worker.ready(service)
+            worker.ready(service, **told)
             worker.sync()
         return worker
 

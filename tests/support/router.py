@@ -1,7 +1,10 @@
-"""A broker made by hand: a raw ROUTER, to see zmdp's clients and workers from outside."""
+"""A broker made by hand, a raw ROUTER, to see zmdp's clients and workers from outside; and a real proxy."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq
 
@@ -37,3 +40,29 @@ class Router:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, t: TracebackType | None) -> None:
         self._context.destroy(linger=0)
+
+
+@contextmanager
+def proxied(endpoint: str) -> Iterator[str]:
+    """A ROUTER–DEALER proxy in front of a broker, which ends with the block; yields its endpoint."""
+    context: zmq.Context[Any] = zmq.Context()
+    front, back = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    front.linger = back.linger = 0
+    front.bind("tcp://127.0.0.1:*")
+    back.connect(endpoint)
+
+    def run() -> None:
+        with front, back:
+            try:
+                zmq.proxy(front, back)
+            except zmq.ContextTerminated:
+                return
+
+    proxy = front.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+    thread = threading.Thread(target=run, name="proxy")
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        context.term()
+        thread.join()

@@ -40,7 +40,7 @@ def running_bench() -> Iterator[Bench]:
 @contextmanager
 def serving(endpoint: str, db: str, **settings: Any) -> Iterator[Server]:
     """A Titanic in a thread; its event loop must have nothing to complain of."""
-    server = Server(db, broker=endpoint, **{**BEATS, "connections": 2, "drain_timeout": 0.0, **settings})
+    server = Server(db, broker=endpoint, **{**BEATS, "drain_timeout": 0.0, **settings})
     started = Event()
     loops: list[asyncio.AbstractEventLoop] = []
     complaints: list[dict[str, Any]] = []

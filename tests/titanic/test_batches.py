@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import threading
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -118,6 +117,21 @@ def test_what_comes_while_a_transaction_runs_is_done_in_one(tables, submission):
     asked = [submission() for _ in range(20)]
     running(scenario)
     assert tables.count() == 20
+
+
+def test_what_comes_in_one_turn_is_done_in_one(tables, submission):
+    async def scenario():
+        commits = []
+        async with batches(tables.engine) as made:
+            with listening(tables.engine, "commit", commits.append):
+                for _ in range(5):
+                    futures = [made.do(store.accept, submission()) for _ in range(10)]
+                    futures.append(made.do(store.pending_after, ("", 1)))
+                    await asyncio.gather(*futures)
+        assert len(commits) == 5
+
+    running(scenario)
+    assert tables.count() == 50
 
 
 def test_within_a_transaction_each_kind_of_work_has_its_place(tables):
@@ -278,7 +292,7 @@ def test_one_that_the_database_refuses_fails_alone(tables, submission):
         assert outcomes == [each.uuid for each in asked if each.body is not None]
 
     asked = [submission(body=b"x", key=f"{number}") for number in range(5)]
-    asked[2] = replace(asked[2], body=None)
+    asked[2] = asked[2]._replace(body=None)
     closed = tables.add()
     running(scenario)
     assert tables.count() == 4
@@ -543,7 +557,7 @@ def test_a_transaction_whose_connection_is_cut_is_repeated_once(tables, submissi
             await held
 
     asked = [submission(key=f"key {number % 2}" if number > 2 else None) for number in range(4)]
-    asked[0] = replace(asked[0], due=NOW + 1)
+    asked[0] = asked[0]._replace(due=NOW + 1)
     running(scenario)
     assert tables.count() == 4
     assert tables.count(store.KEYS) == 1

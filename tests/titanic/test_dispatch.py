@@ -118,6 +118,22 @@ def test_c31_the_broker_is_not_bothered_with_what_nobody_can_do(bench, titanic, 
 
 
 @on_sqlite
+def test_a_worker_with_credit_is_given_as_many_requests_and_as_many_wait_at_the_broker(bench, titanic, url):
+    for number in range(50):
+        titanic.submit("slow", b"%d" % number)
+    worker = bench.x1_worker(b"slow", credit=5)
+    held = [given(worker)[0] for _ in range(5)]
+    bench.until(lambda: services(bench)["slow"]["queued"] == 5)
+    assert 10 <= Counter(each["state"] for each in stored(url)["requests"])["running"] <= 25
+    worker.credit(0)
+    for address in held:
+        worker.final(address, b"done")
+    bench.until(lambda: services(bench)["slow"]["running"] == 0)
+    worker.credit(50)
+    assert sorted(int(given(worker)[1]) for _ in range(45)) == list(range(5, 50))
+
+
+@on_sqlite
 def test_a_service_is_given_a_few_requests_for_each_worker_and_no_more(bench, titanic, url):
     for number in range(50):
         titanic.submit("slow", b"%d" % number)
@@ -405,7 +421,7 @@ def test_a_request_that_kills_workers_is_given_to_the_next(bench, titanic, url):
     for _ in range(4):  # one more than the broker gives it to
         worker = bench.x1_worker(b"echo")
         given(worker)
-        worker.disconnect()
+        worker.close()
     answer(bench.x1_worker(b"echo"))
     assert ticket.result(timeout=20) == [b"done"]
     assert row(url, ticket.uuid)["attempts"] == 2
@@ -557,7 +573,7 @@ def test_a_stream_that_broke_off_is_done_again(bench, titanic, url):
     for number in range(3):
         first.partial(address, b"first %d" % number)
         live.partial(b"titanic.reply", b"first %d" % number)
-    first.disconnect()
+    first.close()
     second = bench.x1_worker(b"count")
     address, _ = given(second)
     second.partial(address, b"second 0")
@@ -584,7 +600,7 @@ def test_a_second_attempt_may_have_fewer_partials(bench, titanic, url):
     for number in range(3):
         first.partial(address, b"%d" % number)
         live.partial(b"titanic.reply", b"%d" % number)
-    first.disconnect()
+    first.close()
     second = bench.x1_worker(b"count")
     address, _ = given(second)
     second.partial(address, b"only")
@@ -678,7 +694,7 @@ def test_of_more_callers_than_may_wait_those_who_have_waited_longest_are_told_30
 def waiting(bench):
     """How many callers wait for replies."""
     workers = json.loads(bench.mmi(b"mmi.workers", b"titanic.reply"))["workers"]
-    return sum(each["busy"] for each in workers)
+    return sum(each["held"] for each in workers)
 
 
 @on_sqlite
@@ -840,7 +856,7 @@ def only_heartbeats(worker):
 
 
 def titanic_process(endpoint, url, *options):
-    command = ("titanic", "serve", "--broker", endpoint, "--db", url, "--connections", "2", *QUICK)
+    command = ("titanic", "serve", "--broker", endpoint, "--db", url, *QUICK)
     return process(*command, *options)
 
 

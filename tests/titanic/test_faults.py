@@ -425,7 +425,7 @@ def test_two_titanics_that_close_the_same_requests_at_once(bench, own_url):
     with running_bench() as elsewhere, ExitStack() as stack:
         both = []
         for each in (bench, elsewhere):
-            stack.enter_context(serving(each.endpoint, own_url, connections=32))
+            stack.enter_context(serving(each.endpoint, own_url))
             both.append(Titanic(stack.enter_context(Client(each.endpoint, timeout=20))))
         uuids = [both[0].submit("later", b"").uuid for _ in range(100)]
         pool = stack.enter_context(ThreadPoolExecutor(64))
@@ -456,7 +456,7 @@ def test_titanics_that_end_and_begin_under_load(bench, own_url):
 @on_sqlite
 @pytest.mark.parametrize(
     "wrong",
-    [{"lease": 1.9}, {"max_waiting": 0}, {"ttl": 0}, {"connections": 0}, {"heartbeat": 0}, {"liveness": 0}],
+    [{"lease": 1.9}, {"max_waiting": 0}, {"ttl": 0}, {"heartbeat": 0}, {"liveness": 0}],
     ids=str,
 )
 def test_wrong_settings_leave_nothing_behind(own_url, wrong):

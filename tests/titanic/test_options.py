@@ -47,7 +47,7 @@ def test_a_request_without_options():
     made = asked(b"echo", b"one", b"", b"three")
     assert made == Submission(uuid=made.uuid, service="echo", body=made.body, created=NOW, due=NOW)
     assert unpack(made.body) == [b"one", b"", b"three"]
-    assert made.uuid.version == 4
+    assert made.uuid.version == 7
 
 
 def test_every_request_has_a_uuid_of_its_own():

@@ -186,6 +186,12 @@ def test_how_long_somebody_elses_lock_is_waited_for(own_url, opened):
     assert run(opened(own_url, lock_timeout=0.25), "SHOW lock_timeout") == [("250ms",)]
 
 
+@only_postgresql
+def test_no_plan_is_kept(own):
+    for _ in range(10):
+        assert run(own, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+
+
 @only_sqlite
 def test_what_a_file_has_committed_is_on_the_disk(own):
     assert run(own, "PRAGMA journal_mode") == [("wal",)]

@@ -176,7 +176,7 @@ def test_to_accept_again_what_is_running_changes_nothing(tables, submission):
 def test_many_keys_at_a_time(tables, submission):
     batch = [submission(key=f"key {number}") for number in range(1000)]
     tables.do(store.accept, *batch[500:])
-    assert tables.do(store.accept, *[replace(each, uuid=uuid4()) for each in batch])[500:] == uuids(batch)[500:]
+    assert tables.do(store.accept, *[each._replace(uuid=uuid4()) for each in batch])[500:] == uuids(batch)[500:]
     assert tables.count() == 1000
 
 
@@ -507,8 +507,8 @@ def test_a_late_outcome_changes_nothing(tables, meanwhile, late, what):
 def test_an_outcome_counts_only_for_the_attempt_that_it_is_of(tables, wrong):
     claimed = tables.running()
     before = tables.row(claimed.uuid)
-    tables.do(store.finish, replace(outcome(claimed), **wrong))
-    tables.do(store.put_back, replace(again(claimed), **wrong))
+    tables.do(store.finish, outcome(claimed)._replace(**wrong))
+    tables.do(store.put_back, again(claimed)._replace(**wrong))
     assert tables.row(claimed.uuid) == before
 
 
@@ -679,11 +679,21 @@ def test_a_failure(tables):
 
 def test_ends_are_numbered_as_they_come(tables):
     claimed = [tables.running() for _ in range(4)]
-    tables.do(store.finish, outcome(claimed[2]), outcome(claimed[0], None, code=500))
+    tables.do(store.finish, outcome(claimed[2]))
+    tables.do(store.finish, outcome(claimed[0], None, code=500))
     tables.do(store.finish, outcome(claimed[3]), outcome(claimed[2]))  # the second one too late
     numbers = [tables.row(each.uuid).ended for each in claimed]
     assert numbers[1] is None
     assert numbers[2] < numbers[0] < numbers[3]
+
+
+def test_ends_in_one_transaction_have_each_a_number_of_their_own(tables):
+    claimed = [tables.running() for _ in range(100)]
+    before = tables.row(tables.done().uuid).ended
+    tables.do(store.finish, *map(outcome, claimed))
+    numbers = {tables.row(each.uuid).ended for each in claimed}
+    assert len(numbers) == 100
+    assert min(numbers) > before
 
 
 def test_the_number_of_an_end_does_not_come_again(tables):

@@ -107,7 +107,7 @@ def test_the_current_request_is_that_of_this_thread_and_block():
         (ValueError("two\nlines"), False, Failed(500, "ValueError: two\nlines")),
         (RequestCancelled("so there"), False, Failed(499, "cancelled")),
         (Unreadable("cannot be read"), False, Failed(400, "cannot be read")),
-        (ServiceError(422, "two numbers"), False, Failed(422, "two numbers")),
+        (ServiceError(422, "two numbers"), False, Failed(422, "two numbers", (b"",))),
         (ServiceError(0, "", b""), False, Failed(0, "", (b"",))),
         (ServiceError(999, "x", b"detail"), True, Failed(999, "x", (b"detail",))),
     ],

@@ -1,46 +1,115 @@
-"""The worker's machine: C6 to C10, its part of C13 and C24 and of X1, and its life with brokers of other habits."""
+"""The worker's machine: C6 to C10, its part of C13, C16, C24 and of X1, and its life with brokers of other habits."""
 
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp.broker import Broker
+from zmdp.mdp import batch, wire
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.limits import Limits
+from zmdp.workers.capacity import AHEAD, LONG_STEP, Capacity
 from zmdp.workers.request import Request
-from zmdp.workers.session import WorkerSession
+from zmdp.workers.session import UNHEARD_PATIENCE, WorkerSession
 
-HEADS = {"X1": [b"MDPWX1"], "0.2": [b"MDPW02"], "0.1": [b"", b"MDPW01"]}
+HEADS = {"X1": [b"", b"MDPWX1"], "0.2": [b"MDPW02"], "0.1": [b"", b"MDPW01"]}
 PROTOCOLS = list(HEADS)
+OLDER = ["0.2", "0.1"]
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+each_older = pytest.mark.parametrize("protocol", OLDER)
+
+ROUTE = (b"w", b"")
+Command = tuple[Any, ...]
 
 
-def ready(protocol: str) -> list[bytes]:
-    return [*HEADS[protocol], b"\x01", b"echo"]
+# ── messages, as a broker sees them ──────────────────────────────────────────────────────────────────────────────────
+
+
+def commands(protocol: str, messages: list[list[bytes]]) -> list[Command]:
+    """What was sent, one tuple for each command."""
+    found: list[Command] = []
+    for message in messages:
+        head = len(HEADS[protocol])
+        assert message[:head] == HEADS[protocol]
+        if protocol != "X1":
+            found.append(_framed(protocol, *message[head:]))
+        elif len(message) == head:
+            found.append(("HEARTBEAT",))
+        elif message[head] == wire.BATCH:
+            decoded = batch.from_worker([b"w", *message], 2, ROUTE, 1 << 30, 1000)
+            found += [_batched(each) for each in decoded]
+        else:
+            found.append(_framed(protocol, *message[head:]))
+    return found
+
+
+def _batched(each: Any) -> Command:
+    match each:
+        case wire.Ready():
+            return ("READY", each.credit, each.service)
+        case wire.Reply():
+            return ("FINAL" if each.final else "PARTIAL", each.address, *each.body)
+        case wire.Failure():
+            return ("ERROR", each.address, each.code, each.text, *each.detail)
+        case wire.Credit():
+            return ("CREDIT", each.credit)
+        case wire.Release():
+            return ("RELEASE", each.address)
+    raise AssertionError(each)
+
+
+def _framed(protocol: str, code: bytes, *rest: bytes) -> Command:
+    header = HEADS[protocol][-1]
+    (kind,) = [kind.value for kind, byte in wire.CODES[header].items() if byte == code]
+    if len(rest) > 1:
+        address, empty, *body = rest
+        assert empty == b""
+        return (kind, wire.number_of(address), *body)
+    return (kind, *rest)
+
+
+def sent(session: WorkerSession, protocol: str = "X1") -> list[Command]:
+    return commands(protocol, session.take_messages())
+
+
+def ready(protocol: str, credit: int = 1) -> Command:
+    return ("READY", credit, b"echo") if protocol == "X1" else ("READY", b"echo")
 
 
 def heartbeat(protocol: str) -> list[bytes]:
-    return [*HEADS[protocol], b"\x04" if protocol == "0.1" else b"\x05"]
+    return HEADS[protocol] if protocol == "X1" else [*HEADS[protocol], b"\x04" if protocol == "0.1" else b"\x05"]
 
 
 def disconnect(protocol: str) -> list[bytes]:
     return [*HEADS[protocol], b"\x05" if protocol == "0.1" else b"\x06"]
 
 
-def work(protocol: str, *body: bytes, options: bytes = b"") -> list[bytes]:
-    return [*HEADS[protocol], b"\x02", b"amy", b"", *[options] * (protocol == "X1"), *body]
+def works(*addresses: int, body: bytes = b"x", ttl: int = 0, attempt: int = 1, options: bytes = b"") -> list[bytes]:
+    """A batch of REQUESTs (X1)."""
+    packed = batch.Batch((b"",), wire.WX1)
+    for address in addresses:
+        packed.work(address, ttl, attempt, options, [body])
+    (message,) = packed.messages()
+    return list(message)
 
 
-def partial(protocol: str, *body: bytes) -> list[bytes]:
-    return [*HEADS[protocol], b"\x03", b"amy", b"", *body]
+def work(protocol: str, address: int = 7, *body: bytes, options: bytes = b"") -> list[bytes]:
+    if protocol == "X1":
+        packed = batch.Batch((b"",), wire.WX1)
+        packed.work(address, 0, 1, options, body or (b"x",))
+        (message,) = packed.messages()
+        return list(message)
+    return [*HEADS[protocol], b"\x02", b"%d" % address, b"", *(body or (b"x",))]
 
 
-def final(protocol: str, *body: bytes) -> list[bytes]:
-    return [*HEADS[protocol], b"\x03" if protocol == "0.1" else b"\x04", b"amy", b"", *body]
+def cancels(*addresses: int) -> list[bytes]:
+    packed = batch.Batch((b"",), wire.WX1)
+    for address in addresses:
+        packed.signal(8, address)
+    (message,) = packed.messages()
+    return list(message)
 
 
 class Highest(random.Random):
@@ -50,17 +119,29 @@ class Highest(random.Random):
         return b
 
 
-def connected(**settings: Any) -> WorkerSession:
-    """A session that has connected at 100 s, with a heartbeat of 1 s and a patience of 5 s."""
-    session = WorkerSession(b"echo", rng=Highest(), **settings)
+def connected(capacity: int | Capacity = 1, **given: Any) -> WorkerSession:
+    """A session that has connected at 100 s, with a heartbeat of 1 s and a patience of 5 s; READY was taken."""
+    made = Capacity(capacity) if isinstance(capacity, int) else capacity
+    session = WorkerSession(b"echo", rng=Highest(), capacity=made, **given)
     session.connected(100.0)
+    session.take_messages()
     return session
 
 
-def busy(protocol: str = "X1", *, options: bytes = b"", **settings: Any) -> tuple[WorkerSession, Request]:
-    """A session that was given a request at 100.5 s."""
-    session = connected(protocol=protocol, **settings)
-    request = session.receive(work(protocol, b"1", options=options), 100.5)
+def holding(*addresses: int, capacity: int | Capacity = 64, **given: Any) -> tuple[WorkerSession, list[Request]]:
+    """A session that was given these requests at 100.5 s, and has begun them."""
+    session = connected(capacity, **given)
+    session.receive(works(*addresses), 100.5)
+    begun = [session.begin(100.5) for _ in addresses]
+    assert all(begun)
+    return session, [each for each in begun if each is not None]
+
+
+def busy(protocol: str = "X1", *, options: bytes = b"", **given: Any) -> tuple[WorkerSession, Request]:
+    """A session that was given one request, and has begun it."""
+    session = connected(protocol=protocol, **given)
+    session.receive(work(protocol, 7, b"1", options=options), 100.5)
+    request = session.begin(100.5)
     assert request is not None
     return session, request
 
@@ -72,30 +153,44 @@ def busy(protocol: str = "X1", *, options: bytes = b"", **settings: Any) -> tupl
 def test_ready_comes_first(protocol: str) -> None:
     # C7, C24
     session = WorkerSession(b"echo", protocol=protocol)
-    assert (session.lost, session.retry_at, session.deadline()) == ("not connected yet", 0.0, 0.0)
-    assert session.connected(100.0) == [ready(protocol)]
+    assert (session.lost, session.connect_at(), session.deadline()) == ("not connected yet", 0.0, 0.0)
+    session.connected(100.0)
+    assert sent(session, protocol) == [ready(protocol)]
     assert session.lost is None
-    assert session.tick(100.0) == []  # sent once
+    session.tick(100.0)
+    assert session.take_messages() == []  # sent once
 
 
-def test_a_worker_speaks_x1_unless_told_otherwise() -> None:
-    assert WorkerSession(b"echo").connected(0.0) == [ready("X1")]
+def test_ready_says_what_operators_see() -> None:
+    options = b'{"name":"me","host":"here","pid":7,"version":"1"}'
+    session = WorkerSession(b"echo", capacity=Capacity(3), options=options)
+    session.connected(0.0)
+    (message,) = session.take_messages()
+    (command,) = batch.from_worker([b"w", *message], 2, ROUTE, 1000, 10)
+    assert command == wire.Ready(ROUTE, wire.WX1, b"echo", 3, "me", "here", 7, "1")
 
 
 @pytest.mark.parametrize(
-    ("service", "settings", "text"),
+    ("service", "given", "text"),
     [
-        (b"echo", {"protocol": "0.3"}, "protocol is '0.3': it is one of X1, 0.2, 0.1"),
+        (b"echo", {"protocol": "0.3"}, "protocol is '0.3': it must be one of X1, 0.2, 0.1"),
         (b"", {}, "b'' is no service name: it takes 1 to 255 bytes of printable text"),
-        (b"echo", {"heartbeat": 0.001}, "heartbeat is 0.001: it takes 0.01 seconds or more"),
-        (b"echo", {"heartbeat": float("nan")}, "heartbeat is nan: it takes 0.01 seconds or more"),
-        (b"echo", {"liveness": 0}, "liveness is 0: it takes a number of intervals, 1 or more"),
+        (b"echo", {"heartbeat": 0.001}, "heartbeat is 0.001: it must be 0.01 seconds or more"),
+        (b"echo", {"heartbeat": float("nan")}, "heartbeat is nan: it must be 0.01 seconds or more"),
+        (b"echo", {"liveness": 0}, "liveness is 0: it must be 1 interval or more"),
     ],
 )
-def test_settings_out_of_range(service: bytes, settings: dict[str, Any], text: str) -> None:
+def test_settings_out_of_range(service: bytes, given: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingError) as caught:
-        WorkerSession(service, **settings)
+        WorkerSession(service, **given)
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("name", ["mmi.mine", b"mmi.service"])
+def test_a_reserved_name_is_refused_at_once(name: str | bytes) -> None:
+    # C25
+    with pytest.raises(SettingError, match="is reserved"):
+        WorkerSession(name)
 
 
 # ── requests and replies ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,10 +200,13 @@ def test_settings_out_of_range(service: bytes, settings: dict[str, Any], text: s
 def test_a_request(protocol: str) -> None:
     # C7
     session = connected(protocol=protocol)
-    request = session.receive(work(protocol, b"1", b"2"), 100.5)
-    assert request is session.request
+    session.receive(work(protocol, 7, b"1", b"2"), 100.5)
+    assert session.waiting == 1
+    request = session.begin(100.5)
     assert request is not None
-    assert (list(request), request.service, request.client) == ([b"1", b"2"], "echo", b"amy")
+    assert session.begin(100.5) is None
+    assert session.held == {7: request}
+    assert (list(request), request.service, request.client) == ([b"1", b"2"], "echo", b"7")
     assert request.body is request
     assert (request.headers, request.options, request.attempt) == ({}, {}, 1)
     assert (request.deadline, request.cancelled) == (None, False)
@@ -116,22 +214,26 @@ def test_a_request(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["X1", "0.2"])
 def test_partials_and_one_final(protocol: str) -> None:
-    # C8: exactly one address frame, then one empty frame
+    # C8
     session, request = busy(protocol)
-    assert session.partial(request, [b"a"], 101.0) == [partial(protocol, b"a")]
-    assert session.partial(request, [b"b", b"c"], 102.0) == [partial(protocol, b"b", b"c")]
-    assert session.final(request, [b"d"], 103.0) == [final(protocol, b"d")]
-    assert session.request is None
-    assert session.final(request, [b"d"], 103.0) == []
-    assert session.partial(request, [b"e"], 103.0) == []
+    assert session.partial(request, [b"a"], 101.0)
+    assert session.partial(request, [b"b", b"c"], 102.0)
+    assert session.final(request, [b"d"], 103.0)
+    assert sent(session, protocol) == [("PARTIAL", 7, b"a"), ("PARTIAL", 7, b"b", b"c"), ("FINAL", 7, b"d")]
+    assert session.held == {}
+    assert not session.final(request, [b"d"], 103.0)
+    assert not session.partial(request, [b"e"], 103.0)
+    assert session.take_messages() == []
 
 
 def test_a_01_worker_puts_all_parts_into_its_reply() -> None:
     # C24
     session, request = busy("0.1")
-    assert session.partial(request, [b"a"], 101.0) == []
-    assert session.partial(request, [b"b", b"c"], 102.0) == []
-    assert session.final(request, [b"d"], 103.0) == [final("0.1", b"a", b"b", b"c", b"d")]
+    session.partial(request, [b"a"], 101.0)
+    session.partial(request, [b"b", b"c"], 102.0)
+    assert session.take_messages() == []
+    session.final(request, [b"d"], 103.0)
+    assert sent(session, "0.1") == [("FINAL", 7, b"a", b"b", b"c", b"d")]
 
 
 def test_a_01_worker_forgets_the_parts_of_a_request_it_lost() -> None:
@@ -139,34 +241,50 @@ def test_a_01_worker_forgets_the_parts_of_a_request_it_lost() -> None:
     session, request = busy("0.1")
     session.partial(request, [b"a"], 101.0)
     session.lose("test", 102.0)
+    session.final(request, [b"late"], 102.5)
     session.connected(103.0)
-    again = session.receive(work("0.1", b"1"), 104.0)
+    session.receive(work("0.1"), 104.0)
+    again = session.begin(104.0)
     assert again is not None
-    assert session.final(again, [b"z"], 105.0) == [final("0.1", b"z")]
+    session.final(again, [b"z"], 105.0)
+    assert sent(session, "0.1") == [("READY", b"echo"), ("FINAL", 7, b"z")]
 
 
 @each_protocol
 def test_a_lost_request_is_not_answered(protocol: str) -> None:
     # C9: nothing more is sent, not even on the next connection
     session, request = busy(protocol)
+    session.partial(request, [b"not sent yet"], 100.9)
     session.receive(disconnect(protocol), 101.0)
-    assert session.partial(request, [b"a"], 101.0) == []
-    assert session.final(request, [b"b"], 101.0) == []
-    assert session.error(request, 500, "b", 101.0) == []
+    assert not session.partial(request, [b"a"], 101.0)
+    assert not session.final(request, [b"b"], 101.0)
     session.connected(102.0)
-    assert session.final(request, [b"b"], 102.0) == []
-    assert session.error(request, 500, "b", 102.0) == []
-    assert session.request is None
+    assert not session.final(request, [b"b"], 102.0)
+    assert not session.error(request, 500, "b", 102.0)
+    assert sent(session, protocol) == [ready(protocol)]
+    assert session.held == {}
 
 
-@each_protocol
-def test_a_second_request_during_the_first_ends_the_connection(protocol: str) -> None:
-    # C6: that broker cannot be relied on
+@each_older
+def test_a_second_request_with_the_same_address_ends_the_connection(protocol: str) -> None:
+    # C6: that broker cannot be relied on, and its requests cannot be told apart
     session, request = busy(protocol)
-    assert session.receive(work(protocol, b"2"), 101.0) is None
-    assert session.lost == "the broker sent a second request during the first"
+    session.receive(work(protocol, 7), 101.0)
+    assert session.lost == "the broker sent a second request with the address of the first"
     assert session.retry_at == 102.0
-    assert session.final(request, [b"a"], 101.5) == []
+    assert not session.final(request, [b"a"], 101.5)
+
+
+@each_older
+def test_a_second_request_with_another_address_waits(protocol: str) -> None:
+    session, request = busy(protocol)
+    session.receive(work(protocol, 8, b"2"), 101.0)
+    assert session.begin(101.0) is None  # one at a time
+    session.final(request, [b"a"], 102.0)
+    second = session.begin(102.0)
+    assert second == [b"2"]
+    session.final(second, [b"b"], 103.0)
+    assert sent(session, protocol) == [("FINAL", 7, b"a"), ("FINAL", 8, b"b")]
 
 
 @pytest.mark.parametrize(
@@ -174,37 +292,69 @@ def test_a_second_request_during_the_first_ends_the_connection(protocol: str) ->
     [
         *[(mine, disconnect(other)) for mine in PROTOCOLS for other in PROTOCOLS if mine != other],
         *[(mine, heartbeat(other)) for mine in PROTOCOLS for other in PROTOCOLS if mine != other],
-        *[(mine, work(other, b"x", b"y")) for mine in PROTOCOLS for other in PROTOCOLS if mine != other],
-        *[(mine, ready(mine)) for mine in PROTOCOLS],
+        *[(mine, work(other, 1, b"x", b"y")) for mine in PROTOCOLS for other in PROTOCOLS if mine != other],
+        *[(mine, [*HEADS[mine], b"\x01", b"echo"]) for mine in PROTOCOLS],
         *[(mine, [b"MDPC02", b"\x03", b"echo", b"for a client"]) for mine in PROTOCOLS],
         *[(mine, [b"1", b"", b"MDPCX1", b"\x04", b"echo", b"404", b"for a client"]) for mine in PROTOCOLS],
+        *[(mine, [b"", b"MDPCX1"]) for mine in PROTOCOLS],
+        *[(mine, [b"", b"MDPCX1", b"\x09", b""]) for mine in PROTOCOLS],
         *[(mine, [b"noise"]) for mine in PROTOCOLS],
         *[(mine, []) for mine in PROTOCOLS],
         ("0.2", [b"MDPW02", b"\x02", b"amy", b""]),  # no body
         ("0.2", [b"MDPW02", b"\x08", b"amy", b""]),  # no CANCEL before X1
-        ("X1", [b"MDPWX1", b"\x02", b"amy", b"", b"x"]),  # no options
-        ("X1", [b"MDPWX1", b"\x02", b"amy", b"", b"[]", b"x"]),  # not such
-        ("X1", [b"MDPWX1", b"\x08", b"amy"]),  # no delimiter
+        ("X1", [b"", b"MDPWX1", b"\x02", b"amy", b"", b"x"]),  # no options
+        ("X1", [b"", b"MDPWX1", b"\x02", b"amy", b"", b"[]", b"x"]),  # not such
+        ("X1", [b"", b"MDPWX1", b"\x08", b"amy"]),  # no delimiter
     ],
 )
 def test_what_a_worker_does_not_expect_is_ignored(protocol: str, message: list[bytes]) -> None:
     # and is no sign of life either
     session = connected(protocol=protocol)
-    assert session.receive(message, 104.9) is None
-    assert session.lost is None
+    session.receive(message, 104.9)
+    assert (session.lost, session.held) == (None, {})
     session.tick(105.0)
     assert session.lost == "the broker has been silent for 5 s"
 
 
-# ── X1 ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── X1: options, ERROR, CANCEL ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_request_has_its_options() -> None:
-    _, request = busy(options=b'{"ttl":1500,"headers":{"a":"b"},"key":[1],"attempt":2}')
+    _, request = busy(options=b'{"ttl":1500,"headers":{"a":"b"},"key":[1]}')
     assert request.deadline == 102.0
     assert request.headers == {"a": "b"}
-    assert request.options == {"ttl": 1500, "headers": {"a": "b"}, "key": [1], "attempt": 2}
-    assert request.attempt == 2
+    assert request.options == {"ttl": 1500, "headers": {"a": "b"}, "key": [1]}
+
+
+def test_ttl_and_attempt_come_beside_the_options() -> None:
+    session = connected()
+    session.receive(works(7, ttl=1500, attempt=2, options=b'{"ttl":9,"key":1}'), 100.5)
+    request = session.begin(100.5)
+    assert request is not None
+    assert (request.deadline, request.attempt, request.options["key"]) == (102.0, 2, 1)
+
+
+def test_a_broker_that_speaks_the_framed_form() -> None:
+    # An address that is no number can only be answered in that form.
+    session = connected(2)
+    head = [b"", b"MDPWX1"]
+    session.receive([*head, b"\x02", b"amy", b"", b'{"attempt":3}', b"1"], 100.5)
+    session.receive([*head, b"\x02", b"12", b"", b"", b"2"], 100.5)
+    first, second = session.begin(100.5), session.begin(100.5)
+    assert first is not None
+    assert second is not None
+    assert (first.attempt, first.client, second.client) == (3, b"amy", b"12")
+    session.partial(first, [b"a"], 101.0)
+    session.final(second, [b"b"], 101.0)
+    session.error(first, 422, "no", 101.0, [b"d"])
+    assert sent(session) == [("PARTIAL", b"amy", b"a"), ("FINAL", 12, b"b"), ("ERROR", b"amy", b"422", b"no", b"d")]
+    session.receive([*head, b"\x02", b"bob", b"", b"", b"3"], 101.0)
+    third = session.begin(101.0)
+    session.receive([*head, b"\x08", b"bob", b""], 101.0)
+    assert session.cancelled == [third]
+    session.receive([*head, b"\x02", b"eve", b"", b"", b"4"], 101.0)
+    session.leave(101.0)
+    assert sent(session) == [("RELEASE", b"eve"), ("DISCONNECT",)]
 
 
 def test_options_are_read_only() -> None:
@@ -215,61 +365,65 @@ def test_options_are_read_only() -> None:
         request.headers["a"] = "c"  # type: ignore[index]
 
 
-@pytest.mark.parametrize("detail", [[], [b"\xff"]], ids=["plain", "with detail"])
+@pytest.mark.parametrize("detail", [[], [b""], [b"\xff"]], ids=["the broker's", "its own", "with detail"])
 def test_an_error(detail: list[bytes]) -> None:
     session, request = busy()
     session.partial(request, [b"a"], 101.0)
-    assert session.error(request, 422, "größe", 101.0, detail) == [
-        [b"MDPWX1", b"\x07", b"amy", b"", b"422", "größe".encode(), *detail]
-    ]
-    assert session.request is None
-    assert session.error(request, 422, "again", 101.0) == []
-    assert session.final(request, [b"b"], 101.0) == []
+    assert session.error(request, 422, "größe", 101.0, detail)
+    assert sent(session) == [("PARTIAL", 7, b"a"), ("ERROR", 7, 422, "größe".encode(), *detail)]
+    assert session.held == {}
+    assert not session.error(request, 422, "again", 101.0)
+    assert not session.final(request, [b"b"], 101.0)
 
 
-@pytest.mark.parametrize("protocol", ["0.2", "0.1"])
+@each_older
 def test_an_error_before_x1_is_told_in_the_final(protocol: str) -> None:
     session, request = busy(protocol)
-    assert session.error(request, 422, "it broke", 101.0, [b"detail"]) == [
-        final(protocol, b"zmdp.error", b"422", b"it broke")
-    ]
-    assert session.request is None
+    session.partial(request, [b"part"], 100.9)
+    session.take_messages()
+    session.error(request, 422, "it broke", 101.0, [b"detail"])
+    assert sent(session, protocol) == [("FINAL", 7, b"zmdp.error", b"422", b"it broke")]
+    assert session.held == {}
 
 
 @each_protocol
 @pytest.mark.parametrize("code", [1000, -1, "bad", None, 10**30])
 def test_a_code_that_has_not_three_digits_is_told_as_a_failure(code: Any, protocol: str) -> None:
-    # the broker would drop it as invalid, and this worker would be busy for ever
+    # the broker would drop it as invalid, and the request would never end
     session, request = busy(protocol)
-    (message,) = session.error(request, code, "it broke", 101.0)
-    assert message[-2:] == [b"500", f"it broke (code {code!r})".encode()]
-
-
-@pytest.mark.parametrize(("code", "digits"), [(0, b"000"), (7, b"007"), (999, b"999")])
-def test_a_code_has_three_digits(code: int, digits: bytes) -> None:
-    session, request = busy()
-    assert session.error(request, code, "", 101.0) == [[b"MDPWX1", b"\x07", b"amy", b"", digits, b""]]
-
-
-CANCEL = [b"MDPWX1", b"\x08", b"amy", b""]
+    session.error(request, code, "it broke", 101.0)
+    (command,) = sent(session, protocol)
+    text = f"it broke (code {code!r})".encode()
+    assert command == (("ERROR", 7, 500, text) if protocol == "X1" else ("FINAL", 7, b"zmdp.error", b"500", text))
 
 
 def test_a_request_is_cancelled() -> None:
-    session, request = busy()
-    assert session.receive(CANCEL, 101.0) is None
-    assert request.cancelled
-    assert (session.request, session.lost) == (request, None)
-    # it is ended all the same, or this worker would not be free
-    assert session.final(request, [b"a"], 102.0) == [final("X1", b"a")]
-    again = session.receive(work("X1", b"2"), 103.0)
-    assert again is not None
-    assert not again.cancelled
+    session, (first, second) = holding(1, 2)
+    session.receive(cancels(2), 101.0)
+    assert (first.cancelled, second.cancelled, session.cancelled) == (False, True, [second])
+    session.receive(cancels(2), 101.0)
+    assert session.cancelled == [second]
+    assert session.take_messages() == []
+    # it is ended all the same, which frees its credit
+    session.error(second, 499, "cancelled", 102.0)
+    assert sent(session) == [("ERROR", 2, 499, b"cancelled")]
+    assert session.held == {1: first}
+
+
+def test_a_request_that_is_cancelled_before_it_begins_never_does() -> None:
+    session = connected(64)
+    session.receive(works(1, 2, 3), 101.0)
+    session.receive(cancels(2), 101.0)
+    assert session.cancelled == []  # no handler has it
+    assert sent(session) == [("ERROR", 2, 499, b"cancelled")]
+    begun = [session.begin(101.0), session.begin(101.0), session.begin(101.0)]
+    assert [each and each.client for each in begun] == [b"1", b"3", None]
 
 
 @pytest.mark.parametrize(
-    "message", [[b"MDPWX1", b"\x08", b"bob", b""], [*CANCEL, b"x"], [b"MDPW02", b"\x08", b"amy", b""]]
+    "message", [cancels(8), [*HEADS["X1"], b"\x08", b"7", b"", b"x"], [b"MDPW02", b"\x08", b"7", b""]]
 )
-def test_a_cancel_for_another_client_is_passed_over(message: list[bytes]) -> None:
+def test_a_cancel_for_another_request_is_passed_over(message: list[bytes]) -> None:
     session, request = busy()
     session.receive(message, 101.0)
     assert not request.cancelled
@@ -278,12 +432,12 @@ def test_a_cancel_for_another_client_is_passed_over(message: list[bytes]) -> Non
 def test_a_cancel_that_comes_too_late_is_passed_over() -> None:
     session, request = busy()
     session.final(request, [b"a"], 101.0)
-    assert session.receive(CANCEL, 101.0) is None
-    assert (session.lost, request.cancelled) == (None, False)
+    session.receive(cancels(7), 101.0)
+    assert (session.lost, request.cancelled, session.cancelled) == (None, False, [])
 
 
 @each_protocol
-@pytest.mark.parametrize("how", ["DISCONNECT", "silence", "a second request", "closed"])
+@pytest.mark.parametrize("how", ["DISCONNECT", "silence", "trouble"])
 def test_a_request_whose_connection_is_lost_is_cancelled(protocol: str, how: str) -> None:
     # nobody waits for its reply any more
     session, request = busy(protocol)
@@ -291,10 +445,270 @@ def test_a_request_whose_connection_is_lost_is_cancelled(protocol: str, how: str
         session.receive(disconnect(protocol), 101.0)
     elif how == "silence":
         session.tick(200.0)
-    elif how == "a second request":
-        session.receive(work(protocol, b"2"), 101.0)
     else:
-        session.disconnect("closed", 101.0)
+        session.lose("trouble", 101.0)
+    assert request.cancelled
+    assert session.cancelled == [request]
+
+
+# ── credit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_many_requests_end_in_any_order_and_in_one_message() -> None:
+    session, requests = holding(1, 2, 3)
+    session.final(requests[2], [b"c"], 101.0)
+    session.error(requests[0], 500, "a", 101.0)
+    session.final(requests[1], [b"b"], 101.0)
+    (message,) = session.take_messages()
+    assert commands("X1", [message]) == [("FINAL", 3, b"c"), ("ERROR", 1, 500, b"a"), ("FINAL", 2, b"b")]
+    assert session.held == {}
+
+
+def test_no_more_begin_than_run_at_a_time() -> None:
+    session = connected(2)
+    session.receive(works(1, 2, 3), 101.0)
+    first = session.begin(101.0)
+    assert first is not None
+    assert session.begin(101.0) is not None
+    assert session.begin(101.0) is None
+    assert session.waiting == 1  # the broker had more credit than there is, but nothing is lost
+    session.final(first, [b""], 102.0)
+    assert session.begin(102.0) is not None
+
+
+def test_a_duplicate_is_the_same_dispatch() -> None:
+    session, (request,) = holding(1)
+    session.receive(works(1, 2), 101.0)
+    assert session.waiting == 1
+    assert session.held[1] is request
+
+
+def test_short_handlers_raise_the_credit_and_a_slow_one_returns_what_waits() -> None:
+    session = connected(Capacity(1, prefetch=True))
+    now = 101.0
+    seen = []
+    for address in range(100):
+        session.receive(works(address), now)
+        request = session.begin(now)
+        assert request is not None
+        session.final(request, [b""], now + 0.00001)
+        seen += [command[1] for command in sent(session) if command[0] == "CREDIT"]
+    assert seen == sorted(seen)
+    assert seen[-1] == session.credit > 10
+    session.receive(works(200, 201, 202), now)
+    assert session.begin(now) is not None
+    assert session.deadline() == now + AHEAD
+    session.tick(now + AHEAD / 2)
+    assert session.take_messages() == []
+    session.tick(now + AHEAD)
+    assert session.take_messages() == []  # perhaps this process was held up: it looks again
+    assert session.deadline() == pytest.approx(now + 1.5 * AHEAD)
+    session.tick(now + 1.9 * AHEAD)
+    assert sent(session) == [("RELEASE", 202), ("RELEASE", 201), ("CREDIT", 1)]
+    assert list(session.held) == [200]
+    assert session.deadline() > now + 2 * AHEAD  # once
+    session.receive(works(203), now + 2 * AHEAD)  # it was on its way
+    session.tick(now + 2 * AHEAD)
+    assert sent(session) == [("RELEASE", 203)]
+
+
+def test_a_slow_handler_keeps_what_other_threads_can_begin() -> None:
+    session = connected(Capacity(3, prefetch=True))
+    session.receive(works(1, 2, 3, 4, 5), 101.0)
+    assert session.begin(101.0) is not None
+    session.tick(101.0 + AHEAD)
+    session.take_messages()
+    session.tick(101.0 + 2 * AHEAD)
+    assert sent(session) == [("RELEASE", 5), ("RELEASE", 4)]
+    assert session.begin(101.1) is not None
+    assert session.begin(101.1) is not None
+
+
+def test_a_coroutine_that_blocks_the_event_loop_returns_what_waits() -> None:
+    session = connected(Capacity(64))
+    session.receive(works(1, 2, 3), 101.0)
+    assert session.begin(101.0) is not None
+    session.stepped(LONG_STEP / 2)
+    assert session.take_messages() == []
+    session.stepped(LONG_STEP)
+    assert sent(session) == [("CREDIT", 32), ("RELEASE", 3), ("RELEASE", 2)]
+    for _ in range(1000):
+        session.stepped(0.0)
+    assert sent(session) == [("CREDIT", 64)]
+
+
+def test_handlers_of_lost_requests_take_credit_until_they_end() -> None:
+    session, (first, second) = holding(1, 2, capacity=3)
+    session.lose("test", 101.0)
+    assert session.credit == 1
+    session.connected(102.0)
+    session.receive(works(5, 6), 102.0)
+    assert session.begin(102.0) is not None
+    assert session.begin(102.0) is None
+    assert not session.final(first, [b""], 103.0)
+    assert session.begin(103.0) is not None
+    assert not session.error(second, 500, "", 103.0)
+    assert not session.final(second, [b""], 103.0)
+    assert sent(session) == [("READY", 1, b"echo"), ("CREDIT", 2), ("CREDIT", 3)]
+
+
+@each_protocol
+def test_without_a_free_handler_it_does_not_connect(protocol: str) -> None:
+    session, request = busy(protocol)
+    session.receive(heartbeat(protocol), 100.9)
+    session.receive(disconnect(protocol), 101.0)
+    assert session.connect_at() == session.deadline() == float("inf")
+    session.final(request, [b""], 110.0)
+    assert session.connect_at() == 101.0
+
+
+# ── handlers that do not end ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_stuck_handler_ends_the_connection_when_the_others_have_ended() -> None:
+    # The broker blames what a lost connection holds: it is to hold the stuck request and nothing else.
+    session, (stuck, other) = holding(1, 2, capacity=3, handler_timeout=2.0)
+    session.receive(heartbeat("X1"), 101.0)
+    session.receive(works(3, 4), 101.0)
+    assert session.begin(101.0) is not None  # the third
+    session.partial(other, [b"part"], 102.0)  # a sign of life
+    session.take_messages()
+    assert session.deadline() <= 102.5
+    session.tick(102.5)
+    assert session.stuck == [stuck]
+    assert [each for each in sent(session) if each[0] != "HEARTBEAT"] == [("RELEASE", 4), ("DISCONNECT",)]
+    session.receive(works(5), 102.6)  # the broker had not read that
+    assert sent(session) == [("RELEASE", 5)]
+    session.final(other, [b"done"], 102.7)
+    assert session.lost is None
+    session.final(session.held[3], [b"done"], 102.8)
+    assert session.lost == "a handler does not end"
+    assert (session.keep_messages, stuck.cancelled, other.cancelled) == (True, True, False)
+    assert sent(session) == [("FINAL", 2, b"done"), ("FINAL", 3, b"done")]
+    assert (session.connect_at(), session.credit) == (102.8, 2)
+    session.connected(103.0)
+    session.final(stuck, [b"late"], 104.0)
+    assert sent(session) == [("READY", 2, b"echo"), ("CREDIT", 3)]
+
+
+def test_two_stuck_handlers() -> None:
+    session, (first, second) = holding(1, 2, handler_timeout=2.0)
+    session.tick(102.5)
+    assert (session.stuck, session.lost, session.credit) == ([first, second], "a handler does not end", 62)
+
+
+def test_a_stuck_handler_that_ends_after_all() -> None:
+    session, (stuck, other) = holding(1, 2, handler_timeout=2.0)
+    session.partial(other, [b"alive"], 102.0)
+    session.tick(102.5)
+    session.final(stuck, [b"late"], 103.0)
+    session.final(other, [b"done"], 103.1)
+    assert session.lost is None
+    session.receive(disconnect("X1"), 103.2)  # the answer to DISCONNECT
+    assert (session.lost, session.credit, session.connect_at()) == ("the broker sent DISCONNECT", 64, 103.2)
+
+
+@each_older
+def test_a_stuck_handler_before_x1(protocol: str) -> None:
+    session, request = busy(protocol, handler_timeout=2.0)
+    session.receive(heartbeat(protocol), 101.0)
+    session.tick(101.1)
+    session.take_messages()
+    session.tick(102.5)
+    assert session.lost == "a handler does not end"
+    assert [each for each in sent(session, protocol) if each[0] != "HEARTBEAT"] == [("DISCONNECT",)]
+    assert session.connect_at() == float("inf")
+    session.final(request, [b"late"], 110.0)
+    assert session.connect_at() == 102.5
+
+
+def test_a_handler_that_ended_without_a_reply() -> None:
+    # its task was cancelled by somebody else
+    session, (first, second) = holding(1, 2)
+    session.abandon(first, 101.0, ended=True)
+    assert sent(session) == [("DISCONNECT",)]
+    session.final(second, [b"x"], 102.0)
+    assert (session.lost, session.credit) == ("a handler does not end", 64)
+    session.abandon(first, 103.0, ended=True)
+    assert session.credit == 64
+
+
+# ── leaving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_leaving_returns_what_has_not_begun_and_finishes_the_rest() -> None:
+    session = connected(2)
+    session.receive(works(1, 2, 3), 101.0)
+    first = session.begin(101.0)
+    assert first is not None
+    session.leave(101.0)
+    session.leave(101.0)
+    assert sent(session) == [("RELEASE", 3), ("RELEASE", 2), ("DISCONNECT",)]
+    assert session.begin(101.0) is None
+    session.receive(works(4), 101.1)  # it was on its way
+    assert sent(session) == [("RELEASE", 4)]
+    session.tick(102.1)
+    assert sent(session) == [("HEARTBEAT",)]
+    session.final(first, [b"done"], 103.0)
+    assert sent(session) == [("FINAL", 1, b"done")]
+    assert not session.ended
+    session.receive(disconnect("X1"), 103.1)
+    assert session.ended
+    assert session.deadline() == float("inf")
+
+
+def test_a_broker_that_does_not_answer_disconnect() -> None:
+    session, (request,) = holding(1)
+    session.leave(101.0)
+    for now in (104.0, 108.0, 112.0):
+        session.receive(heartbeat("X1"), now)
+        session.tick(now)
+    assert not session.ended
+    session.final(request, [b""], 112.0)
+    patience = session.heartbeats.patience
+    session.receive(heartbeat("X1"), 115.0)
+    session.tick(112.0 + patience - 0.1)
+    assert not session.ended
+    assert session.deadline() == 112.0 + patience
+    session.tick(112.0 + patience)
+    assert session.ended
+
+
+def test_a_broker_that_was_never_heard_is_not_waited_for() -> None:
+    session = connected()
+    session.leave(101.0)
+    session.tick(101.0 + UNHEARD_PATIENCE)
+    assert session.ended
+    assert session.take_messages()[-1] == [b"", b"MDPWX1", b"\x06"]  # READY has no answer: it may be there all the same
+    assert not session.keep_messages
+
+
+@each_older
+def test_before_x1_it_leaves_when_nothing_is_held(protocol: str) -> None:
+    # C10, C16: the broker forgets it at once
+    session, request = busy(protocol)
+    session.leave(101.0)
+    assert session.take_messages() == []
+    session.final(request, [b"done"], 102.0)
+    assert session.ended
+    assert sent(session, protocol) == [("FINAL", 7, b"done"), ("DISCONNECT",)]
+    idle = connected(protocol=protocol)
+    idle.receive(heartbeat(protocol), 101.0)
+    idle.leave(101.0)
+    assert (idle.ended, idle.keep_messages, sent(idle, protocol)) == (True, True, [("DISCONNECT",)])
+
+
+@each_protocol
+def test_leaving_without_a_connection(protocol: str) -> None:
+    session = WorkerSession(b"echo", protocol=protocol)
+    session.leave(1.0)
+    assert session.ended
+    assert session.take_messages() == []
+    lost, request = busy(protocol)
+    lost.lose("test", 101.0)
+    lost.leave(102.0)
+    assert lost.ended
+    assert lost.connect_at() == float("inf")
     assert request.cancelled
 
 
@@ -302,15 +716,16 @@ def test_a_request_whose_connection_is_lost_is_cancelled(protocol: str, how: str
 
 
 @each_protocol
-@pytest.mark.parametrize("heard", [heartbeat, lambda protocol: work(protocol, b"1")])
+@pytest.mark.parametrize("heard", [heartbeat, work])
 def test_disconnect_from_a_broker_that_knew_this_worker(protocol: str, heard: Callable[[str], list[bytes]]) -> None:
     # C9: connect again at once
     session = connected(protocol=protocol)
     session.receive(heard(protocol), 100.5)
-    assert session.receive(disconnect(protocol), 101.0) is None
-    assert (session.lost, session.request) == ("the broker sent DISCONNECT", None)
+    session.receive(disconnect(protocol), 101.0)
+    assert (session.lost, session.held) == ("the broker sent DISCONNECT", {})
     assert session.retry_at == session.deadline() == 101.0
-    assert session.connected(101.0) == [ready(protocol)]
+    session.connected(101.0)
+    assert sent(session, protocol) == [ready(protocol)]
 
 
 @each_protocol
@@ -352,14 +767,23 @@ def test_silence_of_the_broker(protocol: str) -> None:
     session.receive(heartbeat(protocol), 102.0)
     session.tick(106.9)
     assert session.lost is None
-    assert session.tick(107.0) == []
+    session.tick(107.0)
     assert session.lost == "the broker has been silent for 5 s"
+    assert session.take_messages() == []
     assert session.retry_at == session.deadline() == 108.0
+    session.connected(108.0)
+    session.tick(117.9)
+    assert session.lost is None  # it is more patient now
 
 
 @pytest.mark.parametrize(
     ("protocol", "message"),
-    [*[(protocol, work(protocol, b"1")) for protocol in PROTOCOLS], ("X1", [b"MDPWX1", b"\x08", b"amy", b""])],
+    [
+        *[(protocol, work(protocol)) for protocol in PROTOCOLS],
+        ("X1", cancels(99)),
+        ("X1", [*HEADS["X1"], b"\x08", b"amy", b""]),
+        ("X1", [*HEADS["X1"], b"\x09", b"\xff"]),
+    ],
 )
 def test_any_command_shows_that_the_broker_lives(protocol: str, message: list[bytes]) -> None:
     # C13
@@ -374,43 +798,16 @@ def test_a_busy_worker_notices_silence_too(protocol: str) -> None:
     # C13
     session, _ = busy(protocol)
     session.tick(105.5)
-    assert (session.lost, session.request) == ("the broker has been silent for 5 s", None)
-
-
-def test_the_patience_with_a_silent_broker_grows() -> None:
-    # its heartbeat may be slower than this worker's
-    session = connected()
-    patience = []
-    for now in range(1000, 1600, 100):
-        session.connected(now)
-        session.tick(now + session.patience)
-        patience.append(session.patience)
-    assert patience == [10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
-
-
-def test_a_long_patience_stays() -> None:
-    session = connected(heartbeat=30.0)
-    session.tick(250.0)
-    assert session.patience == 150.0
+    assert (session.lost, session.held) == ("the broker has been silent for 5 s", {})
 
 
 def test_nothing_is_done_without_a_connection() -> None:
     # C9
     session = connected()
     session.lose("test", 101.0)
-    assert session.receive(work("X1", b"1"), 101.0) is None
-    assert session.tick(101.5) == []
-    assert session.disconnect("closed", 101.5) == []
-    assert (session.lost, session.request) == ("test", None)
-
-
-@each_protocol
-def test_disconnect(protocol: str) -> None:
-    # C10: at any time, with a request or without
-    session, request = busy(protocol)
-    assert session.disconnect("closed", 101.0) == [disconnect(protocol)]
-    assert (session.lost, session.request) == ("closed", None)
-    assert session.final(request, [b"a"], 101.0) == []
+    session.receive(work("X1"), 101.0)
+    session.tick(101.5)
+    assert (session.lost, session.held, session.take_messages(), session.begin(101.5)) == ("test", {}, [], None)
 
 
 # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -421,11 +818,15 @@ def test_a_heartbeat_an_interval(protocol: str) -> None:
     # C13
     session = connected(protocol=protocol)
     assert session.deadline() == 101.0
-    assert session.tick(100.9) == []
-    assert session.tick(101.0) == [heartbeat(protocol)]
+    session.tick(100.9)
+    assert session.take_messages() == []
+    session.tick(101.0)
+    assert session.take_messages() == [heartbeat(protocol)]
     assert session.deadline() == 102.0
-    assert session.tick(101.5) == []
-    assert session.tick(102.0) == [heartbeat(protocol)]
+    session.tick(101.5)
+    assert session.take_messages() == []
+    session.tick(102.0)
+    assert session.take_messages() == [heartbeat(protocol)]
 
 
 @pytest.mark.parametrize("end", ["FINAL", "ERROR"])
@@ -434,20 +835,25 @@ def test_no_heartbeat_within_an_interval_of_another_command(protocol: str, end: 
     # C13
     session, request = busy(protocol)
     session.partial(request, [b"a"], 100.9)
-    assert session.tick(101.0) == []
+    session.take_messages()
+    session.tick(101.0)
+    assert session.take_messages() == []
     if end == "FINAL":
         session.final(request, [b"b"], 101.8)
     else:
         session.error(request, 500, "b", 101.8)
-    assert session.tick(101.9) == []
-    assert session.tick(102.8) == [heartbeat(protocol)]
+    session.take_messages()
+    session.tick(101.9)
+    assert session.take_messages() == []
+    session.tick(102.8)
+    assert session.take_messages() == [heartbeat(protocol)]
 
 
 def test_the_deadline_is_the_heartbeat_or_the_end_of_the_patience() -> None:
     session = connected(heartbeat=4.0, liveness=1)
     session.tick(103.9)
     assert session.deadline() == 104.0
-    session.receive(work("X1", b"1"), 103.0)
+    session.receive(work("X1"), 103.0)
     session.tick(104.0)
     assert session.deadline() == 107.0
 
@@ -459,201 +865,136 @@ def test_a_worker_beats_as_often_as_the_broker(protocol: str) -> None:
     for now in (100.5, 101.0, 101.5):
         session.receive(heartbeat(protocol), now)
         session.tick(now)
-    assert session.beat_interval == 0.5
     assert session.deadline() <= 102.0
-    assert session.tick(102.0) == [heartbeat(protocol)]
-
-
-@each_protocol
-def test_a_worker_does_not_beat_less_often_than_it_was_told(protocol: str) -> None:
-    session = connected(protocol=protocol, heartbeat=1.0)
-    for now in (102.0, 104.0, 106.0):
-        session.receive(heartbeat(protocol), now)
-    assert session.beat_interval == 1.0
-
-
-@each_protocol
-def test_a_worker_waits_for_as_many_of_the_brokers_intervals(protocol: str) -> None:
-    # C13
-    session = connected(protocol=protocol, heartbeat=1.0, liveness=3)
-    session.receive(heartbeat(protocol), 102.5)
-    session.receive(heartbeat(protocol), 105.0)
-    assert session.patience == 7.5
-    session.tick(112.4)
-    assert session.lost is None
-    session.tick(112.5)
-    assert session.lost == "the broker has been silent for 7.5 s"
-
-
-# ── heartbeat settings that differ → endless reconnects ──────────────────────────────────────────────────────────────
-
-
-class Dialog:
-    """A broker and a worker on one clock, and a wire that takes no time."""
-
-    def __init__(self, limits: Limits, session: WorkerSession) -> None:
-        self.now = 1000.0
-        self.broker = Broker(limits, now=self.now)
-        self.session = session
-        self.connections = 0
-
-    def run(self, seconds: float) -> None:
-        """Let the time pass, and let both do what is due."""
-        end = self.now + seconds
-        while (due := min(self.session.deadline(), self.broker.deadline() or end)) < end:
-            self.now = max(self.now, due)
-            if self.session.lost is None:
-                self._to_broker(self.session.tick(self.now))
-            elif self.now >= self.session.retry_at:
-                self.connections += 1
-                self._to_broker(self.session.connected(self.now))
-            self._to_worker(self.broker.tick(self.now))
-        self.now = end
-
-    def ask(self) -> list[list[bytes]]:
-        """Send a request; returns what the client gets."""
-        (message,) = self.broker.receive([b"amy", b"MDPC02", b"\x01", b"echo", b"hello"], self.now)
-        request = self.session.receive(message[1:], self.now)
-        assert request is not None
-        (reply,) = self.session.final(request, request, self.now)
-        return self.broker.receive([self._identity, *reply], self.now)
-
-    @property
-    def _identity(self) -> bytes:
-        return b"worker-%d" % self.connections
-
-    def _to_broker(self, messages: list[list[bytes]]) -> None:
-        for message in messages:
-            self._to_worker(self.broker.receive([self._identity, *message], self.now))
-
-    def _to_worker(self, messages: list[list[bytes]]) -> None:
-        for identity, *message in messages:
-            if identity == self._identity and self.session.lost is None:
-                self.session.receive(message, self.now)
-
-
-@pytest.mark.parametrize(("protocol", "liveness"), [("X1", 2), ("0.2", 3), ("0.1", 5), ("X1", 5)])
-@pytest.mark.parametrize(
-    ("brokers", "workers"),
-    [(0.1, 5.0), (5.0, 0.1), (1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (10.0, 0.1), (0.1, 60.0)],
-)
-def test_heartbeats_may_differ(brokers: float, workers: float, liveness: int, protocol: str) -> None:
-    # C13
-    session = WorkerSession(b"echo", protocol=protocol, heartbeat=workers, liveness=liveness, rng=random.Random(1))
-    dialog = Dialog(Limits(heartbeat=brokers, liveness=liveness), session)
-    dialog.run(200.0)
-    needed = dialog.connections
-    assert needed <= 10
-    dialog.run(200.0)
-    assert dialog.connections == needed
-    assert dialog.ask() == [[b"amy", b"MDPC02", b"\x03", b"echo", b"hello"]]
-
-
-def test_what_was_learned_when_the_network_was_held_up_is_forgotten() -> None:
-    # C13: else this worker beats every 3 s, for this broker always too late, and so never learns better
-    session = WorkerSession(b"echo", heartbeat=3.0, rng=random.Random(1))
-    session.connected(990.0)
-    session.receive(heartbeat("X1"), 991.0)
-    session.receive(heartbeat("X1"), 995.0)
-    session.receive(disconnect("X1"), 995.0)
-    dialog = Dialog(Limits(heartbeat=1.0, liveness=2), session)
-    dialog.run(100.0)
-    assert dialog.connections <= 2
-
-
-def test_a_broker_that_forgot_the_worker_gets_ready_again() -> None:
-    # C9, C14: a worker that stays silent for ever after a DISCONNECT is one of the published faults
-    dialog = Dialog(Limits(heartbeat=1.0), WorkerSession(b"echo", rng=random.Random(1)))
-    dialog.run(10.0)
-    dialog.broker = Broker(Limits(heartbeat=1.0), now=dialog.now)
-    dialog.run(10.0)
-    assert dialog.connections == 2
-    assert dialog.ask() == [[b"amy", b"MDPC02", b"\x03", b"echo", b"hello"]]
+    session.tick(102.0)
+    assert session.take_messages()[-1] == heartbeat(protocol)
 
 
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 frames = st.one_of(
     st.binary(max_size=8),
-    st.sampled_from([b"", b"MDPW01", b"MDPW02", b"MDPWX1", b"\x02", b"\x04", b"\x05", b"\x06", b"\x08", b"amy", b"{}"]),
+    st.sampled_from(
+        [b"", b"MDPW01", b"MDPW02", b"MDPWX1", b"\x02", b"\x04", b"\x05", b"\x06", b"\x08", b"\x09", b"amy", b"{}"]
+    ),
+    st.sampled_from([works(1)[-1], works(1, 2, 3)[-1], cancels(1, 2)[-1], works(2)[-1][:-1]]),
 )
 
 
+@settings(deadline=None)
 @given(protocol=st.sampled_from(PROTOCOLS), messages=st.lists(st.lists(frames, max_size=6)))
 def test_no_bytes_do_harm(protocol: str, messages: list[list[bytes]]) -> None:
-    session = WorkerSession(b"echo", protocol=protocol)
+    session = WorkerSession(b"echo", protocol=protocol, capacity=Capacity(2))
     session.connected(0.0)
     for message in messages:
-        request = session.receive(message, 0.0)
-        assert request is None or request is session.request
-        assert session.request is None or session.lost is None
+        session.receive(message, 0.0)
+        request = session.begin(0.0)
+        assert request is None or session.held[request.address] is request
+        assert not session.held or session.lost is None
 
 
-# ── what a worker may not be, and what it does not learn from ────────────────────────────────────────────────────────
+# ── any order of events ──────────────────────────────────────────────────────────────────────────────────────────────
+
+events = st.one_of(
+    st.tuples(st.just("work"), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["begin", "final", "error", "partial", "cancel"]), st.integers(0, 9)),
+    st.tuples(st.just("pass"), st.sampled_from([0.0, 0.0002, 0.002, 0.5, 3.0])),
+    st.tuples(st.sampled_from(["leave", "disconnect", "abandon", "beat", "connect"]), st.just(0)),
+)
 
 
-@pytest.mark.parametrize("name", ["mmi.mine", b"mmi.service"])
-def test_a_reserved_name_is_refused_at_once(name: str | bytes) -> None:
-    # C25
-    with pytest.raises(SettingError, match="is reserved"):
-        WorkerSession(name)
+@settings(max_examples=300, deadline=None)
+@given(
+    protocol=st.sampled_from(PROTOCOLS),
+    parallel=st.integers(1, 4),
+    handler_timeout=st.sampled_from([None, 2.0]),
+    script=st.lists(events, max_size=60),
+)
+def test_a_connection_ends_each_request_that_it_took_once(  # noqa: PLR0912 - one branch for each event
+    protocol: str, parallel: int, handler_timeout: float | None, script: list[tuple[str, Any]]
+) -> None:
+    """Whatever happens: on one connection, each request is held, or ended once, or released before it began."""
+    capacity = Capacity(parallel, prefetch=True) if protocol == "X1" else Capacity(1)
+    session = WorkerSession(
+        b"echo", protocol=protocol, capacity=capacity, handler_timeout=handler_timeout, rng=random.Random(1)
+    )
+    now, address = 0.0, 0
+    given_out: set[int] = set()
+    ended: set[int] = set()
+    begun: set[int] = set()
+    running: list[Request] = []
+    for event, value in [("connect", 0), *script]:
+        pick = running[value % len(running)] if running and isinstance(value, int) else None
+        if event == "connect" and session.lost is not None and now >= session.connect_at():
+            session.connected(now)
+            given_out, ended = set(), set()
+        elif event == "work":
+            packed = [work(protocol, address + n) for n in range(value)]
+            if session.lost is None and not (protocol != "X1" and session.leaving):
+                given_out.update(range(address, address + value))
+                for message in packed:
+                    session.receive(message, now)
+            address += value
+        elif event == "begin":
+            request = session.begin(now)
+            if request is not None:
+                begun.add(request.address)  # type: ignore[arg-type]
+                running.append(request)
+        elif event in {"final", "error"} and pick is not None:
+            running = [each for each in running if each is not pick]  # they are lists: equal ones are not the same
+            if event == "final":
+                session.final(pick, [b"x"], now)
+            else:
+                session.error(pick, 500, "x", now)
+        elif event == "partial" and pick is not None:
+            session.partial(pick, [b"p"], now)
+        elif event == "cancel" and address and protocol == "X1":
+            session.receive(cancels(max(0, address - 1 - value)), now)
+        elif event == "abandon" and pick is not None:
+            session.abandon(pick, now)
+        elif event == "beat":
+            session.receive(heartbeat(protocol), now)
+        elif event == "disconnect":
+            session.receive(disconnect(protocol), now)
+        elif event == "leave":
+            session.leave(now)
+        elif event == "pass":
+            now += value
+            for _ in range(3):  # what is due is done, and then it is not due any more
+                if session.lost is None and now >= session.deadline():
+                    session.tick(now)
+            assert session.lost is not None or session.deadline() > now
+        was_lost = session.lost is not None
+        for command in sent(session, protocol):
+            if command[0] in {"FINAL", "ERROR", "RELEASE"}:
+                assert command[1] in given_out - ended
+                assert command[0] != "RELEASE" or command[1] not in begun
+                ended.add(command[1])
+            elif command[0] == "CREDIT":
+                assert command[1] >= 0
+        if not was_lost:
+            assert set(session.held) == given_out - ended
+        else:
+            assert not session.held
+        assert session.credit >= 0
 
 
-@each_protocol
-def test_heartbeats_read_together_teach_nothing(protocol: str) -> None:
-    # C13: they waited while this process was held up; the broker did not send them within a moment
-    session = WorkerSession(b"echo", protocol=protocol, heartbeat=1.0, liveness=5)
-    session.connected(0.0)
-    for now in (1.0, 2.0, 4.0, 4.0, 4.0):
-        session.receive(heartbeat(protocol), now)
-    assert session.beat_interval == 1.0
-    assert session.patience == 10.0
+def test_a_request_that_was_cancelled_before_it_began_is_not_released() -> None:
+    session = connected(capacity=Capacity(3))
+    session.receive(works(1, 2, 3), 101.0)
+    session.receive(cancels(3), 101.0)
+    session.take_messages()
+    session.leave(101.0)
+    assert [each for each in sent(session) if each[0] == "RELEASE"] == [("RELEASE", 2), ("RELEASE", 1)]
 
 
-# ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_slot_has_its_number_in_front_of_all() -> None:
-    first = connected()
-    session = first.sibling()
-    assert session.connected(100.0, b"7") == [[b"7", b"", *ready("X1")]]
-    assert session.route == (b"7", b"")
-    request = session.receive([b"7", b"", *work("X1", b"x")], 100.5)
-    assert request == [b"x"]
-    assert session.partial(request, [b"1"], 100.5) == [[b"7", b"", *partial("X1", b"1")]]
-    assert session.final(request, [b"2"], 100.5) == [[b"7", b"", *final("X1", b"2")]]
-    assert session.tick(101.5) == [[b"7", b"", *heartbeat("X1")]]
-    assert session.disconnect("closed", 101.5) == [[b"7", b"", *disconnect("X1")]]
-    assert (first.alive, session.alive) == (True, False)
-    assert session.connected(102.0) == [ready("X1")]  # on another connection
-
-
-def test_what_one_slot_learns_of_the_broker_all_know() -> None:
-    first = connected()
-    second = first.sibling()
-    second.connected(100.0, b"1")
-    for moment in (103.0, 106.0):  # the broker's interval is 3 s
-        first.receive(heartbeat("X1"), moment)
-    assert first.patience == second.patience == 15.0
-    assert second.tick(200.0) == []
-    assert second.lost is not None
-    assert "silent for 15 s" in second.lost
-    assert first.patience == second.patience == 30.0
-
-
-def test_slots_that_are_lost_together_wait_together() -> None:
-    first = connected()
-    second, third = first.sibling(), first.sibling()
-    second.connected(100.0, b"1")
-    third.connected(100.0, b"2")
-    request = third.receive([b"2", b"", *work("X1", b"x")], 100.0)
+def test_a_request_of_a_lost_connection_is_not_abandoned_again() -> None:
+    session = connected()
+    session.receive(work("X1"), 101.0)
+    request = session.begin(101.0)
     assert request is not None
-    first.lose("the network is down", 100.0)
-    second.lose("the network is down", 100.0)
-    third.lose_with(first)
-    assert first.retry_at == second.retry_at == third.retry_at == 101.0
-    assert (third.lost, third.request, request.cancelled) == ("the network is down", None, True)
-    for session in (first, second, third):
-        session.connected(101.0)
-    second.lose("the network is down", 101.0)
-    assert second.retry_at == 103.0  # twice as long: that was one loss, not three
+    session.lose("lost", 102.0)
+    session.abandon(request, 103.0)
+    assert session.credit == 0  # its handler has not ended
+    session.abandon(request, 104.0, ended=True)
+    assert session.credit == 1

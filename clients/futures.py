@@ -1,0 +1,263 @@
+"""The futures of `Client.submit`, and the client's own thread, which serves them while no caller waits."""
+
+import logging
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, Final, cast
+
+import zmq
+
+from ..mdp.errors import ClosedError
+from .reply import Reply
+from .session import Call, Outcome
+from .sharing import Follower, SharedConnection
+
+# The states of `concurrent.futures.Future`.
+PENDING: Final = "PENDING"
+CANCELLED: Final = "CANCELLED_AND_NOTIFIED"
+FINISHED: Final = "FINISHED"
+
+NAP: Final = 0.0005
+"""Seconds that a request may remain unsent, and replies uncollected, while callers are expected to wait for replies."""
+MAX_NAP: Final = 0.1
+
+log = logging.getLogger("zmdp.client")
+
+
+class ReplyFuture(Future[Reply]):
+    """The future of a reply.  Cancelling it cancels the request.
+
+    A thread that waits for its result drives the connection.  It shares one lock with all futures of the client and is
+    settled without a call for each step, which is several times as fast as `Future`'s own methods.
+    """
+
+    def __init__(self, thread: "FutureThread") -> None:
+        # As `Future.__init__`, but for the lock.
+        self._condition = thread.settling
+        self._state = PENDING
+        self._result: Reply | None = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        self.follower: Follower | None = None
+        self.call: Call | None = None
+        self._thread = thread
+
+    def __bool__(self) -> bool:
+        return self._state != PENDING
+
+    def put(self, outcome: Outcome) -> None:
+        """Settle it, under the lock of the futures.  Its callbacks are called by the client's own thread."""
+        self._thread.promised -= 1
+        if self._state != PENDING:
+            return  # it was cancelled
+        self._state = FINISHED
+        if isinstance(outcome, Reply):
+            self._result = outcome
+            for waiter in self._waiters:
+                waiter.add_result(self)
+        else:
+            self._exception = outcome
+            for waiter in self._waiters:
+                waiter.add_exception(self)
+        if self._done_callbacks:
+            self._thread.callbacks.append(self)
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """Return the reply, waiting for it for at most `timeout` seconds."""
+        if self._state == PENDING:
+            self._thread.wait(self, timeout)
+        if self._state == FINISHED and self._exception is None:
+            return cast("Reply", self._result)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what the request failed with, or None, waiting for at most `timeout` seconds."""
+        if self._state == PENDING:
+            self._thread.wait(self, timeout)
+        return super().exception(0)
+
+    def cancel(self) -> bool:
+        """Cancel the request.  Return False if its reply has come."""
+        with self._condition:
+            if self._state != PENDING:
+                return self._state == CANCELLED
+            self._state = CANCELLED
+            for waiter in self._waiters:
+                waiter.add_cancelled(self)
+        self._thread.cancelled(self)
+        self.run_callbacks()
+        return True
+
+    def run_callbacks(self) -> None:
+        """Call what was to be called when it is done."""
+        callbacks, self._done_callbacks = self._done_callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except BaseException:  # such as SystemExit: the other callbacks are to be called all the same
+                log.exception("a future's callback failed")
+
+
+class FutureThread:
+    """The client's own thread: it calls the futures' callbacks, and drives the connection while no caller does.
+
+    It drives at once, unless callers have lately waited for their futures.  Those do so again in the next moment, and a
+    thread that drives itself has its replies without a change of threads.  So it naps then, and only takes over when
+    nothing has happened meanwhile.
+    """
+
+    def __init__(self, shared: SharedConnection) -> None:
+        self.promised = 0
+        """Futures that are not settled, except those that were cancelled."""
+        self.callbacks: deque[ReplyFuture] = deque()
+        """Futures whose callbacks are to be called."""
+        self.settling = shared.settling
+        self.asleep = False
+        """It waits until it is notified."""
+        self._shared = shared
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition(shared.lock)
+        self._ident: int | None = None
+        self._leaves = False
+        """It is to stop driving, because a caller wants to."""
+        self._awaited = False
+        """Callers have lately waited for their futures."""
+        self._submitted = 0
+        self._unsent_since = 0.0
+        shared.vacated = self._vacated
+        shared.delivered = self._delivered
+
+    # ── what callers do ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submitted(self, future: ReplyFuture, call: Call) -> None:
+        """Take charge of a future.  Its request is sent at once if no other is outstanding, else a moment later.
+
+        Under the lock.
+        """
+        future.call = call
+        self.promised += 1
+        self._submitted += 1
+        shared, session = self._shared, self._shared.session
+        now = time.monotonic()
+        if session.unsent == 1:
+            self._unsent_since = now
+        if shared.driver is not None:
+            if shared.driver == threading.get_ident() or now - self._unsent_since < NAP:
+                shared.wake()  # it sends all that there is by then
+            else:
+                shared.send()
+        elif session.outstanding == 1 or now - self._unsent_since >= NAP:
+            shared.send()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="zmdp-client", daemon=True)
+            self._thread.start()
+        elif self.asleep and shared.driver is None:
+            self._notify()
+
+    def wait(self, future: ReplyFuture, timeout: float | None) -> None:
+        """Wait until `future` is settled, for at most `timeout` seconds."""
+        shared = self._shared
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            with shared.lock:
+                if self._ident != threading.get_ident():
+                    self._awaited = True
+                    if shared.driver is not None and shared.driver == self._ident:
+                        self._leaves = True
+                        shared.wake()
+                shared.wait(future.__bool__, until, future)
+        except zmq.ZMQError as error:  # its context was terminated, for example
+            self._fail(error)
+        shared.cancel_unwanted()
+
+    def cancelled(self, future: ReplyFuture) -> None:
+        """Cancel the request of a future."""
+        shared = self._shared
+        with shared.lock:
+            if future.follower is not None:
+                future.follower.wake()
+            call = future.call
+            if call is not None and not call.ended and not shared.closed:
+                self.promised -= 1
+                shared.session.cancel(call)
+                shared.send()
+        shared.cancel_unwanted()
+
+    def close(self) -> None:
+        """End the thread, after the client was closed and the callbacks have been called."""
+        with self._shared.lock:
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _vacated(self) -> None:
+        if self.asleep and (self.promised or self._shared.session.unsent):
+            self._notify()
+
+    def _delivered(self) -> None:
+        if self.callbacks and self._thread is not None:
+            self._notify()
+
+    def _notify(self) -> None:
+        self.asleep = False
+        self._changed.notify()
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        shared = self._shared
+        self._ident = threading.get_ident()
+        while True:
+            try:
+                with shared.lock:
+                    self._serve()
+            except Exception as error:
+                log.exception("the client's connection failed")
+                with shared.lock:
+                    self._thread = None  # the next future starts another
+                self._fail(error)
+                self._run_callbacks()
+                return
+            shared.cancel_unwanted()
+            self._run_callbacks()
+            if shared.closed and not self.callbacks:
+                return
+
+    def _fail(self, error: Exception) -> None:
+        self._shared.fail(lambda: ClosedError(f"the client's connection failed: {error}"))
+
+    def _run_callbacks(self) -> None:
+        while self.callbacks:
+            self.callbacks.popleft().run_callbacks()
+
+    def _serve(self) -> None:
+        """Drive or wait until callbacks are to be called.  Under the lock."""
+        shared, session = self._shared, self._shared.session
+        nap, seen = NAP, -1
+        while not self.callbacks and not shared.closed:
+            idle = self._progress() == seen
+            if shared.driver is None and self.promised and (idle or not self._awaited):
+                self._awaited = self._leaves = False
+                shared.wait(self._stops_driving)
+                nap, seen = NAP, -1
+                continue
+            if shared.driver is None and session.unsent and time.monotonic() - self._unsent_since >= NAP:
+                shared.send()
+            nap = 2 * nap if idle else NAP
+            seen = self._progress()
+            self.asleep = nap > NAP
+            self._changed.wait(nap if nap <= MAX_NAP else None)
+            if not self.asleep:
+                nap = NAP
+            self.asleep = False
+
+    def _progress(self) -> int:
+        """A number that changes when anything is submitted or delivered."""
+        return self._submitted + self._shared.deliveries
+
+    def _stops_driving(self) -> bool:
+        return self._leaves or bool(self.callbacks) or not self.promised

@@ -1,0 +1,167 @@
+"""The load in C, in the batched form of X1: a broker in a few lines reads and answers it with `mdp/batch.py`."""
+
+import itertools
+import math
+import os
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+
+import pytest
+import zmq
+
+from zmdp.mdp import batch, wire
+
+BENCH = Path(__file__).parents[2] / "bench"
+SERVICE = b"bench"
+FINAL_TO_CLIENT = 3
+
+
+@pytest.fixture
+def native(monkeypatch):
+    """The benchmarks are programs and no package: their folder is on the path as when they run."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    import native
+
+    yield native
+    for name in set(sys.modules) - before:
+        if name == "native":
+            del sys.modules[name]
+
+
+class Broker(threading.Thread):
+    """Gives all workers as much as they take, and answers what has come together in one message."""
+
+    def __init__(self):
+        super().__init__()
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        port = self.router.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self.free = {}  # credit by worker
+        self.waiting = deque()
+        self.addresses = itertools.count(1)
+        self.held = {}  # client and number by address
+        self.sizes = []  # requests of each message
+        self.attachments = 0
+        self.credits = []
+        self.heartbeats = 0
+        self.all_gone = threading.Event()
+        self.invalid = []
+        self.workers = 0
+        self.ended = threading.Event()
+
+    def run(self):
+        try:
+            while not self.ended.is_set():
+                if self.router.poll(20):
+                    self.handle(self.router.recv_multipart())
+        finally:
+            self.context.destroy(linger=0)
+
+    def handle(self, message):
+        peer, header = message[0], message[2]
+        assert message[1] == b""
+        if len(message) == 3:
+            self.heartbeats += 1
+            return
+        if message[3:] == [b"\x06"]:
+            self.workers -= 1
+            if not self.workers:
+                self.all_gone.set()
+            return
+        assert message[3] == b"\x09"
+        self.attachments += len(message) - 5
+        read = batch.from_client if header == wire.CX1 else batch.from_worker
+        commands = read(message, 2, (peer, b""), 1 << 30, 100)
+        self.sizes += [len(commands)] * (header == wire.CX1)
+        answers = {}
+        for command in commands:
+            if isinstance(command, wire.Request):
+                assert command.service == SERVICE
+                self.waiting.append((peer, command.number, command.body))
+            elif isinstance(command, wire.Ready):
+                assert command.service == SERVICE
+                self.free[peer] = command.credit
+                self.credits.append(command.credit)
+                self.router.send_multipart([peer, b"", wire.WX1])
+                self.workers += 1
+            elif isinstance(command, wire.Reply) and command.final:
+                client, number, body = self.held.pop(command.address)
+                assert list(map(bytes, command.body)) == list(map(bytes, body))
+                self.free[peer] += 1
+                answer = answers.setdefault(client, batch.Batch((client, b""), wire.CX1))
+                answer.reply(FINAL_TO_CLIENT, number, command.body)
+            else:
+                self.invalid.append(command)
+        for answer in answers.values():
+            self.send(answer)
+        self.dispatch()
+
+    def dispatch(self):
+        for worker in self.free:
+            work = batch.Batch((worker, b""), wire.WX1)
+            while self.waiting and self.free[worker]:
+                self.free[worker] -= 1
+                request = self.waiting.popleft()
+                address = next(self.addresses)
+                self.held[address] = request
+                work.work(address, 0, 1, b'{"headers": {"a": "b"}}', request[2])
+            self.send(work)
+
+    def send(self, packed):
+        for message in packed.messages():
+            self.router.send_multipart(message)
+
+
+@pytest.fixture
+def broker():
+    broker = Broker()
+    broker.start()
+    yield broker
+    broker.ended.set()
+    broker.join()
+
+
+@pytest.fixture(scope="module")
+def tools():
+    sys.path.insert(0, str(BENCH))
+    try:
+        import native
+
+        with native.built() as tools:
+            yield tools
+    except native.Missing as missing:
+        pytest.skip(str(missing))
+    finally:
+        sys.path.remove(str(BENCH))
+        del sys.modules["native"]
+
+
+@pytest.mark.parametrize("body", [0, 32, 9000, 70_000])
+def test_the_load_speaks_the_batched_form(native, tools, broker, body):
+    with native.Loading(
+        tools, os.getpid(), broker.endpoint, native.BATCHED, clients=2, workers=2, outstanding=100, body=body
+    ) as loading:
+        found = loading.turn(0.05)
+    assert found.requests >= 200
+    assert broker.credits == [64, 64]
+    assert broker.heartbeats == 2  # answered by a bare header, so that the broker does not change to the framed form
+    assert broker.invalid == []
+    assert (broker.attachments > 0) == (body >= wire.SHARED)
+    # The first requests of a client go together, as far as one message holds them.
+    most = {0: 100, 32: 100, 9000: 64, 70_000: 14}[body]
+    assert broker.sizes[0] == most
+    # So do those for the replies that arrived together: a worker's credit is 64, and it answers in one message.
+    assert max(broker.sizes[2 * math.ceil(100 / most) :]) > 1
+    assert broker.all_gone.wait(10)
+
+
+def test_the_load_registers_with_a_credit(native, tools, broker):
+    with native.Loading(
+        tools, os.getpid(), broker.endpoint, native.BATCHED, clients=1, workers=1, outstanding=10, credit=3
+    ) as loading:
+        loading.turn(0.01)
+    assert broker.credits == [3]

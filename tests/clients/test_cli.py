@@ -1,0 +1,85 @@
+"""`mdclient` with brokers of other makes."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+from support.router import Router
+
+from zmdp.clients.cli import cli
+from zmdp.mdp.errors import ServiceNotFound
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import Worker
+
+
+@contextmanager
+def without_mmi():
+    """A 0.2 broker that answers `echo` and nothing else; it keeps the envelope.  Yields it and what it was asked."""
+    with Router() as router:
+        asked, ended = [], threading.Event()
+
+        def serve():
+            while not ended.is_set():
+                try:
+                    message = router.recv(0.05)
+                except AssertionError:
+                    continue
+                asked.append(message[1:])
+                at = message.index(b"MDPC02")
+                if message[at + 2] == b"echo":
+                    router.send(*message[:at], b"MDPC02", b"\x02", b"echo", b"part")
+                    router.send(*message[:at], b"MDPC02", b"\x03", b"echo", *message[at + 3 :])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield router.endpoint, asked
+        finally:
+            ended.set()
+            thread.join()
+
+
+def run(*arguments):
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout_bytes
+
+
+@pytest.mark.parametrize("command", ["call", "stream"])
+@pytest.mark.parametrize("wait", [(), ("--wait",)], ids=["", "wait"])
+def test_a_broker_that_does_not_implement_mmi(command, wait):
+    # C38
+    with without_mmi() as (at, asked):
+        printed = run(command, "echo", "hello", "--broker", at, "--protocol", "0.2", "--timeout", "20", *wait)
+        assert printed == b"part\nhello\n"
+        assert [message[:3] for message in asked if message[2] == b"echo"] == [[b"MDPC02", b"\x01", b"echo"]]
+
+
+def test_a_benchmark_of_a_broker_that_does_not_implement_mmi():
+    # C38
+    with without_mmi() as (at, _):
+        speak = ("--broker", at, "--protocol", "0.2")
+        assert b"errors: none" in run("bench", "echo", "hello", *speak, "--load", "sync", "--seconds", "0.1")
+
+
+def test_with_an_envelope():
+    # C36
+    with without_mmi() as (at, asked):
+        assert run("call", "echo", "hello", "--broker", at, "--protocol", "0.2", "--envelope") == b"part\nhello\n"
+        assert {message[0] for message in asked} == {b""}
+
+
+@pytest.mark.parametrize("protocol", ["X1", "0.2"])
+def test_a_service_that_is_not_there_is_told_at_once(protocol):
+    with running_broker() as server:
+        with pytest.raises(ServiceNotFound, match=r"no worker offers 'nobody' at tcp://.* --wait waits for it"):
+            run("call", "nobody", "--broker", server.endpoints[0], "--protocol", protocol)
+
+
+def test_the_live_view_shows_each_connection():
+    with running_broker() as server, Worker("echo", list, broker=server.endpoints[0], concurrency=3):
+        printed = run("top", "--broker", server.endpoints[0], "--count", "1").decode()
+        assert [line.split()[1] for line in printed.splitlines() if line.startswith("00")] in ([], ["echo"])
+        assert printed.count(" X1 ") == 1

@@ -1,0 +1,292 @@
+"""The futures of `Client.submit`: true futures, settled in bulk, collected by whoever waits."""
+
+import asyncio
+import threading
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    CancelledError,
+    Future,
+    InvalidStateError,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
+
+import pytest
+import zmq
+from support.batched import BatchedRouter, requests
+from support.processes import eventually
+
+from zmdp.clients import Client, ClosedError, RequestTimeout
+
+
+@pytest.fixture
+def router():
+    with BatchedRouter() as router:
+        yield router
+
+
+@pytest.fixture
+def client(router):
+    with Client(router.endpoint, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def submit(client, router, many=1):
+    """Futures of requests that have reached the broker, and the requests."""
+    futures = [client.submit("echo", b"%d" % number) for number in range(many)]
+    return futures, router.requests(many)
+
+
+def answer(router, asked):
+    router.reply(*((each, each.body) for each in asked))
+
+
+# ── a Future ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_life_of_a_future(client, router):
+    (future,), asked = submit(client, router)
+    assert isinstance(future, Future)
+    assert (future.done(), future.running(), future.cancelled()) == (False, False, False)
+    assert "state=pending" in repr(future)
+    for ask in (future.result, future.exception):
+        with pytest.raises(TimeoutError) as caught:
+            ask(0.01)
+        assert not isinstance(caught.value, RequestTimeout)  # it is not over
+    answer(router, asked)
+    assert future.result(10) == [b"0"]
+    assert (future.done(), future.cancelled(), future.exception()) == (True, False, None)
+    assert not future.cancel()
+    assert "state=finished returned Reply" in repr(future)
+
+
+def test_a_future_that_fails(client):
+    future = client.submit("echo", timeout=0.05, retries=0)
+    assert isinstance(future.exception(10), RequestTimeout)
+    with pytest.raises(RequestTimeout):
+        future.result()
+
+
+def test_a_future_is_settled_by_nobody_else(client, router):
+    (future,), asked = submit(client, router)
+    answer(router, asked)
+    future.result(10)
+    with pytest.raises(InvalidStateError):
+        future.set_result([b"another"])
+
+
+def test_wait_and_as_completed(client, router):
+    futures, asked = submit(client, router, 10)
+    answer(router, asked[5:])
+    assert set(wait(futures[5:], 10).done) == set(futures[5:])
+    assert wait(futures, 0).not_done == set(futures[:5])
+    failing = client.submit("echo", timeout=0.05, retries=0)
+    assert wait([*futures[:5], failing], 10, FIRST_EXCEPTION).done == {failing}
+    futures[0].cancel()
+    answer(router, asked[1:5])
+    assert set(as_completed(futures, 10)) == set(futures)
+
+
+def test_awaited_by_asyncio(client, router):
+    async def scenario():
+        futures, asked = submit(client, router, 10)
+        waiting = [asyncio.wrap_future(future) for future in futures]
+        answer(router, asked)
+        return await asyncio.gather(*waiting)
+
+    assert asyncio.run(scenario()) == [[b"%d" % number] for number in range(10)]
+
+
+def test_many_threads_wait_for_one_future(client, router, pool):
+    (future, other), asked = submit(client, router, 2)
+    waiting = [pool.submit(future.result, 20) for _ in range(6)]
+    eventually(lambda: len(client._dialog._shared._followers) >= 5)
+    answer(router, asked[:1])
+    assert [each.result(20) for each in waiting] == [[b"0"]] * 6
+    waiting = [pool.submit(other.result, 20) for _ in range(6)]
+    eventually(lambda: len(client._dialog._shared._followers) >= 5)
+    assert other.cancel()
+    for each in waiting:
+        assert isinstance(each.exception(20), CancelledError)
+
+
+def test_a_cancelled_future(client, router):
+    called = []
+    (future,), asked = submit(client, router)
+    future.add_done_callback(called.append)
+    assert future.cancel()
+    assert future.cancel()
+    assert (future.cancelled(), future.done(), called) == (True, True, [future])
+    for ask in (future.result, future.exception):
+        with pytest.raises(CancelledError):
+            ask()
+    message = router.recv()
+    assert message[3:] == [b"\x09", b"\0\0\0\x09\x05" + asked[0].number.to_bytes(8, "big")]
+    future.add_done_callback(called.append)
+    assert called == [future] * 2
+
+
+def test_cancelled_by_many_threads(client, router, pool):
+    for _ in range(20):
+        futures, asked = submit(client, router, 8)
+        cancelling = [pool.submit(future.cancel) for future in futures for _ in range(2)]
+        answer(router, asked)
+        outcomes = [each.result(10) for each in cancelling]
+        for number, future in enumerate(futures):
+            assert future.cancelled() == outcomes[2 * number] == outcomes[2 * number + 1]
+            assert future.cancelled() or future.result(10) == [b"%d" % number]
+    eventually(lambda: client._dialog._shared.session.outstanding == 0)
+    assert client._dialog._futures.promised == 0
+
+
+# ── callbacks ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_callbacks_are_called_in_order_by_one_thread(client, router):
+    called, done = [], threading.Event()
+
+    def note(future):
+        called.append((future.result(0), threading.current_thread().name))
+        if len(called) == 40:
+            done.set()
+
+    futures, asked = submit(client, router, 20)
+    for future in futures:
+        future.add_done_callback(note)
+        future.add_done_callback(note)
+    answer(router, asked)
+    assert done.wait(10)
+    assert called == [([b"%d" % (number // 2)], "zmdp-client") for number in range(40)]
+
+
+def test_a_callback_may_wait_for_another_future(client, router):
+    waited, waits, done = [], threading.Event(), threading.Event()
+    (first, second), asked = submit(client, router, 2)
+
+    def wait_for_other(_):
+        waits.set()
+        waited.append(second.result(10))
+        done.set()
+
+    first.add_done_callback(wait_for_other)
+    answer(router, asked[:1])
+    assert waits.wait(10)
+    answer(router, asked[1:])
+    assert done.wait(10)
+    assert waited == [[b"1"]]
+
+
+def test_a_callback_that_blocks_keeps_no_other_future_from_who_waits(client, router):
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def block(_):
+        blocked.set()
+        assert go_on.wait(10)
+
+    (first, second), asked = submit(client, router, 2)
+    first.add_done_callback(block)
+    answer(router, asked[:1])
+    assert blocked.wait(10)
+    answer(router, asked[1:])
+    assert second.result(10) == [b"1"]
+    go_on.set()
+
+
+# ── what goes out together, and that everything goes out ─────────────────────────────────────────────────────────────
+
+
+def test_what_is_submitted_in_a_row_goes_out_in_few_messages(client, router):
+    router.reply((submit(client, router)[1][0], [b"x"]))
+    submitted = [client.submit("echo", b"%d" % number) for number in range(200)]
+    taken, messages = [], 0
+    while len(taken) < 200:
+        taken += requests(router.recv())
+        messages += 1
+    assert [asked.body for asked in taken] == [[b"%d" % number] for number in range(200)]
+    assert messages < 200
+    answer(router, taken)
+    assert [future.result(10) for future in submitted] == [[b"%d" % number] for number in range(200)]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["while another waits", "after somebody has waited"])
+def test_nothing_remains_unsent(client, router, pool, first):
+    """Whether or not anybody waits for it, and whoever drives."""
+    (_, other), asked = submit(client, router, 2)
+    if first:
+        pool.submit(other.result, 60)
+        eventually(lambda: client._dialog._shared.driver is not None)
+    else:
+        answer(router, asked)
+        assert other.result(10) == [b"1"]
+    for number in range(30):
+        for _ in range(3):
+            client.submit("echo", b"more")
+        assert len(router.requests(3)) == 3, number
+    if first:
+        answer(router, asked)
+
+
+def test_a_caller_that_waits_drives(client, router, pool):
+    """It takes over from the client's own thread, which drives on when the caller has what it waited for."""
+    thread, shared = client._dialog._futures, client._dialog._shared
+    (first, second), asked = submit(client, router, 2)
+    eventually(lambda: shared.driver == thread._ident is not None)
+    idents = []
+    waiting = pool.submit(lambda: (idents.append(threading.get_ident()), first.result(20))[1])
+    eventually(lambda: idents and shared.driver == idents[0])
+    answer(router, asked[:1])
+    assert waiting.result(10) == [b"0"]
+    eventually(lambda: shared.driver == thread._ident)
+    called = threading.Event()
+    second.add_done_callback(lambda _: called.set())
+    answer(router, asked[1:])
+    assert called.wait(10)
+
+
+def test_what_threads_ask_when_their_replies_come_together_goes_out_in_few_messages(client, router, pool):
+    asking = [pool.submit(lambda: [client.request("echo", b"x") for _ in range(20)]) for _ in range(8)]
+    messages = 0
+    for _ in range(20):
+        taken = []
+        while len(taken) < 8:
+            taken += requests(router.recv())
+            messages += 1
+        answer(router, taken)
+    assert [each.result(20) for each in asking] == [[[b"x"]] * 20] * 8
+    assert messages < 160
+
+
+# ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_closing_settles_all(router):
+    client, called = Client(router.endpoint, timeout=60), []
+    futures, _ = submit(client, router, 10)
+    for future in futures:
+        future.add_done_callback(called.append)
+    client.close()
+    assert all(isinstance(future.exception(0), ClosedError) for future in futures)
+    assert called == futures
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["while a caller waits", "while none waits"])
+def test_a_context_that_is_terminated_settles_all(router, waits):
+    context = zmq.Context()
+    client = Client(router.endpoint, timeout=60, context=context)
+    futures, _ = submit(client, router, 3)
+    eventually(lambda: client._dialog._shared.driver is not None)
+    terminating = threading.Thread(target=context.term)
+    terminating.start()
+    if not waits:
+        client._dialog._shared.wake()
+        eventually(lambda: all(future.done() for future in futures))
+    assert all(isinstance(future.exception(10), ClosedError) for future in futures)
+    client.close()
+    terminating.join()

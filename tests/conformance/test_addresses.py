@@ -1,0 +1,199 @@
+"""Addresses (C32): one for each dispatch, so that a reply counts once, and for the request that it is a reply to."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+from support.peers import BatchClient, BatchWorker, Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+
+Start = Callable[..., Bench]
+
+each_worker = pytest.mark.parametrize("worker_kind", [OldWorker, Worker, X1Worker, BatchWorker])
+each_client = pytest.mark.parametrize("client_kind", [OldClient, Client, X1Client, BatchClient])
+
+
+def registered(bench: Bench, kind: Callable[..., Any], service: bytes = b"echo") -> Any:
+    worker = bench.connect(kind)
+    worker.ready(service)
+    worker.sync()
+    return worker
+
+
+@each_worker
+def test_c32_a_second_final_while_the_worker_is_idle(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.client(), registered(bench, worker_kind)
+    client.request(b"echo", b"1")
+    address = worker.work(b"1")
+    for body in (b"one", b"two", b"three"):
+        worker.final(address, body)
+    worker.nothing()
+    client.final(b"echo", b"one")
+    client.nothing()
+    assert bench.stats()["late"] == 2
+    assert bench.stats()["disconnected"] == {}
+    client.request(b"echo", b"2")  # the worker is still there
+    worker.final(worker.work(b"2"), b"four")
+    client.final(b"echo", b"four")
+
+
+@each_worker
+@each_client
+def test_c32_a_second_final_while_the_worker_has_the_next_request(
+    bench: Bench, worker_kind: Callable[..., Any], client_kind: Callable[..., Any]
+) -> None:
+    client, worker = bench.connect(client_kind), registered(bench, worker_kind)
+    client.request(b"echo", b"1")
+    first = worker.work(b"1")
+    worker.final(first, b"reply to 1")
+    client.final(b"echo", b"reply to 1")
+    client.request(b"echo", b"2")
+    second = worker.work(b"2")
+    assert second != first
+    worker.final(first, b"reply to 1")
+    worker.nothing()
+    client.nothing()
+    assert bench.stats()["running"] == 1
+    worker.final(second, b"reply to 2")
+    client.final(b"echo", b"reply to 2")
+    assert bench.stats()["late"] == 1
+
+
+@each_worker
+def test_c32_twenty_callers_and_a_worker_that_says_everything_twice(
+    bench: Bench, worker_kind: Callable[..., Any]
+) -> None:
+    # Seen: 7 of 20 callers received somebody else's reply.
+    clients = [bench.client() for _ in range(20)]
+    worker = registered(bench, worker_kind)
+    for number, client in enumerate(clients):
+        client.request(b"echo", b"%d" % number)
+        client.sync()
+    for number in range(20):
+        address = worker.work(b"%d" % number)
+        for _ in range(2):
+            worker.final(address, b"reply to %d" % number)
+    worker.nothing()
+    for number, client in enumerate(clients):
+        client.final(b"echo", b"reply to %d" % number)
+        client.nothing()
+    assert bench.stats()["late"] == 20
+
+
+@pytest.mark.parametrize("late", ["partial", "error", "final", "release"])
+@pytest.mark.parametrize("worker_kind", [X1Worker, BatchWorker])
+def test_c32_whatever_is_said_of_a_request_that_has_ended(
+    bench: Bench, worker_kind: Callable[..., Any], late: str
+) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind)
+    client.request(b"echo", b"hello")
+    address = worker.work(b"hello")
+    worker.final(address, b"world")
+    client.final(b"echo", b"world")
+    getattr(worker, late)(address, *{"release": [], "error": [b"500", b"text"]}.get(late, [b"body"]))
+    worker.nothing()
+    client.nothing()
+    assert bench.stats()["late"] == 1
+    assert bench.stats()["disconnected"] == {}
+
+
+@each_worker
+def test_c32_a_late_final_after_the_request_went_to_another_worker(
+    bench: Bench, worker_kind: Callable[..., Any]
+) -> None:
+    client, slow = bench.client(), registered(bench, worker_kind)
+    client.request(b"echo", b"hello")
+    address = slow.work(b"hello")
+    slow.break_rules()
+    other = bench.worker(b"echo")
+    anew = other.work(b"hello")
+    assert anew != address
+    slow.ready(b"echo")
+    for body in (b"too late", b"and again"):
+        slow.final(address, body)
+    slow.nothing()
+    client.nothing()
+    other.final(anew, b"in time")
+    client.final(b"echo", b"in time")
+    client.nothing()
+    assert bench.stats()["late"] == 2
+
+
+def test_c32_the_address_of_an_earlier_attempt_at_the_same_worker(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello")
+    released = worker.work(b"hello")
+    worker.release(released)
+    address = worker.work(b"hello")
+    assert address != released
+    worker.final(released, b"misled")
+    client.nothing()
+    worker.final(address, b"world")
+    client.final(b"echo", b"world")
+    assert bench.stats()["late"] == 1
+
+
+def test_c32_addresses_are_printable_and_never_repeat(bench: Bench) -> None:
+    client, seen = bench.client(), set()
+    kinds = [OldWorker, Worker, X1Worker, BatchWorker]
+    for kind in kinds * 2:
+        worker = registered(bench, kind)
+        for _ in range(25):
+            client.request(b"echo", b"hello")
+        client.sync()
+        for _ in range(25):
+            address = worker.work(b"hello")
+            assert address.isascii()
+            assert address.decode().isprintable()
+            assert 1 <= len(address) <= 255
+            assert address not in seen
+            seen.add(address)
+            worker.final(address, b"world")
+            client.final(b"echo", b"world")
+        worker.break_rules()
+        worker.close()
+
+
+def test_c32_two_brokers_do_not_begin_with_the_same_address(start: Start) -> None:
+    # else what a worker sends late, after its broker was restarted, would match
+    addresses = set()
+    for _ in range(3):
+        bench = start()
+        client, worker = bench.client(), bench.worker(b"echo")
+        client.request(b"echo", b"hello")
+        addresses.add(worker.work(b"hello"))
+    assert len(addresses) == 3
+
+
+SECRET = b"routing-id-of-somebody"
+
+
+@each_worker
+@each_client
+def test_c32_no_worker_sees_a_routing_id(
+    bench: Bench, worker_kind: Callable[..., Any], client_kind: Callable[..., Any]
+) -> None:
+    client = bench.connect(client_kind, options={zmq.IDENTITY: SECRET})
+    worker = registered(bench, worker_kind)
+    client.request(b"echo", b"hello")
+    message = worker.command()
+    assert not any(SECRET in frame for frame in message)
+    (peer,) = bench.server.broker.registry.clients
+    assert peer == SECRET  # or nothing was proved
+
+
+@each_worker
+def test_c32_nobody_is_told_a_workers_routing_id(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.client(), bench.connect(worker_kind, options={zmq.IDENTITY: SECRET})
+    worker.ready(b"echo")
+    worker.sync()
+    for name in (b"mmi.workers", b"mmi.services", b"mmi.stats", b"mmi.broker"):
+        told = bench.mmi(name, b"")
+        assert SECRET not in told
+        assert SECRET.hex().encode() not in told
+    (row,) = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]
+    assert isinstance(row["id"], int)
+    client.request(b"echo", b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    assert client.recv() == [b"MDPC02", b"\x03", b"echo", b"world"]

@@ -1,0 +1,616 @@
+"""X1 workers that hold many requests: credit, which worker is next (C21), RELEASE, and leaving (docs/x1.md)."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.peers import BatchClient, BatchWorker, Bench, X1Client, X1Worker
+
+Start = Callable[..., Bench]
+
+each_worker = pytest.mark.parametrize("worker_kind", [X1Worker, BatchWorker])
+each_client = pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
+
+
+def registered(bench: Bench, kind: Callable[..., Any], credit: int, service: bytes = b"echo") -> Any:
+    worker = bench.connect(kind)
+    worker.ready(service, credit=credit)
+    worker.sync()
+    return worker
+
+
+def ask(client: X1Client, *bodies: int) -> None:
+    """Have the broker take in a request for each body."""
+    for body in bodies:
+        client.request(b"echo", b"%d" % body)
+    client.sync()
+
+
+def held(worker: Any, *bodies: int) -> list[bytes]:
+    """Expect these requests and nothing else; returns their addresses."""
+    addresses = [worker.work(b"%d" % body) for body in bodies]
+    worker.nothing()
+    return addresses
+
+
+def row(bench: Bench) -> dict[str, Any]:
+    """What the broker tells of the only worker."""
+    (only,) = json.loads(bench.mmi(b"mmi.workers", b""))["workers"]
+    assert isinstance(only, dict)
+    return only
+
+
+# ── how many ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@each_worker
+@each_client
+def test_a_worker_holds_as_many_as_it_gives_credit_for(
+    bench: Bench, worker_kind: Callable[..., Any], client_kind: Callable[..., Any]
+) -> None:
+    client, worker = bench.connect(client_kind), registered(bench, worker_kind, 3)
+    ask(client, *range(1, 6))
+    addresses = held(worker, 1, 2, 3)
+    assert (bench.stats()["running"], bench.stats()["queued"]) == (3, 2)
+    worker.final(addresses[1], b"two")  # in any order
+    client.final(b"echo", b"two", number=b"2")
+    addresses += held(worker, 4)
+    worker.error(addresses[0], b"500", b"no good")
+    client.error(b"echo", b"500", b"no good", number=b"1")
+    addresses += held(worker, 5)
+    for number, address in ((5, addresses[4]), (3, addresses[2]), (4, addresses[3])):
+        worker.partial(address, b"begun")
+        worker.final(address, b"done")
+        client.partial(b"echo", b"begun", number=b"%d" % number)
+        client.final(b"echo", b"done", number=b"%d" % number)
+    client.nothing()
+    worker.nothing()
+    assert bench.stats()["running"] == 0
+
+
+def test_the_default_is_one(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    ask(client, 1, 2)
+    (address,) = held(worker, 1)
+    worker.final(address, b"done")
+    held(worker, 2)
+
+
+@each_worker
+@pytest.mark.parametrize("credit", [6, 10**4, 2**32 - 1])
+def test_the_broker_has_a_limit(start: Start, worker_kind: Callable[..., Any], credit: int) -> None:
+    bench = start(max_credit=5)
+    client, worker = bench.x1_client(), registered(bench, worker_kind, credit)
+    ask(client, *range(1, 9))
+    addresses = held(worker, 1, 2, 3, 4, 5)
+    worker.credit(credit)
+    worker.nothing()
+    worker.final(addresses[0], b"done")
+    held(worker, 6)
+    assert row(bench)["credit"] == 5
+
+
+def test_a_framed_credit_may_have_20_digits(start: Start) -> None:
+    bench = start(max_credit=2)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    worker.credit(10**20 - 1)
+    ask(client, 1, 2, 3)
+    held(worker, 1, 2)
+
+
+@each_worker
+def test_credit_is_absolute(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    ask(client, *range(1, 8))
+    addresses = held(worker, 1)
+    worker.credit(2)
+    addresses += held(worker, 2)
+    worker.credit(4)
+    addresses += held(worker, 3, 4)
+    worker.credit(4)
+    worker.nothing()
+    worker.credit(2)  # it keeps what it has
+    worker.nothing()
+    assert row(bench)["held"] == 4
+    for address in addresses[:2]:
+        worker.final(address, b"done")
+        worker.nothing()
+    worker.final(addresses[2], b"done")
+    held(worker, 5)
+
+
+@each_worker
+def test_credit_0_is_a_pause(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
+    ask(client, 1)
+    (address,) = held(worker, 1)
+    worker.credit(0)
+    ask(client, 2)
+    worker.nothing()
+    worker.final(address, b"done")
+    client.final(b"echo", b"done", number=b"1")
+    worker.nothing()
+    assert bench.status(b"echo") == b"200"  # it is there all the same
+    assert bench.stats()["queued"] == 1
+    client.request(b"echo", b"3", options=b'{"wait":false}')  # so this one waits
+    client.nothing()
+    worker.credit(1)
+    worker.final(*held(worker, 2), b"done")
+    client.final(b"echo", b"done", number=b"2")
+
+
+@each_worker
+def test_a_worker_may_begin_with_0(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 0)
+    ask(client, 1)
+    worker.nothing()
+    assert bench.status(b"echo") == b"200"
+    worker.credit(1)
+    held(worker, 1)
+
+
+def test_credit_from_a_stranger_is_unexpected(bench: Bench) -> None:
+    # C14
+    for kind in (X1Worker, BatchWorker):
+        stranger = bench.connect(kind)
+        stranger.credit(5)
+        assert stranger.recv() == [*stranger.head, b"\x06"]
+        stranger.nothing()
+    assert bench.stats()["disconnected"] == {"not-registered": 2}
+
+
+# ── which worker, and whose request ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_c21_the_worker_with_the_fewest_outstanding_requests(bench: Bench) -> None:
+    # C21
+    client = bench.x1_client()
+    large, small = bench.x1_worker(b"echo", credit=5), bench.x1_worker(b"echo", credit=2)
+    ask(client, *range(1, 9))
+    addresses = [large.work(b"%d" % body) for body in (1, 3, 5, 6, 7)]
+    of_small = held(small, 2, 4)
+    large.nothing()
+    for address in addresses:
+        large.final(address, b"done")
+    large.work(b"8")
+    ask(client, 9, 10)
+    large.work(b"9")  # one against two
+    for address in of_small:
+        small.final(address, b"done")
+    small.sync()
+    ask(client, 11)
+    small.work(b"11")  # none against three
+    assert row_of(bench, 2)["held"] == 1
+
+
+def row_of(bench: Bench, worker: int) -> dict[str, Any]:
+    rows = {each["id"]: each for each in json.loads(bench.mmi(b"mmi.workers", b""))["workers"]}
+    found = rows[worker]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_c21_among_those_the_least_recently_used(bench: Bench) -> None:
+    # C21: with credit left everywhere, three workers take turns
+    client = bench.x1_client()
+    workers = [bench.x1_worker(b"echo", credit=9) for _ in range(3)]
+    ask(client, *range(9))
+    addresses = [held(worker, at, at + 3, at + 6) for at, worker in enumerate(workers)]
+    for at in (2, 0, 1):
+        for address in addresses[at]:
+            workers[at].final(address, b"done")
+        workers[at].sync()
+    ask(client, 20, 21, 22)
+    for body, at in enumerate((2, 0, 1), 20):
+        held(workers[at], body)
+
+
+def test_c21_workers_of_all_dialects(bench: Bench) -> None:
+    # C21: before X1, a worker has a credit of one
+    client = bench.x1_client()
+    workers = [bench.old_worker(b"echo"), bench.worker(b"echo"), bench.x1_worker(b"echo", credit=2)]
+    batched = bench.batch_worker(b"echo", credit=3)
+    ask(client, *range(1, 9))
+    for body, worker in enumerate(workers, 1):
+        worker.work(b"%d" % body)
+    batched.work(b"4")
+    workers[2].work(b"5")
+    held(batched, 6, 7)
+    assert bench.stats()["queued"] == 1
+
+
+def test_c20_clients_take_turns_for_a_workers_credit(bench: Bench) -> None:
+    # C20: one message with a hundred requests does not go before another client's one
+    greedy, modest = bench.batch_client(), bench.x1_client()
+    worker = bench.batch_worker(b"echo", credit=0)
+    ask(greedy, *range(100))
+    modest.request(b"echo", b"modest")
+    modest.sync()
+    worker.credit(4)
+    for body in (b"0", b"modest", b"1", b"2"):
+        worker.work(body)
+    worker.nothing()
+
+
+def test_c20_while_a_full_worker_becomes_free(bench: Bench) -> None:
+    # C20
+    greedy, modest = bench.x1_client(), bench.x1_client()
+    worker = bench.x1_worker(b"echo", credit=2)
+    ask(greedy, *range(10))
+    addresses = held(worker, 0, 1)
+    modest.request(b"echo", b"modest")
+    modest.sync()
+    for address in addresses:
+        worker.final(address, b"done")
+    worker.sync()
+    assert {worker.any_request()[2][0] for _ in range(2)} == {b"2", b"modest"}
+
+
+# ── a worker that takes all and does nothing ─────────────────────────────────────────────────────────────────────────
+
+
+@each_worker
+def test_what_a_hanging_worker_holds_ends_with_its_ttl(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 50)
+    for _ in range(50):
+        client.request(b"echo", b"hello", options=b'{"ttl":50}')
+    addresses = [worker.any_request()[0] for _ in range(50)]
+    for _ in range(50):
+        assert client.recv()[3:6] == [b"\x04", b"echo", b"408"]
+    for address in addresses:
+        worker.cancelled(address)
+    client.request(b"echo", b"more", options=b'{"ttl":50}')
+    client.error(b"echo", b"408")  # its credit is used up until it ends them
+    worker.nothing()
+    other = bench.x1_worker(b"echo")
+    client.request(b"echo", b"other")
+    other.final(other.work(b"other"), b"served")
+    client.final(b"echo", b"served")
+    worker.final(addresses[7], b"at last")
+    client.nothing()
+    assert bench.stats()["running"] == 49
+
+
+def test_others_are_served_beside_it(bench: Bench) -> None:
+    client, hanging = bench.x1_client(), bench.x1_worker(b"echo", credit=10)
+    ask(client, *range(10))
+    held(hanging, *range(10))
+    good = bench.x1_worker(b"echo", credit=2)
+    for number in range(10, 40):
+        client.request(b"echo", b"%d" % number)
+        good.final(good.work(b"%d" % number), b"done")
+        client.final(b"echo", b"done")
+    hanging.nothing()
+
+
+@each_worker
+def test_when_it_falls_silent_others_get_what_it_held(start: Start, worker_kind: Callable[..., Any]) -> None:
+    bench = start(heartbeat=0.05, liveness=10)
+    client, hanging = bench.x1_client(), registered(bench, worker_kind, 10)
+    ask(client, *range(10))
+    for number in range(10):
+        hanging.work(b"%d" % number)
+    bench.until(lambda: bench.stats()["lost"] == {"silent": 1})
+    good = bench.worker(b"echo")
+    for number in range(10):  # in their order
+        good.final(good.work(b"%d" % number), b"done")
+        client.final(b"echo", b"done", number=b"%d" % (number + 1))
+
+
+# ── RELEASE ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@each_worker
+def test_a_released_request_goes_to_another_worker_and_no_attempt_is_counted(
+    start: Start, worker_kind: Callable[..., Any]
+) -> None:
+    bench = start(max_attempts=1)
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 3)
+    ask(client, 1, 2, 3)
+    addresses = held(worker, 1, 2, 3)
+    worker.credit(1)
+    for address in reversed(addresses[1:]):  # the last first, so that they keep their order
+        worker.release(address)
+    worker.nothing()
+    assert (bench.stats()["running"], bench.stats()["queued"]) == (1, 2)
+    assert bench.stats()["late"] == 0
+    other = bench.x1_worker(b"echo", credit=5)
+    again = [other.work(b"2"), other.work(b"3")]  # and the options do not tell of an attempt
+    other.nothing()
+    assert not {*again} & {*addresses}
+    for number, address in ((2, again[0]), (3, again[1])):
+        other.final(address, b"done")
+        client.final(b"echo", b"done", number=b"%d" % number)
+    worker.final(addresses[0], b"done")
+    client.final(b"echo", b"done", number=b"1")
+    assert bench.stats()["dropped"] == {}
+
+
+@each_worker
+def test_it_goes_to_the_front_of_the_queue(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, other, worker = bench.x1_client(), bench.x1_client(), registered(bench, worker_kind, 1)
+    ask(client, 1)
+    (address,) = held(worker, 1)
+    ask(other, 2)
+    ask(client, 3)
+    worker.credit(0)
+    worker.release(address)
+    worker.nothing()
+    worker.credit(3)
+    held(worker, 1, 2, 3)
+
+
+def test_a_release_does_not_undo_an_attempt(bench: Bench) -> None:
+    client, dies = bench.x1_client(), bench.x1_worker(b"echo")
+    ask(client, 1)
+    held(dies, 1)
+    dies.break_rules()
+    worker = bench.x1_worker(b"echo", credit=2)
+    for _ in range(3):
+        address = worker.work(b"1", options=b'{"attempt":2}')
+        worker.release(address)
+    worker.final(worker.work(b"1", options=b'{"attempt":2}'), b"done")
+    client.final(b"echo", b"done")
+
+
+@each_worker
+def test_a_request_released_twice_is_released_once(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    # C32
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    ask(client, 1, 2)
+    (address,) = held(worker, 1)
+    worker.credit(0)
+    worker.release(address)
+    worker.release(address)
+    worker.nothing()
+    assert bench.stats()["late"] == 1
+    assert bench.stats()["queued"] == 2
+    worker.credit(2)
+    held(worker, 1, 2)
+
+
+@each_worker
+@pytest.mark.parametrize("address", [b"1", b"18446744073709551615"])
+def test_a_release_of_what_was_never_dispatched_is_unexpected(
+    bench: Bench, worker_kind: Callable[..., Any], address: bytes
+) -> None:
+    # C14, C18
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    ask(client, 1)
+    held(worker, 1)
+    worker.release(address)
+    worker.disconnected()
+    worker.nothing()
+    other = bench.worker(b"echo")
+    other.final(other.work(b"1"), b"done")
+    client.final(b"echo", b"done")
+
+
+@each_worker
+def test_a_release_of_what_another_worker_holds_counts_for_nothing(
+    bench: Bench, worker_kind: Callable[..., Any]
+) -> None:
+    # C32
+    client, holder, worker = bench.x1_client(), bench.x1_worker(b"echo"), registered(bench, worker_kind, 1)
+    ask(client, 1)
+    (address,) = held(holder, 1)
+    worker.release(address)
+    worker.nothing()
+    holder.final(address, b"done")
+    client.final(b"echo", b"done")
+    assert bench.stats()["late"] == 1
+
+
+@each_worker
+def test_a_stream_that_has_begun_cannot_be_released(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    # C17: never again once a PARTIAL has reached the client
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
+    ask(client, 1)
+    (address,) = held(worker, 1)
+    worker.partial(address, b"begun")
+    client.partial(b"echo", b"begun")
+    worker.release(address)
+    client.error(b"echo", b"502")
+    worker.nothing()
+    client.nothing()
+    assert bench.stats()["running"] == bench.stats()["queued"] == 0
+
+
+@each_worker
+def test_a_released_request_that_was_cancelled(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    ask(client, 1)
+    (address,) = held(worker, 1)
+    client.cancel(b"echo")
+    client.error(b"echo", b"499")
+    worker.cancelled(address)
+    worker.release(address)  # frees its credit, and that is all
+    worker.nothing()
+    assert bench.stats()["running"] == bench.stats()["queued"] == 0
+    ask(client, 2)
+    held(worker, 2)
+
+
+@each_worker
+def test_a_released_request_that_is_not_to_wait(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    client.request(b"echo", b"hello", options=b'{"wait":false}')
+    address, *_ = worker.any_request()
+    worker.credit(0)
+    worker.release(address)
+    worker.nothing()
+    client.nothing()  # there is a worker, so it does wait
+    worker.disconnect()
+    worker.disconnected()
+    client.error(b"echo", b"404")  # nobody has begun with it
+
+
+# ── leaving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@each_worker
+def test_an_idle_worker_may_leave_at_once(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 5)
+    worker.disconnect()
+    assert worker.recv() == [*worker.head, b"\x06"]
+    worker.nothing()
+    assert bench.status(b"echo") == b"404"
+    assert bench.stats()["lost"] == {"disconnected": 1}
+    ask(client, 1)
+    worker.nothing()
+    worker.ready(b"echo", credit=1)  # and come again
+    held(worker, 1)
+
+
+@each_worker
+def test_a_worker_that_leaves_finishes_what_it_holds(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 3)
+    ask(client, 1, 2)
+    addresses = held(worker, 1, 2)
+    worker.disconnect()
+    ask(client, 3)
+    worker.nothing()
+    assert bench.status(b"echo") == b"404"  # for what comes now, there is nobody
+    told = row(bench)
+    assert (told["leaving"], told["held"]) == (True, 2)
+    worker.partial(addresses[0], b"begun")
+    worker.final(addresses[0], b"done")
+    client.partial(b"echo", b"begun", number=b"1")
+    client.final(b"echo", b"done", number=b"1")
+    worker.nothing()
+    worker.error(addresses[1], b"500", b"no good")
+    client.error(b"echo", b"500", b"no good", number=b"2")
+    assert worker.recv() == [*worker.head, b"\x06"]
+    worker.nothing()
+    assert bench.stats()["workers"] == 0
+    assert bench.stats()["lost"] == {"disconnected": 1}
+    other = bench.worker(b"echo")
+    other.final(other.work(b"3"), b"done")
+    client.final(b"echo", b"done", number=b"3")
+
+
+@each_worker
+def test_credit_does_not_bring_it_back(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    ask(client, 1, 2)
+    (address,) = held(worker, 1)
+    worker.disconnect()
+    worker.disconnect()
+    worker.credit(10)
+    worker.heartbeat()
+    worker.nothing()
+    worker.final(address, b"done")
+    worker.disconnected()
+    worker.nothing()
+    assert bench.stats()["queued"] == 1
+    assert bench.stats()["disconnected"] == {}
+
+
+@each_worker
+def test_what_it_releases_goes_to_others(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
+    ask(client, 1, 2)
+    addresses = held(worker, 1, 2)
+    other = bench.x1_worker(b"echo")
+    worker.disconnect()
+    worker.release(addresses[1])
+    other.final(other.work(b"2"), b"done")
+    client.final(b"echo", b"done", number=b"2")
+    worker.nothing()
+    worker.final(addresses[0], b"done")
+    client.final(b"echo", b"done", number=b"1")
+    worker.disconnected()
+    worker.nothing()
+
+
+@each_worker
+def test_what_is_cancelled_still_has_to_be_ended(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    ask(client, 1)
+    (address,) = held(worker, 1)
+    worker.disconnect()
+    client.cancel(b"echo")
+    client.error(b"echo", b"499")
+    worker.cancelled(address)
+    worker.nothing()
+    worker.error(address, b"499", b"stopped")
+    worker.disconnected()
+
+
+@each_worker
+def test_a_worker_that_dies_while_it_leaves(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    # C17
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
+    ask(client, 1, 2)
+    held(worker, 1, 2)
+    worker.disconnect()
+    worker.sync()
+    worker.close()
+    other = bench.x1_worker(b"echo", credit=2)
+    for number in (1, 2):
+        other.final(other.work(b"%d" % number, options=b'{"attempt":2}'), b"done")
+        client.final(b"echo", b"done", number=b"%d" % number)
+
+
+@each_worker
+def test_what_is_not_to_wait_does_not_wait_for_it(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    ask(client, 1)
+    (address,) = held(worker, 1)
+    client.request(b"echo", b"queued", options=b'{"wait":false}')
+    client.nothing()
+    worker.disconnect()
+    client.error(b"echo", b"404")
+    client.request(b"echo", b"after", options=b'{"wait":false}')
+    client.error(b"echo", b"404")
+    worker.final(address, b"done")
+    client.final(b"echo", b"done", number=b"1")
+    worker.disconnected()
+
+
+def test_a_request_waits_while_another_that_waited_beside_it_is_dropped(bench: Bench) -> None:
+    # the service is known for as long as anything waits, whatever else ends in the same turn
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    ask(client, 1)
+    held(worker, 1)
+    client.request(b"echo", b"2", options=b'{"wait":false}')
+    client.sync()
+    worker.break_rules()
+    client.error(b"echo", b"404", number=b"2")
+    other = bench.x1_worker(b"echo")
+    other.final(other.work(b"1", options=b'{"attempt":2}'), b"done")
+    client.final(b"echo", b"done", number=b"1")
+
+
+# ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@each_worker
+def test_mmi_tells_what_a_worker_said_of_itself(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+    client, worker = bench.x1_client(), bench.connect(worker_kind)
+    worker.ready(b"echo", credit=7, name="resize", host="größer", pid=4294967295, version="1.2\n3", more=[None])
+    worker.sync()
+    ask(client, 1, 2)
+    held(worker, 1, 2)
+    told = row(bench)
+    assert told.pop("up_seconds") >= told.pop("silent_seconds") >= 0
+    assert told == {
+        "id": 1, "service": "echo", "protocol": "X1", "name": "resize", "host": "größer", "pid": 4294967295,
+        "version": "1.2?3", "credit": 7, "held": 2, "suspects": 0, "busy": True, "leaving": False,
+    }  # fmt: skip
+    (service,) = json.loads(bench.mmi(b"mmi.services", b"echo"))["services"]
+    assert service == {
+        "name": "echo", "workers": 1, "idle": 1, "credit": 5, "running": 2, "queued": 0, "dispatched": 2
+    }  # fmt: skip
+
+
+def test_mmi_tells_of_workers_that_say_nothing_of_themselves(bench: Bench) -> None:
+    for worker in (bench.old_worker(b"echo"), bench.worker(b"echo"), bench.x1_worker(b"echo")):
+        worker.nothing()
+    rows = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]
+    assert [each["protocol"] for each in rows] == ["0.1", "0.2", "X1"]
+    assert [each["id"] for each in rows] == [1, 2, 3]
+    for each in rows:
+        assert (each["name"], each["host"], each["pid"], each["version"]) == ("", "", 0, "")
+        assert (each["credit"], each["held"], each["busy"], each["leaving"]) == (1, 0, False, False)

@@ -1,0 +1,200 @@
+"""Processes that are killed (C17): noticed at once, all that they held goes to others, and only what kills is blamed.
+
+Nothing happens by the clock here: no heartbeat is sent, and nobody dies of silence.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.peers import BatchWorker, Bench, Message, X1Worker
+
+Start = Callable[..., Bench]
+
+WORKER = """
+import os, signal, sys, zmq
+
+endpoint, dialect, credit, dies_when_it_holds = sys.argv[1:]
+head = {"0.1": [b"", b"MDPW01"], "0.2": [b"MDPW02"], "X1": [b"", b"MDPWX1"]}[dialect]
+final = b"\\x03" if dialect == "0.1" else b"\\x04"
+context = zmq.Context()
+socket = context.socket(zmq.DEALER)
+socket.connect(endpoint)
+socket.send_multipart([*head, b"\\x01", b"echo", *([b'{"credit":%s}' % credit.encode()] if dialect == "X1" else [])])
+held = []
+while True:
+    message = socket.recv_multipart()[len(head):]
+    if message[0] != b"\\x02":
+        continue
+    held.append(message)
+    if message[-1] == b"poison" or len(held) == int(dies_when_it_holds):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if int(dies_when_it_holds) == 0:
+        socket.send_multipart([*head, final, message[1], b"", b"done"])
+"""
+"""A worker of a single thread.  It answers everything at once, or nothing, if it is to die when it holds so many."""
+
+CLIENT = """
+import sys, zmq
+
+socket = zmq.Context().socket(zmq.DEALER)
+socket.connect(sys.argv[1])
+for number in range(5):
+    socket.send_multipart([b"%d" % number, b"", b"MDPCX1", b"\\x01", b"echo", b"", b"of the dead"])
+socket.recv_multipart()
+"""
+
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Start a process with a program, which is killed at the end of the test."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def run(program: str, *arguments: object) -> "subprocess.Popen[bytes]":
+        running.append(subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)]))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def registered(bench: Bench, count: int) -> None:
+    bench.until(lambda: bool(bench.stats()["workers"] == count))
+
+
+@pytest.mark.parametrize("dialect", ["0.1", "0.2", "X1"])
+def test_an_idle_worker_that_is_killed_is_noticed(bench: Bench, spawn: Spawn, dialect: str) -> None:
+    # C13, C26
+    process = spawn(WORKER, bench.endpoint, dialect, 5, 0)
+    registered(bench, 1)
+    assert bench.status(b"echo") == b"200"
+    process.send_signal(signal.SIGKILL)
+    bench.until(lambda: bench.status(b"echo") == b"404")
+    assert bench.stats()["lost"] == {"unreachable": 1}
+
+
+@pytest.mark.parametrize("dialect", ["0.1", "0.2", "X1"])
+def test_what_a_killed_worker_held_goes_to_another(bench: Bench, spawn: Spawn, dialect: str) -> None:
+    # C17
+    client = bench.client()
+    spawn(WORKER, bench.endpoint, dialect, 1, 1)
+    registered(bench, 1)
+    client.request(b"echo", b"hello")
+    registered(bench, 0)
+    other = bench.worker(b"echo")
+    other.final(other.work(b"hello"), b"world")
+    client.final(b"echo", b"world")
+    client.nothing()
+
+
+@pytest.mark.parametrize("kind", [X1Worker, BatchWorker])
+def test_all_64_requests_of_a_killed_worker_complete_elsewhere(
+    bench: Bench, spawn: Spawn, kind: Callable[..., Any]
+) -> None:
+    # C17, and a connection holds at most one suspect
+    client = bench.x1_client()
+    process = spawn(WORKER, bench.endpoint, "X1", 64, 64)
+    registered(bench, 1)
+    for number in range(64):
+        client.request(b"echo", b"%d" % number, number=b"%d" % number)
+    assert process.wait() == -signal.SIGKILL
+    registered(bench, 0)
+    assert bench.stats()["queued"] == 64
+    other = bench.connect(kind)
+    other.ready(b"echo", credit=64)
+    for number in range(64):  # in their order
+        address, _, body = other.any_request()
+        assert body == [b"%d" % number]
+        other.nothing()
+        (row,) = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]
+        assert (row["held"], row["suspects"]) == (1, 1)
+        other.final(address, b"done")
+        client.final(b"echo", b"done", number=b"%d" % number)
+    client.nothing()
+    stats = bench.stats()
+    assert stats["redispatched"] == 64
+    assert stats["dropped"] == {}
+    assert stats["running"] == stats["queued"] == 0
+
+
+def test_a_suspect_does_not_keep_the_others_waiting(bench: Bench, spawn: Spawn) -> None:
+    # at most one on each connection, and clean requests beside it
+    client = bench.x1_client()
+    spawn(WORKER, bench.endpoint, "X1", 3, 3)
+    registered(bench, 1)
+    for number in range(3):
+        client.request(b"echo", b"suspect", number=b"s%d" % number)
+    registered(bench, 0)
+    for number in range(4):
+        client.request(b"echo", b"clean", number=b"c%d" % number)
+    client.sync()
+    one, two = bench.x1_worker(b"echo", credit=3), bench.x1_worker(b"echo", credit=3)
+    for worker in (one, two):
+        assert sorted(worker.any_request()[2][0] for _ in range(3)) == [b"clean", b"clean", b"suspect"]
+        worker.nothing()
+    rows = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]
+    assert [each["suspects"] for each in rows] == [1, 1]
+
+
+def test_only_the_request_that_kills_is_blamed(bench: Bench, spawn: Spawn) -> None:
+    # C17: of forty requests one kills whoever takes it
+    client = bench.x1_client()
+    processes = [spawn(WORKER, bench.endpoint, "X1", 64, 0) for _ in range(4)]
+    registered(bench, 4)
+    for number in range(40):
+        client.request(b"echo", b"poison" if number == 20 else b"harmless", number=b"%d" % number)
+    ends: dict[bytes, Message] = {}
+    for _ in range(40):
+        message = client.recv()
+        assert message[0] not in ends
+        ends[message[0]] = message[3:]
+    poison = ends.pop(b"20")
+    assert poison[:3] == [b"\x04", b"echo", b"502"]
+    assert all(end == [b"\x03", b"echo", b"done"] for end in ends.values())
+    client.nothing()
+    registered(bench, 1)
+    bench.until(lambda: sum(process.poll() is None for process in processes) == 1)
+    stats = bench.stats()
+    assert stats["dropped"] == {"workers-lost": 1}
+    assert stats["lost"] == {"unreachable": 3}
+
+
+def test_a_killed_worker_that_nobody_replaces(bench: Bench, spawn: Spawn) -> None:
+    # what is not to wait is told at once
+    client = bench.x1_client()
+    process = spawn(WORKER, bench.endpoint, "X1", 2, 2)
+    registered(bench, 1)
+    client.request(b"echo", b"waits")
+    client.request(b"echo", b"does not", options=b'{"wait":false}')
+    client.error(b"echo", b"502", number=b"2")
+    client.nothing()
+    assert process.wait() == -signal.SIGKILL
+    assert bench.stats()["queued"] == 1
+
+
+def test_a_client_that_is_killed(bench: Bench, spawn: Spawn) -> None:
+    # C12: its requests are dropped, queued or held
+    process = spawn(CLIENT, bench.endpoint)
+    bench.until(lambda: bool(bench.stats()["queued"] == 5))
+    worker = bench.x1_worker(b"echo", credit=2)
+    addresses = [worker.work(b"of the dead") for _ in range(2)]
+    worker.credit(0)
+    worker.sync()
+    os.kill(process.pid, signal.SIGKILL)
+    bench.until(lambda: bool(bench.stats()["dropped"] == {"client-gone": 5}))
+    assert bench.stats()["queued"] == 0
+    for address in addresses:
+        worker.cancelled(address)
+        worker.final(address, b"for nobody")
+    worker.credit(9)
+    worker.nothing()
+    assert bench.stats()["running"] == 0

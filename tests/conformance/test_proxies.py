@@ -1,0 +1,286 @@
+"""Peers behind a ROUTER–DEALER proxy (C36): to the broker's socket they are one, told apart by their envelopes."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.peers import (
+    BatchClient,
+    BatchWorker,
+    Bench,
+    EnvelopedX1Worker,
+    OldClient,
+    OldWorker,
+    Worker,
+    X1Client,
+    request_of,
+)
+from support.router import PATIENCE, proxied
+
+from zmdp.clients import AsyncClient, Client
+from zmdp.workers import AsyncWorker, Request
+from zmdp.workers import Worker as ZmdpWorker
+
+Start = Callable[..., Bench]
+
+
+class EnvelopedWorker(Worker):
+    """An MDP/0.2 worker that puts an empty frame in front of what it says."""
+
+    head = (b"", b"MDPW02")
+
+
+WORKERS = [OldWorker, EnvelopedWorker, EnvelopedX1Worker, BatchWorker]
+CLIENTS = [OldClient, X1Client, BatchClient]
+X1_WORKERS = [EnvelopedX1Worker, BatchWorker]
+
+
+def registered(bench: Bench, kind: Callable[..., Any], proxy: str, service: bytes = b"echo", **told: Any) -> Any:
+    worker = bench.connect(kind, endpoint=proxy)
+    worker.ready(service, **told)
+    worker.sync()
+    return worker
+
+
+@pytest.mark.parametrize("client_kind", CLIENTS)
+@pytest.mark.parametrize("worker_kind", WORKERS)
+def test_c36_any_client_reaches_any_worker(
+    bench: Bench, proxy: str, client_kind: Callable[..., Any], worker_kind: Callable[..., Any]
+) -> None:
+    # C36, C22
+    clients = [bench.connect(client_kind, endpoint=proxy) for _ in range(3)]
+    clients += [bench.connect(client_kind)]
+    worker = registered(bench, worker_kind, proxy)
+    for number in range(2):
+        for at, client in enumerate(clients):
+            client.request(b"echo", b"%d from %d" % (number, at))
+            client.sync()
+    for number in range(2):
+        for at, client in enumerate(clients):
+            address = worker.work(b"%d from %d" % (number, at))
+            if worker_kind is not OldWorker and client_kind is not OldClient:
+                worker.partial(address, b"half")
+                client.partial(b"echo", b"half", **({"number": b"%d" % (number + 1)}))
+            worker.final(address, b"%d to %d" % (number, at))
+            told = {} if client_kind is OldClient else {"number": b"%d" % (number + 1)}
+            client.final(b"echo", b"%d to %d" % (number, at), **told)
+    for client in clients:
+        client.nothing()
+    worker.nothing()
+
+
+@pytest.mark.parametrize("worker_kind", WORKERS)
+def test_c36_a_workers_whole_life(bench: Bench, proxy: str, worker_kind: Callable[..., Any]) -> None:
+    # C36
+    client, worker = bench.client(), registered(bench, worker_kind, proxy)
+    assert bench.status(b"echo") == b"200"
+    worker.heartbeat()
+    client.request(b"echo", b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    client.final(b"echo", b"world")
+    worker.ready(b"echo")
+    worker.disconnected()
+    worker.nothing()
+    worker.ready(b"echo")
+    worker.sync()
+    worker.disconnect()
+    if worker_kind in X1_WORKERS:
+        worker.disconnected()
+    worker.nothing()
+    assert bench.status(b"echo") == b"404"
+
+
+@pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
+def test_c36_a_clients_heartbeat(bench: Bench, proxy: str, client_kind: Callable[..., Any]) -> None:
+    # C36
+    client = bench.connect(client_kind, endpoint=proxy)
+    for heartbeat in ([b"", b"MDPCX1", b"\x06"], [b"", b"MDPCX1"], [b"7", b"", b"MDPCX1", b"\x06"]):
+        client.send(*heartbeat)
+        assert client.recv() == heartbeat
+
+
+@pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
+def test_c36_each_client_has_its_own_numbers(bench: Bench, proxy: str, client_kind: Callable[..., Any]) -> None:
+    # C36
+    amy, bob = (bench.connect(client_kind, endpoint=proxy) for _ in range(2))
+    worker = registered(bench, BatchWorker, proxy, credit=2)
+    for client, body in ((amy, b"from amy"), (bob, b"from bob")):
+        client.request(b"echo", body, number=b"1")
+        client.sync()
+    to_amy, to_bob = worker.work(b"from amy"), worker.work(b"from bob")
+    bob.cancel(b"echo")
+    bob.error(b"echo", b"499")
+    worker.cancelled(to_bob)
+    worker.error(to_bob, b"499", b"")
+    worker.final(to_amy, b"to amy")
+    amy.final(b"echo", b"to amy")
+    bob.nothing()
+
+
+@pytest.mark.parametrize("worker_kind", X1_WORKERS)
+def test_c36_each_worker_has_its_own_credit(bench: Bench, proxy: str, worker_kind: Callable[..., Any]) -> None:
+    # C36
+    client = bench.x1_client()
+    large = registered(bench, worker_kind, proxy, credit=3)
+    small = registered(bench, worker_kind, proxy, credit=1)
+    for number in range(6):
+        client.request(b"echo", b"%d" % number)
+    client.sync()
+    addresses = [large.work(b"0"), large.work(b"2"), large.work(b"3")]
+    address = small.work(b"1")
+    assert [each["held"] for each in json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]] == [3, 1]
+    small.credit(2)
+    small.work(b"4")
+    large.nothing()
+    large.credit(0)
+    large.release(addresses[2])
+    large.nothing()
+    small.final(address, b"done")
+    client.final(b"echo", b"done", number=b"2")
+    small.work(b"3")
+    small.nothing()
+
+
+def leaves(worker: Any) -> None:
+    worker.disconnect()
+    worker.disconnected()
+
+
+def breaks_the_rules(worker: Any) -> None:
+    worker.break_rules()
+
+
+@pytest.mark.parametrize("end", [leaves, breaks_the_rules])
+@pytest.mark.parametrize("worker_kind", X1_WORKERS)
+def test_c36_the_end_of_one_does_not_touch_the_others(
+    bench: Bench, proxy: str, worker_kind: Callable[..., Any], end: Callable[[Any], None]
+) -> None:
+    # C36
+    client = bench.x1_client(endpoint=proxy)
+    stays = registered(bench, worker_kind, proxy, credit=2)
+    client.request(b"echo", b"1")
+    address = stays.work(b"1")
+    goes = registered(bench, worker_kind, proxy, credit=2)
+    end(goes)
+    goes.nothing()
+    stays.final(address, b"one")
+    client.final(b"echo", b"one")
+    client.request(b"echo", b"2")
+    stays.final(stays.work(b"2"), b"two")
+    client.final(b"echo", b"two")
+    stays.nothing()
+    assert bench.stats()["workers"] == 1
+
+
+def test_c36_one_that_vanished_behind_the_proxy_is_found_silent(start: Start) -> None:
+    # C36, C13: the broker's connection to the proxy goes on; what it held goes to the other
+    bench = start(heartbeat=0.05, liveness=20)
+    with proxied(bench.endpoint) as proxy:
+        client = bench.x1_client(endpoint=proxy)
+        vanishes = registered(bench, BatchWorker, proxy, credit=2)
+        client.request(b"echo", b"1")
+        vanishes.work(b"1")
+        stays = registered(bench, BatchWorker, proxy, credit=2)
+        vanishes.close()
+        while (message := stays.recv()) == [*stays.head]:
+            stays.heartbeat()
+        assert message[-1] == b"1"
+        stays.final(message[3], b"done")
+        client.final(b"echo", b"done")
+        assert bench.stats()["lost"] == {"silent": 1}
+        client.close()
+
+
+def test_c36_when_the_proxy_ends_so_do_all_behind_it(bench: Bench) -> None:
+    # C36, C17: at once, without a heartbeat
+    direct = bench.x1_client()
+    with proxied(bench.endpoint) as proxy:
+        client = bench.connect(BatchClient, endpoint=proxy)
+        workers = [registered(bench, kind, proxy, credit=2) for kind in X1_WORKERS]
+        old = registered(bench, OldWorker, proxy)
+        for number in range(1, 6):
+            direct.request(b"echo", b"%d" % number)
+        direct.sync()
+        client.request(b"echo", b"waits")
+        client.request(b"nobody", b"waits")
+        client.sync()
+        assert bench.stats()["running"] == 5
+        for peer in (*workers, old, client):
+            peer.close()
+    bench.until(lambda: bool(bench.stats()["workers"] == 0))
+    bench.until(lambda: bool(bench.stats()["dropped"] == {"client-gone": 2}))
+    other = bench.x1_worker(b"echo", credit=1)
+    for _ in range(5):
+        address, options, (number,) = other.any_request()
+        assert json.loads(options) == {"attempt": 2}
+        other.final(address, b"done")
+        direct.final(b"echo", b"done", number=number)
+    other.nothing()
+
+
+def test_c36_a_number_among_the_envelopes_of_a_proxy(bench: Bench, proxy: str) -> None:
+    # C36: framed and batched requests of one client, whose envelopes differ by the number
+    client, worker = bench.peer(endpoint=proxy), registered(bench, BatchWorker, proxy, credit=5)
+    client.send(b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"framed")
+    first = worker.work(b"framed")
+    client.send(b"", b"MDPCX1", b"\x09", request_of(2, b"echo", b"batched"))
+    second = worker.work(b"batched")
+    client.send(b"", b"MDPCX1", b"\x09", request_of(1, b"echo", b"in use"))
+    message = client.recv()
+    assert message[:3] == [b"", b"MDPCX1", b"\x09"]
+    assert b"malformed: number-in-use" in message[3]
+    worker.final(second, b"done")
+    assert client.recv()[:3] == [b"", b"MDPCX1", b"\x09"]
+    client.send(b"3", b"", b"MDPCX1", b"\x01", b"mmi.service", b"", b"echo")
+    assert client.recv() == [b"3", b"", b"MDPCX1", b"\x03", b"mmi.service", b"200"]
+    worker.final(first, b"done")
+    assert client.recv() == [b"1", b"", b"MDPCX1", b"\x03", b"echo", b"done"]
+
+
+# ── our own clients and workers ──────────────────────────────────────────────────────────────────────────────────────
+
+OURS = [{}, {"protocol": "0.1"}]
+
+
+def own_client(proxy: str, settings: dict[str, Any]) -> None:
+    with Client(proxy, timeout=PATIENCE, **settings) as client:
+        for number in range(5):
+            assert client.request("echo", b"%d" % number) == [b"%d" % number]
+
+
+async def own_async_client(proxy: str, settings: dict[str, Any]) -> None:
+    async with AsyncClient(proxy, timeout=PATIENCE, **settings) as client:
+        replies = await asyncio.gather(*[client.request("echo", b"%d" % number) for number in range(50)])
+        assert replies == [[b"%d" % number] for number in range(50)]
+
+
+@pytest.mark.parametrize("worker_settings", OURS, ids=str)
+@pytest.mark.parametrize("client_settings", [*OURS, {"protocol": "0.2", "envelope": True}], ids=str)
+def test_c36_our_own_with_threads(
+    bench: Bench, proxy: str, worker_settings: dict[str, Any], client_settings: dict[str, Any]
+) -> None:
+    # C36
+    with ZmdpWorker("echo", list, broker=proxy, concurrency=3, **worker_settings):
+        own_client(proxy, client_settings)
+        own_client(bench.endpoint, {})
+    bench.until(lambda: bool(bench.stats()["workers"] == 0))  # each has left, over the proxy's connection
+
+
+@pytest.mark.parametrize("worker_settings", OURS, ids=str)
+@pytest.mark.parametrize("client_settings", [*OURS, {"protocol": "0.2", "envelope": True}], ids=str)
+def test_c36_our_own_with_asyncio(
+    bench: Bench, proxy: str, worker_settings: dict[str, Any], client_settings: dict[str, Any]
+) -> None:
+    # C36
+    async def echo(request: Request) -> list[bytes]:
+        return list(request)
+
+    async def run() -> None:
+        worker = AsyncWorker("echo", echo, broker=proxy, concurrency=20, **worker_settings)
+        async with worker:
+            await own_async_client(proxy, client_settings)
+
+    asyncio.run(run())
+    bench.until(lambda: bool(bench.stats()["workers"] == 0))

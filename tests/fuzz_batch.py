@@ -1,0 +1,211 @@
+"""Fuzz the batched form (C43): whatever follows the header, both implementations read the same and neither raises.
+
+python tests/fuzz_batch.py --seconds 60          # from a random seed on
+python tests/fuzz_batch.py --seed 1234           # one message, shown
+"""
+
+import time
+from contextlib import suppress
+from importlib import import_module
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import click
+
+from zmdp.mdp import batch_python, wire
+
+MAX_COMMANDS = 256 + 1
+INTERESTING = [
+    0, 1, 2, 3, 4, 8, 9, 10, 13, 14, 255, 256, 257, 999, 1000, 1024, 65535, 1 << 31, 0xFFFFFFFE, 0xFFFFFFFF
+]  # fmt: skip
+OPTIONS = [
+    b"", b"", b"", b"{}", b'{"ttl":5}', b'{"wait":false}', b"[]", b'{"ttl":true}', b"\xff", b'{"a":', b'{"pid":7}'
+]  # fmt: skip
+SERVICES = [b"echo", b"echo", b"echo", b"mmi.service", b"mmi", b"", b"\xff", b"x" * 255, b"\n", "größe".encode()]
+
+
+def implementations() -> dict[str, ModuleType]:
+    """Those that there are here, the pure one first."""
+    found = {"pure": batch_python}
+    with suppress(ImportError):
+        found["compiled"] = import_module("zmdp.mdp.batch_cython")
+    return found
+
+
+# ── what a peer may send ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def integer(random: Random, size: int) -> int:
+    value = random.choice(INTERESTING) if random.random() < 0.5 else random.getrandbits(8 * size)
+    return value % (1 << 8 * size)
+
+
+def frame(random: Random) -> Any:
+    size = random.choice([0, 1, 3, 20, 20, 20, 300, wire.SHARED - 1, wire.SHARED, wire.SHARED + 1])
+    data = random.randbytes(min(size, 20)).ljust(size, b"\0")
+    return memoryview(data) if size >= wire.SHARED and random.random() < 0.5 else data
+
+
+def add(random: Random, batch: Any) -> None:
+    """Add one valid command of any kind to `batch`."""
+    number = random.choice([0, 1, (1 << 62) - 1, 1 << 62, 1 << 63, (1 << 64) - 1, random.getrandbits(64)])
+    body = [frame(random) for _ in range(random.choice([0, 1, 1, 1, 2, 5]))]
+    service, options = random.choice(SERVICES), random.choice(OPTIONS)
+    kind = random.randrange(7)
+    if kind == 0:
+        batch.request(number, integer(random, 4), service, options, body)
+    elif kind == 1:
+        batch.work(number, integer(random, 4), integer(random, 2), options, body)
+    elif kind == 2:
+        batch.reply(random.choice([2, 3, 4]), number, body)
+    elif kind == 3:
+        batch.error(random.choice([4, 7]), number, integer(random, 2), random.choice([b"", b"why", b"\xff"]), body)
+    elif kind == 4:
+        batch.signal(random.choice([5, 8, 11, 0, 99]), number)
+    elif kind == 5:
+        batch.ready(integer(random, 4), service, options)
+    else:
+        batch.credit(integer(random, 4))
+
+
+def records_of(random: Random) -> tuple[bytes, list[Any]]:
+    """Records of valid commands, of all directions mixed, and their attachments."""
+    batch = batch_python.Batch((), wire.CX1)
+    for _ in range(random.choice([0, 1, 1, 2, 3, 10, 300])):
+        add(random, batch)
+    messages = batch.messages()
+    return (bytes(messages[0][2]), messages[0][3:]) if messages else (b"", [])
+
+
+def mutated(random: Random, data: bytes) -> bytes:
+    """`data` with something wrong somewhere."""
+    at = random.randrange(len(data) + 1)
+    size = random.choice([1, 2, 4, 8])
+    return random.choice([
+        data[:at],  # it ends too early
+        data[:at] + data[at + size :],
+        data[:at] + random.randbytes(size) + data[at:],
+        data[:at] + random.randbytes(size) + data[at + size :],
+        data[:at] + integer(random, size).to_bytes(size, "big") + data[at + size :],
+        data[:at] + data[random.randrange(len(data) + 1) :],
+        data + data[:at],
+        data * 30,
+    ])  # fmt: skip
+
+
+def resized(random: Random, data: bytes) -> bytes:
+    """`data` with a record of arbitrary content, but of the right size, in front: what is within it is read."""
+    content = random.choice(range(12)).to_bytes(1, "big") + random.randbytes(8)
+    for _ in range(random.randrange(6)):
+        content += integer(random, size := random.choice([1, 2, 4])).to_bytes(size, "big")
+        content += random.choice([b"", b"", b"echo", b"{}", b"\0\1\0\0\0\1x"])
+    return len(content).to_bytes(4, "big") + content + data
+
+
+def message_of(random: Random) -> list[Any]:
+    """A message in the batched form, or one that is much like it."""
+    data, attachments = records_of(random)
+    for _ in range(random.choice([0, 1, 1, 2, 5])):
+        data = random.choice([mutated, mutated, resized])(random, data)[: 1 << 20]
+    if attachments and random.random() < 0.2:
+        del attachments[random.randrange(len(attachments))]
+    if random.random() < 0.2:
+        attachments.insert(random.randrange(len(attachments) + 1), frame(random))
+    records = memoryview(data) if random.random() < 0.3 else data
+    tail = [wire.BATCH, records, *attachments]
+    return [b"id", b"", random.choice([wire.CX1, wire.WX1]), *tail[: 1 if random.random() < 0.02 else len(tail)]]
+
+
+# ── what must come of it ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def body_of(command: Any) -> list[Any]:
+    if isinstance(command, wire.Failure | wire.Error):
+        return command.detail
+    return getattr(command, "body", [])
+
+
+def size_of(frames: list[Any]) -> int:
+    """Bytes of `frames`, but for what the broker has in place of a large frame in a question to itself."""
+    return sum(len(each) for each in frames if each is not wire.OVERLONG)
+
+
+def shape(command: Any) -> Any:
+    """All of a command that can be compared, types included."""
+    fields = [(type(field), tuple(field) if isinstance(field, wire.Options) else field) for field in command]
+    return type(command), fields, [type(each) for each in body_of(command)]
+
+
+def check(message: list[Any], max_body: int, max_frames: int) -> list[list[Any]]:
+    """Read `message` in every direction; the commands of each.  Raises `AssertionError` if a rule is broken."""
+    route = (b"id", b"")
+    read = []
+    for name, module in implementations().items():
+        read.append([
+            module.from_client(message, 2, route, max_body, max_frames),
+            module.from_worker(message, 2, route, max_body, max_frames),
+            module.to_client(message, 2),
+            module.to_worker(message, 2),
+        ])  # fmt: skip
+        for direction, commands in enumerate(read[-1]):
+            assert len(commands) <= MAX_COMMANDS, (name, direction, len(commands))
+            sizes = [size_of(body_of(command)) for command in commands]
+            assert sum(sizes) <= size_of(message), (name, direction)
+            if direction < 2:
+                assert max(sizes, default=0) <= max_body, (name, direction)
+                assert all(len(body_of(command)) <= max_frames for command in commands), (name, direction)
+    for other in read[1:]:
+        for direction, (ours, theirs) in enumerate(zip(read[0], other, strict=True)):
+            assert [*map(shape, ours)] == [*map(shape, theirs)], (direction, ours, theirs)
+    return read[0]
+
+
+def check_packing(seed: int) -> list[list[Any]]:
+    """Pack the commands of `seed`; the messages.  Raises `AssertionError` if the implementations differ."""
+    packed = []
+    for module in implementations().values():
+        random = Random(seed)
+        batch, lengths, messages = module.Batch((b"id", b""), wire.WX1), [], []
+        for _ in range(random.choice([1, 3, 10, 100, 600])):
+            add(random, batch)
+            lengths.append(len(batch))
+            if random.random() < 0.01:
+                messages += batch.messages()
+        packed.append((lengths, messages + batch.messages()))
+    assert all(each == packed[0] for each in packed), seed
+    return packed[0][1]
+
+
+def fuzz(seed: int) -> list[list[Any]]:
+    """What is read of the message of `seed`."""
+    check_packing(seed)
+    random = Random(seed)
+    message = message_of(random)
+    found = wire.decode_peer(message, 1 << 20, 1024)
+    assert isinstance(found, wire.Batched), found
+    return check(message, random.choice([0, 20, 20_000, 1 << 20]), random.choice([1, 2, 1024]))
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="How long to go on.")
+@click.option("--seed", type=int, help="Check the message of this seed only, and show what is read.")
+def main(seconds: float, seed: int | None) -> None:
+    click.echo(" and ".join(implementations()))
+    if seed is not None:
+        click.echo(fuzz(seed))
+        return
+    first, until = Random().getrandbits(48), time.monotonic() + seconds  # seeds nobody has tried
+    seed, read = first, 0
+    while time.monotonic() < until:
+        try:
+            read += sum(map(len, fuzz(seed)))
+        except BaseException:
+            click.echo(f"seed {seed}", err=True)
+            raise
+        seed += 1
+    click.echo(f"{seed - first} messages, {read} commands")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,450 @@
+"""Machines that are broken in one way each, and the rule that must be found to be broken."""
+
+import copy
+import random
+from typing import Any
+
+from zmdp.clients.pirate import PirateSession
+from zmdp.clients.session import ClientSession
+from zmdp.mdp import wire
+from zmdp.mdp.batch_python import Batch
+from zmdp.mdp.broker import Broker
+from zmdp.mdp.journal import Drop
+from zmdp.mdp.registry import NEVER, Registry, key_of
+from zmdp.mdp.scheduling import FairQueue, Pool, Schedule
+from zmdp.workers.session import WorkerSession
+
+# ── who gets what ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def no_turns(queue: FairQueue) -> Any:
+    """A client with many requests is served until none is left."""
+    request = queue._turns.first.requests.first
+    queue.remove(request)
+    return request
+
+
+def newest_first(pool: Pool, worker: Any, add: Any = Pool.add) -> None:
+    """Of workers with the same load the one that was used last is next."""
+    add(pool, worker)
+    line = pool._lines[worker.load]
+    line.remove(worker)
+    line.prepend(worker)
+
+
+def most_loaded(pool: Pool) -> Any:
+    """The worker that holds the most requests gets the next one."""
+    return pool._lines[pool._loads.bit_length() - 1].first if pool._loads else None
+
+
+def suspects_together(schedule: Schedule) -> Any:
+    """A worker that holds a suspect gets another one."""
+    if schedule.suspects.size:
+        worker = schedule.next_worker()
+        return None if worker is None else (schedule.suspects.take(), worker)
+    if schedule.queue.size:
+        worker = schedule.next_worker()
+        return None if worker is None else (schedule.queue.take(), worker)
+    return None
+
+
+def suspects_last(schedule: Schedule, next_pair: Any = Schedule.next_pair) -> Any:
+    """Other requests overtake those whose worker died."""
+    worker = schedule.next_worker()
+    if schedule.queue.size and worker is not None:
+        return schedule.queue.take(), worker
+    return next_pair(schedule)
+
+
+def to_the_leaving(schedule: Schedule, worker: Any, update: Any = Schedule.update) -> None:
+    """A worker that is leaving gets more."""
+    leaving, worker.leaving = worker.leaving, False
+    update(schedule, worker)
+    worker.leaving = leaving
+
+
+def without_credit(broker: Broker, command: Any, now: float) -> None:
+    """CREDIT changes nothing."""
+    worker = broker._seen(command, now)
+    if worker is not None:
+        worker.service.schedule.update(worker)
+        broker._freed(worker)
+
+
+def over_credit(schedule: Schedule, worker: Any, update: Any = Schedule.update) -> None:
+    """A worker gets one more than it has credit for."""
+    worker.credit += 1
+    update(schedule, worker)
+    worker.credit -= 1
+
+
+def dispatch_late(broker: Broker, request: Any, now: float, *, front: bool = False, queue: Any = Broker._queue) -> None:
+    """A request that waits is dispatched though its time has passed."""
+    request.deadline = NEVER
+    queue(broker, request, now, front=front)
+
+
+def no_ttl(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
+    """The time of a request stands still while a worker has it."""
+    dispatch(broker, worker, request, now)
+    broker._expiries.clear(request)
+
+
+def old_address(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
+    """An address is given out to worker after worker."""
+    dispatch(broker, worker, request, now)
+    if broker._next_address % 3 == 0:
+        broker._next_address -= 1
+
+
+def same_options(given: wire.Options, ttl: float | None, attempt: int) -> bytes:
+    """A worker is not told how much time is left, nor that it is not the first."""
+    return given.raw
+
+
+def first_attempt(packed: Batch, address: int, ttl: int, attempt: int, *rest: Any, work: Any = Batch.work) -> None:
+    """A worker is not told that it is not the first."""
+    work(packed, address, ttl, 1, *rest)
+
+
+def lost_record(packed: Batch, address: int, *rest: Any, work: Any = Batch.work) -> None:
+    """Some records get lost when they are packed."""
+    if address % 20:
+        work(packed, address, *rest)
+
+
+def lost_reply(packed: Batch, command: int, number: int, body: Any, reply: Any = Batch.reply) -> None:
+    """Some records to clients get lost when they are packed."""
+    if number != 3 or command == 4:
+        reply(packed, command, number, body)
+
+
+# ── the end of workers and requests ──────────────────────────────────────────────────────────────────────────────────
+
+
+def forget_request(broker: Broker, request: Any, now: float) -> None:
+    """The request is lost with its worker."""
+
+
+def restream(broker: Broker, request: Any, *rest: Any, send: Any = Broker._send_reply) -> None:
+    """A stream is begun again by another worker."""
+    send(broker, request, *rest)
+    request.streamed = False
+
+
+def keep_service(registry: Registry, service: Any) -> None:
+    """A service stays when nothing is left of it."""
+
+
+def any_address(broker: Broker, command: Any, now: float, attempt: Any = Broker._attempt) -> Any:
+    """A reply is taken for that of the worker's first request, whatever its address."""
+    worker = broker.registry.workers.get(key_of(command.route))
+    if worker is not None and worker.held and worker.header == command.header:
+        command = copy.copy(command) if isinstance(command, wire.Reply) else command
+        address = next(iter(worker.held))
+        if isinstance(command, wire.Reply):
+            command.address = address
+        else:
+            command = command._replace(address=address)
+    return attempt(broker, command, now)
+
+
+def no_late(broker: Broker, command: Any, now: float, attempt: Any = Broker._attempt) -> Any:
+    """A worker that replies too late is disconnected."""
+    broker._first_address = broker._next_address
+    return attempt(broker, command, now)
+
+
+def blame_release(broker: Broker, command: Any, now: float, release: Any = Broker._release) -> None:
+    """RELEASE counts as an attempt."""
+    worker = broker.registry.workers.get(key_of(command.route))
+    attempt = None if worker is None else worker.held.get(command.address)
+    if attempt is not None and worker is not None:
+        worker.suspects += not attempt.request.attempts
+        attempt.request.attempts += 1
+    release(broker, command, now)
+
+
+def had_it(broker: Broker, command: Any, now: float, release: Any = Broker._release) -> None:
+    """Who released a request is told of as one who had it."""
+    worker = broker.registry.workers.get(key_of(command.route))
+    attempt = None if worker is None else worker.held.get(command.address)
+    if attempt is not None:
+        attempt.request.handed += 1
+    release(broker, command, now)
+
+
+def blame_unreached(broker: Broker, worker: Any, *args: Any, forget: Any = Broker._forget) -> Any:
+    """A request is blamed for the end of a worker that it has never reached."""
+    worker.unreached_from = -1
+    return forget(broker, worker, *args)
+
+
+def impatient(broker: Broker, worker: Any) -> float:
+    """A busy worker has no grace."""
+    return broker.limits.patience
+
+
+def let_go_at_once(broker: Broker, command: Any, now: float, disconnect: Any = Broker._disconnect) -> None:
+    """DISCONNECT is answered while the worker holds requests."""
+    disconnect(broker, command, now)
+    worker = broker.registry.workers.get(key_of(command.route))
+    if worker is not None and worker.held:
+        broker._left(worker, now)
+
+
+def never_let_go(broker: Broker, worker: Any, now: float) -> None:
+    """DISCONNECT is not answered."""
+
+
+def one_worker(registry: Registry, identity: bytes, workers_at: Any = Registry.workers_at) -> Any:
+    """With a connection one of the workers behind it is lost, and the others stay."""
+    return workers_at(registry, identity)[:1]
+
+
+def framed_beat(worker: Any) -> wire.Message:
+    """A worker that speaks the batched form is answered in the framed form."""
+    return wire.heartbeat(worker.route, worker.header)
+
+
+# ── what peers are told ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def without_cancel(packed: Batch, command: int, number: int, signal: Any = Batch.signal) -> None:
+    """A worker is not told that nobody waits any more."""
+    if command != 8:
+        signal(packed, command, number)
+
+
+def cancel_to_all(broker: Broker, request: Any, *args: Any, drop: Any = Broker._drop) -> None:
+    """CANCEL goes to a worker that does not speak X1."""
+    drop(broker, request, *args)
+    attempt = request.attempt
+    if attempt is not None and attempt.worker.header == wire.W02:
+        broker._out.append([*attempt.worker.route, wire.WX1, b"\x08", b"%d" % attempt.address, b""])
+
+
+def twice(broker: Broker, request: Any, reason: Drop, now: float, report: Any = Broker._report) -> None:
+    """An X1 client is told twice."""
+    report(broker, request, reason, now)
+    if request.header == wire.CX1:
+        broker._send_error(request.client, request.number, request.service.name, 408, b"again", [])
+
+
+def never(broker: Broker, request: Any, reason: Drop, now: float) -> None:
+    """An X1 client is not told."""
+    broker.stats.dropped[reason] += 1
+
+
+def tell_all(broker: Broker, request: Any, reason: Drop, now: float, report: Any = Broker._report) -> None:
+    """A client that does not speak X1 is told too."""
+    report(broker, request, reason, now)
+    if request.header == wire.C02:
+        broker._out.append(wire.error((*request.client.path, b"1", b""), request.service.name, b"500", b"it failed"))
+
+
+def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._failure) -> None:
+    """An ERROR for an abandoned request goes to its client all the same."""
+    worker = broker.registry.workers.get(key_of(command.route))
+    attempt = None if worker is None else worker.held.get(command.address)
+    failure(broker, command, now)
+    if attempt is not None and attempt.request.abandoned and attempt.request.header == wire.CX1:
+        request = attempt.request
+        broker._send_error(request.client, request.number, request.service.name, command.code, b"", [])
+
+
+def patient(broker: Broker, request: Any, now: float, refusal: Any = Broker._refusal) -> Drop | None:
+    """A request waits for a worker though it was not to."""
+    drop: Drop | None = refusal(broker, request, now)
+    return None if drop is Drop.NO_WORKER else drop
+
+
+def let_all_wait(registry: Registry, request: Any, *, front: bool = False, enqueue: Any = Registry.enqueue) -> None:
+    """A request goes on waiting when the last worker has left."""
+    raw, ttl, _, only_ttl, ttl_apart = request.options
+    request.options = wire.Options(raw, ttl, True, only_ttl, ttl_apart)
+    enqueue(registry, request, front=front)
+
+
+def forget_ended(registry: Registry, client: Any, number: wire.Number) -> bool:
+    """The broker does not know of requests that have ended."""
+    return False
+
+
+def answer_slow_readers(broker: Broker, identity: bytes, now: float) -> list[wire.Message]:
+    """A client that has missed messages goes on hearing from the broker."""
+    return broker._gone(identity, now)
+
+
+def give_up_proxies(broker: Broker, route: wire.Route, now: float, given_up: Any = Broker._is_given_up) -> Any:
+    """A proxy is given up for as long as anybody behind it says something."""
+    return given_up(broker, route[:1], now)
+
+
+# ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def deaf(session: WorkerSession, reason: str, *args: Any, lose: Any = WorkerSession.lose, **kwargs: Any) -> None:
+    """A worker does not give up its connection when it is told to."""
+    if "DISCONNECT" not in reason:
+        lose(session, reason, *args, **kwargs)
+
+
+def deaf_to_cancel(session: WorkerSession, address: Any, now: float) -> None:
+    """A worker takes no notice of CANCEL."""
+
+
+def forget_unbegun(session: WorkerSession, keep: int) -> None:
+    """A worker forgets requests that it should return."""
+    while len(session._line) > keep:
+        session.held.pop(session._line.pop().address, None)
+
+
+def secretive(session: WorkerSession) -> None:
+    """A worker does not tell of a credit that has changed."""
+    session.credit = max(0, session.capacity.credit - len(session._orphans))
+
+
+def greedy(session: WorkerSession, now: float) -> Any:
+    """A worker begins all that it holds at once."""
+    if not session._line:
+        return None
+    request = session._line.popleft()
+    session._began[request.address] = now
+    return request
+
+
+def never_give_up(session: WorkerSession, request: Any, now: float, *, ended: bool = False) -> None:
+    """A request whose handler does not end stays with its worker."""
+    session._signs.pop(request.address, None)
+
+
+# ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def asleep(session: PirateSession, now: float) -> None:
+    """A client does nothing when it is time to."""
+
+
+def repeat_stream(session: PirateSession, now: float, tick: Any = PirateSession.tick) -> Any:
+    """A client sends again though a part was handed out."""
+    session._streamed = False
+    return tick(session, now)
+
+
+def late_cancel(session: ClientSession, call: Any) -> None:
+    """A client does not tell the broker that it waits no more."""
+
+
+def restream_x1(session: ClientSession, reason: str, now: float, lose: Any = ClientSession.lose, **rest: Any) -> None:
+    """A client sends again though a part was handed out."""
+    for call in session._calls.values():
+        call.streamed = False
+    lose(session, reason, now, **rest)
+
+
+def renumber(session: ClientSession, where: str, now: float, connected: Any = ClientSession.connected) -> None:
+    """A client sends again under new numbers."""
+    for call in list(session._calls.values()):
+        del session._calls[call.number]
+        call.number += 1000
+        session._calls[call.number] = call
+    connected(session, where, now)
+
+
+def forget_calls(session: ClientSession, where: str, now: float, connected: Any = ClientSession.connected) -> None:
+    """A client does not send again."""
+    connected(session, where, now)
+    session._batch.messages()
+    session.unsent = 0
+
+
+def unhurried(session: ClientSession, call: Any, now: float) -> None:
+    """A client relies on the broker to end its calls in time."""
+
+
+def hand_out_twice(session: ClientSession, call: Any, error: Any, fail: Any = ClientSession._fail) -> None:
+    """A caller gets two errors."""
+    fail(session, call, error)
+    session.events.append((call, error))
+
+
+def trusting(session: ClientSession, now: float) -> None:
+    """A client never asks whether the broker is there."""
+    for call in session._due.pop_due(now):
+        session._send_cancel(call)
+        session._fail(call, session._overdue(call, now))
+    session._expect_sign_of_life(now)
+
+
+def impolite(session: ClientSession, call: Any, now: float, send: Any = ClientSession._send_request) -> None:
+    """A client sends some requests twice."""
+    send(session, call, now)
+    if random.Random(call.number).random() < 0.1:
+        send(session, call, now)
+
+
+MUTANTS = [
+    (FairQueue, "prepend", FairQueue.append, "it was the turn of"),
+    (FairQueue, "take", no_turns, "C20"),
+    (Pool, "add", newest_first, "C21"),
+    (Pool, "least", most_loaded, "C21"),
+    (Schedule, "next_pair", suspects_together, "a second suspect"),
+    (Schedule, "next_pair", suspects_last, "C17"),
+    (Schedule, "update", to_the_leaving, "C6: "),
+    (Schedule, "update", over_credit, "C6: "),
+    (Broker, "_credit", without_credit, "C"),
+    (Broker, "_queue", dispatch_late, "has the ttl"),
+    (Broker, "_dispatch", no_ttl, "lives on after its time has passed"),
+    (Broker, "_dispatch", old_address, "C32"),
+    (wire, "options_with", same_options, "X1: "),
+    (Batch, "work", first_attempt, "is told to be the attempt"),
+    (Batch, "work", lost_record, "C12"),
+    (Batch, "reply", lost_reply, "C3, C18, C32"),
+    (Broker, "_place_again", forget_request, "was lost"),
+    (Broker, "_send_reply", restream, "WORKER_LOST"),
+    (Registry, "forget_if_empty", keep_service, "nothing is left"),
+    (Broker, "_attempt", any_address, "C3, C18, C32"),
+    (Broker, "_attempt", no_late, "C14"),
+    (Broker, "_release", blame_release, "C17"),
+    (Broker, "_release", had_it, "is told to be the attempt"),
+    (Broker, "_forget", blame_unreached, "C17"),
+    (Broker, "_patience", impatient, "though it is alive"),
+    (Broker, "_disconnect", let_go_at_once, "C1"),
+    (Broker, "_left", never_let_go, "C14, C16"),
+    (Registry, "workers_at", one_worker, "the registered workers are not those"),
+    (Broker, "_heartbeat_to", staticmethod(framed_beat), "in the other form"),
+    (Batch, "signal", without_cancel, "X1: CANCEL"),
+    (Broker, "_drop", cancel_to_all, "X1: CANCEL"),
+    (Broker, "_report", twice, "X1: ERROR"),
+    (Broker, "_report", never, "X1: ERROR"),
+    (Broker, "_report", tell_all, "X1: ERROR"),
+    (Broker, "_failure", tell_late, "X1: ERROR"),
+    (Broker, "_refusal", patient, "X1: ERROR"),
+    (Registry, "enqueue", let_all_wait, "are not to wait"),
+    (Registry, "ended_lately", forget_ended, "X1: ERROR"),
+    (Broker, "gone", answer_slow_readers, "C3, C18, C32"),
+    (Broker, "_is_given_up", give_up_proxies, "was lost"),
+    (WorkerSession, "lose", deaf, "C9"),
+    (WorkerSession, "_withdrawn", deaf_to_cancel, "missed a CANCEL"),
+    (WorkerSession, "_release_unbegun", forget_unbegun, "not recovered"),
+    (WorkerSession, "_announce", secretive, "not recovered"),
+    (WorkerSession, "begin", greedy, "runs too many handlers"),
+    (WorkerSession, "abandon", never_give_up, "not recovered"),
+    (PirateSession, "tick", asleep, "time stands still"),
+    (PirateSession, "tick", repeat_stream, "C17"),
+    (ClientSession, "_send_cancel", late_cancel, "did not send CANCEL"),
+    (ClientSession, "lose", restream_x1, "after a part of its reply"),
+    (ClientSession, "connected", renumber, "under a number of no call"),
+    (ClientSession, "connected", forget_calls, "does not send"),
+    (ClientSession, "_set_due", unhurried, "is not over, but was due"),
+    (ClientSession, "_fail", hand_out_twice, "X1: "),
+    (ClientSession, "tick", trusting, "were not served"),
+    (ClientSession, "_send_request", impolite, "a second time on a connection"),
+]
+"""Where each is put in, and what must be said of it."""
+
+
+def name_of(mutant: Any) -> str:
+    """What a test of it is called."""
+    return str(getattr(mutant, "__func__", mutant).__name__)

@@ -1,0 +1,138 @@
+"""What passes at the broker's socket, as values: the same whichever form of X1 it came in."""
+
+from typing import Any, NamedTuple
+
+from zmdp.mdp import batch, wire
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.wire import Kind, Message, Number, Route
+
+from .rules import Broken, check
+
+Peer = tuple[bytes, ...]
+"""Who a client or worker is to the broker: its routing id; behind a proxy that of the proxy, and its own."""
+
+
+def peer_of(route: Route) -> Peer:
+    """The peer whose messages have `route` in front of the header; an X1 request's number is not in it."""
+    return route if len(route) == 1 or route[-1] else route[:-1]
+
+
+class Said(NamedTuple):
+    """A command of the broker to a client, or CANCEL or DISCONNECT to a worker."""
+
+    to: Route
+    """For an answer of X1 the peer; else all that is in front of the header (C22)."""
+    kind: Kind
+    batched: bool
+    number: Number = None
+    """The number of an X1 request; the address of a worker's."""
+    service: bytes = b""
+    """Empty in the batched form."""
+    body: tuple[bytes, ...] | None = ()
+    """The detail of an ERROR.  None: one frame, whatever it is."""
+    code: int = 0
+    text: str | None = ""
+    """None: the broker's own words."""
+
+
+def matches(said: Said, expected: Said) -> bool:
+    """Whether the broker said what was expected."""
+    if expected.text is None:
+        said = said._replace(text=None)
+    if expected.body is None and said.body is not None and len(said.body) == 1:
+        said = said._replace(body=None)
+    return said == expected
+
+
+def to_client(path: Peer, number: Number, kind: Kind, *, batched: bool, service: bytes = b"", **details: Any) -> Said:
+    """What an X1 client is to be told of its request `number`.  Only integers can stand in records."""
+    if batched and isinstance(number, int):
+        return Said(path, kind, True, number, b"", **details)
+    to, number = _split((*path, *wire.envelope_of(number)))
+    return Said(to, kind, False, number, service, **details)
+
+
+def _split(route: Route) -> tuple[Route, Number]:
+    """An X1 client, and the number in front of the header."""
+    return (route[:-2], wire.number_of(route[-2])) if len(route) > 2 else (route[:-1], None)
+
+
+class Heard(NamedTuple):
+    """One message of a peer."""
+
+    header: bytes
+    """Empty if it is invalid, and framed."""
+    route: Route
+    batched: bool
+    commands: list[Any]
+    bare: bool = False
+    """It is a HEARTBEAT in the batched form."""
+
+
+def hear(message: Message, limits: Limits) -> Heard:
+    """Read a message that a peer sent to the broker."""
+    found = wire.decode_peer(message, limits.max_message, limits.max_frames)
+    if isinstance(found, wire.Batched):
+        if found.bare:
+            return Heard(found.header, found.route, True, [wire.Heartbeat(found.route, found.header)], True)
+        unpack = batch.from_client if found.header == wire.CX1 else batch.from_worker
+        commands = unpack(message, found.at, found.route, limits.max_message, limits.max_frames)
+        return Heard(found.header, found.route, True, commands)
+    header = b"" if isinstance(found, wire.Invalid) else found.header
+    return Heard(header, found.route, False, [found])
+
+
+class Work(NamedTuple):
+    """A REQUEST to a worker."""
+
+    to: Route
+    batched: bool
+    work: wire.Work
+
+
+class Beat(NamedTuple):
+    """A HEARTBEAT to a worker."""
+
+    to: Route
+    batched: bool
+
+
+def read(message: Message) -> list[Said | Work | Beat]:
+    """Read a message that the broker sends, its peer's routing id first."""
+    found = wire.decode_broker(message[1:])
+    if isinstance(found, wire.Invalid):
+        raise Broken(f"the broker sent an invalid message: {message}")
+    route = (message[0], *found.route)
+    if not isinstance(found, wire.Batched):
+        return [_said(found, route, batched=False)]
+    if found.bare:
+        return [Beat(route, True) if found.header == wire.WX1 else Said(route, Kind.HEARTBEAT, True)]
+    unpack = batch.to_client if found.header == wire.CX1 else batch.to_worker
+    commands = unpack(message[1:], found.at)
+    check(bool(commands), f"the broker sent an empty batch: {message}")
+    return [_said(command, route, batched=True) for command in commands]
+
+
+def _said(command: Any, route: Route, *, batched: bool) -> Said | Work | Beat:
+    match command:
+        case wire.Work():
+            return Work(route, batched, command)
+        case wire.Withdraw():
+            return Said(route, Kind.CANCEL, batched, command.address)
+        case wire.Disconnect():
+            return Said(route, Kind.DISCONNECT, batched, None, command.header)
+        case wire.Heartbeat() if command.header == wire.CX1:
+            return Said(route, Kind.HEARTBEAT, batched)
+        case wire.Heartbeat():
+            return Beat(route, batched)
+        case wire.Answer():
+            kind = Kind.FINAL if command.final else Kind.PARTIAL
+            to, number = route, None
+            if command.header == wire.CX1:
+                to, number = (peer_of(route), command.number) if batched else _split(route)
+            return Said(to, kind, batched, number, command.service, tuple(command.body))
+        case wire.Error():
+            to, number = (peer_of(route), command.number) if batched else _split(route)
+            body = tuple(command.detail)
+            return Said(to, Kind.ERROR, batched, number, command.service, body, command.code, command.text)
+    raise Broken(f"the broker sent an invalid command: {command} to {route}")

@@ -1,0 +1,192 @@
+"""Third-party peers: they write their frames by hand, in the framed form, and keep to the rules more or less."""
+
+from collections.abc import Callable
+from functools import partial
+
+from zmdp.mdp import wire
+from zmdp.mdp.codes import Code
+from zmdp.mdp.fake_network import Dealer
+from zmdp.mdp.wire import Kind, Message, Route
+
+from .actors import Process, Stage, Stream, end
+from .callers import Wish
+from .proxies import Socket
+from .rules import check
+
+INTERVAL = 0.4
+"""Seconds between two heartbeats."""
+PATIENCE = 20.0
+"""Seconds after which a silent broker is left."""
+
+
+class FramedWorker(Process):
+    """A worker that sends some FINALs twice, takes no notice of CANCEL, and changes its mind about its credit."""
+
+    def __init__(
+        self, world: Stage, name: str, service: bytes, *, header: bytes, credit: int, connect: Callable[..., Socket]
+    ) -> None:
+        super().__init__(world, name)
+        self._service = service
+        self._x1 = header == wire.WX1
+        self._header = header
+        self._route: Route = (b"",) if self._x1 else ()
+        self._credit = credit if self._x1 else 1
+        self._connect = connect if self._x1 else Dealer
+        self._held: set[wire.Address] = set()
+        self._done: list[Message] = []
+        """FINALs that were sent on this connection."""
+        self._open()
+        self._beat()
+
+    def _open(self) -> None:
+        self._dealer = self._connect(self.world.network, self.name, self._arrived)
+        self._heard_at = self.world.now
+        self._held, self._done = set(), []
+        self._told = self._credit
+        self._leaves = False
+        self._left_on: object = None
+        """The connection on which it said DISCONNECT."""
+        options = b'{"credit":%d}' % self._credit if self._x1 else b""
+        self._dealer.send(wire.ready(self._route, self._header, self._service, options))
+
+    def _reopen(self) -> None:
+        self._dealer.close()
+        self._open()
+
+    def _beat(self) -> None:
+        if self.world.now > self._heard_at + PATIENCE:
+            self._reopen()
+        self._dealer.send(wire.heartbeat(self._route, self._header))
+        if self._x1 and not self._leaves:
+            self._change_mind()
+        self.later(INTERVAL, self._beat)
+
+    def _change_mind(self) -> None:
+        if self.world.calm or self.world.chance(0.05):
+            credit = self._credit if self.world.calm else self.world.rng.choice([0, 1, 5, 10**15])
+            if credit != self._told:
+                self._told = credit
+                self._dealer.send(wire.credit(self._route, credit))
+        elif self.world.chance(0.01):
+            self._leaves = True
+            self._left_on = getattr(self._dealer, "link", None)
+            self.world.events["stranger leaves"] += 1
+            self._dealer.send(wire.disconnect(self._route, self._header))
+
+    def _arrived(self, dealer: Socket, message: Message) -> None:
+        self.do(partial(self._receive, dealer, message))
+
+    def _receive(self, dealer: Socket, message: Message) -> None:
+        if dealer is not self._dealer:
+            return
+        self._heard_at = self.world.now
+        command = wire.decode_broker(message)
+        if isinstance(command, wire.Disconnect):
+            # On another connection the broker does not know it, and lets it go whatever it holds.
+            same = self._left_on is not None and getattr(self._dealer, "link", None) is self._left_on
+            check(not same or not self._held, f"C16: {self.name} is let go, but holds {self._held}")
+            self._reopen()
+        elif isinstance(command, wire.Work):
+            check(len(self._held) < 1 or self._x1, f"C6: {self.name} got a second request")
+            self._held.add(command.address)
+            if self._x1 and not self.world.calm and self.world.chance(0.1):
+                self._held.remove(command.address)
+                self._dealer.send(wire.release(self._route, command.address))
+                return
+            seconds = self.world.rng.expovariate(10)
+            self.later(seconds, partial(self._finish, dealer, command.address, command.body[0]))
+        else:
+            kinds = (wire.Heartbeat, wire.Withdraw)
+            check(isinstance(command, kinds), f"X1: {self.name} got {message}, which is not in the form that it speaks")
+
+    def _finish(self, dealer: Socket, address: wire.Address, number: bytes) -> None:
+        if dealer is not self._dealer:
+            return
+        self._held.discard(address)
+        run = f"{self.name}:{self.world.number()}".encode()
+        final = wire.reply(self._route, self._header, Kind.FINAL, address, [end(number, run, 0)])
+        self._dealer.send(final)
+        if not self.world.calm and self.world.chance(0.3):
+            self.world.events["FINAL sent twice"] += 1
+            self._dealer.send(self.world.rng.choice([final, *self._done[-3:]]))
+        self._done.append(final)
+
+    def tick(self) -> None:
+        pass
+
+    def deadline(self) -> float | None:
+        return None
+
+    def die(self) -> None:
+        super().die()
+        self._dealer.close(silent=self.world.chance(0.3))
+
+
+class FramedCaller(Process):
+    """An X1 client that sends many requests at once, cancels some, and repeats none."""
+
+    def __init__(
+        self, world: Stage, name: str, choose: Callable[[], Wish], pause: float, *, connect: Callable[..., Socket]
+    ) -> None:
+        super().__init__(world, name)
+        self._choose = choose
+        self._pause = pause
+        self._dealer: Socket = connect(world.network, name, self._arrived)
+        self._asked: dict[wire.Number, tuple[Wish, Stream]] = {}
+        self._cancelled: set[wire.Number] = set()
+        self._next()
+
+    def _next(self) -> None:
+        if self.world.calm:
+            return
+        for _ in range(self.world.rng.randint(0, 10)):
+            self._ask(self._choose())
+        self._dealer.send(wire.heartbeat((b"",), wire.CX1))
+        self.later(self.world.rng.expovariate(1 / (4 * self._pause)), self._next)
+
+    def _ask(self, wish: Wish) -> None:
+        unique = self.world.number()
+        body = f"{self.name}.{unique}".encode()
+        number = unique if self.world.chance(0.8) else b"no-%d" % unique
+        options = wire.options({"ttl": 1000 * (wish.timeout or 30.0), **({} if wish.wait else {"wait": False})})
+        self._asked[number] = wish, Stream(body)
+        route = wire.envelope_of(number)
+        frames = [wish.about] if wish.is_mmi else [body]
+        self._dealer.send(wire.request(route, wire.CX1, wish.service, frames, options))
+        if self.world.chance(0.1):
+            self._cancelled.add(number)
+            self.later(self.world.rng.expovariate(1), partial(self._dealer.send, wire.cancel(route, wish.service)))
+
+    def _arrived(self, dealer: Socket, message: Message) -> None:
+        self.do(partial(self._receive, message))
+
+    def _receive(self, message: Message) -> None:
+        command = wire.decode_broker(message)
+        if isinstance(command, wire.Heartbeat):
+            return
+        framed = isinstance(command, wire.Answer | wire.Error)
+        check(framed, f"X1: {self.name} got {message}, which is not in the form that it speaks")
+        assert isinstance(command, wire.Answer | wire.Error)
+        if isinstance(command, wire.Error) and command.code == Code.MALFORMED:
+            check(command.number in self._cancelled, f"X1: {self.name} got {message}, but said nothing malformed")
+            return  # the request was lost with an earlier connection
+        check(command.number in self._asked, f"X1: {self.name} got {message}, which it did not ask for")
+        wish, stream = self._asked[command.number]
+        check(command.service == wish.service, f"C18: {self.name} asked {wish.service!r} and got {message}")
+        if isinstance(command, wire.Answer):
+            if not wish.is_mmi:
+                stream.add(command.body)
+                check(stream.ended == command.final, f"C3: {message} is not what the worker sent")
+            self.world.events["framed client got its reply"] += command.final
+        if isinstance(command, wire.Error) or command.final:
+            del self._asked[command.number]
+
+    def tick(self) -> None:
+        pass
+
+    def deadline(self) -> float | None:
+        return None
+
+    def die(self) -> None:
+        super().die()
+        self._dealer.close(silent=self.world.chance(0.3))

@@ -1,0 +1,250 @@
+"""The threads that serve one connection: leader and followers."""
+
+import logging
+import math
+import select
+import socket as sockets
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from ..mdp.multipart import milliseconds
+from ..mdp.sockets import Context
+from .connection import FLUSH, RETRY, Connection
+from .handling import Failed
+from .request import Request
+from .session import WorkerSession
+
+WATCH: Final = 0.001
+"""Seconds without progress after which the I/O thread takes over."""
+
+log = logging.getLogger("zmdp.worker")
+
+
+class Crew(Connection):
+    """A connection, the threads that run handlers, and an I/O thread, under one lock.
+
+    A handler thread that has nothing to do *leads*: it waits for messages, and begins what arrives itself, without
+    handing it to another thread.  Others that have nothing to do follow.  While handlers prove short nobody takes the
+    lead of a thread that handles a request: handlers that compute would only compete for the interpreter.  When that
+    thread does not come back within a millisecond, the I/O thread leads: it keeps the connection alive, and gives what
+    waits to followers.
+    """
+
+    def __init__(self, session: WorkerSession, endpoint: str, context: Context, level: int = logging.WARNING) -> None:
+        super().__init__(session, endpoint, context, level)
+        self.stopping = False
+        self.watched = False
+        """The I/O thread has begun."""
+        self._lock = threading.Lock()
+        self._followers = threading.Condition(self._lock)
+        self._following = 0
+        self._io = threading.Condition(self._lock)
+        self._io_waits = False  # until a handler begins
+        self._io_leads = False
+        self._leads = False  # a handler thread does
+        self._progress = 0  # requests that have begun or ended, PARTIALs, and times that a handler thread has led
+        self._wake_in, self._wake_out = sockets.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._poller = select.poll()
+        self._poller.register(self._wake_out, select.POLLIN)
+        try:
+            self.open()
+        except BaseException:
+            self._wake_in.close()
+            self._wake_out.close()
+            raise
+
+    def opened(self, descriptor: int) -> None:
+        """There is a new socket with this descriptor."""
+        self._poller.register(descriptor, select.POLLIN)
+
+    def closing(self, descriptor: int) -> None:
+        """The socket with this descriptor is about to be closed."""
+        self._poller.unregister(descriptor)
+
+    # ── handler threads ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, until: float = math.inf) -> Request | None:
+        """Wait for a request.  Returns None at the time `until`, or when no more are to come."""
+        with self._lock:
+            while True:
+                now = time.monotonic()
+                request = self._begin(now)
+                if request is not None:
+                    return request
+                if now >= until or self.stopping or self.session.leaving:
+                    self._step(now)
+                    self._notify_io()
+                    return None
+                if self._leads or self._io_leads:
+                    self._follow(until - now)
+                else:
+                    self._lead(min(self.due(), until) - now)
+
+    def partial(self, request: Request, body: Sequence[bytes]) -> bool:
+        """Send a PARTIAL, and wait for a broker that does not keep up.  Returns False if the request was lost."""
+        with self._lock:
+            now = time.monotonic()
+            accepted = self.session.partial(request, body, now)
+            self._progress += 1
+            if now - self.flushed_at >= FLUSH:  # else the next one does it, or the I/O thread
+                self._step(now)
+        while accepted and self.stalled:
+            time.sleep(RETRY)
+            with self._lock:
+                self._step(time.monotonic())
+        return accepted
+
+    def end(self, request: Request, outcome: list[bytes] | Failed) -> None:
+        """End `request`: send its reply with others of the same batch, but do not wait for them for long."""
+        with self._lock:
+            now = time.monotonic()
+            self.finish(request, outcome, now)
+            self._progress += 1
+            if not self.session.waiting or now - self.flushed_at >= FLUSH:
+                self._step(now)
+
+    def abandon(self, request: Request) -> None:
+        """Leave without a reply to `request`, which another worker gets."""
+        with self._lock:
+            now = time.monotonic()
+            self.session.leave(now)
+            self.session.abandon(request, now)
+            self._step(now)
+
+    def _begin(self, now: float) -> Request | None:
+        session = self.session
+        request = session.begin(now)
+        if request is not None:
+            self._progress += 1
+            if self._following and not session.capacity.short:
+                self._followers.notify()  # to begin the next one, or to lead
+            self._notify_io()
+        return request
+
+    def _notify_io(self) -> None:
+        """No handler thread leads from now on."""
+        if self._io_waits:
+            self._io.notify()
+
+    def _follow(self, seconds: float) -> None:
+        if self._io_leads:
+            self.wake()  # a handler thread leads better
+        self._following += 1
+        try:
+            self._followers.wait(None if seconds == math.inf else max(0.0, seconds))
+        finally:
+            self._following -= 1
+
+    def _lead(self, seconds: float) -> None:
+        self._progress += 1
+        self._leads = True
+        try:
+            if seconds > 0 and not self.session.unsent:
+                self._poll(seconds)
+            self._step(time.monotonic())
+        finally:
+            self._leads = False
+
+    # ── the I/O thread ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def watch(self) -> None:
+        """Lead while no handler thread does, until the connection has ended."""
+        with self._lock:
+            self.watched = True
+            progress = -1
+            while not self.ended:
+                try:
+                    if self._progress != progress:
+                        progress = self._progress
+                        self._io.wait(WATCH)
+                    elif self._leads:
+                        self._io_waits = True
+                        self._io.wait()
+                        self._io_waits = False
+                    else:
+                        self._stand_in()
+                except Exception:  # whatever is wrong with one message, the connection must be kept alive
+                    log.exception("%s: the I/O thread failed", self.session.service.decode())
+                    self._io.wait(RETRY)
+
+    def _stand_in(self) -> None:
+        now = time.monotonic()
+        self._step(now)
+        if self.ended:
+            return
+        due = self.due()
+        if self._following:
+            self._followers.notify()  # to begin what waits, or to lead
+            if not self.session.waiting:
+                self._io.wait(WATCH)
+                return
+            due = min(due, now + WATCH)
+        self._io_leads = True
+        try:
+            self._poll(due - now)
+        finally:
+            self._io_leads = False
+            self._followers.notify()
+
+    # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stop(self) -> None:
+        """Take no more requests, and end when those that have begun are done.  Safe in a signal handler."""
+        self.stopping = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Interrupt whoever waits for messages."""
+        with suppress(OSError):
+            self._wake_in.send(b"!")
+
+    def abort(self) -> None:
+        """Close the socket without a word to the broker."""
+        with self._lock:
+            self.session.leaving = True
+            self.session.lose("closed", time.monotonic())
+            self.close()
+            self._release()
+
+    def dispose(self) -> None:
+        """Close the last descriptors, when no thread serves this connection any more."""
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _poll(self, seconds: float) -> None:
+        """Wait for messages without the lock."""
+        self._lock.release()
+        try:
+            ready = self._poller.poll(milliseconds(seconds))
+        finally:
+            self._lock.acquire()
+        if any(descriptor == self._wake_out.fileno() for descriptor, _ in ready):
+            with suppress(OSError):
+                self._wake_out.recv(4096)
+
+    def _step(self, now: float) -> None:
+        if self.stopping and not self.session.leaving:
+            self.session.leave(now)
+            self._release()
+        self.step(now)
+        for request in self.session.stuck:
+            log.error(
+                "%s: a handler has neither returned nor yielded for %g s: its request goes to another worker, and its "
+                "thread takes no more until it returns",
+                request.service, self.session.handler_timeout,
+            )  # fmt: skip
+        self.session.stuck.clear()
+        self.session.cancelled.clear()  # handlers see `Request.cancelled`
+        if self.ended:
+            self._release()
+
+    def _release(self) -> None:
+        """No more requests come, or the connection has ended: have all threads look."""
+        self._followers.notify_all()
+        self._io.notify_all()
+        self.wake()
