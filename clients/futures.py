@@ -19,7 +19,7 @@ PENDING: Final = "PENDING"
 CANCELLED: Final = "CANCELLED_AND_NOTIFIED"
 FINISHED: Final = "FINISHED"
 
-NAP: Final = 0.0005
+NAP: Final = 0.002
 """Seconds that a request may remain unsent, and replies uncollected, while callers are expected to wait for replies."""
 MAX_NAP: Final = 0.1
 
