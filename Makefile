@@ -77,7 +77,7 @@ test-spark: $(VENV)/dev.installed java
 # What is compiled is tested compiled; the core, its conformance and its simulation on Python alone as well.
 UNIT := $(wildcard tests/mdp/test_*.py) tests/mmi tests/clients/test_pirate.py tests/clients/test_session.py tests/workers/test_session.py
 # Those that count instructions take five times as long while coverage counts as well.
-COUNTED := tests/mdp/test_cost.py tests/mdp/test_work.py
+COUNTED := tests/mdp/broker/test_cost.py tests/mdp/broker/test_work.py
 BROKER := $(wildcard tests/mdp/test_broker*.py)
 
 test: java lint unit

@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ..mdp import batch, wire
+from ..mdp.wire import batch
+from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import (
     BrokerUnreachable,

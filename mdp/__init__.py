@@ -1,8 +1,8 @@
 """The broker: the protocol, the machine, and the server that runs it on a socket."""
 
-from .broker import Broker
+from .broker.machine import Broker
 from .errors import BindError, SettingError, ZmdpError
 from .limits import Limits
-from .server import Server
+from .broker.server import Server
 
 __all__ = ["BindError", "Broker", "Limits", "Server", "SettingError", "ZmdpError"]

@@ -5,7 +5,9 @@ from ..pure import PURE
 
 def parts() -> dict[str, bool]:
     """Report what is compiled: moving messages, packing batches, and the protocol's machines."""
-    from . import batch, broker, multipart  # noqa: PLC0415 - they come after this
+    from .wire import batch
+    from .broker import machine as broker
+    from .transport import multipart  # noqa: PLC0415 - they come after this
 
     machines = not broker.__file__.endswith(".py")
     return {"multipart": multipart.COMPILED, "batch": batch.COMPILED, "machines": machines}

@@ -5,7 +5,7 @@ from typing import Final, NoReturn
 
 import click
 
-from ..mdp.console import run, version_option
+from ..mdp.cli.console import run, version_option
 
 MODULES: Final = {
     "batch": "batch_commands",

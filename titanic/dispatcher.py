@@ -22,9 +22,9 @@ from uuid import UUID
 from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, ServiceError, SettingError
 from ..mdp.codes import Code
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
-from . import store
+from .store import store
 from .batches import Batches, StoreError, Work
-from .clock import Clock
+from .store.clock import Clock
 from .frames import pack, unpack
 
 FACTOR: Final = 2

@@ -10,11 +10,12 @@ from sqlalchemy.engine import Engine
 
 from ..clients import AsyncClient
 from ..mdp.errors import SettingError
-from ..mdp.server import DEFAULT_ENDPOINT
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..workers import AsyncHandler, AsyncWorker
-from . import schema, store
+from . import schema
+from .store import store
 from .batches import Batches
-from .clock import Clock
+from .store.clock import Clock
 from .dispatcher import Dispatcher
 from .service import MAX_WAITING, Service
 

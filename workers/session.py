@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..mdp import batch, wire
+from ..mdp.wire import batch
+from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
 from ..mdp.wire import Address, Message, Route

@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from zmdp.mdp import batch, wire
+from zmdp.mdp.wire import batch
+from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Kind, Message, Number, Route
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zmdp.mdp import wire
-from zmdp.mdp.fake_network import START, Dealer
+from zmdp.mdp.testing.network import START, Dealer
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Route
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
-from zmdp.mdp.fake_network import Dealer
+from zmdp.mdp.testing.network import Dealer
 from zmdp.mdp.wire import Kind, Message, Route
 
 from .actors import Process, Stage, Stream, end

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from support.processes import eventually
 
 from zmdp.titanic import batches as batches_module
-from zmdp.titanic import schema, store
+from zmdp.titanic import schema
+from zmdp.titanic.store import store
 from zmdp.titanic.batches import MAX_REASON, Batches, StoreError
 from zmdp.titanic.server import READS, WRITES
 

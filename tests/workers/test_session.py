@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp import batch, wire
+from zmdp.mdp.wire import batch
+from zmdp.mdp import wire
 from zmdp.mdp.errors import SettingError
 from zmdp.workers.capacity import AHEAD, LONG_STEP, Capacity
 from zmdp.workers.request import Request

@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 from support.postgres import cluster as new_cluster
 
-from zmdp.titanic import enqueue, schema, store
+from zmdp.titanic import enqueue, schema
+from zmdp.titanic.store import store
 from zmdp.titanic.frames import pack
 
 TEMPLATE = "with_tables"

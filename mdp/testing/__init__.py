@@ -1,0 +1,1 @@
+"""Brokers for tests: in a thread, without sockets, as pytest fixtures."""
