@@ -16,12 +16,12 @@ from statistics import median
 from typing import Any
 
 from zmdp.clients import Client, RequestCancelled
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
-from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.catalogue import Catalogue
 from zmdp.spark.batch.lanes import Lanes
 from zmdp.spark.batch.results import Results
+from zmdp.spark.batch.service import Batch
 from zmdp.spark.session import open_session
 
 QUERY = "SELECT sum(id) AS s FROM range(1000)"

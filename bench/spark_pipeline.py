@@ -63,7 +63,7 @@ class Bench:
         return made
 
     def call(self, df: Any, **given: Any) -> None:
-        from zmdp.spark.pipeline.plan import call_service
+        from zmdp.spark.pipeline import call_service
 
         replies = call_service(df, "echo", input="text", broker=self.endpoint, **given)
         check(replies.where("reply = text").count(), df)
@@ -132,7 +132,7 @@ def by_key(bench: Bench) -> None:
 
 def by_function(bench: Bench) -> None:
     df = bench.rows(ROWS)
-    from zmdp.spark.pipeline.plan import register_function
+    from zmdp.spark.pipeline import register_function
 
     df.createOrReplaceTempView("texts")
     register_function(bench.spark, "call_one", broker=bench.endpoint)

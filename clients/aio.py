@@ -13,8 +13,8 @@ import zmq
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.errors import ClosedError, RequestTimeout, SettingError, ZmdpError
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.errors import ClosedError, RequestTimeout, SettingError, ZmdpError
 from ..mdp.transport.sockets import end, own_context
 from .arguments import (
     check_plain,

@@ -14,9 +14,9 @@ import click
 
 from ..mdp import wire
 from ..mdp.cli.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
 from ..mdp.transport.reach import check_listening
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from . import bodies
 from .aio import AsyncClient
 from .arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT

@@ -10,8 +10,8 @@ import zmq
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.errors import ClosedError, SettingError, ZmdpError
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.errors import ClosedError, SettingError, ZmdpError
 from ..mdp.transport.sockets import end, own_context
 from .arguments import (
     DEFAULT_RETRIES,

@@ -133,7 +133,7 @@ def run(spark: "SparkSession", endpoint: str, folder: Path, *, durable: bool) ->
     """From the corpus to the totals."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
 
-    from zmdp.spark.pipeline.plan import call_service  # noqa: PLC0415
+    from zmdp.spark.pipeline import call_service  # noqa: PLC0415
 
     corpus = spark.read.parquet(str(folder / "corpus"))
     if durable:

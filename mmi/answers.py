@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..mdp import compiled
-from ..mdp.wire.names import show
 from ..mdp.wire import DIALECTS
+from ..mdp.wire.names import show
 
 if TYPE_CHECKING:
     from ..mdp.broker.machine import Broker

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from zmdp.mdp.wire import batch_python
 from zmdp.mdp import wire
+from zmdp.mdp.wire import batch_python
 
 MAX_COMMANDS = 256 + 1
 INTERESTING = [

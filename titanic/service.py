@@ -19,10 +19,10 @@ from uuid import UUID
 from ..mdp.codes import Code
 from ..workers import Final as FinalReply
 from ..workers import Request
-from .store import store
 from .batches import Batches, StoreError
-from .store.clock import Clock
 from .frames import unpack
+from .store import store
+from .store.clock import Clock
 from .submission import Malformed, Wanted, closed, submission, wanted
 
 OK: Final = b"200"

@@ -176,7 +176,7 @@ def _headers(value: Any) -> str | None:
     if not value:
         return None
     try:
-        size = len(wire.options({"headers": value}))
+        size = len(wire.encode_options({"headers": value}))
     except SettingError:
         size = wire.MAX_OPTIONS
     if size > wire.MAX_OPTIONS - ROOM:

@@ -13,8 +13,8 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
-from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
 from . import handling as h
 from .capacity import Capacity

@@ -41,7 +41,7 @@ def ready_options(name: str, *, dialect: bool = False) -> bytes:
     }
     if dialect:
         about["dialect"] = True
-    return wire.options(about)
+    return wire.encode_options(about)
 
 
 class Connection:

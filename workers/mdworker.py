@@ -12,8 +12,8 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
-from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.errors import ClosedError, RequestCancelled, SettingError
 from ..mdp.transport.sockets import checked_endpoint, end, own_context
 from .capacity import Capacity
 from .connection import ready_options

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
+from ..wire.names import show
+
 LINES: Final = 5
 """Log lines of one kind that are written within `PERIOD`; the rest are only counted."""
 PERIOD: Final = 10.0
@@ -101,12 +103,3 @@ class Journal:
         self._periods[kind] = started, lines + 1
         if lines < LINES:
             self._logger.log(level, text, *(show(value) if isinstance(value, bytes) else value for value in values))
-
-
-def show(name: bytes) -> str:
-    """A peer's bytes as something safe to print: text where it is printable, else hex."""
-    try:
-        text = name.decode()
-    except UnicodeDecodeError:
-        return name.hex()
-    return text if text.isprintable() and text else name.hex()

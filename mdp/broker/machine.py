@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from ...mmi import answers
-from ..wire import batch
 from .. import wire
 from ..codes import Code
-from .journal import Drop, Journal, Loss, Refusal, Stats
 from ..limits import Limits
-from .registry import NEVER, Attempt, Client, Collected, PeerKey, Registry, Request, Service, Worker, key_of
 from ..timers import Timers
-from ..wire import Message, Reason
+from ..wire import Message, Reason, batch
+from .journal import Drop, Journal, Loss, Refusal, Stats
+from .registry import NEVER, Attempt, Client, Collected, PeerKey, Registry, Request, Service, Worker, key_of
 
 GIVEN_UP: Final = 60.0
 """Seconds of its silence for which an X1 client that has missed messages hears nothing, so that it reconnects."""

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..linked_lists import Line
-from .scheduling import FairQueue, Pool, Schedule, Turn
 from ..timers import Timed
 from ..wire import CX1, EMPTY, NO_OPTIONS, Number, Options, Route, envelope_of, size_of
+from .scheduling import FairQueue, Pool, Schedule, Turn
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a waiting request beside its body: what its records take, rounded up."""

@@ -19,15 +19,15 @@ from typing import Final, Self
 
 import zmq
 
-from .machine import Broker
-from .departures import Departures
+from ..defaults import DEFAULT_ENDPOINT
 from ..errors import BindError
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
-from .outbox import Outbox
 from ..wire import Message
+from .departures import Departures
+from .machine import Broker
+from .outbox import Outbox
 
-DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:5555"
 DEFAULT_DRAIN: Final = 10.0
 TURN: Final = 100
 """Messages taken in before what follows from them is sent."""

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import click
 
-from .console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
-from ..limits import Limits
 from ..broker.server import DEFAULT_DRAIN, Server
 from ..defaults import DEFAULT_ENDPOINT
+from ..limits import Limits
+from .console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
 
 log = logging.getLogger("zmdp.broker")
 

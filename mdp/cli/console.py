@@ -13,7 +13,19 @@ from click.core import ParameterSource
 
 from ... import __version__
 from .. import compiled
-from ..errors import (BrokerUnreachable, RequestTimeout, RetryLater, ServiceError, ServiceNotFound, SettingError, StreamInterrupted, TitanicError, UnknownTicket, WorkerLost, ZmdpError)
+from ..errors import (
+    BrokerUnreachable,
+    RequestTimeout,
+    RetryLater,
+    ServiceError,
+    ServiceNotFound,
+    SettingError,
+    StreamInterrupted,
+    TitanicError,
+    UnknownTicket,
+    WorkerLost,
+    ZmdpError,
+)
 from ..limits import LARGEST
 
 EXIT_FAILED: Final = 1

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import zmq
 
-from ..limits import Limits
 from ..broker.server import Server
+from ..limits import Limits
 
 FREE_PORT = "tcp://127.0.0.1:*"
 

@@ -33,8 +33,8 @@ from struct import Struct
 from typing import Final, Literal
 
 from .. import wire
-from ..wire.names import show
 from ..wire import Message, Route
+from ..wire.names import show
 
 HIGH_WATER: Final = 20
 """Messages on the way to one peer past which the ROUTER finds it does not keep up."""

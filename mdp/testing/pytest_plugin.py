@@ -23,8 +23,8 @@ import pytest
 if TYPE_CHECKING:
     from ...clients import Client
     from ...workers import AsyncWorker, Worker
-    from ..limits import Limits
     from ..broker.server import Server
+    from ..limits import Limits
 
 PATIENCE = 10.0
 """Seconds that a worker may take to register."""

@@ -22,9 +22,9 @@ from importlib import import_module
 from typing import Any, Final
 
 from ...pure import PURE
+from ..wire import SHARED
 from . import multipart_python
 from .multipart_python import LARGE
-from ..wire import SHARED
 
 __all__ = ["COMPILED", "LARGE", "SHARED", "milliseconds", "receive", "send"]
 

@@ -1,1 +1,1 @@
-""""""
+"""Spark jobs as services."""

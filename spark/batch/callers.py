@@ -18,9 +18,9 @@ from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
 from ...mdp.cli.console import with_default
 from ...mdp.errors import ServiceError, SettingError, UnknownTicket
 from ...mdp.transport.reach import check_listening
+from ...titanic.cli.parameters import DURATION
 from ...titanic.client import Ticket, Titanic
 from ...titanic.submission import parse_uuid
-from ...titanic.cli.parameters import DURATION
 from .. import control
 from .commands import BROKER, PREFIX, pairs
 from .jobs import FORMATS

@@ -13,14 +13,14 @@ from typing import Any, Final
 import click
 
 from ...mdp.cli.console import Endpoint, Number, log_level_option, log_to_stderr, with_default
-from ...mdp.transport.reach import why_unreachable
 from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.transport.reach import why_unreachable
 from ...titanic.cli.parameters import DURATION
 from .. import control
+from ..session import SparkError, check_installed, connect_session, is_elsewhere, open_session, settled_master
 from .catalogue import Catalogue, read
 from .jobs import load_jobs
 from .results import DEFAULT_INLINE, LARGEST_INLINE, Results
-from ..session import SparkError, check_installed, connect_session, is_elsewhere, open_session, settled_master
 
 BACKOFF: Final = (1.0, 60.0)
 """Seconds before a session that could not be made is tried again; doubled each time."""
@@ -158,8 +158,8 @@ def batch(
         master = settled_master(master, settings)
         check_installed()
 
-    from .service import Batch  # noqa: PLC0415 - what only asks the broker needs none of it
     from .lanes import Lanes  # noqa: PLC0415
+    from .service import Batch  # noqa: PLC0415 - what only asks the broker needs none of it
 
     def make() -> Any:
         if connect is not None:

@@ -20,7 +20,7 @@ from ...mdp.cli.console import printable
 from ...mdp.errors import ServiceError, SettingError
 from ...mdp.loading import load
 
-ENTRY_POINTS: Final = "zmdp.spark.batch.jobs"
+ENTRY_POINTS: Final = "zmdp.spark.jobs"
 """The group of entry points by which installed packages offer jobs."""
 FORMATS: Final = ("json", "arrow")
 NOT_TAKEN: Final = 422

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+from ..session import forget, is_alive, is_connect
 from .jobs import may_reach_out
 from .progress import ClassicProgress, ConnectProgress, Progress
-from ..session import forget, is_alive, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

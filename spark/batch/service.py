@@ -27,13 +27,13 @@ from ... import __version__
 from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError, ZmdpError
 from ...workers import Request, Worker
-from .catalogue import Catalogue
 from ..control import Control
+from ..session import SparkError, reason
+from .catalogue import Catalogue
 from .jobs import NOT_TAKEN, ONLY_QUERIES, Call, Query, call, not_taken, query
 from .lanes import Lane, Lanes
 from .progress import Progress
 from .results import JOB_LENGTH, Results, plain
-from ..session import SparkError, reason
 
 LOOK: Final = 0.1
 """Seconds between two looks at whether a request was cancelled."""

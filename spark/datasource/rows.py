@@ -20,8 +20,8 @@ from pyspark.sql.types import (
 
 from ...mdp.errors import SettingError
 from ...titanic.frames import pack
-from ...titanic.submission import MAX_KEY, Malformed, submission
 from ...titanic.store.staging import Entry, entry
+from ...titanic.submission import MAX_KEY, Malformed, submission
 from ...titanic.uuids import new_uuid_hex
 from ...workers.handling import MAX_BODY
 

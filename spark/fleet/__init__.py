@@ -1,1 +1,1 @@
-""""""
+"""Executors as workers."""

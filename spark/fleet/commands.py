@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from ...clients import bodies
-from ...mdp.cli.console import (EXIT_FAILED, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default)
+from ...mdp.cli.console import EXIT_FAILED, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...titanic.cli.parameters import DURATION
 from ..batch.commands import quiet_py4j

@@ -13,8 +13,8 @@ from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.transport.reach import why_unreachable
 from .. import session as sessions
 from .driver import cores, explained, is_loopback, message
-from .worker import probe
 from .ship import Cluster, on_this_machine, python
+from .worker import probe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

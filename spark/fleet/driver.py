@@ -1,6 +1,6 @@
 """`mdp-spark fleet`: executors of a Spark cluster as workers of a broker.
 
-One Spark job of one task for each lease of each slot (`fleet_slots.py` says which and when; `fleet_worker.py` is what
+One Spark job of one task for each lease of each slot (`slots.py` says which and when; `worker.py` is what
 runs there).  Not one job for all: there one death would end everything.
 """
 
@@ -21,14 +21,14 @@ from ... import __version__
 from ...clients import Client
 from ...mdp import wire
 from ...mdp.cli.console import printable
+from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.transport.reach import why_unreachable
-from ...mdp.defaults import DEFAULT_ENDPOINT
 from ..control import PREFIX, Control, checked_name
-from .slots import BACKOFF, Died, Lease, Load, Outcome, Refused, Served, Slots
-from .worker import Task, serve
 from ..session import SparkError, check_installed, forget, is_alive, is_elsewhere, settled_master
 from .ship import Cluster, on_this_machine, python
+from .slots import BACKOFF, Died, Lease, Load, Outcome, Refused, Served, Slots
+from .worker import Task, serve
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -13,7 +13,15 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from ...clients import (AsyncClient, BrokerUnreachable, RequestError, RequestTimeout, ServiceNotFound, SettingError, ZmdpError)
+from ...clients import (
+    AsyncClient,
+    BrokerUnreachable,
+    RequestError,
+    RequestTimeout,
+    ServiceNotFound,
+    SettingError,
+    ZmdpError,
+)
 from ...mdp.codes import Code
 from ...titanic import AsyncTitanic
 from ...workers.handling import MAX_BODY, MAX_BODY_FRAMES

@@ -18,8 +18,8 @@ from ...clients.mdclient import MAX_OUTSTANDING
 from ...mdp import wire
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...titanic.submission import MAX_TIME
-from .calls import Answer, Piece, Row, Settings, answered, check_rows_per_request, piece_size
 from ..session import NEEDS_PYSPARK, SparkError, reason
+from .calls import Answer, Piece, Row, Settings, answered, check_rows_per_request, piece_size
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -182,7 +182,7 @@ def _settings(**given: Any) -> Settings:
     headers = settings.headers or {}
     if not isinstance(headers, Mapping) or not all(isinstance(each, str) for pair in headers.items() for each in pair):
         raise SettingError(f"headers are {headers!r:.200}: they map text to text")
-    wire.options({"headers": dict(headers)})
+    wire.encode_options({"headers": dict(headers)})
     endpoints = checked_endpoints(settings.broker)
     for endpoint in endpoints:
         if endpoint.startswith("inproc:"):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from zmdp.mdp.wire import batch
 from zmdp.mdp import wire
+from zmdp.mdp.wire import batch
 
 BENCH = Path(__file__).parents[2] / "bench"
 SERVICE = b"bench"

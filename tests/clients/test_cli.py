@@ -9,7 +9,7 @@ from support.router import Router
 
 from zmdp.clients.cli import cli
 from zmdp.mdp.errors import ServiceNotFound
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.clients.load import Result, mixed, one_by_one, pipelined
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker, sleep
 
 SECONDS = 0.3

@@ -13,7 +13,7 @@ from support.processes import eventually
 
 from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
 

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from zmdp.clients import AsyncClient, Client, ServiceError, ServiceNotFound
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
 

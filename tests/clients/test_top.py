@@ -7,7 +7,7 @@ import pytest
 
 from zmdp.clients import Client
 from zmdp.clients.top import View, lines, with_rates
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
 

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout, ServiceError, ZmdpError
 from zmdp.mdp import tracing
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

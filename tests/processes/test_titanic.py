@@ -17,7 +17,7 @@ from support.processes import BIN, broker, eventually, process, run
 from support.titanics import BEATS, LIMITS, row, state
 
 from zmdp.clients import Client
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.cli import main as cli
 from zmdp.workers import ServiceError, Worker

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 from support.titanics import LIMITS
 
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.spark import session as sessions
 
 CONF = {

@@ -15,7 +15,7 @@ from support.peers import Bench
 from support.processes import PATIENCE
 
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.titanic import admin, schema
 from zmdp.titanic.server import Server
 

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from support.postgres import cluster as new_cluster
 
 from zmdp.titanic import schema
-from zmdp.titanic.store import store
 from zmdp.titanic.frames import pack
+from zmdp.titanic.store import store
 from zmdp.titanic.submission import Submission
 
 NOW = 1_800_000_000.0

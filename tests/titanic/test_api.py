@@ -26,7 +26,7 @@ from zmdp.clients import (
     ServiceNotFound,
     SettingError,
 )
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.titanic import AsyncTicket, AsyncTitanic, Titanic, TitanicError, UnknownTicket, client, enqueue, service
 from zmdp.titanic.store.models import Base
 from zmdp.workers import Worker

@@ -15,9 +15,9 @@ from support.processes import eventually
 
 from zmdp.titanic import batches as batches_module
 from zmdp.titanic import schema
-from zmdp.titanic.store import store
 from zmdp.titanic.batches import MAX_REASON, Batches, StoreError
 from zmdp.titanic.server import READS, WRITES
+from zmdp.titanic.store import store
 
 NOW = 1_800_000_000.0
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)

@@ -16,7 +16,7 @@ from support.titanics import BEATS, connected, lease, operate, row, running_benc
 
 from zmdp.clients import Client, ServiceError
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.mmi import answers
 from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, service
 from zmdp.workers import Worker

@@ -18,7 +18,7 @@ from support.processes import PATIENCE, eventually
 from support.titanics import BEATS, LIMITS, connected, lease, row, running_bench, serving, state, stored
 
 from zmdp.clients import Client, SettingError
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.titanic import Titanic, TitanicError, schema
 from zmdp.titanic.schema import SchemaError
 from zmdp.titanic.server import Server

@@ -13,7 +13,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zmdp.titanic.frames import unpack
-from zmdp.titanic.submission import (MAX_FROM, MAX_KEY, MAX_PRIORITY, MAX_RETRIES, MAX_TIME, Malformed, Submission, Wanted, closed, parse_uuid, submission, wanted)
+from zmdp.titanic.submission import (
+    MAX_FROM,
+    MAX_KEY,
+    MAX_PRIORITY,
+    MAX_RETRIES,
+    MAX_TIME,
+    Malformed,
+    Submission,
+    Wanted,
+    closed,
+    parse_uuid,
+    submission,
+    wanted,
+)
 from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES
 
 NOW = 1_800_000_000.0

@@ -16,7 +16,7 @@ from support.router import Router
 
 from zmdp.clients import Client, RequestRejected, ServiceError, StreamInterrupted
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.workers import (
     ClosedError,
     Final,

@@ -12,8 +12,8 @@ from click.core import ParameterSource
 
 from ...clients import Client, Reply, RequestTimeout, bodies
 from ...mdp.cli.console import Endpoint, Number, run, version_option, with_default
-from ...mdp.transport.reach import check_listening
 from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.transport.reach import check_listening
 from ..client import Titanic
 from ..submission import MAX_PRIORITY, MAX_RETRIES
 from .parameters import DURATION, DURATION_FROM_0, UUID_TYPE, Moment

@@ -18,15 +18,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...clients import bodies
-from ...mdp.cli.console import (EXIT_CODES, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default)
+from ...mdp.cli.console import EXIT_CODES, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
+from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import TitanicError, UnknownTicket
 from ...mdp.transport.reach import why_unreachable
-from ...mdp.defaults import DEFAULT_ENDPOINT
 from .. import admin, schema
 from ..frames import unpack
+from ..server import DEFAULT_DRAIN, DEFAULT_LEASE, DEFAULT_MAX_WAITING, SHORTEST_LEASE, Server
 from ..store.models import STATES
 from .parameters import DURATION, DURATION_FROM_0, UUID_TYPE
-from ..server import DEFAULT_DRAIN, DEFAULT_LEASE, DEFAULT_MAX_WAITING, SHORTEST_LEASE, Server
 
 CHUNK: Final = 1000
 """Requests changed in one transaction, so that Titanic gets its turn in between."""

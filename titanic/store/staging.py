@@ -14,8 +14,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from ...mdp.errors import TitanicError
-from .models import Staged, Staging, Written
 from ..submission import Submission
+from .models import Staged, Staging, Written
 from .store import KEYS, REQUESTS, K
 
 STAGING: Final = cast(sa.Table, Staging.__table__)

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
+from ..submission import Submission
 from .bulk import Bulk, Row
 from .models import ENDED as ENDED_SEQUENCE
 from .models import Counter, Key, Owner, Part, Request
-from ..submission import Submission
 
 REQUESTS: Final = cast(sa.Table, Request.__table__)
 PARTS: Final = cast(sa.Table, Part.__table__)

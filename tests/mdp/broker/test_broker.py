@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.journal import Drop, Loss, Refusal
-from zmdp.mdp.limits import Limits
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
+from zmdp.mdp.limits import Limits
 
 # ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
 

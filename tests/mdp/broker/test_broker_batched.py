@@ -5,13 +5,12 @@ import struct
 
 import pytest
 
-from zmdp.mdp.wire import batch
 from zmdp.mdp import wire
-from zmdp.mdp.wire.batch import Batch
-from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.journal import Drop, Loss, Refusal
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import CX1, WX1
+from zmdp.mdp.wire import CX1, WX1, batch
+from zmdp.mdp.wire.batch import Batch
 
 W, V = (b"w", b""), (b"v", b"")
 C, D = (b"c", b""), (b"d", b"")

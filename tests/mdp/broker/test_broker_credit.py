@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.journal import Drop, Loss, Refusal
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 
 # ── what peers send; a worker is named by its route ──────────────────────────────────────────────────────────────────

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zmdp.mdp.wire import batch
 from zmdp.mdp import wire
 from zmdp.mdp.broker.machine import GIVEN_UP, Broker
-from zmdp.mdp.limits import Limits
 from zmdp.mdp.broker.registry import NEVER
-from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1, batch
 
 QUIET = logging.Logger("quiet", logging.CRITICAL + 1)
 

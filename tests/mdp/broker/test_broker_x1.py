@@ -9,10 +9,10 @@ import logging
 
 import pytest
 
-from zmdp.mdp.broker.machine import CODES, GIVEN_UP, MAX_GIVEN_UP, Broker
 from zmdp.mdp.broker.journal import Drop, Loss, Refusal
-from zmdp.mdp.limits import Limits
+from zmdp.mdp.broker.machine import CODES, GIVEN_UP, MAX_GIVEN_UP, Broker
 from zmdp.mdp.broker.registry import REMEMBERED, REQUEST_OVERHEAD
+from zmdp.mdp.limits import Limits
 
 # ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from zmdp.mdp.wire import batch
 from zmdp.mdp import wire
 from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.wire import batch
 
 
 class _Counter:

@@ -4,8 +4,8 @@ from errno import EAGAIN, EHOSTUNREACH
 
 import pytest
 
-from zmdp.mdp.limits import Limits
 from zmdp.mdp.broker.outbox import Outbox
+from zmdp.mdp.limits import Limits
 
 
 class Wire:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zmdp.mdp.broker.registry import (REMEMBERED, REQUEST_OVERHEAD, Client, Registry, Request, Service, Worker, key_of)
+from zmdp.mdp.broker.registry import REMEMBERED, REQUEST_OVERHEAD, Client, Registry, Request, Service, Worker, key_of
 from zmdp.mdp.wire import C01, C02, CX1, NO_OPTIONS, W02, WX1, Options
 
 NO_WAIT = Options(wait=False)

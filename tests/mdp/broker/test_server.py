@@ -1,7 +1,7 @@
 """The server's loop, what can be said of it without its clock."""
 
-from zmdp.mdp.limits import Limits
 from zmdp.mdp.broker.server import Server
+from zmdp.mdp.limits import Limits
 
 
 def test_it_sleeps_for_an_interval_at_most_while_something_is_due():

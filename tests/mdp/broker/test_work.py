@@ -11,9 +11,9 @@ import tracemalloc
 
 import pytest
 
-from zmdp.mdp.wire import batch
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.compiled import parts
+from zmdp.mdp.wire import batch
 
 BODY = b"x" * 32
 
@@ -141,8 +141,9 @@ INSTRUCTIONS = {
 }
 """Of a request and its reply in this form, while so many others wait.
 
-Linked lists of our own (`mdp/linked_lists.py`) take more of these than the dicts before them, and where they are compiled a
-third fewer of the processor's.  A third of what the batched form takes is for packing and reading, which are compiled.
+Linked lists of our own (`mdp/linked_lists.py`) take more of these than the dicts before them, and where they are
+compiled a third fewer of the processor's.  A third of what the batched form takes is for packing and reading, which
+are compiled.
 """
 SLACK = 1.1
 """Other versions of Python compile to other instructions."""

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp.wire import batch, batch_python
 from zmdp.mdp import wire
+from zmdp.mdp.wire import CX1, NO_OPTIONS, SHARED, WX1, Invalid, Options, Reason, batch, batch_python
 from zmdp.mdp.wire.batch_python import MAX_ATTACHED_BYTES, MAX_ATTACHMENTS, MAX_RECORDS, MAX_RECORDS_BYTES
-from zmdp.mdp.wire import CX1, NO_OPTIONS, SHARED, WX1, Invalid, Options, Reason
 
 ROUTE = (b"id", b"")
 MAX_BODY = 20_000

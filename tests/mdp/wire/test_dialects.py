@@ -6,9 +6,9 @@ from zmdp.clients.pirate import PirateSession
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
+from zmdp.mdp.broker.journal import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.errors import ServiceError
-from zmdp.mdp.broker.journal import Drop
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import CX1, WX1
 from zmdp.workers.capacity import Capacity
@@ -80,7 +80,7 @@ class FramedCaller(Caller):
         if timeout is not None:
             options["ttl"] = timeout * 1000
         options = {**options.pop("options", {}), **options}
-        self.messages = [wire.request((b"%d" % self.number, b""), CX1, b"echo", body, wire.options(options))]
+        self.messages = [wire.request((b"%d" % self.number, b""), CX1, b"echo", body, wire.encode_options(options))]
 
     def cancel(self):
         self.messages = [wire.cancel((b"%d" % self.number, b""), b"echo")]

@@ -857,8 +857,8 @@ def test_options_that_the_broker_writes_longer_reach_the_worker(values):  # X1
 
 
 def test_options_are_written():  # X1
-    assert wire.options({}) == b""
-    assert wire.options({"ttl": 1500, "wait": False, "headers": {"a": "ä"}, "key": [None, 1.5]}) == (
+    assert wire.encode_options({}) == b""
+    assert wire.encode_options({"ttl": 1500, "wait": False, "headers": {"a": "ä"}, "key": [None, 1.5]}) == (
         b'{"ttl":1500,"wait":false,"headers":{"a":"\\u00e4"},"key":[null,1.5]}'
     )
 
@@ -883,7 +883,7 @@ UNSENDABLE = {  # and the beginning of what is said about it
 @pytest.mark.parametrize(("values", "text"), UNSENDABLE.values(), ids=UNSENDABLE)
 def test_options_that_cannot_be_sent_are_told_to_whoever_tries(values, text):  # X1
     with pytest.raises(SettingError) as error:
-        wire.options(values)
+        wire.encode_options(values)
     assert str(error.value).startswith(text)
     assert len(str(error.value)) < 500
 

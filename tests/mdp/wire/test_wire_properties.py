@@ -87,7 +87,7 @@ json_values = st.recursive(
     max_leaves=8,
 )
 options = st.builds(
-    lambda more, known: wire.options({**more, **known}),
+    lambda more, known: wire.encode_options({**more, **known}),
     st.dictionaries(text.filter(lambda key: key not in {"ttl", "wait", "headers"}), json_values, max_size=3),
     st.fixed_dictionaries(
         {},

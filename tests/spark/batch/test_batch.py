@@ -14,13 +14,13 @@ from support.processes import eventually, run
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.clients import AsyncClient, Client, RequestCancelled, RequestTimeout, ServiceError
-from zmdp.mdp.testing.broker import running_broker
-from zmdp.spark.batch import service as batches
-from zmdp.spark.batch import catalogue
+from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
-from zmdp.spark.batch.service import Batch
+from zmdp.spark.batch import catalogue
+from zmdp.spark.batch import service as batches
 from zmdp.spark.batch.lanes import Lanes
 from zmdp.spark.batch.results import Results
+from zmdp.spark.batch.service import Batch
 
 JOBS = {name: job for name, job in vars(batch_jobs).items() if callable(job) and job.__module__ == "batch_jobs"}
 PATIENCE = 60

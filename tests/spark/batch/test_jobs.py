@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from zmdp.mdp.errors import ServiceError, SettingError
-from zmdp.spark.batch import catalogue, jobs
 from zmdp.spark import control
+from zmdp.spark.batch import catalogue, jobs
 from zmdp.spark.batch.jobs import Call, Query
 from zmdp.spark.batch.results import Results, arrow_stream, json_rows
 

@@ -23,8 +23,8 @@ from support.titanics import serving
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark.datasource import sink
 from zmdp.spark.datasource.sink import JobWriter, StreamWriter
-from zmdp.titanic.store import staging
 from zmdp.titanic.frames import unpack
+from zmdp.titanic.store import staging
 from zmdp.workers import Worker
 
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)

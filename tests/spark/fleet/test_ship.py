@@ -14,7 +14,7 @@ from zmdp.mdp.errors import SettingError
 from zmdp.spark.fleet import ship
 from zmdp.spark.fleet.ship import Cluster, PackError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_package_has_every_module_and_nothing_that_was_made(package):
 
 def test_executors_import_from_the_package_what_they_need(package):
     code = "import zmdp.workers, zmdp.clients, zmdp.spark.fleet.worker as w; print(w.__file__)"
-    assert python(code, package) == f"{package}/zmdp/spark/fleet_worker.py"
+    assert python(code, package) == f"{package}/zmdp/spark/fleet/worker.py"
 
 
 def test_the_executor_s_side_imports_nothing_but_the_standard_library(package):

@@ -9,7 +9,7 @@ from support.processes import PATIENCE, eventually
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.mdp.errors import ServiceError, SettingError
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import calls
 from zmdp.spark.pipeline.calls import Answer, Failed, Piece, Row, Settings, answered, packs, piece_size, read
 from zmdp.workers import Worker

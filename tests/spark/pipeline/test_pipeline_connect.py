@@ -13,7 +13,7 @@ from support.processes import eventually
 from support.titanics import BEATS
 
 from zmdp.mdp.errors import SettingError
-from zmdp.spark.pipeline.plan import call_service, register_function
+from zmdp.spark.pipeline import call_service, register_function
 from zmdp.spark.session import SparkError, connect_session, java_version
 from zmdp.workers import Worker
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from support.titanics import BEATS, serving
 
-from zmdp.spark.pipeline.plan import call_service
+from zmdp.spark.pipeline import call_service
 from zmdp.workers import Worker
 
-PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
+PAGE = Path(__file__).parents[3] / "docs" / "pipeline.md"
 
 
 def test_its_python_runs(spark, endpoint, tmp_path, capsys):

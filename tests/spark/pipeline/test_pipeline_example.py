@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from zmdp.spark.session import java_version
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "pipeline.py"
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import pytest
 import sqlalchemy as sa
 
+from zmdp.titanic.frames import pack
 from zmdp.titanic.store import bulk, store
 from zmdp.titanic.store.bulk import Bulk
-from zmdp.titanic.frames import pack
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
