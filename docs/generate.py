@@ -6,6 +6,7 @@ import click
 
 from zmdp.clients.cli import cli as mdclient
 from zmdp.mdp.cli.broker import cli as mdp_broker
+from zmdp.mdp.cli.console import CONTEXT_SETTINGS
 from zmdp.spark.cli import cli as mdp_spark
 from zmdp.titanic.cli.main import cli as titanic
 from zmdp.workers.cli import cli as mdworker
@@ -23,7 +24,8 @@ def reference() -> str:
         ("titanic", titanic),
         ("mdp-spark", mdp_spark),
     ):
-        parts += sections(command, click.Context(command, info_name=name, **command.context_settings), 2)
+        settings = {**command.context_settings, **CONTEXT_SETTINGS}
+        parts += sections(command, click.Context(command, info_name=name, **settings), 2)
     return "\n".join(parts)
 
 

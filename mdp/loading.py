@@ -1,34 +1,44 @@
-"""MODULE:NAME on a command line: the object that it names."""
+"""Load the object that MODULE:NAME on a command line names."""
 
 import importlib
 import os
 import sys
 import traceback
+from pathlib import Path
 
 from .errors import SettingError
 
 
 def load(target: str, example: str) -> object:
-    """What `target` names, MODULE:NAME, with the current directory before the installed packages.
+    """Return the object that `target`, MODULE:NAME, names.  The current directory is searched first.
 
-    Raises `SettingError` that says in one line what is wrong and where: `example` is shown for a text of another form.
+    Raises `SettingError` with a one-line explanation; if `target` has another form, it shows `example`.
     """
     module, colon, name = target.partition(":")
     if not (module and colon and name):
-        raise SettingError(f"{target!r}: it takes {example}")
+        raise SettingError(f"expected {example}, got {target!r}")
+    if "/" in module or module.endswith(".py"):
+        raise SettingError(f"{target!r} names a file instead of a module: {_as_module(Path(module), name)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # noqa: BLE001 - it is the user's module: whatever it raises is told in one line
-        raise SettingError(f"cannot use {target}: {described(error)}") from None
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+        raise SettingError(f"cannot use {target}: {_in_one_line(error)}") from None
     return found
 
 
-def described(error: Exception) -> str:
-    """The exception in one line, with the place in the user's code."""
+def _as_module(path: Path, name: str) -> str:
+    """Return how to name the object in the file `path` instead."""
+    if path.is_absolute() or ".." in path.parts:
+        return f"use {path.stem}:{name} with {path.parent} as the current directory"
+    return f"use {'.'.join(path.with_suffix('').parts)}:{name}"
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the exception and its location in the user's code."""
     text = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError):
         return f"{text} ({error.filename}:{error.lineno})"

@@ -1,4 +1,5 @@
-"""W3C trace context: `traceparent` and `tracestate` go from the request that is handled to those made meanwhile.
+"""The request that is being handled, and W3C trace context: `traceparent` and `tracestate` of a request are passed on
+to the requests that its handler makes.
 
 In a program that uses OpenTelemetry (has imported `opentelemetry.trace`) there are spans as well: one of kind CLIENT
 around each request, one of kind SERVER around each handler.
@@ -12,50 +13,56 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-HEADERS: Final = ("traceparent", "tracestate")
+TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 Headers = Mapping[str, str]
 Finish = Callable[[BaseException | None], None]
-"""To be called when a request has ended, with what it raised."""
+"""Called when a request has ended, with the exception that it raised, or None."""
 
 
 class Handled(Protocol):
-    """A request that is handled.  Its headers are looked at when somebody asks for them, which seldom happens."""
+    """A request that is being handled."""
+
+    service: str
 
     @property
     def headers(self) -> Headers:
-        """The headers that the client sent."""
+        """The headers that the client sent.  They are parsed when first used, so nothing here reads them needlessly."""
 
 
-_handled: ContextVar[Handled | None] = ContextVar("zmdp-handled", default=None)
-_nothing: Final[Headers] = {}
+current: Final[ContextVar[Any]] = ContextVar("zmdp-request")
+"""The request (a `Handled`) that is being handled in this context."""
+_no_headers: Final[Headers] = {}
 
 
 def in_use() -> Any:
-    """The module `opentelemetry.trace`, if this program has imported it."""
+    """Return the module `opentelemetry.trace` if this program has imported it, else None."""
     return sys.modules.get("opentelemetry.trace")
 
 
 def tracer() -> Any:
-    """Makes spans; those of the provider that the program has set, if it has."""
+    """Return the tracer of the provider that the program has configured."""
     return in_use().get_tracer("zmdp")
 
 
 def calling(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
-    """The headers of a request to `service`, with the trace context; the caller's own go before."""
+    """Return the headers for a request to `service` with the trace context added, and what to call when it has ended.
+
+    The caller's own headers take precedence.
+    """
     if in_use() is None:
-        request = _handled.get()
+        request = current.get(None)
         if request is not None:
             handled = request.headers
-            passed = {name: handled[name] for name in HEADERS if name in handled}
+            passed = {name: handled[name] for name in TRACE_HEADERS if name in handled}
             if passed:
-                return _with(passed, headers), untraced
+                return _merged(passed, headers), untraced
         return headers, untraced
     return _calling_with_span(service, headers)
 
 
 def untraced(error: BaseException | None) -> None:
-    """What `calling` gives to be called in the end where nothing is to be done."""
+    """Do nothing: the `Finish` of a request without a span."""
     del error
 
 
@@ -72,34 +79,33 @@ def _calling_with_span(service: str, headers: Headers | None) -> tuple[Headers |
             span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
         span.end()
 
-    return (_with(carrier, headers) if carrier else headers), finish
+    return (_merged(carrier, headers) if carrier else headers), finish
 
 
-def _with(passed: dict[str, str], headers: Headers | None) -> Headers:
-    """Both, the caller's own first: with a `traceparent` of its own, another's `tracestate` does not belong to it."""
-    if headers and HEADERS[0] in headers:
-        passed = {name: value for name, value in passed.items() if name not in HEADERS}
-    return {**passed, **(headers or _nothing)}
+def _merged(passed: dict[str, str], headers: Headers | None) -> Headers:
+    """Return `passed` and `headers`, which override it.  A `tracestate` belongs to its `traceparent` only."""
+    if headers and TRACE_HEADERS[0] in headers:
+        passed = {name: value for name, value in passed.items() if name not in TRACE_HEADERS}
+    return {**passed, **(headers or _no_headers)}
 
 
-class handling:  # noqa: N801 - it is used as a function is, as those of contextlib are
-    """Within the block `request` is handled."""
+class handling:  # noqa: N801 - used like a function, as the context managers of contextlib are
+    """Within this context, `request` is the current request, and its trace context is passed on."""
 
-    __slots__ = ("_request", "_service", "_span", "_token")
+    __slots__ = ("_request", "_span", "_token")
 
-    def __init__(self, service: str, request: Handled) -> None:
-        self._service = service
+    def __init__(self, request: Handled) -> None:
         self._request = request
         self._span: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
-        self._token = _handled.set(self._request)
+        self._token = current.set(self._request)
         if in_use() is not None:
             try:
-                self._span = _handling_with_span(self._service, self._request.headers)
+                self._span = _server_span(self._request)
                 self._span.__enter__()
             except BaseException:
-                _handled.reset(self._token)
+                current.reset(self._token)
                 raise
 
     def __exit__(
@@ -109,15 +115,15 @@ class handling:  # noqa: N801 - it is used as a function is, as those of context
             if self._span is not None:
                 self._span.__exit__(kind, value, trace)
         finally:
-            _handled.reset(self._token)
+            current.reset(self._token)
 
 
-def _handling_with_span(service: str, headers: Headers) -> AbstractContextManager[Any]:
+def _server_span(request: Handled) -> AbstractContextManager[Any]:
     span: AbstractContextManager[Any] = tracer().start_as_current_span(
-        service,
-        context=import_module("opentelemetry.propagate").extract(dict(headers)),
+        request.service,
+        context=import_module("opentelemetry.propagate").extract(dict(request.headers)),
         kind=in_use().SpanKind.SERVER,
-        attributes=_attributes(service),
+        attributes=_attributes(request.service),
     )
     return span
 

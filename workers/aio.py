@@ -1,4 +1,4 @@
-"""The asyncio worker: coroutines and async generators behind a service."""
+"""The asyncio worker, whose handlers are coroutines or async generators."""
 
 import asyncio
 import logging
@@ -7,40 +7,35 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import copy_context
 from types import CoroutineType, TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self
+from typing import Final as Constant
 
-import zmq
-
-from ..mdp import wire
-from ..mdp.codecs import Codec
-from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.errors import ClosedError, RequestCancelled, SettingError
-from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
-from . import handling as h
-from .capacity import Capacity
-from .connection import FLUSH, RETRY, Connection, ready_options
+from ..mdp.errors import RequestCancelled, SettingError
+from ..mdp.tracing import handling
+from ..mdp.transport.sockets import Context
+from .base import BaseWorker
+from .connection import FLUSH, RETRY, Connection
 from .eager import Starter
+from .handling import Failed, Final, failed, is_async
 from .request import Request
-from .session import WorkerSession
 
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""
-H = TypeVar("H", bound=AsyncHandler)
 
-CONCURRENCY: Final = 64
-"""Requests handled at a time, unless told otherwise: handlers that await should not queue behind each other."""
-TURN: Final = 0.005
-"""Seconds after which other callbacks of the event loop get their turn."""
+DEFAULT_CONCURRENCY: Constant = 64
+"""Requests handled at a time: handlers that await should not queue behind each other."""
+MAX_TURN_SECONDS: Constant = 0.005
+"""Time after which other callbacks of the event loop get their turn."""
 
 log = logging.getLogger("zmdp.worker")
 
 
-class AsyncWorker:
+class AsyncWorker(BaseWorker[AsyncHandler]):
     """Offers `service` through a broker, with an asyncio handler.
 
-    What a coroutine returns is the FINAL; what an async generator yields are PARTIALs, and an empty FINAL follows,
-    unless it ends with `yield Final(...)`.  Each is one frame (`bytes`), several (a list of `bytes`), or None for an
-    empty one; with a `codec`, any value.
+    A coroutine's return value is sent as the FINAL.  An async generator's yields are sent as PARTIALs, followed by an
+    empty FINAL, unless its last one is `yield Final(...)`.  Each is one frame (`bytes`), several (a list of `bytes`),
+    or None for one empty frame; with a `codec`, any value.
 
         worker = AsyncWorker("fetch", concurrency=100)
 
@@ -50,82 +45,34 @@ class AsyncWorker:
 
         asyncio.run(worker.run())
 
-    `concurrency` is how many requests are handled at a time, over one connection (before X1 each over its own), or
-    `max_concurrency` if that is given.  When a request is cancelled, or its connection is lost, the handler's task is
-    cancelled.  A handler must not block the event loop: heartbeats come from there, too, and a worker whose handlers
-    block it is given fewer requests.  With `dialect`, requests of MDP/0.1 and 0.2 clients have an option `dialect`.
-    Everything else is as with `Worker`.
+    `concurrency` is the number of requests handled at a time (default 64), over one connection; before X1, over one
+    each.  When a request is cancelled or its connection is lost, the handler's task is cancelled.  Handlers must not
+    block the event loop, which also sends the heartbeats: a worker whose handlers block it asks for fewer requests.
+    All other settings are those of `Worker`.
 
-    Raises `SettingError` for a setting out of range.
+    Raises `SettingError` if a setting is invalid.
     """
 
-    def __init__(
-        self,
-        service: str | bytes,
-        handler: AsyncHandler | None = None,
-        *,
-        broker: str = DEFAULT_ENDPOINT,
-        concurrency: int = CONCURRENCY,
-        max_concurrency: int | None = None,
-        heartbeat: float = 1.0,
-        liveness: int = 5,
-        handler_timeout: float | None = None,
-        codec: str | Codec | None = None,
-        protocol: str = "X1",
-        name: str = "",
-        dialect: bool = False,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
-    ) -> None:
-        h.check_settings(concurrency, handler_timeout)
-        if max_concurrency is not None and max_concurrency < concurrency:
-            raise SettingError(f"max_concurrency is {max_concurrency!r}: it must be {concurrency} or more")
-        self.service = wire.service_name(service)
-        self.broker = checked_endpoint(broker)
-        self.concurrency = concurrency
-        self.max_concurrency = max_concurrency
-        self.heartbeat = heartbeat
-        self.liveness = liveness
-        self.handler_timeout = handler_timeout
-        self._handling = h.Handling(codec)
-        self._handler: AsyncHandler | None = None
-        if handler is not None:
-            self(handler)
-        self.protocol = protocol
-        self.name = name
-        self.dialect = dialect
-        self._context = context
-        self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
+    default_concurrency = DEFAULT_CONCURRENCY
+
+    def _reset(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connections: list[_AsyncConnection] = []
         self._stopping = False
-        self._session()  # checks the settings
 
-    def __call__(self, handler: H) -> H:
-        """Make `handler` this worker's handler; returns it unchanged."""
-        if not h.is_async(handler):
+    def _checked(self, handler: Any) -> AsyncHandler:
+        if not is_async(handler):
             raise SettingError(
-                f"the handler of {self.service.decode()!r} is no coroutine function or async generator function: "
-                "a plain function takes a Worker"
+                f"the handler of {self.service.decode()!r} is not a coroutine function or async generator function: "
+                "a plain function needs a Worker"
             )
-        self._handler = handler
-        return handler
-
-    @property
-    def credit(self) -> int:
-        """The number of requests handled at a time."""
-        return self.max_concurrency or self.concurrency
-
-    def _session(self) -> WorkerSession:
-        return WorkerSession(
-            self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness,
-            capacity=Capacity(self.credit) if self.protocol == "X1" else None,
-            handler_timeout=self.handler_timeout, options=ready_options(self.name, dialect=self.dialect),
-        )  # fmt: skip
+        checked: AsyncHandler = handler
+        return checked
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Serve until `stop` is called or this task is cancelled; requests that have begun are finished first."""
+        """Serve until `stop` is called or this task is cancelled, then finish the requests in progress."""
         self.start()
         try:
             await self.wait()
@@ -135,38 +82,33 @@ class AsyncWorker:
             raise
 
     def start(self) -> None:
-        """Serve in the running event loop, and return at once.  Call `stop` and `wait` afterwards."""
-        if self._loop is not None:
-            raise ClosedError("this worker is running, or has run: make another")
-        if self._handler is None:
-            raise SettingError(
-                f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
-            )
+        """Serve in the running event loop, and return at once.  Call `stop` and `wait` afterwards.
+
+        Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
+        """
+        handler = self._startable()
         self._loop = asyncio.get_running_loop()
-        context = self._context
-        if context is None:
-            context = self._own_context = own_context()
+        context = self._open_context()
         try:
-            for number in range(1 if self.protocol == "X1" else self.credit):
-                connection = _AsyncConnection(self, self._handler, self._loop, context, first=not number)
+            for number in range(self._connection_count):
+                connection = _AsyncConnection(self, handler, self._loop, context, first=not number)
                 self._connections.append(connection)
                 connection.open()
         except BaseException:
             for connection in self._connections:
                 connection.abort()
-            if self._own_context is not None:
-                end(self._own_context)
+            self._end_context()
             raise
         if self._stopping:
             self._leave()
 
     @property
     def started(self) -> bool:
-        """Whether it serves, or has served."""
+        """Whether `start` was called."""
         return self._loop is not None
 
     def stop(self) -> None:
-        """Take no more requests; `run` and `wait` return when those that have begun are finished.  Thread-safe."""
+        """Take no more requests; `run` and `wait` return when those in progress are finished.  Thread-safe."""
         self._stopping = True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._leave)
@@ -176,12 +118,11 @@ class AsyncWorker:
             connection.leave()
 
     async def wait(self) -> None:
-        """Wait until all has ended after `stop`."""
+        """Wait until everything has ended after `stop`."""
         for connection in self._connections:
             await connection.done.wait()
-        context, self._own_context = self._own_context, None
-        if context is not None:
-            await asyncio.to_thread(end, context)  # it waits until the last messages are out
+        if self._own_context is not None:
+            await asyncio.to_thread(self._end_context)  # it waits until the last messages are out
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -206,18 +147,17 @@ class _AsyncConnection(Connection):
         *,
         first: bool,
     ) -> None:
-        # The connections of a worker are mostly lost together, and one warning is enough.
-        level = logging.WARNING if first else logging.DEBUG
-        super().__init__(worker._session(), checked_endpoint(worker.broker), context, level)
+        level = logging.WARNING if first else logging.DEBUG  # connections are mostly lost together: warn once
+        super().__init__(worker._session(), worker.broker, context, level)
         self.done = asyncio.Event()
-        """The connection has ended, and all handlers have."""
+        """Set when the connection and all handlers have ended."""
         self._handler = handler
-        self._handling = worker._handling
+        self._adapter = worker._adapter
         self._loop = loop
-        self._context_of_worker = copy_context()
+        self._worker_context = copy_context()
         self._starter = Starter(loop, self._stepped)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The tasks of handlers that wait for something, by the id() of their requests."""
+        """The tasks of handlers that are waiting for something, by the id() of their requests."""
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
@@ -233,12 +173,12 @@ class _AsyncConnection(Connection):
         self._loop.remove_reader(descriptor)
 
     def leave(self) -> None:
-        """Take no more requests, and end when those that have begun are done."""
+        """Take no more requests, and end when those in progress are finished."""
         self.session.leave(time.monotonic())
         self._turn()
 
     def abort(self) -> None:
-        """End at once."""
+        """End immediately."""
         self.session.leaving = True
         self.close()
         self._settle()
@@ -247,17 +187,17 @@ class _AsyncConnection(Connection):
 
     def _schedule(self) -> None:
         if self._soon is None and not self._in_turn:
-            self._soon = self._loop.call_soon(self._turn, context=self._context_of_worker)
+            self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
 
     def _turn(self) -> None:
-        """Send, take in what has arrived, and begin it, until nothing is left to do or the turn is over."""
+        """Send, receive, and begin what has arrived, until nothing is left to do or the turn is over."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
         self._in_turn = True
         try:
             now = time.monotonic()
-            until = now + TURN
+            until = now + MAX_TURN_SECONDS
             while True:
                 self.step(now)
                 self._look()
@@ -267,15 +207,15 @@ class _AsyncConnection(Connection):
                 now = self._begin_all(request, now, until)
                 if now >= until:
                     self.flush(now)
-                    self._soon = self._loop.call_soon(self._turn, context=self._context_of_worker)
+                    self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
                     break
         finally:
             self._in_turn = False
         self._settle()
 
     def _begin_all(self, request: Request | None, now: float, until: float) -> float:
-        """Begin this request and those that wait.  Returns the time."""
-        session, start, base = self.session, self._starter.start, self._context_of_worker
+        """Begin `request` and those waiting behind it.  Return the current time."""
+        session, start, base = self.session, self._starter.start, self._worker_context
         while request is not None:
             task = start(self._handle(request), base.copy())
             if task is not None:
@@ -290,23 +230,23 @@ class _AsyncConnection(Connection):
         return now
 
     def _look(self) -> None:
-        """Cancel the handlers whose requests nobody waits for, or that have exceeded their time."""
+        """Cancel the handlers whose requests were cancelled, or that have exceeded `handler_timeout`."""
         session = self.session
         for request in session.stuck:
             log.error(
-                "%s: a handler has neither returned nor yielded for %g s: it is cancelled, and its request goes to "
-                "another worker",
+                "%s: a handler has neither returned nor yielded for %g s: cancelling it; its request goes to another "
+                "worker",
                 request.service, session.handler_timeout,
             )  # fmt: skip
         for request in (*session.stuck, *session.cancelled):
             task = self._tasks.get(id(request))
-            if task is not None and not task.cancelling():  # once is enough: it may have something to clean up
+            if task is not None and not task.cancelling():  # only once: it may be cleaning up
                 task.cancel()
         session.stuck.clear()
         session.cancelled.clear()
 
     def _settle(self) -> None:
-        """Set the timer; or end, when there is nothing left to do."""
+        """Set the timer, or end if there is nothing left to do."""
         if self.ended and not self._tasks:
             self._starter.close()
             if self._timer is not None:
@@ -319,9 +259,7 @@ class _AsyncConnection(Connection):
         if self._timer is not None:
             self._timer.cancel()
         self._wakes_at = due
-        self._timer = self._loop.call_later(
-            max(0.0, due - time.monotonic()), self._wake, context=self._context_of_worker
-        )
+        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._wake, context=self._worker_context)
 
     def _wake(self) -> None:
         self._timer, self._wakes_at = None, math.inf
@@ -330,57 +268,55 @@ class _AsyncConnection(Connection):
     # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _stepped(self, seconds: float) -> None:
-        """A handler has kept the event loop for so long, after it had waited for something."""
+        """Record how long a handler kept the event loop in one step."""
         self.session.stepped(seconds)
-        if self.session.unsent:  # a change of the credit
+        if self.session.unsent:  # the credit has changed
             self._schedule()
 
     async def _handle(self, request: Request) -> None:
-        """Handle `request`, from the first to the last."""
-        outcome: list[bytes] | h.Failed
+        outcome: list[bytes] | Failed
         try:
-            with h.handling(request):
-                result = self._handler(self._handling.argument(request))
+            with handling(request):
+                result = self._handler(self._adapter.argument(request))
                 if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
                     last = await self._stream(result, request)
                 else:
                     last = await result
-                outcome = self._handling.frames(last)
+                outcome = self._adapter.frames(last)
         except asyncio.CancelledError as error:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
                 self._handled(request, None)
                 raise
-            outcome = h.failed(error, request)  # something that the handler waited for was cancelled, not the handler
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, SystemExit too, the worker goes on
-            outcome = h.failed(error, request)
+            outcome = failed(error, request)  # something that the handler awaited was cancelled, not the handler
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
+            outcome = failed(error, request)
         self._handled(request, outcome)
 
-    def _handled(self, request: Request, outcome: list[bytes] | h.Failed | None) -> None:
-        """The handler has ended, with that, or because its task was cancelled."""
+    def _handled(self, request: Request, outcome: list[bytes] | Failed | None) -> None:
+        """End a request whose handler has ended; the outcome is None if its task was cancelled."""
         session, now = self.session, time.monotonic()
         self._tasks.pop(id(request), None)
         if outcome is None and not request.cancelled:
-            # It has exceeded its time, or whoever cancelled the task is ending this program.
+            # The handler exceeded its time, or the program is being shut down.
             session.abandon(request, now, ended=True)
         else:
             if outcome is None:
-                outcome = h.failed(RequestCancelled("cancelled"), request)
+                outcome = failed(RequestCancelled("cancelled"), request)
             self.finish(request, outcome, now)
         if not self._in_turn:
-            if not self._tasks:  # else others may have something to say in this turn of the event loop
+            if not self._tasks:  # else other handlers may reply in this turn of the event loop
                 self.flush(now)
             self._schedule()
 
     async def _stream(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
-        """Send what an async generator yields as PARTIALs; returns what is the FINAL."""
+        """Send what an async generator yields as PARTIALs.  Return the `Final` that it yields, or None."""
         try:
             async for part in parts:
-                if isinstance(part, h.Final):
+                if isinstance(part, Final):
                     return part
-                self.session.partial(request, self._handling.frames(part), time.monotonic())
+                self.session.partial(request, self._adapter.frames(part), time.monotonic())
                 self._schedule()
-                # The broker, and whoever waits for CANCEL, get their turn; a broker that does not keep up is waited
-                # for.
+                # Let the connection send, and receive a CANCEL; wait for a broker that does not keep up.
                 await asyncio.sleep(RETRY if self.stalled else 0)
                 while self.stalled:
                     await asyncio.sleep(RETRY)

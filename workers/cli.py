@@ -13,75 +13,87 @@ from typing import Final, NoReturn
 import click
 
 from ..mdp import wire
-from ..mdp.cli.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
+from ..mdp.cli.console import (
+    CONTEXT_SETTINGS,
+    Endpoint,
+    Number,
+    log_level_option,
+    log_to_stderr,
+    one_broker,
+    run,
+    version_option,
+    with_default,
+)
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
 from ..mdp.loading import load
 from ..mdp.transport.reach import why_unreachable
-from .aio import CONCURRENCY, AsyncWorker
+from .aio import DEFAULT_CONCURRENCY, AsyncWorker
 from .handling import is_async
 from .mdworker import Worker
 from .processes import Supervisor, command
 
-PARENT_CHECK: Final = 1.0
-"""Seconds between two checks whether the supervising process still exists."""
+PARENT_CHECK_SECONDS: Final = 1.0
+"""Interval at which a supervised process checks that its supervisor still exists."""
 
 AnyWorker = Worker | AsyncWorker
 
 log = logging.getLogger("zmdp.worker")
 
 
-@click.command(context_settings={"max_content_width": 110})
+@click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("target", metavar="MODULE:WORKER")
 @click.option(
     "--broker",
     type=Endpoint(),
+    multiple=True,
+    callback=one_broker("mdworker"),
     envvar="MDP_BROKER",
     show_envvar=True,
     help=with_default("Broker to serve.", DEFAULT_ENDPOINT),
 )
-@click.option("--service", metavar="NAME", help="Service to offer; needed if MODULE:WORKER is a function.")
+@click.option("--service", metavar="NAME", help="Service to offer; required if MODULE:WORKER is a function.")
 @click.option(
     "--codec",
     type=click.Choice(["json", "msgpack", "arrow"]),
-    help="Encoding of a function's argument and results; without, they are frames of bytes.",
+    help="Codec of a function's argument and result. Without it, they are frames of bytes.",
 )
 @click.option(
     "--concurrency",
     type=Number("requests", whole=True),
-    help=f"Requests handled at a time in each process. [default: 1 thread; {CONCURRENCY} for asyncio handlers]",
+    help=f"Requests handled at a time by each process. [default: 1 thread; {DEFAULT_CONCURRENCY} for asyncio handlers]",
 )
 @click.option(
     "--processes",
     type=Number("processes", whole=True),
     default=1,
-    help=with_default("Number of processes; one that dies is restarted.", 1),
+    help=with_default("Number of worker processes; those that die are restarted.", 1),
 )
 @click.option(
     "--heartbeat",
     type=Number("seconds"),
     envvar="MDP_HEARTBEAT",
     show_envvar=True,
-    help=with_default("Interval of heartbeats.", 1.0, "seconds"),
+    help=with_default("Heartbeat interval.", 1.0, "seconds"),
 )
 @click.option(
     "--liveness",
     type=Number("intervals", whole=True),
     envvar="MDP_LIVENESS",
     show_envvar=True,
-    help=with_default("Silent intervals after which the broker is considered dead.", 5, "intervals"),
+    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
 )
 @click.option(
     "--handler-timeout",
     type=Number("seconds"),
-    help=with_default("Give up a request whose handler has neither returned nor yielded for this long.", "never"),
+    help=with_default("Give up on a handler that has neither returned nor yielded for this long.", "never"),
 )
 @click.option(
     "--protocol",
     type=click.Choice(["X1", "0.2", "0.1"]),
     envvar="MDP_PROTOCOL",
     show_envvar=True,
-    help=with_default("Protocol: 0.2 or 0.1 for a third-party broker.", "X1"),
+    help=with_default("Protocol to speak: 0.2 or 0.1 for third-party brokers.", "X1"),
 )
 @log_level_option
 @click.option("--supervised-by", type=int, hidden=True)
@@ -103,13 +115,12 @@ def cli(
 ) -> int:
     """Serve requests with MODULE:WORKER: a `zmdp.workers.Worker` or `AsyncWorker`, or a function of a request.
 
-    The module is searched for in the current directory, then among the installed packages.  Settings given here
-    override those in the module.  SIGTERM or Ctrl-C finishes the requests that have begun and exits; interrupt again to
-    exit immediately.
+    The module is looked up in the current directory, then among the installed packages.  Options override the settings
+    in the module.  SIGTERM or Ctrl-C finishes the requests in progress and exits; a second signal exits immediately.
 
     \b
     Try it: mdworker zmdp.workers.echo:worker
-    Exit codes: 0 stopped; 1 stopped by a second signal; 2 bad usage, or the module cannot be used.
+    Exit codes: 0 stopped; 1 stopped by a second signal; 2 bad usage, or MODULE:WORKER cannot be used.
     """
     log_to_stderr(log_level)
     worker = _load(target, service, codec)
@@ -118,8 +129,6 @@ def cli(
         worker.broker = broker
     if concurrency is not None:
         worker.concurrency = concurrency
-        if isinstance(worker, AsyncWorker):
-            worker.max_concurrency = None
     if heartbeat is not None:
         worker.heartbeat = heartbeat
     if liveness is not None:
@@ -135,12 +144,11 @@ def cli(
 
 def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
     _on_signals(_Stopper(worker, alone=supervised_by is None))
-    credit = worker.credit if isinstance(worker, AsyncWorker) else worker.concurrency
-    started = f"offers {worker.service.decode()}, credit {credit}, at {worker.broker}; Ctrl-C stops it"
+    started = f"offers {worker.service.decode()}, credit {worker.concurrency}, at {worker.broker}; Ctrl-C stops it"
 
     def check_parent() -> None:
         if supervised_by is not None and os.getppid() != supervised_by:
-            log.warning("the supervising process has died: stopping")
+            log.warning("the supervisor process has died: stopping")
             worker.stop()
 
     if isinstance(worker, AsyncWorker):
@@ -149,7 +157,7 @@ def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
     worker.start()
     log.info(started)
     _look_for_broker(worker.broker)
-    while not worker.wait(PARENT_CHECK):
+    while not worker.wait(PARENT_CHECK_SECONDS):
         check_parent()
     return 0
 
@@ -157,7 +165,7 @@ def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
 def _look_for_broker(endpoint: str) -> None:
     reason = why_unreachable(endpoint)
     if reason is not None:
-        log.warning("no broker at %s yet: %s; trying to connect until there is one", endpoint, reason)
+        log.warning("no broker at %s yet: %s; still trying to connect", endpoint, reason)
 
 
 async def _serve_async(worker: AsyncWorker, started: str, check_parent: Callable[[], None]) -> None:
@@ -165,14 +173,15 @@ async def _serve_async(worker: AsyncWorker, started: str, check_parent: Callable
     log.info(started)
     await asyncio.to_thread(_look_for_broker, worker.broker)
     ended = asyncio.ensure_future(worker.wait())
-    while not (await asyncio.wait([ended], timeout=PARENT_CHECK))[0]:
+    while not (await asyncio.wait([ended], timeout=PARENT_CHECK_SECONDS))[0]:
         check_parent()
 
 
 class _Stopper:
-    """Stops the worker; the second time, exits the process, which a stuck handler would keep alive.
+    """Stops the worker on the first signal; exits the process on the second, even if a handler is stuck.
 
-    A supervised process gets the signal from the terminal and from its supervisor: only the supervisor kills it.
+    A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
+    which also kills it if need be.
     """
 
     def __init__(self, worker: AnyWorker, *, alone: bool) -> None:
@@ -187,8 +196,8 @@ class _Stopper:
                 os._exit(1)
             return
         self._worker.stop()
-        with suppress(RuntimeError):  # the signal may have come while this thread was writing to stderr
-            log.info("stopping when the requests that have begun are finished; interrupt again to exit immediately")
+        with suppress(RuntimeError):  # the signal may have interrupted this thread while it was writing to stderr
+            log.info("stopping once the requests in progress are finished; interrupt again to exit immediately")
 
 
 def _supervise(processes: int) -> int:
@@ -199,7 +208,7 @@ def _supervise(processes: int) -> int:
 
 
 def _on_signals(what: _Stopper | Supervisor) -> None:
-    """SIGTERM and Ctrl-C call `what.stop()`."""
+    """Call `what.stop()` on SIGTERM and Ctrl-C."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -210,25 +219,22 @@ def _on_signals(what: _Stopper | Supervisor) -> None:
 
 
 def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
-    """The worker that MODULE:WORKER names."""
-    try:
-        found = load(target, "MODULE:WORKER, for example zmdp.workers.echo:worker")
-    except SettingError as error:
-        raise click.BadParameter(str(error)) from None
+    """Return the worker that MODULE:WORKER names, or make one of the function that it names."""
+    found = load(target, "MODULE:WORKER, for example zmdp.workers.echo:worker")
     if isinstance(found, Worker | AsyncWorker):
         if codec is not None:
-            raise click.BadParameter(f"{target} is a worker, which has a codec of its own: leave out --codec")
+            raise SettingError(f"{target} is a worker, which has its own codec: remove --codec")
         if found.started:
-            hint = "put that under: if __name__ == '__main__':"
-            raise click.BadParameter(f"cannot use {target}: its module starts the worker when it is imported; {hint}")
+            remedy = "move that under `if __name__ == '__main__':`"
+            raise SettingError(f"cannot use {target}: its module starts the worker when it is imported; {remedy}")
         if service is not None:
             found.service = wire.service_name(service)
         return found
     if not callable(found):
-        wanted = "a zmdp.workers.Worker or AsyncWorker, or a function with --service"
-        raise click.BadParameter(f"{target} is of type {type(found).__name__}: it must be {wanted}")
+        expected = "a zmdp.workers.Worker or AsyncWorker, or a function with --service"
+        raise SettingError(f"{target} is of type {type(found).__name__}: expected {expected}")
     if service is None:
-        raise click.BadParameter(f"{target} is a function: name the service it offers with --service NAME")
+        raise SettingError(f"{target} is a function: name the service that it offers with --service NAME")
     if is_async(found):
         return AsyncWorker(service, found, codec=codec)
     return Worker(service, found, codec=codec)

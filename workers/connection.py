@@ -163,10 +163,13 @@ class Connection:
         """Close the socket of a session that is lost.  What it said last has `LINGER_MS` to get out."""
         session = self.session
         if not session.leaving:
+            # DISCONNECT is what a broker says when it is restarted: nothing to warn of.
+            level = min(self._level, logging.INFO) if session.dismissed else self._level
+            delay = session.retry_at - now
+            when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
             log.log(
-                self._level, "%s: %s; connecting to %s again in %.1f s",
-                session.service.decode(), session.lost, self._endpoint, max(0.0, session.retry_at - now),
-            )  # fmt: skip
+                level, "%s: %s; reconnecting to %s %s", session.service.decode(), session.lost, self._endpoint, when
+            )
         self._drop(LINGER_MS if session.keep_messages else 0)
 
     def _drop(self, linger: int) -> None:

@@ -1,4 +1,4 @@
-"""The echo service: replies with the frames of the request.  `mdworker zmdp.workers.echo:worker`."""
+"""The echo service: reply with the frames of the request.  Run it with `mdworker zmdp.workers.echo:worker`."""
 
 from .mdworker import Worker
 from .request import Request
@@ -8,5 +8,5 @@ worker = Worker("echo")
 
 @worker
 def echo(request: Request) -> list[bytes]:
-    """Return what came."""
+    """Return the request."""
     return request

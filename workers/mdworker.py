@@ -1,4 +1,4 @@
-"""The synchronous worker: a handler behind a service."""
+"""The synchronous worker, which runs its handler in threads."""
 
 import logging
 import math
@@ -6,40 +6,32 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import zmq
-
-from ..mdp import wire
-from ..mdp.codecs import Codec
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
-from ..mdp.transport.sockets import checked_endpoint, end, own_context
-from .capacity import Capacity
-from .connection import ready_options
+from ..mdp.tracing import handling
+from .base import BaseWorker
 from .crew import Crew
-from .handling import Final, Frames, Handling, check_settings, failed, handling, is_async
+from .handling import Final, Frames, failed, is_async
 from .request import Request
-from .session import WorkerSession
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
 """A function or a generator function of a request; with a codec, of a value."""
-H = TypeVar("H", bound=Handler)
 
 log = logging.getLogger("zmdp.worker")
 
 
-class Worker:
+class Worker(BaseWorker[Handler]):
     """Offers `service` through a broker.
 
-    The `handler` gets a `Request`, the list of the body's frames.  What a function returns is the FINAL; what a
-    generator yields are PARTIALs, and what it returns is the FINAL.  Each is one frame (`bytes`), several (a list of
-    `bytes`), or None for an empty one.
+    The `handler` gets a `Request`, a list of the body's frames.  A function's return value is sent as the FINAL.  A
+    generator's yields are sent as PARTIALs, its return value as the FINAL.  Each is one frame (`bytes`), several (a
+    list of `bytes`), or None for one empty frame.
 
         worker = Worker("echo", lambda request: request)
         worker.run()
 
-    or, with the class as a decorator of the handler:
+    or, with the worker as a decorator:
 
         worker = Worker("count")
 
@@ -48,120 +40,90 @@ class Worker:
             yield b"counting"
             return b"%d" % len(request[0])
 
-    `concurrency` is the number of threads that run the handler, over one connection (before X1 each over its own).
-    `heartbeat` (seconds) and `liveness` (intervals) should be the broker's; where they differ, the worker adapts.  A
-    handler that has neither returned nor yielded for `handler_timeout` seconds (default: no limit) is reported in the
-    log, and its request goes to another worker.  A handler that raises does not end the worker: the traceback is
-    logged, and the client gets the exception's type and text as `ServiceError`; a handler that raises `ServiceError`
-    itself chooses both.  `name` is what operators see (default: the program's name).
+    If a handler raises, the traceback is logged, and the client gets a `ServiceError` with the exception's type and
+    text; the worker goes on.  A handler that raises `ServiceError` itself chooses the code and the text.
 
-    With a `codec` (`"json"`, `"msgpack"`, `"arrow"`, or an object with `encode` and `decode`) the handler gets a value
-    and gives values, and `current_request()` has the rest:
+    Args:
+        broker: Endpoint of the broker.
+        concurrency: Threads that run the handler (default 1), over one connection; before X1, over one each.
+        heartbeat: Heartbeat interval in seconds.  It should be the broker's; if it is not, the worker adapts.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
+        handler_timeout: Seconds after which a handler that has neither returned nor yielded is reported in the log, and
+            its request goes to another worker.  By default there is no limit.
+        codec: `"json"`, `"msgpack"`, `"arrow"`, or an object with `encode` and `decode`: the handler gets a value and
+            returns values, as in `Worker("sum", sum, codec="json")`, and `current_request()` returns the request.
+        protocol: `"X1"`, or for third-party brokers `"0.2"` or `"0.1"`.
+        name: Shown to operators; by default the program's name.
+        dialect: Add an option `dialect` to the requests of MDP/0.1 and 0.2 clients (X1).
+        context: ZeroMQ context to use, needed for `inproc://` endpoints.
 
-        worker = Worker("sum", sum, codec="json")
-
-    `protocol` is `"X1"`; or, for brokers that do not speak that, `"0.2"` or `"0.1"`.
-
-    Raises `SettingError` for a setting out of range.
+    Raises `SettingError` if a setting is invalid.
     """
 
-    def __init__(
-        self,
-        service: str | bytes,
-        handler: Handler | None = None,
-        *,
-        broker: str = DEFAULT_ENDPOINT,
-        concurrency: int = 1,
-        heartbeat: float = 1.0,
-        liveness: int = 5,
-        handler_timeout: float | None = None,
-        codec: str | Codec | None = None,
-        protocol: str = "X1",
-        name: str = "",
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
-    ) -> None:
-        check_settings(concurrency, handler_timeout)
-        self.service = wire.service_name(service)
-        self.broker = checked_endpoint(broker)
-        self.concurrency = concurrency
-        self.heartbeat = heartbeat
-        self.liveness = liveness
-        self.handler_timeout = handler_timeout
-        self._handling = Handling(codec)
-        self._handler: Handler | None = None
-        if handler is not None:
-            self(handler)
-        self.protocol = protocol
-        self.name = name
-        self._context = context
-        self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
+    _prefetch = True
+
+    def _reset(self) -> None:
         self._crews: list[Crew] = []
         self._changed = threading.Condition()
         self._expected: set[str] = set()
-        """Threads that have not begun, by name."""
-        self._serving = 0
+        """Names of the threads that have not begun."""
+        self._running_threads = 0
         """Threads that have not ended."""
         self._stopping = False
         self._current: Request | None = None
-        self._session()  # checks the settings
 
-    def __call__(self, handler: H) -> H:
-        """Make `handler` this worker's handler; returns it unchanged."""
+    def _checked(self, handler: Any) -> Handler:
         if is_async(handler):
-            raise SettingError(f"the handler of {self.service.decode()!r} is for asyncio: it takes an AsyncWorker")
-        self._handler = handler
-        return handler
+            raise SettingError(f"the handler of {self.service.decode()!r} is for asyncio: it needs an AsyncWorker")
+        checked: Handler = handler
+        return checked
 
     # ── running the handler ──────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Serve until `stop` is called, from a signal handler or another thread; Ctrl-C stops as well.
+        """Serve until `stop` is called, from a signal handler or another thread, or until Ctrl-C.
 
-        Requests that have begun are finished; those that have not are returned to the broker.
+        Requests in progress are finished; those that have not begun are returned to the broker.
         """
         try:
             self.start()
             self.wait()
-        except KeyboardInterrupt:  # perhaps while the threads were started
+        except KeyboardInterrupt:  # perhaps while the threads were starting
             self.stop()
             self.wait()
 
     def start(self) -> None:
-        """Serve in threads, and return at once.  Call `stop` and `wait` afterwards, or use a `with` block."""
-        if self._crews:
-            raise ClosedError("this worker is running, or has run: make another")
-        if self._handler is None:
-            raise SettingError(
-                f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
-            )
-        crews = 1 if self.protocol == "X1" else self.concurrency
+        """Serve in threads, and return at once.  Call `stop` and `wait` afterwards, or use a `with` block.
+
+        Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
+        """
+        handler = self._startable()
         try:
-            for number in range(crews):
+            for number in range(self._connection_count):
                 self._open(number)
             for number in range(self.concurrency):
-                self._start(
-                    f"{self.service.decode()}-{number}", self._serve, self._crews[number % crews], self._handler
-                )
+                crew = self._crews[number % self._connection_count]
+                self._start(f"{self.service.decode()}-{number}", self._serve, crew, handler)
         except BaseException:
             self._give_up_start()
             raise
 
     @property
     def started(self) -> bool:
-        """Whether it serves, or has served."""
+        """Whether `start` was called."""
         return bool(self._crews)
 
     def stop(self) -> None:
-        """Take no more requests; `run` and `wait` return when those that have begun are finished."""
+        """Take no more requests; `run` and `wait` return when those in progress are finished."""
         self._stopping = True
         for crew in self._crews:
             crew.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all threads have ended after `stop`, for at most `timeout` seconds.  Returns whether they have."""
-        # Not Thread.join(): if Ctrl-C interrupts it, it considers the thread ended.
+        """Wait up to `timeout` seconds (default: forever) for all threads to end.  Return whether they have."""
+        # Not Thread.join(): after Ctrl-C interrupts that, it considers the thread ended.
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._serving, timeout):
+            if not self._changed.wait_for(lambda: not self._running_threads, timeout):
                 return False
         self._end()
         return True
@@ -184,17 +146,17 @@ class Worker:
     def _handle(self, crew: Crew, handler: Handler, request: Request) -> None:
         try:
             with handling(request):
-                result = handler(self._handling.argument(request))
+                result = handler(self._adapter.argument(request))
                 if isinstance(result, Iterator):
                     result = self._stream(crew, result, request)
-                body = self._handling.frames(result)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, SystemExit too, the worker goes on
+                body = self._adapter.frames(result)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
             crew.end(request, failed(error, request))
         else:
             crew.end(request, body)
 
     def _stream(self, crew: Crew, parts: Iterator[Any], request: Request) -> Any:
-        """Send what a generator yields as PARTIALs; returns what it returns, or yields as `Final`."""
+        """Send what a generator yields as PARTIALs.  Return its return value, or the `Final` that it yields."""
         close = parts.close if isinstance(parts, Generator) else lambda: None
         while True:
             try:
@@ -204,22 +166,22 @@ class Worker:
             if isinstance(part, Final):
                 close()
                 return part
-            if request.cancelled or not crew.partial(request, self._handling.frames(part)):
+            if request.cancelled or not crew.partial(request, self._adapter.frames(part)):
                 close()
-                raise RequestCancelled("nobody waits for the rest of the stream")
+                raise RequestCancelled("the client no longer wants the stream")
 
     # ── the Guide's loop ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def recv(self, reply: Frames = None, *, timeout: float | None = None) -> Request | None:
-        """The Guide's loop: send `reply` as the FINAL of the last request, and wait for the next.
+        """Send `reply` as the FINAL of the last request, and wait for the next, in the style of the ZeroMQ Guide.
 
             with Worker("echo") as worker:
                 reply = None
                 while (request := worker.recv(reply)) is not None:
                     reply = request
 
-        `reply` is not looked at the first time.  Heartbeats go on between two calls.  Returns None after `timeout`
-        seconds (then `reply` was sent), or once `stop` was called.
+        The first call ignores `reply`.  Heartbeats continue between calls.  Returns None after `timeout` seconds (the
+        reply was sent all the same), or once `stop` was called.
         """
         if self._handler is not None:
             raise ClosedError("this worker has a handler: use run(), or make a worker without one")
@@ -227,18 +189,18 @@ class Worker:
             self._open(0)
         (crew,) = self._crews
         if self._current is not None:
-            crew.end(self._current, self._handling.frames(reply))
+            crew.end(self._current, self._adapter.frames(reply))
         self._current = crew.receive(math.inf if timeout is None else time.monotonic() + timeout)
         return self._current
 
     def send_partial(self, part: Frames) -> bool:
-        """In the Guide's loop: send a PARTIAL of the request that `recv` gave.  False if the request was lost."""
+        """Send a PARTIAL of the request that `recv` returned.  Return False if the request was lost."""
         if self._current is None or not self._crews:
             raise ClosedError("there is no request to reply to: call recv() first")
-        return self._crews[0].partial(self._current, self._handling.frames(part))
+        return self._crews[0].partial(self._current, self._adapter.frames(part))
 
     def close(self) -> None:
-        """End the Guide's loop: DISCONNECT and close.  A request without a reply goes to another worker."""
+        """Disconnect from the broker.  A request that has no reply yet goes to another worker."""
         self.stop()
         if self._handler is None:
             if self._current is not None:
@@ -246,30 +208,17 @@ class Worker:
             self.wait()
 
     def _end(self) -> None:
-        """All threads have ended: have the last messages get out."""
+        """Release everything after the threads have ended, and wait until the last messages are out."""
         for crew in self._crews:
             crew.dispose()
-        if self._own_context is not None:
-            end(self._own_context)
-            self._own_context = None
+        self._end_context()
 
     # ── connections and threads ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _session(self) -> WorkerSession:
-        return WorkerSession(
-            self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness,
-            capacity=Capacity(self.concurrency, prefetch=True) if self.protocol == "X1" else None,
-            handler_timeout=self.handler_timeout, options=ready_options(self.name),
-        )  # fmt: skip
-
     def _open(self, number: int) -> None:
         """Open a connection, and start its I/O thread."""
-        context = self._context
-        if context is None:
-            # Its own, which can be terminated at the end: only that waits until the last messages are out.
-            context = self._own_context = self._own_context or own_context()
-        level = logging.DEBUG if number else logging.WARNING  # they are mostly lost together, and one warning is enough
-        crew = Crew(self._session(), checked_endpoint(self.broker), context, level)
+        level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
+        crew = Crew(self._session(), self.broker, self._open_context(), level)
         self._crews.append(crew)
         if self._stopping:
             crew.stop()
@@ -278,30 +227,30 @@ class Worker:
     def _start(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
         with self._changed:
             self._expected.add(name)
-            self._serving += 1
+            self._running_threads += 1
         thread = threading.Thread(target=self._run, args=(name, run, *arguments), name=name, daemon=True)
         thread.start()
 
     def _run(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
         with self._changed:
             if name not in self._expected:
-                return  # its start was interrupted
+                return  # starting it was interrupted
             self._expected.discard(name)
         try:
             run(*arguments)
         finally:
             with self._changed:
-                self._serving -= 1
+                self._running_threads -= 1
                 self._changed.notify_all()
 
     def _give_up_start(self) -> None:
-        """Some threads could not be started, or Ctrl-C came meanwhile: end the others."""
+        """Stop all threads after some could not be started, or after Ctrl-C."""
         self.stop()
-        with self._changed:  # a thread whose start was interrupted may come yet: it finds that it is not expected
-            self._serving -= len(self._expected)
+        with self._changed:  # a thread whose start was interrupted may still begin: it ends if it is not expected
+            self._running_threads -= len(self._expected)
             self._expected.clear()
         for crew in self._crews:
             if not crew.watched:
                 crew.abort()
-        if not self._serving:
+        if not self._running_threads:
             self._end()

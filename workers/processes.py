@@ -1,4 +1,4 @@
-"""Several worker processes under one: started, restarted when they die, ended together."""
+"""Supervise several worker processes: start them, restart those that die, stop them together."""
 
 import logging
 import random
@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-BACKOFF: Final = (1.0, 32.0)
-"""Seconds before a process that died is started again; doubled each time that it did not live long."""
-LONG_LIFE: Final = 60.0
-"""Seconds after which a process counts as having worked."""
-POLL: Final = 0.1
-USAGE: Final = 2
+BACKOFF_SECONDS: Final = (1.0, 32.0)
+"""Delay before a process that died is restarted, at first and at most; doubled after each short life."""
+STABLE_SECONDS: Final = 60.0
+"""Lifetime after which the delay begins anew."""
+POLL_SECONDS: Final = 0.1
+EXIT_USAGE: Final = 2
 
 log = logging.getLogger("zmdp.worker")
 
@@ -33,9 +33,9 @@ class Supervisor:
         self._signal(signal.SIGTERM if self._stops == 1 else signal.SIGKILL)
 
     def run(self) -> int:
-        """Run until all processes have ended after `stop`; returns the exit code: the first that is not 0, or 0.
+        """Run until all processes have ended after `stop`.  Return the first exit code that is not 0, or 0.
 
-        A process that ends with 2 (bad usage) ends all: it would do so again.
+        If a process exits with 2 (bad usage), all are stopped: a new one would fail in the same way.
         """
         worst = 0
         while not (self._stops and all(slot.process is None for slot in self._slots)):
@@ -47,21 +47,21 @@ class Supervisor:
                 code = slot.process.poll()
                 if code is None:
                     continue
-                slot.ended(code, now, expected=bool(self._stops) or code == USAGE)
+                slot.ended(code, now, expected=bool(self._stops) or code == EXIT_USAGE)
                 if self._stops == 1 and code == -signal.SIGTERM:
-                    code = 0  # our signal, which came when it had ended by itself, but for Python's own last steps
-                if self._stops or code == USAGE:
+                    code = 0  # our signal arrived when Python was already shutting down
+                if self._stops or code == EXIT_USAGE:
                     worst = worst or (code if code >= 0 else 1)
-                if code == USAGE and not self._stops:
+                if code == EXIT_USAGE and not self._stops:
                     self.stop()
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         return worst
 
     def _start(self, slot: "_Slot", now: float) -> None:
         stops = self._stops
         if not stops and now >= slot.start_at:
             slot.start(self._command, now)
-            if self._stops != stops:  # the signal came while the process was being started
+            if self._stops != stops:  # a signal arrived while the process was starting
                 slot.signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -70,13 +70,13 @@ class Supervisor:
 
 
 class _Slot:
-    """One process, and the next in its place."""
+    """A process and its successors."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at = 0.0
         self._started = 0.0
-        self._backoff = BACKOFF[0]
+        self._backoff = BACKOFF_SECONDS[0]
 
     def start(self, command: list[str], now: float) -> None:
         """Start the process."""
@@ -84,17 +84,17 @@ class _Slot:
         self.process = subprocess.Popen(command)  # noqa: S603 - our own command line
 
     def ended(self, code: int, now: float, *, expected: bool) -> None:
-        """Take note of the process's end; unless expected, it will be started again after a while."""
+        """Record that the process has ended; unless that was expected, schedule a restart."""
         process, self.process = self.process, None
         if expected or process is None:
             return
-        if now - self._started > LONG_LIFE:
-            self._backoff = BACKOFF[0]
+        if now - self._started > STABLE_SECONDS:
+            self._backoff = BACKOFF_SECONDS[0]
         wait = self._backoff * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not cryptography
-        self._backoff = min(2 * self._backoff, BACKOFF[1])
+        self._backoff = min(2 * self._backoff, BACKOFF_SECONDS[1])
         self.start_at = now + wait
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        log.error("worker process %d %s; another starts in %.1f s", process.pid, how, wait)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        log.error("worker process %d %s; restarting it in %.1f s", process.pid, how, wait)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, if it runs."""
@@ -103,5 +103,5 @@ class _Slot:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line that runs `mdworker` with `arguments` on this very Python."""
+    """Return the command line that runs `mdworker` with `arguments` on this Python interpreter."""
     return [sys.executable, "-m", "zmdp.workers.cli", *arguments]

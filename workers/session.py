@@ -65,7 +65,8 @@ class WorkerSession:
             raise SettingError(f"protocol is {protocol!r}: it must be one of {', '.join(HEADERS)}")
         self.service = wire.service_name(service)
         if self.service.startswith(wire.MMI):
-            raise SettingError(f"{service!r} is reserved: services whose names begin with mmi. are the broker's own")
+            name = self.service.decode()
+            raise SettingError(f"service {name!r} is reserved: the broker itself offers services named mmi.*")
         self.capacity = capacity or Capacity(1)
         self.credit = self.capacity.credit
         """Requests that it may hold, as the broker is told: its capacity, less the handlers of lost requests."""
@@ -77,6 +78,8 @@ class WorkerSession:
         """Requests whose handlers have exceeded their time; the shell takes them."""
         self.lost: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
+        self.dismissed = False
+        """The broker ended the last connection with DISCONNECT, as it does when it shuts down."""
         self.retry_at = 0.0
         """When to connect next, while `lost`."""
         self.keep_messages = False
@@ -142,7 +145,8 @@ class WorkerSession:
                 self._wind_down(now)
 
     def lose(self, reason: str, now: float, *, wait: bool = True) -> None:
-        """The connection is of no use any more: connect again, if `wait` after a backoff."""
+        """Give up the connection, and connect again: with `wait` after a backoff, else (after DISCONNECT) at once."""
+        self.dismissed = not wait
         self.retry_at = now
         if wait:
             self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
@@ -187,7 +191,8 @@ class WorkerSession:
         self._close("a handler does not end" if self._abandoned else "closed", now)
 
     def _close(self, reason: str, now: float) -> None:
-        """End the connection in order: what was said last should reach the broker."""
+        """End the connection cleanly: the last messages should still reach the broker."""
+        self.dismissed = False
         self.retry_at = now
         self.keep_messages = self.heard  # nothing waits for a broker that has never said anything
         self._end(reason)
@@ -425,7 +430,7 @@ class WorkerSession:
             return
         heartbeats = self.heartbeats
         if now >= heartbeats.seen_at + heartbeats.patience:
-            reason = f"the broker has been silent for {heartbeats.patience:g} s"
+            reason = f"the broker has been silent for {round(heartbeats.patience, 2):g} s"
             heartbeats.silent()
             self.lose(reason, now)
             return

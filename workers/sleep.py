@@ -1,4 +1,4 @@
-"""The sleep service: takes as many milliseconds as the request says.  `mdworker zmdp.workers.sleep:worker`."""
+"""The sleep service: sleep for as long as the request says.  Run it with `mdworker zmdp.workers.sleep:worker`."""
 
 import math
 import time
@@ -7,22 +7,23 @@ from ..mdp.errors import ServiceError
 from .mdworker import Worker
 from .request import Request
 
-LONGEST = 3600_000.0
-STEP = 0.1
+MAX_SLEEP_MS = 3_600_000.0
+CHECK_SECONDS = 0.1
+"""Interval at which the handler checks whether the request was cancelled."""
 
 worker = Worker("sleep")
 
 
 @worker
 def sleep(request: Request) -> list[bytes]:
-    """Sleep for the first frame's number of milliseconds, and return the request.  Ends early when it is cancelled."""
+    """Sleep for the number of milliseconds in the first frame, and return the request.  Stop when it is cancelled."""
     try:
         milliseconds = float(request[0])
     except ValueError:
         milliseconds = math.nan
-    if not 0 <= milliseconds <= LONGEST:
-        raise ServiceError(400, f"it takes a number of milliseconds from 0 to {LONGEST:g}, not {request[0]!r:.40}")
+    if not 0 <= milliseconds <= MAX_SLEEP_MS:
+        raise ServiceError(400, f"expected milliseconds from 0 to {MAX_SLEEP_MS:.0f}, got {request[0]!r:.40}")
     until = time.monotonic() + milliseconds / 1000
     while not request.cancelled and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, STEP))
+        time.sleep(min(left, CHECK_SECONDS))
     return request

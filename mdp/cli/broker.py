@@ -16,13 +16,23 @@ import click
 from ..broker.server import DEFAULT_DRAIN, Server
 from ..defaults import DEFAULT_ENDPOINT
 from ..limits import Limits
-from .console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
+from .console import (
+    CONTEXT_SETTINGS,
+    FILE_SPELLING,
+    Endpoint,
+    Number,
+    log_level_option,
+    log_to_stderr,
+    run,
+    version_option,
+    with_default,
+)
 
 log = logging.getLogger("zmdp.broker")
 
 
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each of the broker's limits, with its default and unit."""
+    """Add an option for each of the broker's limits, with its default and unit."""
     for limit in reversed(fields(Limits)):
         unit = limit.metadata["unit"]
         command = click.option(
@@ -35,31 +45,35 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load_config(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-    """Make the values of a TOML file the defaults of the options that nothing else sets."""
+    """Use the values of a TOML file as the options' defaults."""
     if path is None:
         return None
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is not TOML: {error}"
+        reason = error.strerror if isinstance(error, OSError) else f"not valid TOML: {error}"
         raise click.BadParameter(f"cannot read {path}: {reason}") from None
     known = {p.name for p in context.command.params if p.name} - {"config", "version", "help"}
-    settings = {name.replace("-", "_"): value for name, value in values.items()}
-    unknown = sorted(set(settings) - known)
+    spelling = {name.replace("-", "_"): name for name in values}
+    unknown = sorted(spelling[name] for name in spelling.keys() - known)
     if unknown:
-        raise click.BadParameter(f"{path} sets {', '.join(unknown)}: it may set {', '.join(sorted(known))}")
+        allowed = ", ".join(sorted(name.replace("_", "-") for name in known))
+        raise click.BadParameter(f"{path} has no setting {', '.join(unknown)}; known settings are {allowed}")
+    settings = {name: values[spelled] for name, spelled in spelling.items()}
     if isinstance(settings.get("bind"), str):
         settings["bind"] = [settings["bind"]]
     context.params["config"] = path
     context.default_map = settings
+    context.meta[FILE_SPELLING] = spelling
     return path
 
 
 @click.command(
-    context_settings={"auto_envvar_prefix": "MDP", "max_content_width": 110},
+    context_settings={"auto_envvar_prefix": "MDP", **CONTEXT_SETTINGS},
     epilog="Each option can also be set in the environment (MDP_HEARTBEAT=2, MDP_BIND with endpoints separated by "
-    "spaces) or in the TOML file (heartbeat = 2, bind = [...]). A flag goes before the environment, that before the "
-    "file. SIGTERM or Ctrl-C drains: no new requests, those in flight finish; again, it ends at once.",
+    "spaces) or in the TOML file (heartbeat = 2, bind = [...]). Flags override the environment, which overrides the "
+    "file. SIGTERM or Ctrl-C drains the broker: it accepts no new requests and finishes those in flight. A second "
+    "signal stops it immediately.",
 )
 @click.option(
     "--bind",
@@ -67,7 +81,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     multiple=True,
     default=[DEFAULT_ENDPOINT],
     help=with_default(
-        "Endpoint to listen on: tcp://HOST:PORT (port * for a free one) or ipc://PATH. Can be repeated.",
+        "Endpoint to listen on: tcp://HOST:PORT (* for a free port) or ipc://PATH. Can be repeated.",
         DEFAULT_ENDPOINT,
     ),
 )
@@ -76,7 +90,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     "--drain-timeout",
     type=Number("seconds", zero=True),
     default=DEFAULT_DRAIN,
-    help=with_default("Time that requests in flight have to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
+    help=with_default("Time allowed for requests in flight to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
 )
 @click.option(
     "--config",
@@ -84,22 +98,22 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     metavar="FILE",
     is_eager=True,
     callback=_load_config,
-    help="TOML file with settings, named as the options.",
+    help="TOML file of settings, named like the options.",
 )
 @log_level_option
 @version_option()
 def cli(*, bind: tuple[str, ...], drain_timeout: float, config: Path | None, log_level: str, **limits: Any) -> int:
-    """Run a broker: programs offer named services, others call them, all through one socket.
+    """Run a broker: workers offer named services, and clients call them, all through one socket.
 
-    The endpoints it listens on are printed to stdout, one a line; everything else goes to stderr.  There is no
-    authentication: listen on addresses that only trusted programs reach.
+    The endpoints that it listens on are printed to stdout, one per line; logs go to stderr.  There is no
+    authentication: listen only on addresses that untrusted programs cannot reach.
 
     \b
-    Exit codes: 0 drained and ended; 1 cannot listen, or ended by a second signal; 2 bad usage.
+    Exit codes: 0 drained; 1 cannot listen, or stopped by a second signal; 2 bad usage.
     """
     del config  # its values have become the options' defaults
     if not bind:
-        raise click.UsageError("bind is empty: it takes at least one endpoint, such as tcp://127.0.0.1:5555")
+        raise click.UsageError("bind is empty: it must name at least one endpoint, such as tcp://127.0.0.1:5555")
     settings = Limits(**limits)
     log_to_stderr(log_level)
     _allow_many_connections()
@@ -109,7 +123,7 @@ def cli(*, bind: tuple[str, ...], drain_timeout: float, config: Path | None, log
                 click.echo(endpoint)
             sys.stdout.flush()
             log.info(
-                "ready on %s; heartbeat %g s, a worker silent for %g s is dead; Ctrl-C ends",
+                "ready on %s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
                 ", ".join(server.endpoints), settings.heartbeat, settings.patience,
             )  # fmt: skip
             server.run()
@@ -117,7 +131,7 @@ def cli(*, bind: tuple[str, ...], drain_timeout: float, config: Path | None, log
 
 
 def _allow_many_connections() -> None:
-    """Each peer takes a file descriptor; the customary soft limit of 1024 is soon reached."""
+    """Raise the soft limit of open files, usually 1024: each peer takes a file descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,10 +1,10 @@
-"""What the command lines share: one-line errors, option types that say what they take, logging to stderr."""
+"""Shared by the commands: one-line errors, option types, `--version`, logging to stderr."""
 
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, TextIO
 
 import click
@@ -28,13 +28,17 @@ from ..errors import (
 )
 from ..limits import LARGEST
 
+CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
+"""Click settings of every command."""
+FILE_SPELLING: Final = "zmdp.file-spelling"
+"""Key in a Click context's `meta`: the names of settings as their TOML file spells them."""
+
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-_ENDPOINT: Final = re.compile(r"(ipc|inproc)://.+|tcp://([^\s]+):(\d+|\*)")
+_ENDPOINT: Final = re.compile(r"(ipc|inproc)://.+|tcp://([^\s/,]+):(\d+|\*)")
 _MAX_PORT: Final = 65535
-
 
 EXIT_CODES: Final[dict[type[ZmdpError], int]] = {
     BrokerUnreachable: 5,
@@ -47,17 +51,17 @@ EXIT_CODES: Final[dict[type[ZmdpError], int]] = {
     WorkerLost: 6,
     RetryLater: 7,
 }
-"""Exit code by error; the first that fits counts, and 1 for any other."""
+"""Exit codes by error type.  The first match counts; any other error exits with 1."""
 
 
 def run(name: str, command: click.Command) -> NoReturn:
-    """Run the command `name` and exit.  Whatever is wrong is told in one line on stderr.
+    """Run the command `name` and exit.  Errors are printed to stderr in one line.
 
-    For an error of zmdp's own the exit code is that of `EXIT_CODES`.  Bad usage exits with 2, Ctrl-C with 130.
+    Errors of zmdp exit with their code in `EXIT_CODES`, bad usage with 2, Ctrl-C with 130.
     """
     _open_closed_streams()
     try:
-        result = command.main(prog_name=name, standalone_mode=False)
+        result = command.main(prog_name=name, standalone_mode=False, **CONTEXT_SETTINGS)
         sys.stdout.flush()
     except click.UsageError as error:
         _fail(name, EXIT_USAGE, _explain(error))
@@ -71,18 +75,19 @@ def run(name: str, command: click.Command) -> NoReturn:
         code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), EXIT_FAILED)
         _fail(name, code, str(error))
     except BrokenPipeError:
-        _discard(sys.stdout)  # whoever read our output has gone
+        _discard(sys.stdout)  # the reader of our output has gone
         sys.exit(EXIT_FAILED)
     except OSError as error:
-        _fail(name, EXIT_FAILED, str(error) if error.filename else f"cannot write the output: {error.strerror}")
+        subject = error.filename or "cannot write the output"
+        _fail(name, EXIT_FAILED, f"{subject}: {error.strerror or error}")
     sys.exit(result if isinstance(result, int) else 0)
 
 
 def _open_closed_streams() -> None:
-    """A program may be started with its standard streams closed; then there is nobody to read, and no error."""
+    """Open the null device for each standard stream that is closed, so that writing to it is no error."""
     for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, stream) is None:
-            setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115 - it stays open, like the one it stands for
+            setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115 - it stays open, like the stream it replaces
 
 
 def _fail(name: str, code: int, text: str) -> NoReturn:
@@ -98,58 +103,72 @@ def _fail(name: str, code: int, text: str) -> NoReturn:
 
 
 def _discard(stream: TextIO) -> None:
-    """Nobody takes what is in its buffer: Python would try once more when it ends, and exit with a code of its own."""
+    """Redirect a broken stream to the null device.
+
+    Python flushes it once more at exit, and a failure there would replace our exit code.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def printable(text: str) -> str:
-    """What a peer said, on one line and with nothing in it that a terminal would obey."""
+    """Return `text` on one line and without control characters, safe to show on a terminal."""
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
 
 
 def _explain(error: click.UsageError) -> str:
-    """One line: what is wrong, where it was said if not on the command line, and where to look."""
-    text = error.format_message().rstrip(".?")
+    """Return one line: what is wrong, where the value came from, and where to find help."""
+    text = error.format_message()
     if error.ctx is None:
-        return text
-    parameter = getattr(error, "param", None)
-    if isinstance(parameter, click.Option) and parameter.name:
-        source = error.ctx.get_parameter_source(parameter.name)
-        if source is ParameterSource.ENVIRONMENT:
-            name = parameter.envvar or f"{error.ctx.auto_envvar_prefix}_{parameter.name.upper()}"
-            text += f" (from the environment, {name})"
-        elif source is ParameterSource.DEFAULT_MAP:
-            text += f" (from {error.ctx.params.get('config')})"
-    return f"{text}. See '{error.ctx.command_path} --help'"
+        return text.rstrip(".?")
+    if type(error) is click.BadParameter and isinstance(error.param, click.Option):
+        text = f"Invalid value for {_origin(error.ctx, error.param)}: {error.message}"
+    return f"{text.rstrip('.?')}. See '{error.ctx.command_path} --help'"
+
+
+def _origin(context: click.Context, option: click.Option) -> str:
+    """Name an option as the user did: the flag, the environment variable, or the setting in the file."""
+    name = option.name or ""
+    source = context.get_parameter_source(name)
+    if source is ParameterSource.ENVIRONMENT:
+        return f"{environment_variable(context, option)} (environment variable)"
+    if source is ParameterSource.DEFAULT_MAP:
+        spelled = context.meta.get(FILE_SPELLING, {}).get(name, name)
+        return f"'{spelled}' in {context.params.get('config')}"
+    return click.Parameter.get_error_hint(option, context)  # Option's adds the variable, even if the flag is wrong
+
+
+def environment_variable(context: click.Context, option: click.Parameter) -> str:
+    """Return the name of the environment variable that sets `option`."""
+    return str(option.envvar or f"{context.auto_envvar_prefix}_{(option.name or '').upper()}")
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """A number above 0 (or from 0 on) of some unit."""
+    """A number of some unit, greater than 0, or with `zero` also 0."""
 
     def __init__(self, unit: str, *, whole: bool = False, zero: bool = False) -> None:
         self.name = {"seconds": "SECONDS", "bytes": "BYTES"}.get(unit, "N")
-        kind, least = "a whole number" if whole else "a number", "0 or more" if zero else "above 0"
-        self._takes = f"it takes {kind} of {unit}, {least}"
+        kind, least = "a whole number" if whole else "a number", "0 or more" if zero else "greater than 0"
+        self._expected = f"expected {kind} of {unit} ({least})"
         self._whole = whole
         self._zero = zero
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """SECONDS, BYTES or N."""
+        """Return SECONDS, BYTES or N."""
         del param, ctx
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | int:
-        """The number in `value`, from whatever source."""
+        """Return `value`, which may come from a TOML file as well, as a number."""
         try:
             if isinstance(value, bool) or (self._whole and isinstance(value, float)):
                 raise ValueError
             number = int(value) if self._whole else float(value)
             if not -LARGEST < number < LARGEST:
                 raise ValueError
+            if number < 0 or (number == 0 and not self._zero):
+                raise ValueError
         except (TypeError, ValueError):
-            self.fail(f"{value!r}: {self._takes}", param, ctx)
-        if number < 0 or (number == 0 and not self._zero):
-            self.fail(f"{value!r}: {self._takes}", param, ctx)
+            self.fail(f"{self._expected}, got {value!r}", param, ctx)
         return number
 
 
@@ -159,26 +178,45 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
     name = "ENDPOINT"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """ENDPOINT."""
+        """Return ENDPOINT."""
         del param, ctx
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """`value`, if it can be an endpoint."""
+        """Return `value` if it can be an endpoint."""
         match = _ENDPOINT.fullmatch(value) if isinstance(value, str) else None
         port = match.group(3) if match else None
         if match is None or (port and port != "*" and int(port) > _MAX_PORT):
-            self.fail(f"{value!r}: it takes an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker", param, ctx)
+            expected = "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker"
+            self.fail(f"{expected}, got {value!r}", param, ctx)
         return str(value)
 
 
+def one_broker(command: str) -> Callable[[click.Context, click.Parameter, Sequence[str]], str | None]:
+    """Return the callback of a `--broker` option with `multiple=True` for a `command` that serves one broker only.
+
+    Without `multiple`, Click would silently use the last of several.
+    """
+
+    def only(context: click.Context, option: click.Parameter, endpoints: Sequence[str]) -> str | None:
+        if len(endpoints) > 1:
+            origin = "--broker is given"
+            if context.get_parameter_source(option.name or "") is ParameterSource.ENVIRONMENT:
+                origin = f"{environment_variable(context, option)} names"
+            remedy = f"{command} serves one broker. Start one {command} per broker, each with its own --broker"
+            raise click.UsageError(f"{origin} {len(endpoints)} endpoints, {', '.join(endpoints)}: {remedy}", context)
+        return endpoints[0] if endpoints else None
+
+    return only
+
+
 def version_option() -> Callable[[Any], Any]:
-    """`--version`, the same for all commands; it says what runs compiled."""
+    """Return the `--version` option of all commands, which also shows which modules are compiled."""
 
     def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
-            below = f"{compiled.told()}; pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
-            click.echo(f"{context.find_root().info_name} {__version__} ({below})")
+            build = f"{compiled.summary()}; pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
+            click.echo(f"{context.find_root().info_name} {__version__} ({build})")
             context.exit()
 
     return click.option(
@@ -188,13 +226,15 @@ def version_option() -> Callable[[Any], Any]:
         expose_value=False,
         allow_from_autoenv=False,
         callback=show,
-        help="Show the version and what runs compiled, and exit.",
+        help="Show the version and which modules are compiled, and exit.",
     )
 
 
 def with_default(text: str, default: object, unit: str = "") -> str:
-    """An option's help with its default and the unit of that."""
+    """Return an option's help text with its default value and its unit."""
     shown = f"{default:g}" if isinstance(default, float) else str(default)
+    if shown == "1":
+        unit = unit.removesuffix("s")
     return f"{text}  [default: {shown} {unit}".rstrip() + "]"
 
 
@@ -203,12 +243,12 @@ log_level_option = click.option(
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
     show_default=True,
-    help="Least level of what is logged to stderr.",
+    help="Lowest level of log messages to write to stderr.",
 )
 
 
 def log_to_stderr(level: str) -> None:
-    """Log to stderr, a line an event, with the time."""
+    """Log to stderr, one line per event, with the time."""
     logging.basicConfig(
         stream=sys.stderr,
         level=level.upper(),

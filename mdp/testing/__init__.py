@@ -1,15 +1,22 @@
-"""Brokers for tests: in a thread (`running_broker`), on a fake network (`network`), as pytest fixtures.
+"""For tests: real brokers, requests for handlers, a fake network (`network`), and pytest fixtures (`pytest_plugin`).
 
-`running_broker` is imported when it is first used: every pytest imports this package, for the sake of its plugin.
+The functions are imported when they are first used: every pytest run imports this package, because of its plugin.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["running_broker"]  # noqa: F822 - see __getattr__
+if TYPE_CHECKING:
+    from ..tracing import handling
+    from .broker import running_broker
+    from .requests import request
+    from .titanic import running_titanic
+
+__all__ = ["handling", "request", "running_broker", "running_titanic"]
+_MODULES = {"handling": "..tracing", "request": ".requests", "running_broker": ".broker", "running_titanic": ".titanic"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.broker"), name)
+    return getattr(import_module(_MODULES[name], __name__), name)

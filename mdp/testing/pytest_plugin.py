@@ -1,12 +1,21 @@
-"""Fixtures for the tests of programs that use zmdp; pytest finds them by itself once zmdp is installed.
+"""Fixtures for testing programs that use zmdp; pytest finds them once zmdp is installed.
 
     def test_double(worker, mdp_client):
         worker("double", lambda number: 2 * number, codec="json")
         assert mdp_client.call("double", 21) == 42
 
-`mdp_broker` is a real broker on a free loopback port, `mdp_client` a `Client` of it, `worker(service, handler, …)`
-starts a `Worker`, or for a coroutine or an async generator function an `AsyncWorker` in a thread of its own, and
-returns it once the broker knows it.  Override `mdp_limits` for other settings of the broker.
+    def test_my_worker(worker, mdp_client):
+        worker(myservices.resize)  # a Worker or AsyncWorker: a copy of it serves here
+        assert mdp_client.request("resize", b"image") == [b"smaller"]
+
+`mdp_broker` is a broker on a free loopback port, `mdp_client` a `Client` connected to it, `mdp_async_client` makes
+`AsyncClient`s, and `worker` starts workers.  `mdp_titanic` is a `Titanic` that keeps its requests in a temporary SQLite
+file.  All of them are real: nothing is mocked.  Override `mdp_limits` to change the broker's settings.
+
+To test a handler by itself, without a broker, use `zmdp.mdp.testing.request`:
+
+    def test_handler():
+        assert resize(request(b"image", headers={"user": "ann"})) == b"smaller"
 """
 
 from __future__ import annotations
@@ -21,15 +30,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ...clients import Client
+    from pathlib import Path
+
+    from ...clients import AsyncClient, Client
+    from ...titanic import Titanic
     from ...workers import AsyncWorker, Worker
     from ..broker.server import Server
     from ..limits import Limits
 
-PATIENCE = 10.0
-"""Seconds that a worker may take to register."""
+REGISTRATION_SECONDS = 10.0
+"""Time that a worker may take to register."""
 
-# What is imported here is imported in every run of pytest on this machine: the rest waits until a test asks for it.
+# Every pytest run on this machine imports this module, so fixtures import what they need themselves.
 
 
 @pytest.fixture
@@ -40,7 +52,7 @@ def mdp_limits() -> Limits | None:
 
 @pytest.fixture
 def mdp_broker(mdp_limits: Limits | None) -> Iterator[Server]:
-    """A running broker; `mdp_broker.endpoints[0]` is where."""
+    """A running broker; its endpoint is `mdp_broker.endpoints[0]`."""
     from .broker import running_broker
 
     with running_broker(limits=mdp_limits) as server:
@@ -49,7 +61,7 @@ def mdp_broker(mdp_limits: Limits | None) -> Iterator[Server]:
 
 @pytest.fixture
 def mdp_client(mdp_broker: Server) -> Iterator[Client]:
-    """A client of `mdp_broker`."""
+    """A `Client` of `mdp_broker`."""
     from ...clients import Client
 
     with Client(mdp_broker.endpoints[0]) as client:
@@ -57,28 +69,76 @@ def mdp_client(mdp_broker: Server) -> Iterator[Client]:
 
 
 @pytest.fixture
+def mdp_async_client(mdp_broker: Server) -> Callable[..., AsyncClient]:
+    """Make an `AsyncClient` of `mdp_broker`: `async with mdp_async_client(**settings) as client:`.
+
+    This works with any event loop: that of `asyncio.run`, pytest-asyncio or anyio.
+    """
+    from ...clients import AsyncClient
+
+    def make(**settings: Any) -> AsyncClient:
+        return AsyncClient(mdp_broker.endpoints[0], **settings)
+
+    return make
+
+
+@pytest.fixture
+def mdp_titanic(mdp_broker: Server, mdp_client: Client, tmp_path: Path) -> Iterator[Titanic]:
+    """A `Titanic`, served at `mdp_broker` from a temporary SQLite file."""
+    from ...titanic import Titanic
+    from .titanic import running_titanic
+
+    with running_titanic(mdp_broker.endpoints[0], str(tmp_path / "titanic.db")):
+        for service in ("titanic.request", "titanic.reply", "titanic.close"):
+            _await_worker(mdp_client, service)
+        yield Titanic(mdp_client)
+
+
+@pytest.fixture
 def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Worker | AsyncWorker]]:
-    """`worker(service, handler, **settings)` offers a service at `mdp_broker` until the test ends."""
+    """Start a worker at `mdp_broker`, until the test ends, and return it once the broker knows it.
+
+    `worker(service, handler, **settings)` makes a `Worker`, or an `AsyncWorker` if the handler is a coroutine function
+    or an async generator function.  `worker(my_worker)` starts a copy of an existing one, which stays as it is, so any
+    number of tests can use it.
+    """
     from ...workers import AsyncWorker, Worker
     from ...workers.handling import is_async
 
+    endpoint = mdp_broker.endpoints[0]
     with ExitStack() as stack:
 
-        def offer(service: str, handler: Callable[[Any], Any], **settings: Any) -> Worker | AsyncWorker:
+        def start(
+            service: str | Worker | AsyncWorker, handler: Callable[[Any], Any] | None = None, **settings: Any
+        ) -> Worker | AsyncWorker:
             made: Worker | AsyncWorker
-            if is_async(handler):
-                made = AsyncWorker(service, handler, broker=mdp_broker.endpoints[0], **settings)
-                thread = threading.Thread(target=asyncio.run, args=(made.run(),), name=f"{service}-loop", daemon=True)
+            if isinstance(service, Worker | AsyncWorker):
+                if handler is not None or settings:
+                    raise TypeError("worker(my_worker) takes no handler and no settings: it has its own")
+                made = service.copy(broker=endpoint)
+            elif handler is None:
+                raise TypeError(f"worker({service!r}) needs a handler: worker({service!r}, handler)")
+            elif is_async(handler):
+                made = AsyncWorker(service, handler, broker=endpoint, **settings)
+            else:
+                made = Worker(service, handler, broker=endpoint, **settings)
+            name = made.service.decode()
+            if isinstance(made, AsyncWorker):
+                thread = threading.Thread(target=asyncio.run, args=(made.run(),), name=f"{name}-loop", daemon=True)
                 thread.start()
                 stack.callback(thread.join)
                 stack.callback(made.stop)
             else:
-                made = stack.enter_context(Worker(service, handler, broker=mdp_broker.endpoints[0], **settings))
-            until = time.monotonic() + PATIENCE
-            while not mdp_client.available(service):
-                if time.monotonic() > until:
-                    pytest.fail(f"the worker for {service!r} has not registered within {PATIENCE:g} s: see the log")
-                time.sleep(0.005)
+                stack.enter_context(made)
+            _await_worker(mdp_client, name)
             return made
 
-        yield offer
+        yield start
+
+
+def _await_worker(client: Client, service: str) -> None:
+    until = time.monotonic() + REGISTRATION_SECONDS
+    while not client.available(service):
+        if time.monotonic() > until:
+            pytest.fail(f"no worker for {service!r} has registered within {REGISTRATION_SECONDS:g} s: see the log")
+        time.sleep(0.005)

@@ -17,7 +17,7 @@ from zmq.backend import Socket as _Backend
 from zmq.backend.cython import _zmq
 
 from .multipart_python import LARGE as _LARGE
-from .wire import SHARED as _SHARED
+from ..wire import SHARED as _SHARED
 
 
 cdef extern from "dlfcn.h" nogil:

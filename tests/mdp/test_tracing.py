@@ -59,6 +59,8 @@ def told(reply):
 
 
 class Handled:
+    service = "outer"
+
     def __init__(self, headers):
         self.headers = headers
 
@@ -86,7 +88,7 @@ def test_what_a_request_is_sent_with(handled, own, sent):
     if handled is None:
         headers, finish = tracing.calling("service", own)
     else:
-        with tracing.handling("outer", Handled(handled)):
+        with tracing.handling(Handled(handled)):
             headers, finish = tracing.calling("service", own)
     assert headers == sent
     finish(None)
@@ -95,12 +97,12 @@ def test_what_a_request_is_sent_with(handled, own, sent):
 
 @pytest.mark.usefixtures("without_otel")
 def test_handled_requests_within_handled_requests():
-    with tracing.handling("outer", Handled({"traceparent": PARENT})):
-        with tracing.handling("inner", Handled({"traceparent": OTHER})):
+    with tracing.handling(Handled({"traceparent": PARENT})):
+        with tracing.handling(Handled({"traceparent": OTHER})):
             assert tracing.calling("s", None)[0] == {"traceparent": OTHER}
-        with pytest.raises(ZeroDivisionError), tracing.handling("inner", Handled({"traceparent": OTHER})):
+        with pytest.raises(ZeroDivisionError), tracing.handling(Handled({"traceparent": OTHER})):
             raise ZeroDivisionError
-        with tracing.handling("inner", Handled({})):
+        with tracing.handling(Handled({})):
             assert tracing.calling("s", None)[0] is None
         assert tracing.calling("s", None)[0] == {"traceparent": PARENT}
     assert tracing.calling("s", None)[0] is None
@@ -113,7 +115,7 @@ def test_headers_are_not_looked_at_before_somebody_asks():
         def headers(self):
             raise ZeroDivisionError
 
-    with tracing.handling("outer", Unread()):
+    with tracing.handling(Unread()):
         with pytest.raises(ZeroDivisionError):
             tracing.calling("s", None)
     assert tracing.calling("s", None)[0] is None
@@ -123,13 +125,15 @@ def test_a_span_that_cannot_be_begun_leaves_nothing(spans):
     del spans
 
     class Unread:
+        service = "outer"
+
         @property
         def headers(self):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        tracing.handling("outer", Unread()).__enter__()
-    assert tracing._handled.get() is None
+        tracing.handling(Unread()).__enter__()
+    assert tracing.current.get(None) is None
 
 
 WITH_AND_WITHOUT = pytest.mark.parametrize("package", ["with", "without"])

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from zmdp.mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
+from zmdp.mdp.tracing import handling
 from zmdp.workers import Final, Request, current_request
-from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed, Handling, Unreadable, failed, handling, is_async
+from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed, HandlerAdapter, Unreadable, failed, is_async
 
 
 def request(*frames, cancelled=False):
@@ -34,26 +35,26 @@ def request(*frames, cancelled=False):
     ],
 )
 def test_what_a_handler_may_give(result, frames):
-    made = Handling(None).frames(result)
+    made = HandlerAdapter(None).frames(result)
     assert made == frames
     assert {type(frame) for frame in made} == {bytes}
 
 
 @pytest.mark.parametrize("result", ["x", 1, [b"x", "y"], [None], {b"x"}, iter([b"x"]), Final("x"), object()])
 def test_what_a_handler_may_not_give(result):
-    with pytest.raises(HandlerError, match="it takes bytes, a list of bytes, or None"):
-        Handling(None).frames(result)
+    with pytest.raises(HandlerError, match="expected bytes, a list of bytes, or None"):
+        HandlerAdapter(None).frames(result)
 
 
 @pytest.mark.parametrize("result", [b"x" * (MAX_BODY + 1), [b""] * (MAX_BODY_FRAMES + 1)], ids=["bytes", "frames"])
 def test_what_no_broker_takes(result):
-    assert Handling(None).frames(result[1:]) in ([result[1:]], result[1:])
-    with pytest.raises(HandlerError, match=f"a reply may have {MAX_BODY} in {MAX_BODY_FRAMES}"):
-        Handling(None).frames(result)
+    assert HandlerAdapter(None).frames(result[1:]) in ([result[1:]], result[1:])
+    with pytest.raises(HandlerError, match=f"the limits are {MAX_BODY} bytes and {MAX_BODY_FRAMES} frames"):
+        HandlerAdapter(None).frames(result)
 
 
 def test_with_a_codec():
-    coded = Handling("json")
+    coded = HandlerAdapter("json")
     assert coded.argument(request(b"[1,2]")) == [1, 2]
     assert (coded.frames({"a": None}), coded.frames(Final("x")), coded.frames(None)) == (
         [b'{"a":null}'],
@@ -64,10 +65,10 @@ def test_with_a_codec():
         coded.argument(request(b"1", b"2"))
     with pytest.raises(CodecError, match="cannot be sent as json"):
         coded.frames(object())
-    with pytest.raises(HandlerError, match="a reply may have"):
+    with pytest.raises(HandlerError, match="the limits are"):
         coded.frames("x" * MAX_BODY)
     asked = request(b"x")
-    assert Handling(None).argument(asked) is asked
+    assert HandlerAdapter(None).argument(asked) is asked
 
 
 def test_the_current_request_is_that_of_this_thread_and_block():

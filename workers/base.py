@@ -1,0 +1,129 @@
+"""Shared by `Worker` and `AsyncWorker`: their handler and settings."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import zmq
+
+from ..mdp import wire
+from ..mdp.codecs import Codec
+from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.errors import ClosedError, SettingError
+from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
+from .capacity import Capacity
+from .connection import ready_options
+from .handling import HandlerAdapter
+from .session import WorkerSession
+
+AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
+Decorated = TypeVar("Decorated", bound=Callable[[Any], Any])
+
+
+class BaseWorker(Generic[AnyHandler]):
+    """A handler and its settings.  `Worker` describes them."""
+
+    default_concurrency: ClassVar[int] = 1
+    _prefetch: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        service: str | bytes,
+        handler: AnyHandler | None = None,
+        *,
+        broker: str = DEFAULT_ENDPOINT,
+        concurrency: int | None = None,
+        heartbeat: float = 1.0,
+        liveness: int = 5,
+        handler_timeout: float | None = None,
+        codec: str | Codec | None = None,
+        protocol: str = "X1",
+        name: str = "",
+        dialect: bool = False,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self.service = wire.service_name(service)
+        self.broker = broker
+        self.concurrency = self.default_concurrency if concurrency is None else concurrency
+        self.heartbeat = heartbeat
+        self.liveness = liveness
+        self.handler_timeout = handler_timeout
+        self.codec = codec
+        self.protocol = protocol
+        self.name = name
+        self.dialect = dialect
+        self._context = context
+        self._own_context: Context | None = None
+        self._adapter = HandlerAdapter(codec)
+        self._handler: AnyHandler | None = None
+        if handler is not None:
+            self._handler = self._checked(handler)
+        self._reset()
+        self._session()  # checks the settings
+
+    def _reset(self) -> None:
+        """Initialize the state of a worker that has not been started."""
+        raise NotImplementedError
+
+    def _checked(self, handler: Any) -> AnyHandler:
+        """Return `handler` if this kind of worker can call it.  Raises `SettingError`."""
+        raise NotImplementedError
+
+    def __call__(self, handler: Decorated) -> Decorated:
+        """Make `handler` this worker's handler, and return it unchanged: a worker is a decorator."""
+        self._handler = self._checked(handler)
+        return handler
+
+    def copy(self, *, broker: str | None = None) -> Self:
+        """Return a worker with the same handler and settings that has not been started; `broker` replaces its own."""
+        return type(self)(
+            self.service, self._handler, broker=self.broker if broker is None else broker,
+            concurrency=self.concurrency, heartbeat=self.heartbeat, liveness=self.liveness,
+            handler_timeout=self.handler_timeout, codec=self.codec, protocol=self.protocol, name=self.name,
+            dialect=self.dialect, context=self._context,
+        )  # fmt: skip
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        raise NotImplementedError
+
+    def _startable(self) -> AnyHandler:
+        """Return the handler, unless the worker cannot be started."""
+        if self.started:
+            raise ClosedError("a worker can be started only once: use a copy()")
+        if self._handler is None:
+            raise SettingError(
+                f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
+            )
+        return self._handler
+
+    def _session(self) -> WorkerSession:
+        checked_endpoint(self.broker)
+        if self.concurrency < 1:
+            raise SettingError(f"concurrency is {self.concurrency!r}: it must be 1 or more")
+        timeout = self.handler_timeout
+        if timeout is not None and not timeout > 0:
+            raise SettingError(f"handler_timeout is {timeout!r}: it must be a number of seconds above 0, or None")
+        x1 = self.protocol == "X1"
+        return WorkerSession(
+            self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness,
+            capacity=Capacity(self.concurrency, prefetch=self._prefetch) if x1 else None, handler_timeout=timeout,
+            options=ready_options(self.name, dialect=self.dialect),
+        )  # fmt: skip
+
+    @property
+    def _connection_count(self) -> int:
+        return 1 if self.protocol == "X1" else self.concurrency  # before X1, a connection holds one request at a time
+
+    def _open_context(self) -> Context:
+        """Return the ZeroMQ context for the sockets: the caller's, or else one of this worker's own."""
+        if self._context is not None:
+            return self._context
+        # Its own, because only terminating a context waits until the last messages are out.
+        self._own_context = self._own_context or own_context()
+        return self._own_context
+
+    def _end_context(self) -> None:
+        context, self._own_context = self._own_context, None
+        if context is not None:
+            end(context)
