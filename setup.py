@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: the compiled modules, which the build goes on without where they cannot be had.
 
-`mdp/*_cython.pyx` are compiled by Cython, the protocol's machines by mypyc, from the very sources that run
+`mdp/*/*_cython.pyx` are compiled by Cython, the protocol's machines by mypyc, from the very sources that run
 without.  `ZMDP_PURE=1` compiles nothing, and `mdp-broker --version` tells what a program runs on.
 """
 
@@ -24,6 +24,7 @@ FOLDERS = {
     "zmdp/clients": "clients",
     "zmdp/workers": "workers",
 }
+CYTHON = ("transport/multipart_cython", "wire/batch_cython")
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 """The commands that compile; pip asks others for what the package is, and that is not to take as long."""
 MACHINES = [
@@ -31,16 +32,23 @@ MACHINES = [
     "zmdp/workers/capacity.py",
     "zmdp/workers/heartbeats.py",
     "zmdp/workers/session.py",
-    "zmdp/mdp/broker.py",
-    "zmdp/mdp/departures.py",
-    "zmdp/mdp/journal.py",
-    "zmdp/mdp/lines.py",
-    "zmdp/mdp/outbox.py",
-    "zmdp/mdp/registry.py",
-    "zmdp/mdp/scheduling.py",
-    "zmdp/mdp/server.py",
+    "zmdp/mdp/broker/departures.py",
+    "zmdp/mdp/broker/journal.py",
+    "zmdp/mdp/broker/machine.py",
+    "zmdp/mdp/broker/outbox.py",
+    "zmdp/mdp/broker/registry.py",
+    "zmdp/mdp/broker/scheduling.py",
+    "zmdp/mdp/broker/server.py",
+    "zmdp/mdp/linked_lists.py",
     "zmdp/mdp/timers.py",
-    "zmdp/mdp/wire.py",
+    "zmdp/mdp/wire/commands.py",
+    "zmdp/mdp/wire/envelope.py",
+    "zmdp/mdp/wire/framed.py",
+    "zmdp/mdp/wire/mdp.py",
+    "zmdp/mdp/wire/names.py",
+    "zmdp/mdp/wire/options.py",
+    "zmdp/mdp/wire/value.py",
+    "zmdp/mdp/wire/x1.py",
 ]
 
 
@@ -69,7 +77,7 @@ def _check_compiler() -> None:
 def _cython() -> list[Extension]:
     from Cython.Build import cythonize
 
-    modules = [Extension(f"zmdp.mdp.{name}", [f"mdp/{name}.pyx"]) for name in ("batch_cython", "multipart_cython")]
+    modules = [Extension(f"zmdp.mdp.{name}".replace("/", "."), [f"mdp/{name}.pyx"]) for name in CYTHON]
     return cythonize(modules, build_dir="build")
 
 
@@ -78,9 +86,10 @@ def _machines() -> list[Extension]:
 
     shutil.rmtree(STAGE, ignore_errors=True)
     for name, folder in FOLDERS.items():
-        (STAGE / name).mkdir(parents=True)
-        for source in (HERE / folder).glob("*.py"):
-            shutil.copy2(source, STAGE / name)
+        for source in (HERE / folder).rglob("*.py"):
+            staged = STAGE / name / source.relative_to(HERE / folder)
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, staged)
     shutil.copy2(HERE / "src/zmdp/py.typed", STAGE / "zmdp")
     with chdir(STAGE):
         return [

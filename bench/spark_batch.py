@@ -18,10 +18,10 @@ from typing import Any
 from zmdp.clients import Client, RequestCancelled
 from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
-from zmdp.spark.batch import Batch
-from zmdp.spark.catalogue import Catalogue
-from zmdp.spark.lanes import Lanes
-from zmdp.spark.results import Results
+from zmdp.spark.batch.catalogue import Catalogue
+from zmdp.spark.batch.lanes import Lanes
+from zmdp.spark.batch.results import Results
+from zmdp.spark.batch.service import Batch
 from zmdp.spark.session import open_session
 
 QUERY = "SELECT sum(id) AS s FROM range(1000)"

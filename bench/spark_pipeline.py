@@ -152,7 +152,7 @@ def by_function(bench: Bench) -> None:
 
 
 def without(bench: Bench) -> None:
-    from zmdp.spark.calls import Piece, Row, Settings, answered, piece_size
+    from zmdp.spark.pipeline.calls import Piece, Row, Settings, answered, piece_size
 
     df = bench.rows(ROWS)
     settings = Settings(broker=bench.endpoint, window=64)

@@ -29,7 +29,8 @@ from support.postgres import cluster
 from x1 import start_broker, start_worker
 
 from zmdp.clients import AsyncClient
-from zmdp.titanic import AsyncTitanic, schema, store
+from zmdp.titanic import AsyncTitanic, schema
+from zmdp.titanic.store import store
 from zmdp.titanic.uuids import new_uuid
 
 BIN = Path(sys.executable).parent

@@ -13,9 +13,9 @@ import zmq
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, RequestTimeout, SettingError, ZmdpError
-from ..mdp.server import DEFAULT_ENDPOINT
-from ..mdp.sockets import end, own_context
+from ..mdp.transport.sockets import end, own_context
 from .arguments import (
     check_plain,
     checked_body,

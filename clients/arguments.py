@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..mdp.errors import SettingError
-from ..mdp.sockets import checked_endpoint
+from ..mdp.transport.sockets import checked_endpoint
 from .pirate import HEADERS
 
 DEFAULT_TIMEOUT: Final = 5.0

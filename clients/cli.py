@@ -13,10 +13,10 @@ from typing import Any, Final, NoReturn
 import click
 
 from ..mdp import wire
-from ..mdp.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
+from ..mdp.cli.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
-from ..mdp.reach import check_listening
-from ..mdp.server import DEFAULT_ENDPOINT
+from ..mdp.transport.reach import check_listening
 from . import bodies
 from .aio import AsyncClient
 from .arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT

@@ -9,7 +9,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ..mdp.errors import SettingError
-from ..mdp.multipart import receive, send
+from ..mdp.transport.multipart import receive, send
 from .session import Call, ClientSession, Outcome
 
 MAX_MESSAGES: Final = 100

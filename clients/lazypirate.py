@@ -14,9 +14,9 @@ from ..mdp.errors import (
     StreamInterrupted,
 )
 from ..mdp.limits import Limits
-from ..mdp.multipart import milliseconds, receive, send
-from ..mdp.reach import why_unreachable
-from ..mdp.sockets import dealer
+from ..mdp.transport.multipart import milliseconds, receive, send
+from ..mdp.transport.reach import why_unreachable
+from ..mdp.transport.sockets import dealer
 from ..mdp.wire import Message
 from .pirate import GiveUp, PirateSession, Resend
 from .reply import Reply

@@ -10,9 +10,9 @@ import zmq
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, SettingError, ZmdpError
-from ..mdp.server import DEFAULT_ENDPOINT
-from ..mdp.sockets import end, own_context
+from ..mdp.transport.sockets import end, own_context
 from .arguments import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT,

@@ -15,9 +15,9 @@ from ..mdp.errors import (
     ServiceError,
     StreamInterrupted,
 )
-from ..mdp.multipart import receive, send
-from ..mdp.reach import why_unreachable
-from ..mdp.sockets import dealer
+from ..mdp.transport.multipart import receive, send
+from ..mdp.transport.reach import why_unreachable
+from ..mdp.transport.sockets import dealer
 from .pirate import PirateSession
 from .reply import Reply
 

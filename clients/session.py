@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ..mdp import batch, wire
+from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import (
     BrokerUnreachable,
@@ -31,7 +31,7 @@ from ..mdp.errors import (
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
 from ..mdp.timers import Timed, Timers
-from ..mdp.wire import Message
+from ..mdp.wire import Message, batch
 from .reply import Reply
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
@@ -430,14 +430,14 @@ def _encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any
         given["headers"] = dict(headers)
     if not wait:
         given["wait"] = False
-    return wire.options(given)
+    return wire.encode_options(given)
 
 
 def _with_ttl(options: bytes, ttl: float) -> bytes:
     """`options` with a ttl, in milliseconds, that is too long for a record.  Raises `SettingError` as above."""
     values: dict[str, Any] = json.loads(options) if options else {}
     values["ttl"] = round(ttl)
-    return wire.options(values)
+    return wire.encode_options(values)
 
 
 def _error(call: Call, error: wire.Error) -> RequestError:

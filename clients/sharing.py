@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import zmq
 
 from ..mdp.errors import ClosedError, RequestTimeout
-from ..mdp.multipart import milliseconds
+from ..mdp.transport.multipart import milliseconds
 from .connection import Connection
 from .inbox import Inbox
 from .reply import Reply

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from zmdp.clients.cli import cli as mdclient
-from zmdp.mdp.cli import cli as mdp_broker
+from zmdp.mdp.cli.broker import cli as mdp_broker
 from zmdp.spark.cli import cli as mdp_spark
-from zmdp.titanic.cli import cli as titanic
+from zmdp.titanic.cli.main import cli as titanic
 from zmdp.workers.cli import cli as mdworker
 
 WIDTH = 100

@@ -1,8 +1,5 @@
-"""The broker: the protocol, the machine, and the server that runs it on a socket."""
+"""The broker and what it shares with clients and workers.
 
-from .broker import Broker
-from .errors import BindError, SettingError, ZmdpError
-from .limits import Limits
-from .server import Server
-
-__all__ = ["BindError", "Broker", "Limits", "Server", "SettingError", "ZmdpError"]
+Nothing is imported here.  `wire` turns frames into commands and back, `broker` is the broker, `transport` moves
+messages, `testing` runs brokers in tests, and `cli` has the commands.
+"""

@@ -1,14 +1,24 @@
-"""What of zmdp runs compiled.  `ZMDP_PURE=1` in the environment asks for none of it."""
+"""Which modules are compiled.  With `ZMDP_PURE=1` in the environment none is."""
+
+from importlib.util import find_spec
 
 from ..pure import PURE
+
+_MODULES = {
+    "multipart": f"{__package__}.transport.multipart_cython",
+    "batch": f"{__package__}.wire.batch_cython",
+    "machines": f"{__package__}.broker.machine",
+}
 
 
 def parts() -> dict[str, bool]:
     """Report what is compiled: moving messages, packing batches, and the protocol's machines."""
-    from . import batch, broker, multipart  # noqa: PLC0415 - they come after this
+    return {part: _is_compiled(module) for part, module in _MODULES.items()}
 
-    machines = not broker.__file__.endswith(".py")
-    return {"multipart": multipart.COMPILED, "batch": batch.COMPILED, "machines": machines}
+
+def _is_compiled(module: str) -> bool:
+    spec = None if PURE else find_spec(module)
+    return spec is not None and spec.origin is not None and not spec.origin.endswith((".py", ".pyx"))
 
 
 def told() -> str:

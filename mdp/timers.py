@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from .lines import Linked
+from .linked_lists import Linked
 
 SLACK: Final = 64
 """Numbers of buckets that are gone: at most so many more of them than of buckets, so that tidying up costs little."""

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..mdp import compiled
-from ..mdp.journal import show
 from ..mdp.wire import DIALECTS
+from ..mdp.wire.names import show
 
 if TYPE_CHECKING:
-    from ..mdp.broker import Broker
-    from ..mdp.registry import Service, Worker
+    from ..mdp.broker.machine import Broker
+    from ..mdp.broker.registry import Service, Worker
 
 ROWS: Final = 1000
 

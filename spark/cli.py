@@ -5,17 +5,17 @@ from typing import Final, NoReturn
 
 import click
 
-from ..mdp.console import run, version_option
+from ..mdp.cli.console import run, version_option
 
 MODULES: Final = {
-    "batch": "batch_commands",
-    "fleet": "fleet_commands",
-    "submit": "callers",
-    "status": "callers",
-    "cancel": "callers",
-    "drain": "callers",
-    "pack": "fleet_commands",
-    "doctor": "fleet_commands",
+    "batch": "batch.commands",
+    "fleet": "fleet.commands",
+    "submit": "batch.callers",
+    "status": "batch.callers",
+    "cancel": "batch.callers",
+    "drain": "batch.callers",
+    "pack": "fleet.commands",
+    "doctor": "fleet.commands",
 }
 """For each subcommand the module that has it, in its `COMMANDS`."""
 

@@ -36,7 +36,7 @@ from support.processes import BIN, eventually
 from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
 from zmdp.titanic import Ticket, Titanic, UnknownTicket, schema
 from zmdp.titanic.frames import unpack
-from zmdp.titanic.models import Part, Request
+from zmdp.titanic.store.models import Part, Request
 
 SERVICES: Final = Path(__file__).parent / "titanic"
 WORKERS: Final = ("echo", "echo", "parts", "parts")

@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from zmdp.mdp import batch_python, wire
+from zmdp.mdp import wire
+from zmdp.mdp.wire import batch_python
 
 MAX_COMMANDS = 256 + 1
 INTERESTING = [
@@ -29,7 +30,7 @@ def implementations() -> dict[str, ModuleType]:
     """Those that there are here, the pure one first."""
     found = {"pure": batch_python}
     with suppress(ImportError):
-        found["compiled"] = import_module("zmdp.mdp.batch_cython")
+        found["compiled"] = import_module("zmdp.mdp.wire.batch_cython")
     return found
 
 

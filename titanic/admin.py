@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..mdp.codes import Code
-from .models import STATES
-from .store import KEYS, NEXT_ENDED, PARTS, REQUESTS, P, R, count_ended, is_in
+from .store.models import STATES
+from .store.store import KEYS, NEXT_ENDED, PARTS, REQUESTS, P, R, count_ended, is_in
 
 _LISTED: Final = (
     R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.code,

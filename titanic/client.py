@@ -34,7 +34,7 @@ from ..clients.arguments import checked_body
 from ..mdp.codes import Code
 from ..mdp.errors import TitanicError, UnknownTicket
 from ..mdp.wire import service_name
-from .options import Malformed, parse_uuid, submission
+from .submission import Malformed, parse_uuid, submission
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -108,7 +108,7 @@ def enqueue(
     from sqlalchemy.engine import Connection  # noqa: PLC0415 - who only calls Titanic needs no SQLAlchemy
     from sqlalchemy.exc import OperationalError, ProgrammingError  # noqa: PLC0415
 
-    from . import models, store  # noqa: PLC0415
+    from .store import models, store  # noqa: PLC0415
 
     options = request_options(
         key=key, key_ttl=key_ttl, delay=delay, at=at, priority=priority, retries=retries, backoff=backoff, ttl=ttl

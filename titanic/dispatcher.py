@@ -22,10 +22,10 @@ from uuid import UUID
 from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, ServiceError, SettingError
 from ..mdp.codes import Code
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
-from . import store
 from .batches import Batches, StoreError, Work
-from .clock import Clock
 from .frames import pack, unpack
+from .store import store
+from .store.clock import Clock
 
 FACTOR: Final = 2
 """Requests given to the broker for each unit of a service's credit: the next is there when one ends."""

@@ -19,7 +19,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
 from ..mdp.errors import SettingError, TitanicError
-from .models import VERSION_TABLE
+from .store.models import VERSION_TABLE
 
 DEFAULT_DB: Final = "sqlite:///titanic.db"
 BUSY: Final = 5

@@ -9,14 +9,15 @@ from typing import Any, Final
 from sqlalchemy.engine import Engine
 
 from ..clients import AsyncClient
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
-from ..mdp.server import DEFAULT_ENDPOINT
 from ..workers import AsyncHandler, AsyncWorker
-from . import schema, store
+from . import schema
 from .batches import Batches
-from .clock import Clock
 from .dispatcher import Dispatcher
 from .service import MAX_WAITING, Service
+from .store import store
+from .store.clock import Clock
 
 DEFAULT_LEASE: Final = 10.0
 DEFAULT_DRAIN: Final = 10.0

@@ -5,7 +5,7 @@
     titanic.close     uuid            → 200        gone, also if it was never there
 
 A request that fails is answered with 400 or 500 and changes nothing.  Callers that speak X1 get a text with the code;
-others get the bare code, which is what third-party programs compare (C37).  See `titanic/options.py` for what X1's
+others get the bare code, which is what third-party programs compare (C37).  See `titanic/submission.py` for what X1's
 options add.
 """
 
@@ -19,11 +19,11 @@ from uuid import UUID
 from ..mdp.codes import Code
 from ..workers import Final as FinalReply
 from ..workers import Request
-from . import store
 from .batches import Batches, StoreError
-from .clock import Clock
 from .frames import unpack
-from .options import Malformed, Wanted, closed, submission, wanted
+from .store import store
+from .store.clock import Clock
+from .submission import Malformed, Wanted, closed, submission, wanted
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"

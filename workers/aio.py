@@ -13,9 +13,9 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
-from ..mdp.server import DEFAULT_ENDPOINT
-from ..mdp.sockets import Context, checked_endpoint, end, own_context
+from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
 from . import handling as h
 from .capacity import Capacity
 from .connection import FLUSH, RETRY, Connection, ready_options

@@ -13,11 +13,11 @@ from typing import Final, NoReturn
 import click
 
 from ..mdp import wire
-from ..mdp.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
+from ..mdp.cli.console import Endpoint, Number, log_level_option, log_to_stderr, run, version_option, with_default
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
 from ..mdp.loading import load
-from ..mdp.reach import why_unreachable
-from ..mdp.server import DEFAULT_ENDPOINT
+from ..mdp.transport.reach import why_unreachable
 from .aio import CONCURRENCY, AsyncWorker
 from .handling import is_async
 from .mdworker import Worker

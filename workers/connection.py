@@ -13,8 +13,8 @@ import zmq
 from .. import __version__
 from ..mdp import wire
 from ..mdp.errors import SettingError
-from ..mdp.multipart import receive, send
-from ..mdp.sockets import Context, dealer
+from ..mdp.transport.multipart import receive, send
+from ..mdp.transport.sockets import Context, dealer
 from ..mdp.wire import Message
 from .handling import Failed
 from .request import Request
@@ -41,7 +41,7 @@ def ready_options(name: str, *, dialect: bool = False) -> bytes:
     }
     if dialect:
         about["dialect"] = True
-    return wire.options(about)
+    return wire.encode_options(about)
 
 
 class Connection:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from ..mdp.multipart import milliseconds
-from ..mdp.sockets import Context
+from ..mdp.transport.multipart import milliseconds
+from ..mdp.transport.sockets import Context
 from .connection import FLUSH, RETRY, Connection
 from .handling import Failed
 from .request import Request

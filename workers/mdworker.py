@@ -12,9 +12,9 @@ import zmq
 
 from ..mdp import wire
 from ..mdp.codecs import Codec
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, RequestCancelled, SettingError
-from ..mdp.server import DEFAULT_ENDPOINT
-from ..mdp.sockets import checked_endpoint, end, own_context
+from ..mdp.transport.sockets import checked_endpoint, end, own_context
 from .capacity import Capacity
 from .connection import ready_options
 from .crew import Crew

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..mdp import batch, wire
+from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
-from ..mdp.wire import Address, Message, Route
+from ..mdp.wire import Address, Message, Route, batch
 from .capacity import AHEAD, LONG_STEP, Capacity
 from .heartbeats import Heartbeats
 from .request import Request

@@ -22,7 +22,7 @@
 
 enum { FEWEST = 8, LONGEST = 10 };  /*  requests that a measurement needs at least; seconds  */
 
-/*  The batched form, as mdp/batch.py specifies it.  */
+/*  The batched form, as mdp/wire/batch.py specifies it.  */
 enum { CREDIT = 64, HEAD = 13, MAX_RECORDS = 256, MAX_RECORDS_BYTES = 65536 };
 enum { MAX_ATTACHMENTS = 64, MAX_ATTACHED_BYTES = 1 << 20, SHARED = 8192 };
 #define ATTACHED 0xFFFFFFFFu

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import zmq
 
-from zmdp.mdp.multipart import receive, send
+from zmdp.mdp.transport.multipart import receive, send
 
 from . import processes
 from .load import Caller, WrongReplyError, body

@@ -1,4 +1,4 @@
-"""The load in C, in the batched form of X1: a broker in a few lines reads and answers it with `mdp/batch.py`."""
+"""The load in C, in the batched form of X1: a broker in a few lines reads and answers it with `mdp/wire/batch.py`."""
 
 import itertools
 import math
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from zmdp.mdp import batch, wire
+from zmdp.mdp import wire
+from zmdp.mdp.wire import batch
 
 BENCH = Path(__file__).parents[2] / "bench"
 SERVICE = b"bench"

@@ -25,8 +25,8 @@ from zmdp.clients import (
     SettingError,
     StreamInterrupted,
 )
-from zmdp.mdp.multipart import receive
 from zmdp.mdp.testing import running_broker
+from zmdp.mdp.transport.multipart import receive
 from zmdp.workers import Worker
 
 ALL = ["X1", "0.2", "0.1"]

@@ -12,7 +12,7 @@ from support.processes import eventually
 from zmdp.clients import AsyncClient
 from zmdp.clients.connection import Connection
 from zmdp.clients.session import ClientSession
-from zmdp.mdp.multipart import receive
+from zmdp.mdp.transport.multipart import receive
 
 ECHO = b"echo"
 

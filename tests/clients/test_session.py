@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zmdp.clients import session as module
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import Call, ClientSession, Outcome
-from zmdp.mdp import batch, wire
+from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (
     BrokerUnreachable,
@@ -28,6 +28,7 @@ from zmdp.mdp.errors import (
     WorkerLost,
     ZmdpError,
 )
+from zmdp.mdp.wire import batch
 
 ROUTE = (b"amy", b"")
 HEARTBEAT = [b"", b"MDPCX1"]

@@ -10,11 +10,11 @@ import pytest
 from support.processes import broker, process, run
 
 from zmdp.clients import Client
-from zmdp.mdp.journal import Drop, Loss, Refusal, Stats
+from zmdp.mdp.broker.journal import Drop, Loss, Refusal, Stats
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Reason
 from zmdp.titanic import schema
-from zmdp.titanic.options import NAMES
+from zmdp.titanic.submission import NAMES
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]

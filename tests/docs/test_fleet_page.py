@@ -9,8 +9,10 @@ import pytest
 from support.fleets import PATIENCE, SMALL
 from support.processes import broker, process, run
 
-from zmdp.spark import fleet_slots, fleet_worker, session
-from zmdp.spark.fleet import DEFAULT_IDLE, DEFAULT_LEASE, SILENT
+from zmdp.spark import session
+from zmdp.spark.fleet import slots as fleet_slots
+from zmdp.spark.fleet import worker as fleet_worker
+from zmdp.spark.fleet.driver import DEFAULT_IDLE, DEFAULT_LEASE, SILENT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
 

@@ -19,12 +19,14 @@ from support.processes import PATIENCE, broker
 from support.router import Router
 
 from zmdp.clients.session import ClientSession
-from zmdp.mdp import batch, batch_python, registry, wire
-from zmdp.mdp import broker as broker_machine
-from zmdp.mdp.broker import Broker
+from zmdp.mdp import wire
+from zmdp.mdp.broker import machine as broker_machine
+from zmdp.mdp.broker import registry
+from zmdp.mdp.broker.journal import Refusal
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
-from zmdp.mdp.journal import Refusal
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.wire import batch, batch_python
 from zmdp.workers.capacity import Capacity
 from zmdp.workers.session import WorkerSession
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from zmdp.mdp import compiled
-from zmdp.mdp.broker import Broker
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mmi import answers
 

@@ -18,7 +18,8 @@ from support.titanics import BEATS, LIMITS, row, state
 
 from zmdp.clients import Client
 from zmdp.mdp.testing import running_broker
-from zmdp.titanic import Titanic, cli
+from zmdp.titanic import Titanic
+from zmdp.titanic.cli import main as cli
 from zmdp.workers import ServiceError, Worker
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")

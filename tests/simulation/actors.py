@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from zmdp.mdp import batch, wire
-from zmdp.mdp.broker import Broker
+from zmdp.mdp import wire
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
-from zmdp.mdp.fake_network import Alarm, Dealer, World
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import Message, Route
+from zmdp.mdp.testing.network import Alarm, Dealer, World
+from zmdp.mdp.wire import Message, Route, batch
 from zmdp.workers.capacity import LONG_STEP, Capacity
 from zmdp.workers.request import Request
 from zmdp.workers.session import WorkerSession

@@ -7,7 +7,7 @@ from typing import Any
 
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import GRACE, Call, ClientSession, Outcome
-from zmdp.mdp import batch, wire
+from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (
     BrokerUnreachable,
@@ -20,9 +20,9 @@ from zmdp.mdp.errors import (
     StreamInterrupted,
     WorkerLost,
 )
-from zmdp.mdp.fake_network import Dealer
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import Message
+from zmdp.mdp.testing.network import Dealer
+from zmdp.mdp.wire import Message, batch
 
 from .actors import LONGEST_TURN, MILLISECOND, Process, Stage, Stream, tells_failure
 from .proxies import Socket

@@ -11,11 +11,11 @@ from itertools import count
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker import GIVEN_UP
+from zmdp.mdp.broker.journal import Drop, Loss, Refusal, Stats
+from zmdp.mdp.broker.machine import GIVEN_UP
+from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code
-from zmdp.mdp.journal import Drop, Loss, Refusal, Stats
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.registry import REQUEST_OVERHEAD
 from zmdp.mdp.wire import MMI, Kind, Number, Reason, Route
 
 from .policy import Waiting

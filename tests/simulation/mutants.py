@@ -7,11 +7,11 @@ from typing import Any
 from zmdp.clients.pirate import PirateSession
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
-from zmdp.mdp.batch_python import Batch
-from zmdp.mdp.broker import Broker
-from zmdp.mdp.journal import Drop
-from zmdp.mdp.registry import NEVER, Registry, key_of
-from zmdp.mdp.scheduling import FairQueue, Pool, Schedule
+from zmdp.mdp.broker.journal import Drop
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.registry import NEVER, Registry, key_of
+from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
+from zmdp.mdp.wire.batch_python import Batch
 from zmdp.workers.session import WorkerSession
 
 # ── who gets what ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ from functools import partial
 
 from zmdp.clients.pirate import GiveUp, PirateSession, Resend
 from zmdp.mdp import wire
-from zmdp.mdp.fake_network import Dealer
+from zmdp.mdp.testing.network import Dealer
 from zmdp.mdp.wire import Message
 
 from .actors import Process, Stage, Stream, tells_failure

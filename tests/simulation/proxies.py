@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-from zmdp.mdp.fake_network import Dealer, Network
+from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Message, Route
 
 if TYPE_CHECKING:

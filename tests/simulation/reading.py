@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from zmdp.mdp import batch, wire
+from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import Kind, Message, Number, Route
+from zmdp.mdp.wire import Kind, Message, Number, Route, batch
 
 from .rules import Broken, check
 

@@ -13,10 +13,10 @@ from itertools import combinations, islice, permutations, product
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker import GIVEN_UP, Broker
+from zmdp.mdp.broker.journal import Drop, Loss
+from zmdp.mdp.broker.machine import GIVEN_UP, Broker
+from zmdp.mdp.broker.registry import Request
 from zmdp.mdp.codes import Code
-from zmdp.mdp.journal import Drop, Loss
-from zmdp.mdp.registry import Request
 from zmdp.mdp.wire import Kind, Message
 
 from .ledger import Key, Ledger, Seat, Ticket

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from zmdp.mdp import batch, wire
-from zmdp.mdp.fake_network import Dealer
-from zmdp.mdp.wire import Kind, Message
+from zmdp.mdp import wire
+from zmdp.mdp.testing.network import Dealer
+from zmdp.mdp.wire import Kind, Message, batch
 
 from .actors import Process, Stage
 from .callers import UNLIMITED

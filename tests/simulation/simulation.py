@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 
 from zmdp.mdp import wire
-from zmdp.mdp.fake_network import START, Dealer
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing.network import START, Dealer
 from zmdp.mdp.wire import Route
 
 from .actors import MOST_PARTS_01, BrokerProcess, Habits, Process, Stage, WorkerProcess

@@ -5,7 +5,7 @@ from functools import partial
 
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
-from zmdp.mdp.fake_network import Dealer
+from zmdp.mdp.testing.network import Dealer
 from zmdp.mdp.wire import Kind, Message, Route
 
 from .actors import Process, Stage, Stream, end
@@ -148,7 +148,7 @@ class FramedCaller(Process):
         unique = self.world.number()
         body = f"{self.name}.{unique}".encode()
         number = unique if self.world.chance(0.8) else b"no-%d" % unique
-        options = wire.options({"ttl": 1000 * (wish.timeout or 30.0), **({} if wish.wait else {"wait": False})})
+        options = wire.encode_options({"ttl": 1000 * (wish.timeout or 30.0), **({} if wish.wait else {"wait": False})})
         self._asked[number] = wish, Stream(body)
         route = wire.envelope_of(number)
         frames = [wish.about] if wish.is_mmi else [body]

@@ -244,8 +244,8 @@ def test_nothing_depends_on_the_order_of_hashes(hash_seed: str) -> None:
 # ── it runs the machines, and decides nothing itself ─────────────────────────────────────────────────────────────────
 
 HERE = Path(__file__).parent
-WIRE = HERE.parents[1] / "mdp" / "wire.py"
-"""Its source: `wire.__file__` is the compiled module where there is one."""
+WIRE = [HERE.parents[1] / "mdp" / "wire" / f"{name}.py" for name in ("mdp", "x1")]
+"""The sources of the encoders: `__file__` is the compiled module where there is one."""
 OURS = ["actors.py", "callers.py", "pirates.py", "simulation.py"]
 """Those that run our machines.  Rogues and strangers write their own messages: they are not ours."""
 JUDGES = ["ledger.py", "policy.py", "reading.py", "referee.py"]
@@ -257,9 +257,9 @@ def parsed(path: Path) -> ast.Module:
 
 def encoders() -> set[str]:
     """The functions of `wire` that make messages, or parts of them."""
-    functions = [each for each in parsed(WIRE).body if isinstance(each, ast.FunctionDef)]
+    functions = [each for path in WIRE for each in parsed(path).body if isinstance(each, ast.FunctionDef)]
     makers = {each.name for each in functions if each.returns is not None and ast.unparse(each.returns) == "Message"}
-    return makers | {"options", "error_body"}
+    return makers | {"encode_options", "error_body"}
 
 
 def used(name: str, module: str) -> set[str]:

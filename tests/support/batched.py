@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from zmdp.mdp import batch, wire
+from zmdp.mdp import wire
+from zmdp.mdp.wire import batch
 
 from .router import Router
 

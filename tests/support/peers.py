@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import zmq
 
-from zmdp.mdp.server import Server
+from zmdp.mdp.broker.server import Server
 
 PATIENCE = 10.0
 """Seconds that what must come may take."""

@@ -5,7 +5,8 @@ from typing import Any
 
 from support.router import PATIENCE, Router
 
-from zmdp.mdp import batch, wire
+from zmdp.mdp import wire
+from zmdp.mdp.wire import batch
 
 DISCONNECT = [b"MDPWX1", b"\x06"]
 

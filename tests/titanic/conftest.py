@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 from support.postgres import cluster as new_cluster
 
-from zmdp.titanic import schema, store
+from zmdp.titanic import schema
 from zmdp.titanic.frames import pack
-from zmdp.titanic.options import Submission
+from zmdp.titanic.store import store
+from zmdp.titanic.submission import Submission
 
 NOW = 1_800_000_000.0
 

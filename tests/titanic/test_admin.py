@@ -5,9 +5,10 @@ from uuid import uuid4
 
 import pytest
 
-from zmdp.titanic import admin, store
+from zmdp.titanic import admin
 from zmdp.titanic.admin import Which
-from zmdp.titanic.models import STATES
+from zmdp.titanic.store import store
+from zmdp.titanic.store.models import STATES
 
 NOW = 1_800_000_000.0
 

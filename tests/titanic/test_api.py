@@ -28,7 +28,7 @@ from zmdp.clients import (
 )
 from zmdp.mdp.testing import running_broker
 from zmdp.titanic import AsyncTicket, AsyncTitanic, Titanic, TitanicError, UnknownTicket, client, enqueue, service
-from zmdp.titanic.models import Base
+from zmdp.titanic.store.models import Base
 from zmdp.workers import Worker
 
 STRANGE = "0123456789abcdef0123456789abcdef"

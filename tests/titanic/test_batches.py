@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from support.processes import eventually
 
 from zmdp.titanic import batches as batches_module
-from zmdp.titanic import schema, store
+from zmdp.titanic import schema
 from zmdp.titanic.batches import MAX_REASON, Batches, StoreError
 from zmdp.titanic.server import READS, WRITES
+from zmdp.titanic.store import store
 
 NOW = 1_800_000_000.0
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)

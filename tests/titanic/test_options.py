@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zmdp.titanic.frames import unpack
-from zmdp.titanic.options import (
+from zmdp.titanic.submission import (
     MAX_FROM,
     MAX_KEY,
     MAX_PRIORITY,

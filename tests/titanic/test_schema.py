@@ -18,9 +18,10 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import make_url
 
 from zmdp.mdp.errors import SettingError
-from zmdp.titanic import schema, store
-from zmdp.titanic.models import VERSION_TABLE, Base
+from zmdp.titanic import schema
 from zmdp.titanic.schema import SchemaError, database_url, file_identity, open_engine, shown
+from zmdp.titanic.store import store
+from zmdp.titanic.store.models import VERSION_TABLE, Base
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)

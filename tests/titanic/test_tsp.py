@@ -8,7 +8,8 @@ from support.peers import Client, OldClient, OldWorker, Worker, X1Client, X1Work
 from support.processes import eventually
 from support.titanics import running_bench, serving, stored
 
-from zmdp.titanic import dispatcher, options
+from zmdp.titanic import dispatcher
+from zmdp.titanic import submission as options
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 """For what is the same with every database."""

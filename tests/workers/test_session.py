@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp import batch, wire
+from zmdp.mdp import wire
 from zmdp.mdp.errors import SettingError
+from zmdp.mdp.wire import batch
 from zmdp.workers.capacity import AHEAD, LONG_STEP, Capacity
 from zmdp.workers.request import Request
 from zmdp.workers.session import UNHEARD_PATIENCE, WorkerSession

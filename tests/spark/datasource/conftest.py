@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 from support.postgres import cluster as new_cluster
 
-from zmdp.titanic import enqueue, schema, store
+from zmdp.titanic import enqueue, schema
 from zmdp.titanic.frames import pack
+from zmdp.titanic.store import store
 
 TEMPLATE = "with_tables"
 WITH_SPARK = {"read", "write", "stream", "run", "failing"}

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
-from zmdp.spark.source import Condition, condition, open_reader
+from zmdp.spark.datasource.source import Condition, condition, open_reader
 
 if not hasattr(datasource, "EqualTo"):
     pytest.skip("PySpark 4.0 pushes no filters down", allow_module_level=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions
 
-from zmdp.spark.columns import TYPES
-from zmdp.spark.rows import CONSTANTS, NAMES
-from zmdp.spark.sink import WRITE_OPTIONS
-from zmdp.spark.source import READ_OPTIONS
-from zmdp.spark.stream import STREAM_OPTIONS
+from zmdp.spark.datasource.columns import TYPES
+from zmdp.spark.datasource.rows import CONSTANTS, NAMES
+from zmdp.spark.datasource.sink import WRITE_OPTIONS
+from zmdp.spark.datasource.source import READ_OPTIONS
+from zmdp.spark.datasource.stream import STREAM_OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "datasource.md").read_text()
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)

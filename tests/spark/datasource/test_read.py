@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from pyspark.sql.types import StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark import source
-from zmdp.spark.columns import SCHEMA, TYPES
-from zmdp.spark.source import OPEN, Span, Table, open_reader, spans
+from zmdp.spark.datasource import source
+from zmdp.spark.datasource.columns import SCHEMA, TYPES
+from zmdp.spark.datasource.source import OPEN, Span, Table, open_reader, spans
 
 
 def seconds(moment):

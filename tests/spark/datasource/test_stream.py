@@ -8,9 +8,10 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.frontier import Frontier
-from zmdp.spark.stream import StreamReader
-from zmdp.titanic import admin, enqueue, store
+from zmdp.spark.datasource.frontier import Frontier
+from zmdp.spark.datasource.stream import StreamReader
+from zmdp.titanic import admin, enqueue
+from zmdp.titanic.store import store
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 ID = StructType([StructField("id", LongType())])

@@ -21,10 +21,10 @@ from support.processes import eventually
 from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark import sink
-from zmdp.spark.sink import JobWriter, StreamWriter
-from zmdp.titanic import staging
+from zmdp.spark.datasource import sink
+from zmdp.spark.datasource.sink import JobWriter, StreamWriter
 from zmdp.titanic.frames import unpack
+from zmdp.titanic.store import staging
 from zmdp.workers import Worker
 
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)

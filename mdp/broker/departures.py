@@ -1,0 +1,85 @@
+"""Which peers' connections have ended, noticed at once: through libzmq's monitor and the descriptors of messages.
+
+The monitor reports DISCONNECTED with the descriptor of the connection, and each message tells the descriptor that it
+came from.  Descriptors are reused, and the monitor may be ahead of the socket, so this only says whom to probe: a
+message that cannot be sent (EHOSTUNREACH, with ROUTER_MANDATORY) is the proof.
+"""
+
+import struct
+from typing import Final
+
+import zmq
+
+from ..transport.multipart import receive
+
+PROBES: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03, 0.1, 0.3)
+"""Seconds after a connection has ended at which its peers are probed; the socket notices within about a millisecond."""
+DISCONNECTED: Final = int(zmq.Event.DISCONNECTED)
+
+
+class Departures:
+    """The ends of the connections to `socket`, a ROUTER."""
+
+    def __init__(self, socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.known: dict[bytes, int] = {}
+        """The descriptor of each peer's connection; `receive` reports those that are not here (`add`)."""
+        self._peers: dict[int, list[bytes]] = {}
+        self._ended: set[int] = set()
+        """Descriptors of connections that ended before a message came from them."""
+        self._due: list[tuple[float, int, bytes]] = []
+        """When to probe, how many probes went before, and whom; in no order, since there are few."""
+        self._socket = socket
+        endpoint = f"inproc://zmdp-departures-{id(socket)}"
+        socket.monitor(endpoint, DISCONNECTED)
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.set(zmq.RCVHWM, 0)  # a full monitor would hold up libzmq's thread
+        self._monitor.connect(endpoint)
+        self.descriptor = int(self._monitor.get(zmq.FD))
+        """Readable when a connection may have ended."""
+        self.look(0.0)  # libzmq signals the descriptor only after a first read has found nothing
+
+    def add(self, identity: bytes, descriptor: int) -> None:
+        """A message came from a peer that was not known, through `descriptor`; negative if it has none (inproc)."""
+        if descriptor >= 0:
+            self.known[identity] = descriptor
+            self._peers.setdefault(descriptor, []).append(identity)
+            if descriptor in self._ended:  # the monitor was ahead of the first message, or it is another connection
+                self._ended.discard(descriptor)
+                self._due.append((0.0, 0, identity))
+
+    def look(self, now: float) -> None:
+        """Take in what the monitor says."""
+        while (event := receive(self._monitor)) is not None:
+            _, descriptor = struct.unpack("=HI", event[0])
+            identities = self._peers.pop(descriptor, None)
+            if identities is None:
+                self._ended.add(descriptor)
+                continue
+            for identity in identities:
+                del self.known[identity]
+                self._due.append((now, 0, identity))
+
+    def deadline(self) -> float | None:
+        """When a probe is due, or None."""
+        return min(self._due)[0] if self._due else None
+
+    def to_probe(self, now: float) -> list[bytes]:
+        """The routing ids of the peers that are to be sent something now."""
+        if not self._due:
+            return []
+        due = [each for each in self._due if each[0] <= now]
+        self._due = [each for each in self._due if each[0] > now]
+        for _, tried, identity in due:
+            if tried + 1 < len(PROBES):
+                self._due.append((now + PROBES[tried + 1] - PROBES[tried], tried + 1, identity))
+        return [identity for _, _, identity in due]
+
+    def forget(self, identity: bytes) -> None:
+        """A peer is known to be gone, and need not be probed any more."""
+        if self._due:
+            self._due = [each for each in self._due if each[2] != identity]
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)

@@ -1,0 +1,858 @@
+"""The broker as a machine: given messages and the current time, it returns messages to send.  No socket, no clock.
+
+A *turn* takes in any number of messages (`take`) and ends with `flush`: what has arrived is dispatched, and everything
+there is to say to one peer goes into one message, if the peer speaks the batched form.  `receive`, `tick`,
+`unreachable`, `gone` and `close` each do one thing and end the turn.  Messages are lists of frames that begin with the
+peer's routing id.  `deadline` returns when `tick` is due.  Rules are cited by their conformance numbers (C11 to C45).
+"""
+
+import logging
+import math
+import secrets
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from ...mmi import answers
+from .. import wire
+from ..codes import Code
+from ..limits import Limits
+from ..timers import Timers
+from ..wire import Message, Reason, batch
+from .journal import Drop, Journal, Loss, Refusal, Stats
+from .registry import NEVER, Attempt, Client, Collected, PeerKey, Registry, Request, Service, Worker, key_of
+
+GIVEN_UP: Final = 60.0
+"""Seconds of its silence for which an X1 client that has missed messages hears nothing, so that it reconnects."""
+MAX_GIVEN_UP: Final = 5000
+"""Such clients that are remembered."""
+EXPIRY_RESOLUTION: Final = 0.01
+"""Seconds by which a request may expire late."""
+TTL: Final = 1000
+"""Units of a ttl in a second."""
+ROUNDING: Final = 0.001
+"""Part of such a unit by which a difference of two times may be wrong."""
+CODES: Final[Mapping[Drop, Code]] = {
+    Drop.EXPIRED: Code.TIME_PASSED,
+    Drop.TTL_PASSED: Code.TIME_PASSED,
+    Drop.QUEUE_FULL: Code.QUEUE_FULL,
+    Drop.MEMORY_FULL: Code.QUEUE_FULL,
+    Drop.TOO_MANY_SERVICES: Code.QUEUE_FULL,
+    Drop.DRAINING: Code.DRAINING,
+    Drop.CLOSING: Code.DRAINING,
+    Drop.WORKERS_LOST: Code.WORKER_LOST,
+    Drop.LOST_AFTER_PARTIAL: Code.WORKER_LOST,
+    Drop.REPLY_TOO_LARGE: Code.TOO_LARGE,
+    Drop.NO_WORKER: Code.NO_WORKER,
+    Drop.CANCELLED: Code.CANCELLED,
+}
+"""The code of the ERROR that an X1 client gets.  CLIENT_GONE has none; HANDLER_FAILED has the worker's own."""
+QUIET: Final = {Drop.CLIENT_GONE, Drop.EXPIRED, Drop.TTL_PASSED, Drop.NO_WORKER, Drop.CANCELLED, Drop.HANDLER_FAILED}
+"""Drops that are not the broker's fault."""
+BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
+"""Codes that a client takes for the broker's, unless the ERROR has a detail: no worker has a reason to send them."""
+FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
+
+# The command bytes of batched records.
+_PARTIAL, _FINAL, _ERROR, _CANCEL_TO_WORKER = 2, 3, 4, 8
+
+
+class Broker:
+    """One Majordomo broker.
+
+    `first_address` is where the addresses of dispatches begin, for tests; by default that is random, so that a worker's
+    late reply to an earlier broker does not match (C32).
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        now: float,
+        logger: logging.Logger | None = None,
+        first_address: int | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.started = now
+        self.draining = False
+        self.registry = Registry()
+        self.stats = Stats()
+        self.turn = 0
+        """Counts the turns."""
+        self._journal = Journal(logger or logging.getLogger("zmdp.broker"))
+        # Workers that die together are found dead one after the other, within a heartbeat interval or somewhat more.
+        self._doubtful_after = max(self.limits.patience - 1.5 * self.limits.heartbeat, self.limits.heartbeat)
+        self._beats: Timers[Worker] = Timers(self.limits.heartbeat / 20)
+        self._expiries: Timers[Request] = Timers(min(max(self.limits.expiry / 1000, 0.001), EXPIRY_RESOLUTION))
+        self._first_address = secrets.randbits(60) if first_address is None else first_address
+        self._next_address = self._first_address
+        self._workers_seen = 0
+        self._refusals = 0
+        self._given_up: dict[PeerKey, float] = {}
+        """Peers that did not keep up, and so have missed messages, and until when they hear nothing.  With a proxy all
+        that are behind it."""
+        # The limits that each request is held against.
+        self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
+        self._max_queue, self._max_queued_bytes = self.limits.max_queue, self.limits.max_queued_bytes
+        self._max_services = self.limits.max_services
+        self._expiry = self.limits.expiry
+        self._batched = False
+        """The present message is in the batched form."""
+        self._unsettled: list[Service] = []
+        """Services in which something arrived or became free in this turn."""
+        self._out: list[Any] = []
+        """What is to be sent: messages, and the open batches."""
+        self._open: list[Client | Worker] = []
+        """The peers of the open batches."""
+        self._finished: list[Worker] = []
+        """Workers that are leaving, and in this turn finished the last that they held."""
+        self._on: Final[dict[type, Callable[[Any, float], None]]] = {
+            wire.Cancel: self._cancel,
+            wire.Failure: self._failure,
+            wire.Oversized: self._oversized,
+            wire.Heartbeat: self._heartbeat,
+            wire.Ready: self._ready,
+            wire.Credit: self._credit,
+            wire.Release: self._release,
+            wire.Disconnect: self._disconnect,
+            wire.Invalid: self._invalid,
+        }
+
+    # ── what drives the machine ──────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, message: Message, now: float) -> None:
+        """Take in `message`, which came from the peer whose routing id is its first frame."""
+        command = wire.decode_peer(message, self._max_message, self._max_frames)
+        if isinstance(command, wire.Batched):
+            self._take_batch(message, command, now)
+            return
+        self._batched = False
+        if self._given_up and self._is_ignored(command, now):
+            return
+        # The two that come with every request are looked for first.
+        if isinstance(command, wire.Reply):
+            self._reply(command, now)
+        elif isinstance(command, wire.Request):
+            # Only X1 has two forms.
+            x1 = command.header == wire.CX1
+            self._request(command, self._client(command.route) if x1 else self.registry.client(command.route), now)
+        else:
+            self._on[type(command)](command, now)
+
+    def _take_batch(self, message: Message, found: wire.Batched, now: float) -> None:
+        """Take in a message in the batched form (C43)."""
+        self._batched = True
+        if found.header == wire.CX1 and self._given_up and self._is_given_up(found.route, now):
+            return
+        if found.bare:
+            self._heartbeat(wire.Heartbeat(found.route, found.header), now)
+        elif found.header == wire.CX1:
+            client = self._client(found.route)
+            for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
+                if isinstance(command, wire.Request):
+                    self._request(command, client, now)
+                else:
+                    self._on[type(command)](command, now)
+        else:
+            refusals = self._refusals
+            for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
+                if isinstance(command, wire.Reply):
+                    self._reply(command, now)
+                else:
+                    self._on[type(command)](command, now)
+                if self._refusals != refusals:
+                    return  # one DISCONNECT is enough
+            worker = self.registry.workers.get(key_of(found.route))
+            if worker is not None:
+                worker.last_seen = now  # even if nothing in it was valid
+
+    def flush(self, now: float) -> list[Message]:
+        """End the turn: dispatch what waits, and return the messages to send."""
+        if self._finished:
+            finished, self._finished = self._finished, []
+            for worker in finished:
+                self._left(worker, now)
+        if self._unsettled:
+            for service in self._unsettled:
+                self._settle(service, now)
+            self._unsettled = []
+        self.turn += 1
+        out, self._out = self._out, []
+        if not self._open:
+            return out
+        for peer in self._open:
+            peer.batch = None
+        self._open = []
+        messages: list[Message] = []
+        for each in out:
+            if isinstance(each, list):
+                messages.append(each)
+            else:
+                messages += each.messages()
+        return messages
+
+    def receive(self, message: Message, now: float) -> list[Message]:
+        """A turn of one message: return what to send because of it."""
+        self.take(message, now)
+        return self.flush(now)
+
+    def tick(self, now: float) -> list[Message]:
+        """Return what to send because of the time: heartbeats, and what follows from a worker's silence."""
+        self._queue_arrived(now)
+        lost: list[tuple[Worker, Loss]] = []
+        for worker in self._beats.pop_due(now):
+            spoiled = worker.oversized_reply_at
+            if now >= worker.last_seen + self._patience(worker):
+                lost.append((worker, Loss.SILENT))
+            elif spoiled is not None and worker.held and now >= spoiled + self.limits.patience:
+                for attempt in list(worker.held.values()):
+                    self._drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
+                self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, now)
+                lost.append((worker, Loss.REFUSED))
+            else:
+                self._beat(worker, now)
+        self._lose(lost, now)
+        for request in self._expiries.pop_due(now):
+            # C12
+            self._drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
+        return self.flush(now)
+
+    def deadline(self) -> float | None:
+        """When `tick` next has something to do, or None."""
+        beat, expiry = self._beats.next_due(), self._expiries.next_due()
+        if beat is None or expiry is None:
+            return expiry if beat is None else beat
+        return min(beat, expiry)
+
+    def unreachable(self, identity: bytes, turn: int, now: float) -> list[Message]:
+        """Return what to send because the peer with that routing id is not connected any more.
+
+        It has received nothing of what was sent in `turn` and since.
+        """
+        for worker in self.registry.workers_at(identity):
+            worker.unreached_from = turn
+        self._given_up.pop(identity, None)
+        return self._gone(identity, now)
+
+    def probe(self, identity: bytes, now: float) -> list[Message]:
+        """Return a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
+        for worker in self.registry.workers_at(identity):
+            worker.last_sent = now
+            self._say(worker, self._heartbeat_to(worker))
+        for client in self.registry.clients_at(identity):
+            if client.batch_route is not None:
+                self._say(client, [*client.batch_route, wire.CX1])
+            elif client.numbered:
+                self._out.append(wire.heartbeat((*client.path, b""), wire.CX1))
+        return self.flush(now)
+
+    def gone(self, identity: bytes, now: float) -> list[Message]:
+        """Return what to send because the peer with that routing id, though it may be there, is treated as gone.
+
+        Messages to it were lost.  An X1 client must not go on waiting for them, so from now on it hears nothing on this
+        connection: it finds the broker silent, reconnects, and sends again what is outstanding.
+        """
+        self._give_up(identity, now)
+        return self._gone(identity, now)
+
+    def _gone(self, identity: bytes, now: float) -> list[Message]:
+        self._queue_arrived(now)
+        for client in self.registry.clients_at(identity):
+            for request in [*client.running, *self.registry.waiting_for(client)]:
+                self._drop(request, Drop.CLIENT_GONE, now)
+        self._lose([(worker, Loss.UNREACHABLE) for worker in self.registry.workers_at(identity)], now)
+        return self.flush(now)
+
+    def failed(self, now: float) -> None:
+        """Report an exception that came out of `take`: a bug, logged with its traceback."""
+        self.stats.failures += 1
+        text = "a message was dropped, because of a bug in the broker; please report this:\n%s"
+        self._journal.note(now, logging.ERROR, "failure", text, traceback.format_exc())
+
+    def drain(self) -> None:
+        """Accept no new requests from now on; those accepted before are finished while there are workers."""
+        self.draining = True
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is left to finish.  A waiting request whose service has workers keeps them all at work."""
+        return not self.registry.running
+
+    def close(self, now: float) -> list[Message]:
+        """Return ERROR for every X1 request and DISCONNECT to every worker; the machine is at its end."""
+        self._queue_arrived(now)
+        for request in self.registry.numbered:
+            self._drop(request, Drop.CLOSING, now)
+        for worker in list(self.registry.workers.values()):
+            self._say(worker, wire.disconnect(worker.route, worker.header))
+            for attempt in self._forget(worker, Loss.CLOSING, now):
+                if not attempt.request.abandoned:
+                    self.registry.finish(attempt.request)
+        return self.flush(now)
+
+    def _is_ignored(self, command: wire.FromPeer | wire.Invalid, now: float) -> bool:
+        """Whether `command` is an X1 client's that has been given up.  What is invalid is counted all the same."""
+        from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
+        return from_x1_client and self._is_given_up(command.route, now)
+
+    def _is_given_up(self, route: wire.Route, now: float) -> bool:
+        key = key_of(route)
+        until = max(self._given_up.get(key, 0.0), self._given_up.get(route[0], 0.0))
+        if now >= until:
+            self._given_up.pop(key, None)
+            self._given_up.pop(route[0], None)
+            return False
+        # What it has just said is unanswered too, and it must notice.  One behind a proxy reconnects there: it is given
+        # up by itself, lest those that follow find no end.
+        self._give_up(key, now)
+        return True
+
+    def _give_up(self, key: PeerKey, now: float) -> None:
+        self._given_up[key] = now + GIVEN_UP
+        if len(self._given_up) > MAX_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
+
+    # ── what is sent ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _batch_for(self, peer: Client | Worker, route: wire.Route, header: bytes) -> Any:
+        """The open batch of a peer that speaks the batched form."""
+        if peer.batch is None:
+            peer.batch = batch.Batch(route, header)
+            self._out.append(peer.batch)
+            self._open.append(peer)
+        return peer.batch
+
+    def _say(self, peer: Client | Worker, message: Message) -> None:
+        """Send a framed message after what is in the peer's open batch."""
+        peer.batch = None
+        self._out.append(message)
+
+    def _client(self, route: wire.Route) -> Client:
+        """The client whose message this is; it is answered in the form that it speaks now."""
+        client = self.registry.client(route)
+        if self._batched:
+            client.batch_route = route
+        elif client.batch_route is not None:
+            client.batch_route = client.batch = None
+        return client
+
+    def _send_reply(self, request: Request, final: bool, body: list[bytes]) -> None:
+        client, number = request.client, request.number
+        route = client.batch_route
+        if route is not None and isinstance(number, int) and len(body) <= batch.MAX_BODY_FRAMES:
+            self._batch_for(client, route, wire.CX1).reply(_FINAL if final else _PARTIAL, number, body)
+        else:
+            self._say(client, wire.answer(request.route, request.header, final, request.service.name, body))
+
+    def _send_error(
+        self, client: Client, number: wire.Number, service: bytes, code: int, text: bytes, detail: list[bytes]
+    ) -> None:
+        route = client.batch_route
+        if route is not None and isinstance(number, int):
+            self._batch_for(client, route, wire.CX1).error(_ERROR, number, code, text, detail)
+        else:
+            envelope = (*client.path, *wire.envelope_of(number))
+            self._say(client, wire.error(envelope, service, b"%03d" % code, text, detail))
+
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _request(self, command: wire.Request, client: Client, now: float) -> None:
+        self.stats.requests += 1
+        name, number, options = command.service, command.number, command.options
+        if number is not None and number in client.numbered:
+            self._invalid(wire.Invalid(Reason.NUMBER_IN_USE, command.route, number, name), now)
+            return
+        own = name.startswith(wire.MMI)
+        service = Service(name) if own else self.registry.service(name)
+        deadline = NEVER if options.ttl is None else now + options.ttl
+        delimited = len(command.route) > 1
+        request = Request(
+            client, command.header, service, command.body,
+            number=number, delimited=delimited, options=options, deadline=deadline,
+        )  # fmt: skip
+        if own:
+            # C25; C26: the reply is a FINAL whose service is the mmi name
+            self.stats.mmi += 1
+            self._send_reply(request, True, answers.answer(name, command.body, self, now))
+        elif (drop := self._refusal(request, now)) is not None:
+            self.registry.forget_if_empty(service)
+            self._report(request, drop, now)
+        else:
+            self.registry.accept(request)
+            if service.waiting < service.schedule.capacity:
+                service.arrived.append(request)
+                self._touch(service)
+            else:  # at once, so that its bytes count against what comes next
+                self._queue_service(service, now)
+                self._queue(request, now)
+            return
+        if number is not None:
+            self.registry.remember(client, number)
+
+    def _refusal(self, request: Request, now: float) -> Drop | None:
+        """Why a request cannot be accepted, or None."""
+        service = request.service
+        if self.draining:
+            return Drop.DRAINING
+        if now >= request.deadline:
+            return Drop.TTL_PASSED
+        waiting = service.waiting
+        if waiting < service.schedule.capacity:
+            return None
+        if not (request.options.wait or service.available):
+            return Drop.NO_WORKER
+        if len(self.registry.services) > self._max_services:  # this one is among them
+            return Drop.TOO_MANY_SERVICES
+        if waiting - service.schedule.capacity >= self._max_queue:
+            return Drop.QUEUE_FULL
+        if self.registry.queued_bytes + request.charge() > self._max_queued_bytes:
+            return Drop.MEMORY_FULL
+        return None
+
+    def _cancel(self, command: wire.Cancel, now: float) -> None:
+        client = self._client(command.route)
+        request = client.numbered.get(command.number)
+        if request is not None and command.service in {None, request.service.name}:
+            self._queue_service(request.service, now)
+            self._drop(request, Drop.CANCELLED, now)
+        elif request is not None or not self.registry.ended_lately(client, command.number):
+            invalid = wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.number, command.service or b"")
+            self._invalid(invalid, now)
+        # else it crossed the request's end, which the client has been told
+
+    def _invalid(self, command: wire.Invalid, now: float) -> None:
+        # C15: dropped and counted by reason; whatever else the peer sends is judged on its own.  An X1 client is told.
+        self._count_invalid(command.reason, now)
+        if command.route and not self._is_given_up(command.route, now):
+            code, text = Code.MALFORMED, f"malformed: {command.reason}"
+            if command.over_limit:
+                code = Code.TOO_LARGE
+                text = f"a message may have {self.limits.max_message} bytes in {self.limits.max_frames} frames"
+            client = self._client(command.route)
+            self._send_error(client, command.number, command.service, code.value, text.encode(), [])
+
+    def _count_invalid(self, reason: Reason, now: float) -> None:
+        self.stats.invalid[reason] += 1
+        self._journal.note(now, logging.WARNING, reason, "ignored an invalid message: %s", reason)
+
+    # ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _settle(self, service: Service, now: float) -> None:
+        """Give the requests of a service to its workers, as far as their credit goes."""
+        schedule = service.schedule
+        if len(service.arrived) <= schedule.capacity and not schedule.waiting:
+            # Whose turn it is does not matter if there is enough for all.
+            arrived, service.arrived = service.arrived, []
+            for request in arrived:
+                worker = schedule.next_worker()
+                assert worker is not None  # noqa: S101 - there is credit for all
+                self._dispatch(worker, request, now)
+        else:
+            self._queue_service(service, now)
+            while (pair := schedule.next_pair()) is not None:
+                request, worker = pair
+                self.registry.dequeued(request)
+                self._expiries.clear(request)
+                if now < request.deadline:
+                    self._dispatch(worker, request, now)
+                else:
+                    self._finish(request, Drop.TTL_PASSED, now)
+        service.unsettled = False
+        self.registry.forget_if_empty(service)
+
+    def _touch(self, service: Service) -> None:
+        """At the end of the turn, see which requests of `service` can be dispatched."""
+        if not service.unsettled:
+            service.unsettled = True
+            self._unsettled.append(service)
+
+    def _queue_arrived(self, now: float) -> None:
+        for service in self._unsettled:
+            self._queue_service(service, now)
+
+    def _queue_service(self, service: Service, now: float) -> None:
+        """Queue what has arrived in this turn."""
+        arrived, service.arrived = service.arrived, []
+        for request in arrived:
+            self._queue(request, now)
+
+    def _queue(self, request: Request, now: float, *, front: bool = False) -> None:
+        self.registry.enqueue(request, front=front)
+        expires = now + self._expiry
+        self._expiries.set(request, expires if expires < request.deadline else request.deadline)
+        self._touch(request.service)
+
+    def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
+        self.stats.dispatched += 1
+        address = self._next_address
+        self._next_address += 1
+        doubtful = now - worker.last_seen > self._doubtful_after
+        self.registry.assign(request, worker, address, self.turn, doubtful=doubtful)
+        worker.oversized_reply_at = None
+        worker.last_sent = now
+        ttl = None
+        if request.deadline < NEVER:
+            self._expiries.set(request, request.deadline)
+            ttl = max(1, math.ceil((request.deadline - now) * TTL - ROUNDING))
+        options = request.options
+        if worker.dialect and request.header != wire.CX1:
+            options = wire.LEGACY_OPTIONS[request.header]
+        if worker.batched and len(request.body) <= batch.MAX_BODY_FRAMES:
+            raw, beside = wire.options_without_ttl(options), ttl or 0
+            if beside > batch.MAX_TTL_MS:
+                raw, beside = wire.options_with(options, ttl, 1), 0
+            if len(raw) <= wire.MAX_OPTIONS:  # written anew they may be longer than they came
+                packed = self._batch_for(worker, worker.route, wire.WX1)
+                packed.work(address, beside, request.handed, raw, request.body)
+                return
+        if request.handed > 1 or (ttl is not None and (request.late or options.ttl_apart)):
+            raw = wire.options_with(options, ttl, request.handed)
+        else:
+            raw = options.raw
+        self._say(worker, wire.work(worker.route, worker.header, address, request.body, raw))
+
+    # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _drop(self, request: Request, reason: Drop, now: float) -> None:
+        """Give up a request that is queued or that a worker holds; an X1 worker is told, and may finish it."""
+        attempt = request.attempt
+        if attempt is None:
+            self._expiries.clear(request)
+            self.registry.dequeue(request)
+            self._finish(request, reason, now)
+            self.registry.forget_if_empty(request.service)
+        elif not request.abandoned:
+            self._expiries.clear(request)
+            self._finish(request, reason, now)
+            worker = attempt.worker
+            if worker.header == wire.WX1:
+                worker.last_sent = now
+                if worker.batched:
+                    self._batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
+                else:
+                    self._out.append(wire.withdraw(worker.route, attempt.address))
+
+    def _finish(self, request: Request, reason: Drop, now: float) -> None:
+        """End a request, which is not queued any more, and report why."""
+        request.collected = None
+        self._report(request, reason, now)
+        self.registry.finish(request)
+
+    def _report(self, request: Request, reason: Drop, now: float) -> None:
+        """Count and log a drop.  An X1 client is told; of 0.2 and 0.1 clients, which cannot be, the retry covers it."""
+        name = request.service.name
+        if request.header == wire.CX1 and reason in CODES:
+            text = self._explain(request, reason).encode()
+            self._send_error(request.client, request.number, name, CODES[reason].value, text, [])
+        self.stats.dropped[reason] += 1
+        level = logging.INFO if reason in QUIET else logging.WARNING
+        self._journal.note(now, level, f"drop-{reason}", "dropped a request for service %s: %s", name, reason)
+
+    def _explain(self, request: Request, reason: Drop) -> str:
+        """The text of the ERROR for `reason`."""
+        service, limits = request.service, self.limits
+        match reason:
+            case Drop.EXPIRED | Drop.TTL_PASSED if request.attempt is not None:
+                return "its time passed while a worker was at it"
+            case Drop.EXPIRED | Drop.TTL_PASSED:
+                there = f"{service.available} offer it" if service.available else "none offers it"
+                there += ", all busy" if service.available and not service.schedule.capacity else ""
+                what = "its time" if reason is Drop.TTL_PASSED else f"the broker's expiry of {limits.expiry:g} s"
+                return f"{what} passed before a worker was free for it: {there}"
+            case Drop.QUEUE_FULL:
+                return f"{limits.max_queue} requests wait for the service already: retry later"
+            case Drop.MEMORY_FULL:
+                return f"what waits at the broker takes {limits.max_queued_bytes} bytes already: retry later"
+            case Drop.TOO_MANY_SERVICES:
+                return f"no worker offers the service, and {limits.max_services} services are in use: retry later"
+            case Drop.DRAINING:
+                return "the broker is draining and takes no new requests: retry later, or at another broker"
+            case Drop.CLOSING:
+                return "the broker ended before the request was done: retry later, or at another broker"
+            case Drop.WORKERS_LOST:
+                return f"its worker was lost, and it is not tried again: {request.handed} had it"
+            case Drop.LOST_AFTER_PARTIAL:
+                return "its worker was lost after a PARTIAL, so it cannot be repeated"
+            case Drop.REPLY_TOO_LARGE:
+                return f"the reply is over the limits of {limits.max_message} bytes in {limits.max_frames} frames"
+            case Drop.NO_WORKER:
+                return "no worker offers the service"
+            case _:
+                return str(reason)
+
+    # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _ready(self, command: wire.Ready, now: float) -> None:
+        registry, limits = self.registry, self.limits
+        if key_of(command.route) in registry.workers:
+            self._unexpected(command, Refusal.SECOND_READY, now)
+        elif command.service.startswith(wire.MMI):
+            self._unexpected(command, Refusal.RESERVED_NAME, now)
+        elif len(registry.workers) >= limits.max_workers:
+            self._unexpected(command, Refusal.TOO_MANY_WORKERS, now)
+        elif command.service not in registry.services and len(registry.services) >= limits.max_services:
+            self._unexpected(command, Refusal.TOO_MANY_SERVICES, now)
+        else:
+            self._workers_seen += 1
+            service = registry.service(command.service)
+            credit = min(command.credit, limits.max_credit)
+            worker = Worker(command.route, command.header, service, credit, self._workers_seen, now)
+            worker.name, worker.host = command.name, command.host
+            worker.pid, worker.version = command.pid, command.version
+            worker.dialect = command.dialect
+            worker.batched = self._batched
+            registry.add_worker(worker)
+            self._beats.set(worker, now + limits.heartbeat)
+            dialect = wire.DIALECTS[worker.header]
+            text = "worker %s offers %s, credit %d (%s)"
+            self._journal.note(now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect)
+            self._freed(worker)
+
+    def _credit(self, command: wire.Credit, now: float) -> None:
+        worker = self._seen(command, now)
+        if worker is not None:
+            worker.credit = min(command.credit, self.limits.max_credit)
+            worker.service.schedule.update(worker)
+            self._freed(worker)
+
+    def _release(self, command: wire.Release, now: float) -> None:
+        attempt = self._attempt(command, now)
+        if attempt is None:
+            return
+        request = attempt.request
+        self._end(attempt)
+        if not request.abandoned:
+            request.handed -= 1
+            self._place_again(request, now)
+
+    def _reply(self, command: wire.Reply, now: float) -> None:
+        attempt = self._attempt(command, now)
+        if attempt is None:
+            return
+        request = attempt.request
+        if not command.final:
+            self.stats.partials += 1
+            if request.abandoned:
+                pass
+            elif request.header == wire.C01:
+                if not self._collect(request, command.body):
+                    self._drop(request, Drop.REPLY_TOO_LARGE, now)
+            else:
+                request.streamed = True
+                self._send_reply(request, False, command.body)
+            return
+        self.stats.replies += 1
+        self._end(attempt)
+        if request.abandoned:
+            return
+        body = command.body
+        if request.collected is not None:
+            if not self._collect(request, body):
+                self._finish(request, Drop.REPLY_TOO_LARGE, now)
+                return
+            body = request.collected.frames
+        self._send_reply(request, True, body)
+        self.registry.finish(request)
+
+    def _collect(self, request: Request, body: list[bytes]) -> bool:
+        """Add to the one reply of a 0.1 client (C24); False if that is over the limits of a message."""
+        collected = request.collected = request.collected or Collected()
+        collected.add(body)
+        return collected.size <= self._max_message and len(collected.frames) <= self._max_frames
+
+    def _failure(self, command: wire.Failure, now: float) -> None:
+        attempt = self._attempt(command, now)
+        if attempt is None:
+            return
+        request = attempt.request
+        self.stats.errors += 1
+        self._end(attempt)
+        if request.abandoned:
+            return
+        if request.header == wire.CX1:
+            detail = command.detail
+            if not detail and command.code in BROKER_CODES:
+                detail = [b""]  # so that it is not taken for the broker's own
+            self._send_error(
+                request.client, request.number, request.service.name, command.code, command.text, detail
+            )  # fmt: skip
+        else:
+            self._report(request, Drop.HANDLER_FAILED, now)
+        self.registry.finish(request)
+
+    def _oversized(self, command: wire.Oversized, now: float) -> None:
+        """A reply over the limits is dropped as invalid, but it leaves a gap in a stream, or a worker that is done."""
+        self._count_invalid(command.reason, now)
+        worker = self.registry.workers.get(key_of(command.route))
+        if worker is None or worker.header != command.header:
+            return
+        attempt = worker.held.get(command.address) if isinstance(command.address, int) else None
+        if attempt is None:
+            return
+        request = attempt.request
+        if command.kind is not wire.PARTIAL and worker.header == wire.WX1:
+            worker.last_seen = now
+            self._end(attempt)
+            if not request.abandoned:
+                self._finish(request, Drop.REPLY_TOO_LARGE, now)
+            return
+        if command.kind is wire.PARTIAL or request.header == wire.CX1:
+            self._drop(request, Drop.REPLY_TOO_LARGE, now)
+        if command.kind is not wire.PARTIAL:
+            worker.oversized_reply_at = now  # it may yet send one that fits (C15); if not, `tick` ends it
+
+    def _heartbeat(self, command: wire.Heartbeat, now: float) -> None:
+        self.stats.heartbeats += 1
+        if command.header == wire.CX1:
+            # A client asks whether the broker is there.
+            self._out.append([*command.route, wire.CX1] if self._batched else wire.heartbeat(command.route, wire.CX1))
+        else:
+            self._seen(command, now)
+
+    def _disconnect(self, command: wire.Disconnect, now: float) -> None:
+        # C10: at any time, even before READY.
+        worker = self.registry.workers.get(key_of(command.route))
+        if worker is None:
+            return
+        if worker.header != wire.WX1:
+            self._lose([(worker, Loss.DISCONNECTED)], now)  # C16: nothing is sent to it any more
+        elif not worker.leaving:
+            worker.last_seen = now
+            self.registry.leave(worker)
+            if not worker.service.available:
+                self._drop_no_wait(worker.service, now)
+            if not worker.held:
+                self._left(worker, now)
+
+    def _left(self, worker: Worker, now: float) -> None:
+        """A worker that is leaving holds nothing any more: answer its DISCONNECT."""
+        if self.registry.workers.get(worker.key) is worker:  # else it was lost in the same turn
+            self._say(worker, wire.disconnect(worker.route, worker.header))
+            self._lose([(worker, Loss.DISCONNECTED)], now)
+
+    def _attempt(self, command: wire.Reply | wire.Failure | wire.Release, now: float) -> Attempt | None:
+        """The attempt that `command` is about; None if there is none (C14, C18, C32)."""
+        worker = self._seen(command, now)
+        if worker is None:
+            return None
+        address = command.address
+        if isinstance(address, int):
+            attempt = worker.held.get(address)
+            if attempt is not None:
+                return attempt
+            if self._first_address <= address < self._next_address:
+                self.stats.late += 1  # C32: late or duplicated; it matches no live request
+                return None
+        self._unexpected(command, Refusal.WRONG_CLIENT if worker.held else Refusal.NO_REQUEST, now)
+        return None
+
+    def _seen(self, command: Any, now: float) -> Worker | None:
+        """The registered worker that sent `command`, alive by it (C13); anybody else is disconnected (C14)."""
+        worker = self.registry.workers.get(key_of(command.route))
+        if worker is None:
+            self._unexpected(command, Refusal.NOT_REGISTERED, now)
+            return None
+        if worker.header != command.header:
+            self._unexpected(command, Refusal.WRONG_DIALECT, now)
+            return None
+        if worker.batched != self._batched:
+            worker.batched, worker.batch = self._batched, None
+        worker.last_seen = now
+        return worker
+
+    def _unexpected(self, command: Any, reason: Refusal, now: float) -> None:
+        """Valid but unexpected: DISCONNECT to that peer, and forget it (C14)."""
+        worker = self.registry.workers.get(key_of(command.route))
+        if worker is not None:
+            worker.batch = None
+        self._refuse(command.route, command.header, reason, now)
+        if worker is not None:
+            self._lose([(worker, Loss.REFUSED)], now)
+
+    def _refuse(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
+        self.stats.disconnected[reason] += 1
+        self._refusals += 1
+        self._journal.note(now, logging.WARNING, f"disconnect-{reason}", "disconnected a worker: %s", reason)
+        self._out.append(wire.disconnect(route, header))
+
+    # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
+
+    def _end(self, attempt: Attempt) -> None:
+        """The worker is done with a request."""
+        self.registry.release(attempt)
+        self._expiries.clear(attempt.request)
+        self._freed(attempt.worker)
+
+    def _freed(self, worker: Worker) -> None:
+        """`worker` may have free credit now, or may have nothing left to finish."""
+        self._touch(worker.service)
+        if worker.leaving and not worker.held:
+            self._finished.append(worker)
+
+    def _patience(self, worker: Worker) -> float:
+        """Seconds of silence after which a worker is dead; single-threaded ones cannot heartbeat at work (C34)."""
+        if worker.held and worker.header != wire.WX1:
+            return max(self.limits.patience, self.limits.busy_grace)
+        return self.limits.patience
+
+    def _beat(self, worker: Worker, now: float) -> None:
+        """HEARTBEAT if nothing else was sent for an interval, whether the worker is busy or not (C13)."""
+        beats = worker.last_sent + self.limits.heartbeat
+        if now >= beats:
+            worker.last_sent = now
+            beats = now + self.limits.heartbeat
+            self._say(worker, self._heartbeat_to(worker))
+        self._beats.set(worker, min(beats, worker.last_seen + self._patience(worker)))
+
+    @staticmethod
+    def _heartbeat_to(worker: Worker) -> Message:
+        return [*worker.route, wire.WX1] if worker.batched else wire.heartbeat(worker.route, worker.header)
+
+    def _lose(self, lost: Iterable[tuple[Worker, Loss]], now: float) -> None:
+        """Forget workers; the requests they held go to the front of the queue and to others (C17)."""
+        # All are forgotten before any request is placed again, lest it be given to the next of them.
+        attempts = [attempt for worker, reason in lost for attempt in self._forget(worker, reason, now)]
+        for attempt in reversed(attempts):  # each goes to the front
+            if not attempt.request.abandoned:
+                self._place_again(attempt.request, now)
+
+    def _forget(self, worker: Worker, reason: Loss, now: float) -> list[Attempt]:
+        """Forget a worker; returns what it held, which has to be placed again or finished."""
+        self.stats.lost[reason] += 1
+        self._beats.clear(worker)
+        attempts = self.registry.remove_worker(worker)
+        level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
+        text = "worker %s of service %s is gone: %s"
+        self._journal.note(now, level, f"worker-{reason}", text, str(worker), worker.service.name, reason)
+        for attempt in attempts:
+            self._expiries.clear(attempt.request)
+            if 0 <= worker.unreached_from <= attempt.turn:
+                attempt.request.handed -= 1
+            elif not (attempt.doubtful and reason is Loss.SILENT):
+                attempt.request.attempts += 1
+        self._touch(worker.service)
+        if not worker.service.available:
+            self._drop_no_wait(worker.service, now)
+        return attempts
+
+    def _drop_no_wait(self, service: Service, now: float) -> None:
+        """The last worker has gone: drop the requests that are not to wait for another."""
+        self._queue_service(service, now)
+        for request in list(service.no_wait):
+            # A client may take 404 for the word that nobody has begun with it.
+            self._drop(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
+
+    def _place_again(self, request: Request, now: float) -> None:
+        """Queue a request that was released, or whose worker was lost, if it may be repeated (C17)."""
+        if request.streamed:
+            self._finish(request, Drop.LOST_AFTER_PARTIAL, now)
+        elif request.attempts >= self.limits.max_attempts:
+            self._finish(request, Drop.WORKERS_LOST, now)
+        elif not (request.options.wait or request.service.available):
+            self._finish(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
+        elif now >= request.deadline:
+            self._finish(request, Drop.TTL_PASSED, now)
+        else:
+            self.stats.redispatched += 1
+            request.collected = None
+            self._queue(request, now, front=True)

@@ -1,0 +1,37 @@
+"""A broker for tests: in this process, on a free port, for a `with` block."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import zmq
+
+from ..broker.server import Server
+from ..limits import Limits
+
+FREE_PORT = "tcp://127.0.0.1:*"
+
+
+@contextmanager
+def running_broker(
+    *binds: str,
+    limits: Limits | None = None,
+    drain_timeout: float = 5.0,
+    context: zmq.Context[zmq.Socket[bytes]] | None = None,
+) -> Iterator[Server]:
+    """Run a broker in a thread; by default on a free loopback port, which `server.endpoints[0]` tells.
+
+        with running_broker() as server, Client(server.endpoints[0]) as client:
+            client.request("mmi.service", b"echo")
+
+    It drains when the block ends.  Raises `BindError` as `Server` does.
+    """
+    endpoints: Sequence[str] = binds or (FREE_PORT,)
+    with Server(endpoints, limits=limits, drain_timeout=drain_timeout, context=context) as server:
+        thread = threading.Thread(target=server.run, name="zmdp-broker", daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join()

@@ -1,0 +1,1 @@
+"""Moving messages: sockets, and whole multipart messages."""

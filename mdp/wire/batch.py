@@ -1,0 +1,73 @@
+"""The batched form of X1: many commands in one message (docs/x1.md).
+
+A message is `MDPCX1|MDPWX1 09 records [attachment…]`; all integers are big-endian:
+
+    record := u32 size, u8 command, u64 id, …      size: of what follows it; id: a client's number, a worker's address
+    REQUEST of a client   u32 ttl_ms, u8+service, u16+options, body
+    REQUEST to a worker   u32 ttl_ms, u8 attempt, u16+options, body
+    PARTIAL, FINAL        body
+    ERROR                 u16 code, u16+text, body (at most one frame: the detail)
+    READY                 u32 credit, u8+service, u16+options (the id is 0)
+    CREDIT                u32 credit (the id is 0)
+    CANCEL, RELEASE       nothing
+    body   := u16 n, n × (u32 length, bytes); length FFFFFFFF: the frame is the next attachment (`SHARED` bytes or more)
+
+A ttl of 0 is none (or it is among the options).  A message without `09` and records is a HEARTBEAT.
+
+There are two implementations, which write the same bytes and read the same commands: `batch_cython`, compiled where the
+build could, and `batch_python`.
+
+    Batch(route, header)            commands for one peer, packed as they are added
+      .request(number, ttl, service, options, body)      a client's REQUEST; ttl in milliseconds, 0 for none
+      .work(address, ttl, attempt, options, body)        the broker's REQUEST to a worker; attempt: at most 255 is told
+      .reply(command, id, body)                          PARTIAL or FINAL, by its byte in that direction
+      .error(command, id, code, text, detail)            ERROR; the text is cut at 65,535 bytes
+      .signal(command, id)                               CANCEL or RELEASE
+      .ready(credit, service, options)  .credit(credit)  READY, CREDIT
+      .messages()                                        all that was added, as messages to send, and begin anew
+      len(batch)                                         0 if nothing was added since
+
+    from_client(message, at, route, max_body, max_frames)    Request, Cancel, Invalid
+    from_worker(message, at, route, max_body, max_frames)    Ready, Reply, Failure, Oversized, Credit, Release, Invalid
+    to_client(message, at)                                   Answer, Error, Invalid
+    to_worker(message, at)                                   Work, Withdraw, Invalid
+
+A method of `Batch` raises for what a record cannot hold (options of more than `wire.MAX_OPTIONS` bytes, a body of more
+than `MAX_BODY_FRAMES` frames, a ttl above `MAX_TTL_MS`) and then adds nothing.
+
+`at` is the place of the header.  What is wrong with one record does not touch the others, unless it is no longer known
+where the next begins, or which attachment is the next (C43).
+"""
+
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Final
+
+from ...pure import PURE
+from . import batch_python
+from .batch_python import MAX_BODY_FRAMES, MAX_RECORDS, MAX_RECORDS_BYTES, MAX_TTL_MS
+
+__all__ = [
+    "COMPILED", "MAX_BODY_FRAMES", "MAX_RECORDS", "MAX_RECORDS_BYTES", "MAX_TTL_MS", "Batch", "from_client",
+    "from_worker", "to_client", "to_worker",
+]  # fmt: skip
+
+_compiled: Any = None
+if not PURE:
+    with suppress(ImportError):  # not built
+        _compiled = import_module(".batch_cython", __package__)
+
+COMPILED: Final = _compiled is not None
+"""Whether these are the compiled ones."""
+
+Batch: Any = batch_python.Batch
+from_client: Any = batch_python.from_client
+from_worker: Any = batch_python.from_worker
+to_client: Any = batch_python.to_client
+to_worker: Any = batch_python.to_worker
+if COMPILED:
+    Batch = _compiled.Batch
+    from_client = _compiled.from_client
+    from_worker = _compiled.from_worker
+    to_client = _compiled.to_client
+    to_worker = _compiled.to_worker

@@ -1,0 +1,146 @@
+"""The options of an X1 request: a JSON object in a frame of its own."""
+
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Final
+
+from ..errors import SettingError
+from .names import MAX_NAME
+from .value import Value
+
+MAX_OPTIONS: Final = 65535
+"""Bytes that the options of an X1 request may have as its client sends them, which a record of the batched form can
+hold; the broker may write them longer in the framed form."""
+MAX_NESTING: Final = 64
+"""Objects and lists that may be in one another in the options of an X1 request, so that every peer can read them."""
+
+
+class Options(Value):
+    """The options of an X1 request: the frame as it came, and what the broker looks at."""
+
+    __slots__ = ("only_ttl", "raw", "ttl", "ttl_apart", "wait")
+    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart")
+
+    def __init__(
+        self,
+        raw: bytes = b"",
+        ttl: float | None = None,
+        wait: bool = True,
+        only_ttl: bool = False,
+        ttl_apart: bool = False,
+    ) -> None:
+        self.raw = raw
+        self.ttl = ttl
+        """Seconds."""
+        self.wait = wait
+        self.only_ttl = only_ttl
+        """There are no options but a ttl."""
+        self.ttl_apart = ttl_apart
+        """The ttl is not in `raw`: it was beside the options, in a record."""
+
+    def values(self) -> dict[str, Any]:
+        """All of them, parsed anew: a broker that kept what it parsed would keep many times what came."""
+        values: dict[str, Any] = json.loads(self.raw) if self.raw else {}
+        return values
+
+
+NO_OPTIONS: Final = Options()
+
+
+@lru_cache(maxsize=1024)
+def _cached_options(raw: bytes) -> Options | None:
+    return _parse_options(raw)
+
+
+def parse_options(raw: bytes) -> Options | None:
+    """The options of an X1 request: empty, or a JSON object.  None if they are malformed."""
+    if not raw:
+        return NO_OPTIONS
+    return _cached_options(raw) if len(raw) <= MAX_NAME else _parse_options(raw)
+
+
+def _finite(number: str) -> float:
+    """The number that JSON tells.  Raises `ValueError` for what could not be told in JSON again."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(number)
+    return value
+
+
+_JSON: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+def _parse_options(raw: bytes) -> Options | None:
+    try:
+        values = _JSON.decode(raw.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or not _shallow(values):
+        return None
+    ttl, wait, headers = values.get("ttl"), values.get("wait", True), values.get("headers", {})
+    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 <= ttl < MAX_TTL):
+        return None
+    if not isinstance(wait, bool) or not isinstance(headers, dict):
+        return None
+    if not all(isinstance(value, str) for value in headers.values()):
+        return None
+    return Options(raw, None if ttl is None else ttl / 1000, wait, ttl is not None and len(values) == 1)
+
+
+def _shallow(values: dict[str, Any]) -> bool:
+    level: list[Any] = [values]
+    for _ in range(MAX_NESTING):
+        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return True
+    return False
+
+
+MAX_TTL: Final = 1e15
+"""Milliseconds."""
+
+
+def encode_options(values: Mapping[str, Any]) -> bytes:
+    """`values` as the options frame of an X1 request; empty if there are none.
+
+    Raises `SettingError` for what is no JSON, or would be malformed.
+    """
+    if not values:
+        return b""
+    try:
+        raw = json.dumps(values, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingError(f"options cannot be sent as JSON: {error}") from None
+    if len(raw) > MAX_OPTIONS or parse_options(raw) is None:
+        raise SettingError(
+            f"options are {raw[:200]!r}: ttl is a number of milliseconds, wait is true or false, headers map text to "
+            f"text, and all together take at most {MAX_OPTIONS} bytes, no more than {MAX_NESTING} levels deep"
+        )
+    return raw
+
+
+def options_with(given: Options, ttl: int | None, attempt: int) -> bytes:
+    """The options frame of a request that is handed to a worker: with what is left of its ttl, in milliseconds, and
+    from the second on with the attempt."""
+    if attempt <= 1 and ttl is not None and (given.only_ttl or not given.raw):
+        return b'{"ttl":%d}' % ttl
+    values = given.values()
+    if ttl is not None:
+        values["ttl"] = ttl
+    if attempt > 1:
+        values["attempt"] = attempt
+    return json.dumps(values, separators=(",", ":")).encode() if values else b""
+
+
+def options_without_ttl(given: Options) -> bytes:
+    """The options of a request that is handed to a worker in a record, which has its ttl beside them."""
+    if given.ttl is None or given.ttl_apart:
+        return given.raw
+    if given.only_ttl:
+        return b""
+    values = given.values()
+    del values["ttl"]
+    return json.dumps(values, separators=(",", ":")).encode()

@@ -1,0 +1,1 @@
+"""Spark jobs as services."""

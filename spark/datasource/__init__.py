@@ -1,0 +1,1 @@
+"""The data source `titanic`: see docs/datasource.md."""

@@ -1,0 +1,1 @@
+"""Executors as workers."""

@@ -1,0 +1,5 @@
+"""DataFrames through services: see docs/pipeline.md."""
+
+from .plan import call_service, register_function
+
+__all__ = ["call_service", "register_function"]

@@ -1,0 +1,1139 @@
+"""The broker's machine, rule by rule: what it sends for what it receives.  Nothing here waits: the time is an argument.
+
+What only X1 has is in `test_broker_x1`, `test_broker_credit` and `test_broker_batched`.
+"""
+
+import logging
+
+import pytest
+
+from zmdp.mdp.broker.journal import Drop, Loss, Refusal
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
+from zmdp.mdp.limits import Limits
+
+# ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def request(client=b"c", body=b"x", service=b"echo"):
+    return [client, b"MDPC02", b"\x01", service, body]
+
+
+def ready(worker=b"w", service=b"echo"):
+    return [worker, b"MDPW02", b"\x01", service]
+
+
+def partial(worker=b"w", address=1, body=b"x"):
+    return [worker, b"MDPW02", b"\x03", b"%d" % address, b"", body]
+
+
+def final(worker=b"w", address=1, body=b"x"):
+    return [worker, b"MDPW02", b"\x04", b"%d" % address, b"", body]
+
+
+# ── what the broker sends; HEARTBEAT and DISCONNECT look the same both ways ──────────────────────────────────────────
+
+
+def work(worker=b"w", address=1, body=b"x"):
+    return [worker, b"MDPW02", b"\x02", b"%d" % address, b"", body]
+
+
+def part(client=b"c", body=b"x", service=b"echo"):
+    return [client, b"MDPC02", b"\x02", service, body]
+
+
+def answer(client=b"c", body=b"x", service=b"echo"):
+    return [client, b"MDPC02", b"\x03", service, body]
+
+
+def heartbeat(worker=b"w"):
+    return [worker, b"MDPW02", b"\x05"]
+
+
+def disconnect(worker=b"w"):
+    return [worker, b"MDPW02", b"\x06"]
+
+
+def new_broker(**limits):
+    """A broker at time 0 whose dispatches have the addresses 1, 2, 3 …; busy workers have no grace by default."""
+    return Broker(Limits(**{"busy_grace": 1, **limits}), now=0, first_address=1)
+
+
+def broker_with(*workers, **limits):
+    """A broker, and workers of echo that have said READY to it in this order."""
+    broker = new_broker(**limits)
+    assert feed(broker, *map(ready, workers)) == []
+    return broker
+
+
+def feed(broker, *messages, now=0):
+    """All that the broker sends for `messages`, each in a turn of its own."""
+    return [sent for message in messages for sent in broker.receive(message, now)]
+
+
+def turn(broker, *messages, now=0):
+    """All that the broker sends for `messages` that arrive in one turn."""
+    for message in messages:
+        broker.take(message, now)
+    return broker.flush(now)
+
+
+def books(broker):
+    """What the broker holds: (services, workers, requests that wait, requests that workers hold)."""
+    registry = broker.registry
+    return list(registry.services), list(registry.workers), registry.queued, registry.running
+
+
+# ── requests and replies ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_goes_to_a_worker_and_its_reply_to_the_client():  # C3, C7
+    broker = broker_with(b"w")
+    assert broker.receive(request(), now=0) == [work()]
+    assert broker.receive(final(body=b"reply"), now=0) == [answer(body=b"reply")]
+    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
+
+
+def test_frames_pass_unchanged():
+    broker = broker_with(b"w")
+    body = [b"", b"\x00" * 1000, b"", b"MDPW02"]
+    assert broker.receive([*request(), *body], now=0) == [[*work(), *body]]
+    assert broker.receive([*final(), *body], now=0) == [[*answer(), *body]]
+
+
+def test_any_number_of_partials_then_one_final():  # C3, C8
+    broker = broker_with(b"w")
+    broker.receive(request(), now=0)
+    for body in (b"1", b"2", b"3"):
+        assert broker.receive(partial(body=body), now=0) == [part(body=body)]
+    assert broker.receive(final(), now=0) == [answer()]
+    assert broker.stats.partials == 3
+
+
+def test_ready_is_not_answered():  # C7
+    broker = new_broker()
+    assert broker.receive(ready(), now=0) == []
+    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
+
+
+def test_a_request_waits_for_a_worker():  # C12
+    broker = new_broker()
+    assert broker.receive(request(), now=0) == []
+    assert broker.receive(ready(), now=1) == [work()]
+
+
+def test_a_request_waits_for_a_worker_of_its_own_service():
+    broker = new_broker()
+    broker.receive(request(service=b"sum"), now=0)
+    assert broker.receive(ready(b"w"), now=0) == []
+    assert broker.receive(ready(b"v", b"sum"), now=0) == [work(b"v")]
+
+
+def test_a_request_waits_for_a_busy_worker():  # C6
+    broker = broker_with(b"w")
+    assert feed(broker, request(b"c"), request(b"d")) == [work()]
+    assert broker.receive(final(), now=0) == [answer(b"c"), work(address=2)]
+    assert broker.receive(final(address=2), now=0) == [answer(b"d")]
+
+
+def test_a_reply_is_labelled_with_the_service_of_its_request():
+    broker = broker_with(b"w")
+    broker.receive(ready(b"v", b"sum"), now=0)
+    assert feed(broker, request(b"c"), request(b"c", service=b"sum")) == [work(b"w"), work(b"v", 2)]
+    assert broker.receive(partial(b"v", 2), now=0) == [part(service=b"sum")]
+    assert broker.receive(final(b"w"), now=0) == [answer(service=b"echo")]
+    assert broker.receive(request(b"d"), now=0) == [work(b"w", 3)]
+
+
+def test_clients_take_turns():  # C20
+    broker = new_broker()
+    feed(broker, *[request(b"hog", b"h%d" % n) for n in range(3)], request(b"c", b"x"), request(b"d", b"y"))
+    sent = broker.receive(ready(), now=0)
+    while sent[-1][1] == b"MDPW02":
+        *_, address, _, body = sent[-1]
+        sent += broker.receive(final(address=int(address), body=body), now=0)
+    assert [message[-1] for message in sent if message[1] == b"MDPC02"] == [b"h0", b"x", b"y", b"h1", b"h2"]
+
+
+def test_workers_take_turns():  # C21
+    broker = broker_with(b"w1", b"w2", b"w3")
+    assert feed(broker, *[request()] * 3) == [work(b"w1", 1), work(b"w2", 2), work(b"w3", 3)]
+    feed(broker, final(b"w2", 2), final(b"w3", 3), final(b"w1", 1))
+    assert feed(broker, *[request()] * 3) == [work(b"w2", 4), work(b"w3", 5), work(b"w1", 6)]
+
+
+def test_a_new_worker_comes_last():  # C21
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request(), ready(b"w3"), final(b"w1"))
+    assert feed(broker, *[request()] * 3) == [work(b"w2", 2), work(b"w3", 3), work(b"w1", 4)]
+
+
+# ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_dispatch_has_its_own_address():  # C32
+    broker = broker_with(b"w1", b"w2")
+    sent = feed(broker, request(), request(), final(b"w1", 1), request(), final(b"w2", 2), request(), disconnect(b"w1"))
+    sent += feed(broker, final(b"w2", 4))
+    assert [int(message[3]) for message in sent if message[1:3] == [b"MDPW02", b"\x02"]] == [1, 2, 3, 4, 5]
+
+
+def test_addresses_start_at_random():  # C32
+    addresses = set()
+    for _ in range(3):
+        broker = Broker(now=0)
+        ((*_, address, _, _),) = feed(broker, ready(), request())
+        assert address.isdigit()
+        addresses.add(address)
+    assert len(addresses) == 3
+
+
+@pytest.mark.parametrize("reply", [final, partial])
+def test_a_duplicated_reply_is_dropped(reply):  # C32: seen: the next request got the wrong reply
+    broker = broker_with(b"w")
+    feed(broker, request(b"c"), final(), request(b"d"))
+    assert broker.receive(reply(body=b"again"), now=0) == []
+    assert broker.receive(final(address=2, body=b"right"), now=0) == [answer(b"d", b"right")]
+    assert broker.stats.late == 1
+
+
+def test_a_duplicated_reply_of_an_idle_worker_is_dropped():  # C32
+    broker = broker_with(b"w")
+    assert feed(broker, request(), final(), final()) == [work(), answer()]
+    assert broker.stats.late == 1
+    assert broker.receive(request(), now=0) == [work(address=2)]
+
+
+def test_a_reply_to_a_dispatch_of_another_worker_is_dropped():  # C32
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request(b"c"), request(b"d"))
+    assert broker.receive(final(b"w1", 2), now=0) == []
+    assert broker.stats.late == 1
+    assert feed(broker, final(b"w1", 1), final(b"w2", 2)) == [answer(b"c"), answer(b"d")]
+
+
+@pytest.mark.parametrize(
+    "address", [b"0", b"3", b"%d" % (1 << 60), b"01", b"-1", b"c", b"\xff"], ids=lambda address: address.hex()
+)
+@pytest.mark.parametrize(("requests", "reason"), [(0, Refusal.NO_REQUEST), (1, Refusal.WRONG_CLIENT)])
+def test_a_reply_to_an_address_that_never_was_is_refused(address, requests, reason):  # C14, C18
+    broker = broker_with(b"w", b"v")
+    feed(broker, *[request()] * 2, final(b"v", 2), *[final(b"w", 1)] * (1 - requests))
+    sent = broker.receive([b"w", b"MDPW02", b"\x04", address, b"", b"x"], now=0)
+    assert sent == [disconnect(), *[work(b"v", 3)] * requests]
+    assert broker.stats.disconnected == {reason: 1}
+
+
+# ── dialects and envelopes ───────────────────────────────────────────────────────────────────────────────────────────
+
+CLIENTS = {  # what stands before the body in a REQUEST, and before the service in a FINAL
+    "0.2": ([b"c", b"MDPC02", b"\x01", b"echo"], [b"c", b"MDPC02", b"\x03"]),
+    "0.2, REQ": ([b"c", b"", b"MDPC02", b"\x01", b"echo"], [b"c", b"", b"MDPC02", b"\x03"]),
+    "0.2, proxy": ([b"c", b"hop", b"", b"MDPC02", b"\x01", b"echo"], [b"c", b"hop", b"", b"MDPC02", b"\x03"]),
+    "0.1": ([b"c", b"", b"MDPC01", b"echo"], [b"c", b"", b"MDPC01"]),
+    "0.1, bare": ([b"c", b"MDPC01", b"echo"], [b"c", b"MDPC01"]),
+    "X1": ([b"c", b"1", b"", b"MDPCX1", b"\x01", b"echo", b""], [b"c", b"1", b"", b"MDPCX1", b"\x03"]),
+    "X1, proxy": (
+        [b"c", b"hop", b"1", b"", b"MDPCX1", b"\x01", b"echo", b""],
+        [b"c", b"hop", b"1", b"", b"MDPCX1", b"\x03"],
+    ),
+}
+WORKERS = {  # route and header, and the command bytes of FINAL, HEARTBEAT and DISCONNECT
+    "0.2": ([b"w", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
+    "0.2, old peer": ([b"w", b"", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
+    "0.2, proxy": ([b"w", b"hop", b"", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
+    "0.1": ([b"w", b"", b"MDPW01"], b"\x03", b"\x04", b"\x05"),
+    "X1": ([b"w", b"MDPWX1"], b"\x04", b"\x05", b"\x06"),
+    "X1, proxy": ([b"w", b"hop", b"", b"MDPWX1"], b"\x04", b"\x05", b"\x06"),
+}
+
+
+@pytest.mark.parametrize(("asked", "answered"), CLIENTS.values(), ids=CLIENTS)
+@pytest.mark.parametrize(("head", "reply"), [case[:2] for case in WORKERS.values()], ids=WORKERS)
+def test_any_client_reaches_any_worker(asked, answered, head, reply):  # C22, C24
+    broker = new_broker()
+    assert broker.receive([*head, b"\x01", b"echo"], now=0) == []
+    options = [b""] if head[-1] == b"MDPWX1" else []
+    assert broker.receive([*asked, b"x", b"y"], now=0) == [[*head, b"\x02", b"1", b"", *options, b"x", b"y"]]
+    assert broker.receive([*head, reply, b"1", b"", b"z"], now=0) == [[*answered, b"echo", b"z"]]
+
+
+@pytest.mark.parametrize(("head", "_reply", "beat", "leave"), WORKERS.values(), ids=WORKERS)
+def test_a_worker_is_spoken_to_in_its_dialect_behind_its_envelope(head, _reply, beat, leave):  # C22, C24
+    broker = new_broker(heartbeat=1)
+    broker.receive([*head, b"\x01", b"echo"], now=0)
+    assert broker.tick(1.1) == [[*head, beat]]
+    assert broker.receive([*head, beat], now=1.2) == []
+    assert broker.receive([*head, b"\x01", b"echo"], now=1.2) == [[*head, leave]]
+    assert broker.receive([*head, b"\x01", b"echo"], now=1.3) == []
+    # X1: the broker answers once the worker holds nothing
+    assert broker.receive([*head, leave], now=1.4) == [[*head, leave]] * (head[-1] == b"MDPWX1")
+    assert books(broker) == ([], [], 0, 0)
+
+
+def test_every_partial_gets_the_envelope_of_its_request():  # C22
+    broker = broker_with(b"w1", b"w2")
+    for hop in (b"one", b"two"):
+        broker.receive([b"c", hop, b"", *request()[1:]], now=0)
+    assert broker.receive(partial(b"w2", 2), now=0) == [[b"c", b"two", b"", *part()[1:]]]
+    assert broker.receive(final(b"w1", 1), now=0) == [[b"c", b"one", b"", *answer()[1:]]]
+    assert broker.receive(final(b"w2", 2), now=0) == [[b"c", b"two", b"", *answer()[1:]]]
+
+
+OLD_REQUEST = [b"c", b"", b"MDPC01", b"echo", b"x"]
+
+
+def test_a_01_client_gets_one_reply():  # C24
+    broker = broker_with(b"w")
+    assert broker.receive(OLD_REQUEST, now=0) == [work()]
+    assert feed(broker, [*partial(body=b"1"), b"2"], partial(body=b"3")) == []
+    assert broker.receive(final(body=b"4"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"1", b"2", b"3", b"4"]]
+
+
+@pytest.mark.parametrize("header", [b"MDPCX1", b"MDPWX1"])
+@pytest.mark.parametrize("more", [[], [b"\x09"], [b"\x09", b"x"]], ids=len)
+@pytest.mark.parametrize("before", [[], [b""], [b"x", b""]], ids=len)
+def test_a_body_that_looks_like_the_batched_form_is_a_body(before, header, more):
+    broker = broker_with(b"w")
+    body = [*before, header, *more]
+    assert broker.receive([*request()[:-1], *body], now=0) == [[*work()[:-1], *body]]
+    assert broker.receive([*final()[:-1], *body], now=0) == [[*answer()[:-1], *body]]
+
+
+@pytest.mark.parametrize(
+    ("limits", "body"), [({"max_message": 50}, [b"x" * 30]), ({"max_frames": 11}, [b""] * 6)], ids=["bytes", "frames"]
+)
+@pytest.mark.parametrize("last", [partial, final])
+def test_a_reply_too_large_for_a_01_client_is_dropped(limits, body, last):  # C24
+    broker = broker_with(b"w", **limits)
+    feed(broker, OLD_REQUEST, request(b"d"))
+    assert broker.receive([*partial()[:-1], *body], now=0) == []
+    assert broker.stats.dropped == {}
+    sent = broker.receive([*last()[:-1], *body], now=0)
+    if last is partial:
+        sent += feed(broker, partial(), final())
+    assert sent == [work(address=2)]
+    assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
+
+
+def test_a_01_request_goes_to_another_worker_as_long_as_nothing_reached_its_client():  # C17, C24
+    broker = broker_with(b"w1", b"w2")
+    broker.receive(OLD_REQUEST, now=0)
+    broker.receive(partial(b"w1", body=b"lost"), now=0)
+    assert broker.receive(disconnect(b"w1"), now=0) == [work(b"w2", 2)]
+    assert broker.receive(final(b"w2", 2, b"whole"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"whole"]]
+
+
+# ── expiry ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_that_waited_too_long_is_dropped():  # C12
+    broker = new_broker(expiry=10)
+    feed(broker, request(b"c"), now=1)
+    feed(broker, request(b"d"), now=2)
+    assert broker.tick(10.9) == []
+    assert broker.stats.dropped == {}
+    assert broker.tick(11.1) == []
+    assert broker.stats.dropped == {Drop.EXPIRED: 1}
+    assert broker.receive(ready(), now=11.2) == [work()]
+
+
+def test_a_service_that_nobody_waits_for_any_more_is_forgotten():
+    broker = new_broker(expiry=10)
+    broker.receive(request(), now=0)
+    broker.tick(11)
+    assert books(broker) == ([], [], 0, 0)
+    assert broker.deadline() is None
+
+
+def test_a_request_that_a_worker_has_does_not_expire():  # C12
+    broker = new_broker(expiry=10, heartbeat=100)
+    feed(broker, request(), ready())
+    assert broker.tick(11) == []
+    assert broker.receive(final(), now=11) == [answer()]
+
+
+# ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_workers_and_requests_there_is_no_deadline():
+    assert new_broker().deadline() is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "deadline"),
+    [([ready()], 2.625), ([request()], 8.008), ([ready(), request(service=b"sum")], 2.625)],
+    ids=["worker", "request", "both"],
+)
+def test_the_deadline_is_the_next_heartbeat_or_expiry(messages, deadline):
+    broker = new_broker(heartbeat=2.5, expiry=8)
+    feed(broker, *messages)
+    assert broker.deadline() == pytest.approx(deadline)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_worker_gets_heartbeats_busy_or_not(busy):  # C13
+    broker = broker_with(b"w", heartbeat=1)
+    feed(broker, *[request()] * busy)
+    assert broker.tick(0.99) == []
+    assert broker.tick(1.06) == [heartbeat()]
+    assert broker.tick(2.05) == []
+    assert broker.tick(2.12) == [heartbeat()]
+
+
+def test_no_heartbeat_to_a_worker_that_was_sent_a_request():  # C13
+    broker = broker_with(b"w", heartbeat=1)
+    broker.receive(request(), now=0.9)
+    assert broker.tick(1.8) == []
+    assert broker.tick(1.96) == [heartbeat()]
+
+
+def test_a_tick_that_comes_late_sends_one_heartbeat():
+    broker = broker_with(b"w", heartbeat=1, liveness=10)
+    assert broker.tick(5) == [heartbeat()]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_silent_worker_is_dead_busy_or_not(busy):  # C13
+    broker = broker_with(b"w", heartbeat=1, liveness=3)
+    feed(broker, *[request()] * busy)
+    broker.tick(1.1)
+    broker.tick(2.2)
+    assert books(broker) == ([b"echo"], [b"w"], 0, busy)
+    assert broker.tick(3.06) == []
+    assert books(broker) == ([b"echo"] * busy, [], busy, 0)
+    assert broker.stats.lost == {Loss.SILENT: 1}
+
+
+READY = {
+    "0.2": [b"w", b"MDPW02", b"\x01", b"echo"],
+    "0.1": [b"w", b"", b"MDPW01", b"\x01", b"echo"],
+    "X1": [b"w", b"MDPWX1", b"\x01", b"echo"],
+}
+
+
+@pytest.mark.parametrize(("protocol", "dead_at"), [("0.2", 10), ("0.1", 10), ("X1", 3)])
+def test_a_busy_worker_that_cannot_heartbeat_at_work_has_a_grace(protocol, dead_at):  # C34
+    broker = new_broker(heartbeat=1, liveness=3, busy_grace=10)
+    feed(broker, READY[protocol], request())
+    for second in range(1, dead_at):
+        broker.tick(second + 0.06)
+        assert broker.registry.running == 1
+    broker.tick(dead_at + 0.06)
+    assert books(broker) == ([b"echo"], [], 1, 0)
+    assert broker.stats.lost == {Loss.SILENT: 1}
+
+
+@pytest.mark.parametrize("protocol", READY)
+def test_an_idle_worker_has_no_grace(protocol):  # C34
+    broker = new_broker(heartbeat=1, liveness=3, busy_grace=10)
+    feed(broker, READY[protocol])
+    broker.tick(3.06)
+    assert broker.stats.lost == {Loss.SILENT: 1}
+
+
+def test_the_grace_ends_with_the_request():  # C34
+    broker = broker_with(b"w", heartbeat=1, liveness=3, busy_grace=60)
+    feed(broker, request())
+    broker.tick(20)
+    assert feed(broker, final(), now=20) == [answer()]
+    broker.tick(21.06)
+    broker.tick(22.9)
+    assert list(broker.registry.workers) == [b"w"]
+    broker.tick(23.2)
+    assert list(broker.registry.workers) == []
+
+
+def test_a_grace_shorter_than_the_liveness_shortens_nothing():  # C34
+    broker = broker_with(b"w", heartbeat=1, liveness=5, busy_grace=1)
+    feed(broker, request())
+    broker.tick(4.9)
+    assert list(broker.registry.workers) == [b"w"]
+
+
+@pytest.mark.parametrize("sign", [heartbeat(), partial(), final()], ids=["HEARTBEAT", "PARTIAL", "FINAL"])
+def test_any_command_is_a_sign_of_life(sign):  # C13
+    broker = broker_with(b"w", heartbeat=1, liveness=3)
+    broker.receive(request(), now=0)
+    broker.receive(sign, now=2)
+    broker.tick(2)
+    broker.tick(4.9)
+    assert list(broker.registry.workers) == [b"w"]
+    broker.tick(5.06)
+    assert list(broker.registry.workers) == []
+
+
+@pytest.mark.parametrize(
+    "message", [[b"w", b"MDPW02", b"\x09"], request(b"w"), heartbeat(b"v")], ids=["garbage", "request", "another's"]
+)
+def test_other_messages_are_no_sign_of_life(message):  # C13, C15
+    broker = broker_with(b"w", heartbeat=1, liveness=3)
+    broker.receive(message, now=2)
+    broker.tick(3.06)
+    assert list(broker.registry.workers) == []
+
+
+def test_all_dead_workers_go_at_once_and_the_living_stay():
+    # the purge of the published brokers stops at the first live worker
+    broker = broker_with(b"w1", b"w2", b"w3", b"w4", heartbeat=1, liveness=3)
+    feed(broker, heartbeat(b"w1"), heartbeat(b"w3"), now=2)
+    assert broker.tick(3.1) == [heartbeat(b"w1"), heartbeat(b"w3")]
+    assert list(broker.registry.workers) == [b"w1", b"w3"]
+
+
+def test_a_request_is_not_handed_from_one_dead_worker_to_the_next():  # C13, C17
+    # a machine with several workers goes down: all are silent at once, none of the others may cost the request a try
+    broker = broker_with(b"w1", b"w2", b"w3", b"w4", heartbeat=1, liveness=3)
+    assert broker.receive(request(), now=0) == [work(b"w1")]
+    assert broker.tick(100) == []
+    assert books(broker) == ([b"echo"], [], 1, 0)
+    assert broker.receive(ready(b"w5"), now=100) == [work(b"w5", 2)]
+
+
+def test_a_request_survives_when_the_worker_that_had_it_dies_after_the_last_idle_one():  # C17
+    broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=3)
+    assert feed(broker, request(b"c"), request(b"d"), final(b"w1")) == [work(b"w1"), work(b"w2", 2), answer()]
+    assert broker.tick(100) == []
+    assert books(broker) == ([b"echo"], [], 1, 0)
+    assert broker.receive(ready(b"w3"), now=100) == [work(b"w3", 3)]
+
+
+def test_the_silence_of_a_worker_overdue_when_it_got_the_request_does_not_count():  # C17
+    broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=5, max_attempts=1)
+    broker.receive(heartbeat(b"w1"), now=3.6)
+    assert broker.receive(request(), now=3.6) == [work(b"w1")]
+    assert broker.receive(final(b"w1"), now=3.6) == [answer()]
+    assert broker.receive(request(), now=3.6) == [work(b"w2", 2)]
+    assert broker.tick(5.1) == [heartbeat(b"w1"), work(b"w1", 3)]
+    assert broker.stats.dropped == {}
+    assert broker.receive(disconnect(b"w1"), now=5.1) == []  # it was alive: this counts
+    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
+
+
+def test_a_worker_not_yet_overdue_when_it_got_the_request_counts():  # C17
+    broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=5, max_attempts=1)
+    assert broker.receive(request(), now=3.5) == [work(b"w1")]
+    broker.receive(heartbeat(b"w2"), now=5)
+    assert broker.tick(5.1) == [heartbeat(b"w2")]
+    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
+
+
+# ── valid but unexpected ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("message", [heartbeat(), partial(), final()], ids=["HEARTBEAT", "PARTIAL", "FINAL"])
+def test_a_stranger_is_disconnected(message):  # C14
+    broker = new_broker()
+    assert broker.receive(message, now=0) == [disconnect()]
+    assert books(broker) == ([], [], 0, 0)
+    assert broker.stats.disconnected == {Refusal.NOT_REGISTERED: 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (ready(), Refusal.SECOND_READY),
+        (ready(service=b"sum"), Refusal.SECOND_READY),
+        (partial(address=7), Refusal.NO_REQUEST),
+        (final(address=7), Refusal.NO_REQUEST),
+        ([b"w", b"MDPW01", b"\x04"], Refusal.WRONG_DIALECT),
+    ],
+    ids=["READY", "READY for another service", "PARTIAL", "FINAL", "another dialect"],
+)
+def test_a_worker_that_says_what_it_may_not_is_disconnected_and_forgotten(message, reason):  # C14
+    broker = broker_with(b"w")
+    *_, (identity, header, code) = broker.receive(message, now=0)
+    assert (identity, header) == (b"w", message[1])
+    assert code == (b"\x06" if header == b"MDPW02" else b"\x05")
+    assert books(broker) == ([], [], 0, 0)
+    assert broker.stats.disconnected == {reason: 1}
+    assert broker.receive(request(), now=0) == []
+
+
+def test_a_worker_that_was_disconnected_may_come_back():  # C14
+    broker = broker_with(b"w")
+    assert broker.receive(ready(), now=0) == [disconnect()]
+    assert broker.receive(ready(), now=0) == []
+    assert broker.receive(request(), now=0) == [work()]
+
+
+def test_a_late_final_of_a_dead_worker_is_dropped():  # C18
+    broker = broker_with(b"w1", heartbeat=1, liveness=3)
+    broker.receive(request(), now=0)
+    broker.tick(4)
+    assert broker.receive(ready(b"w2"), now=4) == [work(b"w2", 2)]
+    assert broker.receive(final(b"w1", 1, b"late"), now=4) == [disconnect(b"w1")]
+    assert broker.receive(final(b"w2", 2, b"right"), now=4) == [answer(body=b"right")]
+
+
+def test_a_late_final_of_a_worker_that_came_back_is_dropped():  # C18, C32
+    broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=3)
+    feed(broker, request())
+    feed(broker, heartbeat(b"w2"), now=2)
+    assert work(b"w2", 2) in broker.tick(3.1)
+    assert feed(broker, ready(b"w1"), final(b"w1", 1, b"late"), final(b"w2", 2, b"right"), now=4) == [
+        answer(body=b"right")
+    ]
+    assert broker.stats.late == 1
+
+
+# ── invalid ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ([], "too-few-frames"),
+        ([b"w"], "too-few-frames"),
+        ([b"w", b"GET / HTTP/1.1"], "no-header"),
+        ([b"w", b"MDPW02", b"\x07"], "unknown-command"),
+        ([b"w", b"MDPW02", b"\x04", b"c", b"d", b"", b"x"], "no-delimiter"),
+        ([b"w", b"MDPW02", b"\x01", b"\n"], "bad-service-name"),
+        ([b"c", b"MDPC02", b"\x01", b"echo"], "no-body"),  # C19
+        ([*request(), *[b""] * 100], "too-many-frames"),
+        ([*request(), b"x" * 1000], "too-large"),
+    ],
+)
+def test_an_invalid_message_is_counted_and_nothing_else(message, reason):  # C15
+    broker = broker_with(b"w", max_frames=100, max_message=1000)
+    broker.receive(request(b"d"), now=0)
+    before = books(broker)
+    assert broker.receive(message, now=0) == []
+    assert books(broker) == before
+    assert broker.stats.invalid == {reason: 1}
+    assert broker.receive(final(), now=0) == [answer(b"d")]
+
+
+# ── DISCONNECT from a worker ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_may_disconnect_before_ready():  # C10
+    broker = new_broker()
+    assert broker.receive(disconnect(), now=0) == []
+    assert broker.stats.disconnected == {}
+    assert broker.receive(ready(), now=0) == []
+    assert list(broker.registry.workers) == [b"w"]
+
+
+def test_nothing_is_sent_to_a_worker_after_its_disconnect():  # C16
+    broker = broker_with(b"w", heartbeat=1)
+    assert broker.receive(disconnect(), now=0) == []
+    assert books(broker) == ([], [], 0, 0)
+    assert broker.deadline() is None
+    assert broker.receive(request(), now=0) == []
+    assert broker.tick(10) == []
+    assert broker.receive(disconnect(), now=10) == []
+
+
+# ── requests of workers that are lost ────────────────────────────────────────────────────────────────────────────────
+
+
+def fall_silent(broker):
+    broker.receive(heartbeat(b"w2"), now=4.9)
+    assert broker.tick(4.9) == [heartbeat(b"w1"), heartbeat(b"w2")]
+    return broker.tick(5.1)
+
+
+LOSSES = {  # w1 is lost; what the broker sends because of it, and what it says to w1
+    "silent": (fall_silent, []),
+    "DISCONNECT": (lambda broker: broker.receive(disconnect(b"w1"), now=0), []),
+    "second READY": (lambda broker: broker.receive(ready(b"w1"), now=0), [disconnect(b"w1")]),
+    "wrong reply": (lambda broker: broker.receive(final(b"w1", 999), now=0), [disconnect(b"w1")]),
+    "unreachable": (lambda broker: broker.unreachable(b"w1", broker.turn, now=0), []),
+    "gone": (lambda broker: broker.gone(b"w1", now=0), []),
+}
+each_loss = pytest.mark.parametrize(("lose", "told"), LOSSES.values(), ids=LOSSES)
+
+
+@each_loss
+def test_a_lost_workers_request_goes_to_an_idle_worker_at_once(lose, told):  # C17
+    broker = broker_with(b"w1", b"w2")
+    broker.receive(request(), now=0)
+    assert lose(broker) == [*told, work(b"w2", 2)]
+    assert books(broker) == ([b"echo"], [b"w2"], 0, 1)
+    assert broker.stats.redispatched == 1
+
+
+@each_loss
+def test_a_lost_workers_request_goes_before_all_that_wait(lose, told):  # C17
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request(b"c", b"1"), request(b"d", b"2"), request(b"e", b"3"), request(b"c", b"4"))
+    assert lose(broker) == told
+    assert broker.receive(final(b"w2", 2), now=5.1) == [answer(b"d"), work(b"w2", 3, b"1")]
+
+
+@each_loss
+def test_a_lost_workers_request_waits_for_the_next_worker(lose, told):  # C17
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request(), disconnect(b"w2"), ready(b"w2", b"sum"))
+    assert lose(broker) == told
+    assert books(broker) == ([b"echo", b"sum"], [b"w2"], 1, 0)
+    assert broker.receive(ready(b"w3"), now=5.1) == [work(b"w3", 2)]
+
+
+@each_loss
+def test_a_request_whose_partial_reached_the_client_is_not_repeated(lose, told):  # C17
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request(), partial(b"w1"))
+    assert lose(broker) == told
+    assert books(broker) == ([b"echo"], [b"w2"], 0, 0)
+    assert broker.stats.dropped == {Drop.LOST_AFTER_PARTIAL: 1}
+
+
+@each_loss
+def test_an_idle_worker_is_lost_alone(lose, told):
+    broker = broker_with(b"w1", b"w2")
+    assert lose(broker) == told
+    assert books(broker) == ([b"echo"], [b"w2"], 0, 0)
+    assert broker.stats.dropped == {}
+    assert broker.receive(request(), now=5.1) == [work(b"w2")]
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_request_is_given_to_so_many_workers(attempts):  # C17
+    broker = broker_with(max_attempts=attempts)
+    broker.receive(request(), now=0)
+    for number in range(attempts):
+        worker = b"w%d" % number
+        assert broker.receive(ready(worker), now=0) == [work(worker, number + 1)]
+        assert broker.receive(disconnect(worker), now=0) == []
+    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
+    assert books(broker) == ([], [], 0, 0)
+
+
+def test_a_worker_that_its_request_did_not_reach_does_not_count():  # C17
+    broker = broker_with(b"w1", b"w2", max_attempts=1)
+    broker.receive(request(), now=0)
+    assert broker.unreachable(b"w1", broker.turn - 1, now=0) == [work(b"w2", 2)]
+    assert broker.receive(disconnect(b"w2"), now=0) == []
+    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
+
+
+def test_a_worker_that_missed_something_later_had_its_request():  # C17
+    broker = broker_with(b"w1", b"w2", max_attempts=1)
+    broker.receive(request(), now=0)
+    assert broker.tick(1.06) == [heartbeat(b"w1"), heartbeat(b"w2")]
+    assert broker.unreachable(b"w1", broker.turn - 1, now=1.1) == []
+    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
+
+
+def test_a_worker_that_missed_something_earlier_did_not_get_its_request():  # C17
+    broker = broker_with(b"w1", b"w2", max_attempts=1)
+    broker.tick(1.06)
+    missed = broker.turn - 1
+    broker.receive(request(), now=1.1)
+    assert broker.unreachable(b"w1", missed, now=1.2) == [work(b"w2", 2)]
+
+
+@pytest.mark.parametrize("envelope", [[], [b"hop", b""], [b"1", b"2", b"3", b"4", b"5", b"6", b""]], ids=len)
+@pytest.mark.parametrize(("later", "lost"), [(0, {}), (1, {Drop.WORKERS_LOST: 1})])
+def test_what_did_not_reach_a_connection_is_told_by_its_turn(envelope, later, lost):  # C17
+    broker = new_broker(max_attempts=1)
+    broker.receive([b"w", *envelope, *ready()[1:]], now=0)
+    assert broker.receive(request(), now=0) == [[b"w", *envelope, *work()[1:]]]
+    assert broker.unreachable(b"w", broker.turn - 1 + later, now=0) == []
+    assert broker.stats.dropped == lost
+    assert broker.registry.workers == {}
+
+
+# ── replies over the limits ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+OVERSIZED = {b"MDPW02": b"\x04", b"MDPW01": b"\x03"}
+
+
+@pytest.mark.parametrize(("header", "code"), OVERSIZED.items())
+def test_after_a_final_over_the_limits_one_that_fits_counts(header, code):  # C15
+    broker = new_broker(max_frames=10)
+    broker.receive([b"w", header, b"\x01", b"echo"], now=0)
+    feed(broker, request())
+    assert broker.receive([b"w", header, code, b"1", b"", *[b"x"] * 10], now=0) == []
+    assert broker.stats.invalid == {"too-many-frames": 1}
+    assert broker.receive([b"w", header, code, b"1", b"", b"x"], now=1) == [answer()]
+    feed(broker, request())
+    broker.receive([b"w", header, b"\x05" if header == b"MDPW02" else b"\x04"], now=5)
+    broker.tick(6)
+    assert books(broker) == ([b"echo"], [b"w"], 0, 1)
+
+
+@pytest.mark.parametrize(("header", "code"), OVERSIZED.items())
+def test_a_worker_whose_final_was_over_the_limits_does_not_stay_busy_for_ever(header, code):  # C15
+    broker = new_broker(max_frames=10, heartbeat=1, liveness=5)
+    broker.receive([b"w", header, b"\x01", b"echo"], now=0)
+    feed(broker, request(b"c"), request(b"d"))
+    assert broker.receive([b"w", header, code, b"1", b"", *[b"x"] * 10], now=0) == []
+    broker.receive([b"w", header, b"\x05" if header == b"MDPW02" else b"\x04"], now=4)
+    goodbye = [b"w", header, b"\x06" if header == b"MDPW02" else b"\x05"]
+    assert broker.tick(6) == [goodbye]
+    assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
+    assert broker.stats.disconnected == {Refusal.OVERSIZED_REPLY: 1}
+    assert books(broker) == ([b"echo"], [], 1, 0)
+
+
+def test_after_a_partial_over_the_limits_the_client_gets_nothing_more():  # C15
+    broker = new_broker(max_message=100)
+    feed(broker, ready(), request())
+    assert broker.receive(partial(body=b"x" * 100), now=0) == []
+    assert broker.receive(partial(), now=0) == []
+    assert broker.receive(final(), now=0) == []
+    assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
+    assert broker.receive(request(b"d"), now=0) == [work(address=2)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b"stranger", b"MDPW02", b"\x04", b"1", b"", *[b"x"] * 10],
+        [b"idle", b"MDPW02", b"\x04", b"1", b"", *[b"x"] * 10],
+        [b"w", b"MDPW02", b"\x04", b"2", b"", *[b"x"] * 10],
+        [b"w", b"MDPW02", b"\x04", b"c", b"", *[b"x"] * 10],
+        [b"w", b"MDPWX1", b"\x04", b"1", b"", *[b"x"] * 10],
+        [b"w", b"MDPC02", b"\x04", *[b"x"] * 10],
+        [b"w", b"MDPW02", b"\x05", *[b"x"] * 10],
+        [b"w", b"", *[b"x"] * 10],
+    ],
+)
+def test_what_else_is_over_the_limits_changes_nothing(message):  # C15
+    broker = new_broker(max_frames=10)
+    feed(broker, ready(b"w"), ready(b"idle"), request())
+    before = books(broker)
+    assert broker.receive(message, now=0) == []
+    assert (books(broker), broker.stats.dropped) == (before, {})
+
+
+# ── clients that are gone ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("notice", ["unreachable", "gone"])
+def test_what_a_gone_client_waits_for_is_dropped(notice):
+    broker = new_broker()
+    feed(broker, request(b"c"), request(b"d"), request(b"c"), request(b"c", service=b"sum"))
+    if notice == "gone":
+        assert broker.gone(b"c", now=0) == []
+    else:
+        assert broker.unreachable(b"c", broker.turn - 1, now=0) == []
+    assert books(broker) == ([b"echo"], [], 1, 0)
+    assert broker.stats.dropped == {Drop.CLIENT_GONE: 3}
+    assert feed(broker, ready(b"w"), ready(b"v", b"sum")) == [work()]
+
+
+def test_a_worker_may_finish_for_a_gone_client():
+    broker = broker_with(b"w")
+    feed(broker, request(b"c"), request(b"d"))
+    assert broker.gone(b"c", now=0) == []
+    assert broker.receive(partial(), now=0) == []
+    assert broker.receive(final(), now=0) == [work(address=2)]
+    assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
+
+
+def test_a_gone_clients_request_is_not_repeated():  # C17
+    broker = broker_with(b"w1", b"w2")
+    broker.receive(request(), now=0)
+    broker.gone(b"c", now=0)
+    assert broker.receive(disconnect(b"w1"), now=0) == []
+    assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
+
+
+def test_a_client_is_gone_only_once():
+    broker = broker_with(b"w")
+    broker.receive(request(), now=0)
+    assert broker.gone(b"c", now=0) == broker.gone(b"c", now=0) == []
+    assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
+
+
+def test_a_peer_nobody_knows_may_be_gone():
+    broker = broker_with(b"w")
+    assert broker.gone(b"?", now=0) == []
+    assert broker.unreachable(b"?", broker.turn - 1, now=0) == []
+    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
+
+
+@pytest.mark.parametrize("others", [[], [b"v"]], ids=["alone", "with another worker"])
+def test_a_gone_worker_that_was_its_own_client_leaves_nothing(others):
+    broker = broker_with(b"w", *others)
+    broker.receive(request(b"w"), now=0)
+    broker.gone(b"w", now=0)
+    assert (broker.registry.queued, list(broker.registry.workers)) == (0, others)
+    assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
+
+
+# ── MMI ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_broker_answers_mmi_itself():  # C25, C26
+    broker = broker_with(b"w")
+    assert broker.receive(request(body=b"echo", service=b"mmi.service"), now=0) == [
+        answer(body=b"200", service=b"mmi.service")
+    ]
+    assert broker.receive(request(body=b"sum", service=b"mmi.service"), now=0) == [
+        answer(body=b"404", service=b"mmi.service")
+    ]
+    assert broker.receive(request(body=b"x", service=b"mmi.what"), now=0) == [answer(body=b"501", service=b"mmi.what")]
+    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
+    assert broker.stats.mmi == 3
+
+
+def test_mmi_is_answered_in_the_clients_dialect_behind_its_envelope():  # C22, C24, C26
+    broker = broker_with(b"w")
+    assert broker.receive([b"c", b"", b"MDPC01", b"mmi.service", b"echo"], now=0) == [
+        [b"c", b"", b"MDPC01", b"mmi.service", b"200"]
+    ]
+    assert broker.receive([b"c", b"hop", b"", b"MDPC02", b"\x01", b"mmi.service", b"echo"], now=0) == [
+        [b"c", b"hop", b"", b"MDPC02", b"\x03", b"mmi.service", b"200"]
+    ]
+
+
+def test_a_service_only_ever_asked_for_is_not_there():  # C26
+    broker = new_broker()
+    broker.receive(request(), now=0)
+    assert broker.receive(request(body=b"echo", service=b"mmi.service"), now=0) == [
+        answer(body=b"404", service=b"mmi.service")
+    ]
+
+
+@pytest.mark.parametrize("service", [b"mmi.service", b"mmi.", b"mmi.mine"])
+def test_no_worker_may_register_mmi(service):  # C25
+    broker = new_broker()
+    assert broker.receive(ready(service=service), now=0) == [disconnect()]
+    assert books(broker) == ([], [], 0, 0)
+    assert broker.stats.disconnected == {Refusal.RESERVED_NAME: 1}
+
+
+@pytest.mark.parametrize("service", [b"mmi", b"xmmi.service", b"my.mmi.service", b"MMI.service", b"mmix"])
+def test_only_names_that_begin_with_mmi_are_the_brokers(service):  # C25
+    broker = new_broker()
+    assert broker.receive(ready(service=service), now=0) == []
+    assert broker.receive(request(service=service), now=0) == [work()]
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_requests_that_wait_for_one_service_are_bounded():
+    broker = new_broker(max_queue=2)
+    feed(broker, request(body=b"1"), request(body=b"2"), request(body=b"3"), request(body=b"4", service=b"sum"))
+    assert broker.registry.queued == 3
+    assert broker.stats.dropped == {Drop.QUEUE_FULL: 1}
+    assert feed(broker, ready(), final()) == [work(body=b"1"), answer(), work(address=2, body=b"2")]
+
+
+def test_bytes_that_wait_are_bounded():
+    size = REQUEST_OVERHEAD + len(b"1234")
+    broker = broker_with(b"w", max_queued_bytes=2 * size)
+    feed(broker, *[request(body=b"1234")] * 3)
+    assert broker.registry.queued_bytes == 2 * size
+    feed(broker, request(), request(service=b"sum"))
+    assert broker.stats.dropped == {Drop.MEMORY_FULL: 2}
+    assert books(broker) == ([b"echo"], [b"w"], 2, 1)
+
+
+def test_a_request_that_an_idle_worker_takes_does_not_wait():
+    broker = broker_with(b"w", max_queued_bytes=1)
+    broker.receive(request(service=b"sum"), now=0)
+    assert broker.receive(request(), now=0) == [work()]
+
+
+def test_a_request_that_came_back_is_kept_whatever_waits():  # C17
+    broker = broker_with(b"w1", max_queue=1)
+    feed(broker, request(body=b"1"), request(body=b"2"), disconnect(b"w1"))
+    assert broker.registry.queued == 2
+    assert broker.receive(ready(b"w2"), now=0) == [work(b"w2", 2, b"1")]
+
+
+def test_services_are_bounded():
+    broker = broker_with(b"w", max_services=2)
+    feed(broker, request(service=b"s1"), *[request(service=b"random%d" % n) for n in range(3)])
+    assert broker.stats.dropped == {Drop.TOO_MANY_SERVICES: 3}
+    assert broker.receive(ready(b"v", b"s2"), now=0) == [disconnect(b"v")]
+    assert broker.stats.disconnected == {Refusal.TOO_MANY_SERVICES: 1}
+    assert broker.receive(ready(b"v", b"s1"), now=0) == [work(b"v")]
+    assert books(broker) == ([b"echo", b"s1"], [b"w", b"v"], 0, 1)
+
+
+def test_workers_are_bounded():
+    broker = broker_with(b"w1", b"w2", max_workers=2)
+    assert broker.receive(ready(b"w3"), now=0) == [disconnect(b"w3")]
+    assert broker.stats.disconnected == {Refusal.TOO_MANY_WORKERS: 1}
+    assert feed(broker, disconnect(b"w1"), ready(b"w3")) == []
+    assert list(broker.registry.workers) == [b"w2", b"w3"]
+
+
+# ── turns of many messages ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_clients_take_turns_within_a_turn():  # C20
+    broker = broker_with(b"w1", b"w2")
+    hog = [request(b"hog", b"h%d" % n) for n in range(5)]
+    assert turn(broker, *hog, request(b"c", b"x")) == [work(b"w1", 1, b"h0"), work(b"w2", 2, b"x")]
+    assert broker.registry.queued == 4
+
+
+def test_a_worker_that_becomes_free_in_a_turn_takes_the_next_request_of_that_turn():
+    broker = broker_with(b"w")
+    feed(broker, request(b"c"))
+    assert turn(broker, request(b"d"), final(), request(b"e")) == [answer(b"c"), work(address=2)]
+
+
+def test_a_worker_that_comes_in_a_turn_takes_a_request_of_that_turn():
+    broker = new_broker()
+    assert turn(broker, request(body=b"1"), ready(), request(body=b"2")) == [work(body=b"1")]
+
+
+@pytest.mark.parametrize(
+    "last", [disconnect(b"w1"), ready(b"w1"), final(b"w1", 999)], ids=["DISCONNECT", "READY", "FINAL"]
+)
+def test_what_came_back_goes_before_what_arrived_in_the_turn(last):  # C17
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request(b"c", b"old"))
+    sent = turn(broker, request(b"d", b"1"), request(b"e", b"2"), last)
+    assert [message for message in sent if message[0] != b"w1"] == [work(b"w2", 2, b"old")]
+    assert feed(broker, final(b"w2", 2)) == [answer(b"c"), work(b"w2", 3, b"1")]
+
+
+def test_a_worker_that_leaves_in_the_turn_gets_nothing_of_it():  # C16
+    broker = broker_with(b"w1", b"w2")
+    assert turn(broker, request(b"c"), request(b"d"), disconnect(b"w1")) == [work(b"w2")]
+    assert broker.registry.queued == 1
+
+
+def test_what_arrived_in_the_turn_is_bounded_by_the_queue_and_the_credit():
+    broker = broker_with(b"w1", b"w2", max_queue=2)
+    sent = turn(broker, *[request(body=b"%d" % n) for n in range(6)])
+    assert sent == [work(b"w1", 1, b"0"), work(b"w2", 2, b"1")]
+    assert broker.registry.queued == 2
+    assert broker.stats.dropped == {Drop.QUEUE_FULL: 2}
+
+
+def test_the_bytes_that_arrived_in_the_turn_are_counted():
+    size = REQUEST_OVERHEAD + len(b"1234")
+    broker = new_broker(max_queued_bytes=2 * size)
+    assert turn(broker, *[request(body=b"1234")] * 3) == []
+    assert (broker.registry.queued, broker.registry.queued_bytes) == (2, 2 * size)
+    assert broker.stats.dropped == {Drop.MEMORY_FULL: 1}
+
+
+def test_a_client_that_is_gone_takes_along_what_it_sent_in_the_turn():
+    broker = broker_with(b"w")
+    broker.take(request(b"c"), 0)
+    assert broker.gone(b"c", 0) == []
+    assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
+    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
+
+
+def test_what_arrived_before_the_end_of_the_turn_is_told_by_mmi():  # C26
+    broker = broker_with(b"w")
+    sent = turn(broker, request(), request(service=b"mmi.service", body=b"echo"))
+    assert sent == [answer(service=b"mmi.service", body=b"200"), work()]
+
+
+def test_turns_are_counted():
+    broker = new_broker()
+    turns = [broker.turn]
+    for end in (lambda: broker.receive(ready(), 0), lambda: broker.tick(0), lambda: broker.gone(b"?", 0)):
+        end()
+        turns.append(broker.turn)
+    assert turns == [0, 1, 2, 3]
+
+
+# ── probes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_probe_is_a_heartbeat_to_a_worker():
+    broker = broker_with(b"w", heartbeat=1)
+    assert broker.probe(b"w", now=0.5) == [heartbeat()]
+    assert broker.tick(1.06) == []  # it was sent one in this interval
+    assert broker.tick(1.56) == [heartbeat()]
+
+
+def test_nothing_can_be_sent_to_a_client_of_mdp_that_waits_or_to_nobody():
+    broker = new_broker()
+    feed(broker, request(b"c"))
+    assert broker.probe(b"c", now=0) == broker.probe(b"?", now=0) == []
+
+
+# ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_draining_broker_finishes_what_it_took():
+    broker = broker_with(b"w")
+    feed(broker, request(b"c"), request(b"d"))
+    assert not broker.drained
+    broker.drain()
+    assert broker.receive(request(b"e"), now=0) == []
+    assert broker.stats.dropped == {Drop.DRAINING: 1}
+    assert broker.receive(final(), now=0) == [answer(b"c"), work(address=2)]
+    assert not broker.drained
+    assert broker.receive(final(address=2), now=0) == [answer(b"d")]
+    assert broker.drained
+
+
+def test_a_draining_broker_does_not_wait_for_workers():
+    broker = new_broker()
+    broker.receive(request(), now=0)
+    broker.drain()
+    assert broker.drained
+
+
+def test_a_draining_broker_answers_mmi():  # C25
+    broker = broker_with(b"w")
+    broker.drain()
+    assert broker.receive(request(body=b"echo", service=b"mmi.service"), now=0) == [
+        answer(body=b"200", service=b"mmi.service")
+    ]
+
+
+def test_at_the_end_every_worker_is_told():  # C9
+    broker = broker_with(b"w1", b"w2")
+    broker.receive([b"old", b"", b"MDPW01", b"\x01", b"sum"], now=0)
+    feed(broker, request(b"c"), request(b"d"), request(b"e"))
+    assert broker.close(now=1) == [disconnect(b"w1"), disconnect(b"w2"), [b"old", b"", b"MDPW01", b"\x05"]]
+    assert books(broker) == ([b"echo"], [], 1, 0)
+    assert broker.stats.lost == {Loss.CLOSING: 3}
+
+
+# ── what is told of it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_everything_is_counted():
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request(), partial(b"w1"), heartbeat(b"w1"), final(b"w1"), final(b"w1"), request(), disconnect(b"w2"))
+    feed(broker, request(service=b"mmi.service"), [b"?"])
+    stats = broker.stats.as_dict()
+    assert {name: count for name, count in stats.items() if count} == {
+        "requests": 3,
+        "dispatched": 3,
+        "redispatched": 1,
+        "partials": 1,
+        "replies": 1,
+        "late": 1,
+        "mmi": 1,
+        "heartbeats": 1,
+        "invalid": {"too-few-frames": 1},
+        "lost": {"disconnected": 1},
+    }
+
+
+def test_what_happens_is_logged(caplog):
+    caplog.set_level(logging.INFO)
+    logger = logging.getLogger("zmdp.test")
+    broker = Broker(now=0, logger=logger)
+    feed(broker, ready(b"\xff"), request(), final(b"v"), disconnect(b"\xff"), [b"?"])
+    broker.gone(b"c", now=0)
+    assert caplog.record_tuples == [
+        ("zmdp.test", logging.INFO, "worker 1 offers echo, credit 1 (0.2)"),
+        ("zmdp.test", logging.WARNING, "disconnected a worker: not-registered"),
+        ("zmdp.test", logging.INFO, "worker 1 of service echo is gone: disconnected"),
+        ("zmdp.test", logging.WARNING, "ignored an invalid message: too-few-frames"),
+        ("zmdp.test", logging.INFO, "dropped a request for service echo: client-gone"),
+    ]
+
+
+def test_a_bug_is_counted_and_logged_with_its_traceback(caplog):
+    broker = broker_with(b"w")
+    try:
+        broker.receive(None, now=0)
+    except TypeError:
+        broker.failed(now=0)
+    assert broker.stats.failures == 1
+    assert "please report this:\nTraceback" in caplog.text
+    assert broker.receive(request(), now=0) == [work()]

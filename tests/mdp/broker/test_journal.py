@@ -1,0 +1,94 @@
+"""Counts for JSON, and log lines at a bounded rate."""
+
+import json
+import logging
+
+import pytest
+
+from zmdp.mdp.broker.journal import LINES, PERIOD, Drop, Journal, Loss, Refusal, Stats
+from zmdp.mdp.wire.names import show
+
+
+@pytest.fixture
+def journal(caplog):
+    caplog.set_level(logging.DEBUG, "zmdp.test")
+    return Journal(logging.getLogger("zmdp.test"))
+
+
+def test_a_line_shows_bytes_as_text(journal, caplog):
+    journal.note(0, logging.WARNING, "kind", "worker %s of %s: %s", b"\x00\xff", b"echo", Loss.SILENT)
+    assert caplog.record_tuples == [("zmdp.test", logging.WARNING, "worker 00ff of echo: silent")]
+
+
+def test_lines_of_one_kind_are_bounded(journal, caplog):
+    for number in range(LINES + 3):
+        journal.note(0, logging.INFO, "kind", "line %d", number)
+    assert caplog.messages == [f"line {number}" for number in range(LINES)]
+
+
+def test_one_kind_does_not_silence_another(journal, caplog):
+    for _ in range(LINES + 3):
+        journal.note(0, logging.INFO, "kind", "line")
+    journal.note(0, logging.INFO, "other", "other")
+    assert caplog.messages == ["line"] * LINES + ["other"]
+
+
+def test_what_was_left_out_is_told_in_the_next_period(journal, caplog):
+    for _ in range(LINES + 3):
+        journal.note(1, logging.INFO, "kind", "line")
+    journal.note(1 + PERIOD, logging.INFO, "kind", "again")
+    assert caplog.messages[LINES:] == ["kind: 3 more like that in the last period", "again"]
+
+
+def test_a_period_lasts_from_its_first_line(journal, caplog):
+    for _ in range(LINES):
+        journal.note(1, logging.INFO, "kind", "line")
+    journal.note(1 + PERIOD - 0.001, logging.INFO, "kind", "left out")
+    assert caplog.messages == ["line"] * LINES
+
+
+def test_a_period_without_left_out_lines_is_not_mentioned(journal, caplog):
+    for _ in range(LINES):
+        journal.note(0, logging.INFO, "kind", "line")
+    journal.note(PERIOD, logging.INFO, "kind", "again")
+    assert caplog.messages == ["line"] * LINES + ["again"]
+
+
+def test_every_period_has_its_own_lines(journal, caplog):
+    for start in (0, PERIOD, 2 * PERIOD):
+        for _ in range(LINES + 1):
+            journal.note(start, logging.INFO, "kind", "line")
+    told = "kind: 1 more like that in the last period"
+    assert caplog.messages == ["line"] * LINES + ([told] + ["line"] * LINES) * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(b"echo", "echo"), ("größe".encode(), "größe"), (b"\xff\x00", "ff00"), (b"a\nb", "610a62"), (b"", "")],
+)
+def test_bytes_are_shown_safely(name, text):
+    assert show(name) == text
+
+
+def test_counts_are_ready_for_json():
+    stats = Stats(requests=3)
+    stats.invalid["no-header"] += 2
+    stats.dropped[Drop.EXPIRED] += 1
+    stats.disconnected[Refusal.NO_REQUEST] += 1
+    stats.lost[Loss.SILENT] += 4
+    assert json.loads(json.dumps(stats.as_dict())) == {
+        "requests": 3,
+        "dispatched": 0,
+        "redispatched": 0,
+        "partials": 0,
+        "replies": 0,
+        "errors": 0,
+        "late": 0,
+        "mmi": 0,
+        "heartbeats": 0,
+        "failures": 0,
+        "invalid": {"no-header": 2},
+        "dropped": {"expired": 1},
+        "disconnected": {"reply-without-request": 1},
+        "lost": {"silent": 4},
+    }

@@ -1,0 +1,132 @@
+"""Messages for slow peers: in order, bounded, dropped with the peer."""
+
+from errno import EAGAIN, EHOSTUNREACH
+
+import pytest
+
+from zmdp.mdp.broker.outbox import Outbox
+from zmdp.mdp.limits import Limits
+
+
+class Wire:
+    """Takes what it is given, unless the peer is slow or gone."""
+
+    def __init__(self, **errnos):
+        self.errnos = errnos
+        self.sent = []
+
+    def __call__(self, message):
+        errno = self.errnos.get(message[0].decode(), 0)
+        if not errno:
+            self.sent.append(message)
+        return errno
+
+
+def outbox_with(*messages, **limits):
+    outbox = Outbox(Limits(**limits))
+    for turn, message in enumerate(messages):
+        assert outbox.add(message, turn)
+    return outbox
+
+
+def test_an_empty_outbox_sends_nothing():
+    outbox, wire = outbox_with(), Wire()
+    assert not outbox
+    assert b"a" not in outbox
+    assert list(outbox.flush(wire)) == []
+    assert wire.sent == []
+
+
+def test_what_is_kept_is_sent_in_order():
+    outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"], [b"a", b"2"]), Wire()
+    assert outbox
+    assert b"a" in outbox
+    assert list(outbox.flush(wire)) == []
+    assert wire.sent == [[b"a", b"1"], [b"a", b"2"], [b"b", b"1"]]
+    assert not outbox
+
+
+def test_a_slow_peer_does_not_hold_up_others():
+    outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"], [b"a", b"2"]), Wire(a=EAGAIN)
+    assert list(outbox.flush(wire)) == []
+    assert wire.sent == [[b"b", b"1"]]
+    assert (b"a" in outbox, b"b" in outbox) == (True, False)
+    wire.errnos.clear()
+    assert list(outbox.flush(wire)) == []
+    assert wire.sent == [[b"b", b"1"], [b"a", b"1"], [b"a", b"2"]]
+
+
+def test_a_peer_that_is_gone_is_told_of_with_the_turn_of_the_first_message_that_it_missed():
+    outbox = Outbox(Limits())
+    for turn in (3, 5, 5, 8):
+        assert outbox.add([b"a", b"%d" % turn], turn)
+    answers = iter([0, EHOSTUNREACH])
+    assert list(outbox.flush(lambda _: next(answers))) == [(b"a", 5)]
+    assert not outbox
+
+
+def test_the_peers_for_which_something_is_kept():
+    outbox = outbox_with([b"a", b"1"], [b"b", b"1"], [b"a", b"2"])
+    assert outbox.peers == [b"a", b"b"]
+    outbox.discard(b"a")
+    assert outbox.peers == [b"b"]
+
+
+def test_a_peer_that_takes_some_keeps_the_rest():
+    outbox = outbox_with([b"a", b"1"], [b"a", b"2"])
+    answers = iter([0, EAGAIN])
+    assert list(outbox.flush(lambda _: next(answers))) == []
+    wire = Wire()
+    assert list(outbox.flush(wire)) == []
+    assert wire.sent == [[b"a", b"2"]]
+
+
+def test_a_peer_that_is_gone_is_told_of_once():
+    outbox, wire = outbox_with([b"a", b"1"], [b"a", b"2"], [b"b", b"1"]), Wire(a=EHOSTUNREACH)
+    assert list(outbox.flush(wire)) == [(b"a", 0)]
+    assert wire.sent == [[b"b", b"1"]]
+    assert not outbox
+
+
+def test_a_peer_may_be_discarded_while_another_turns_out_to_be_gone():
+    # the server does so: what follows from the loss of one peer may be one message too many for the next
+    outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"], [b"c", b"1"]), Wire(a=EHOSTUNREACH)
+    for _ in outbox.flush(wire):
+        outbox.discard(b"b")
+    assert wire.sent == [[b"c", b"1"]]
+    assert not outbox
+
+
+def test_a_message_may_be_added_while_a_peer_turns_out_to_be_gone():
+    outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"]), Wire(a=EHOSTUNREACH)
+    for _ in outbox.flush(wire):
+        assert outbox.add([b"b", b"2"], 2)
+    assert wire.sent == [[b"b", b"1"], [b"b", b"2"]]
+    assert not outbox
+
+
+def test_a_discarded_peer_is_forgotten():
+    outbox = outbox_with([b"a", b"1"], [b"b", b"1"])
+    outbox.discard(b"a")
+    outbox.discard(b"stranger")
+    assert (b"a" in outbox, b"b" in outbox) == (False, True)
+
+
+def test_messages_for_one_peer_are_bounded():
+    outbox = outbox_with([b"a", b"1"], [b"a", b"2"], [b"b", b"1"], max_outbox=2)
+    assert not outbox.add([b"a", b"3"], 3)
+
+
+@pytest.mark.parametrize("leave", ["flush", "discard", "gone"])
+def test_bytes_of_all_peers_are_bounded(leave):
+    outbox = outbox_with([b"a", b"12345"], [b"b", b"123"], max_outbox_bytes=10)
+    assert not outbox.add([b"c", b""], 2)
+    outbox.discard(b"c")
+    if leave == "flush":
+        assert list(outbox.flush(Wire(b=EAGAIN))) == []
+    elif leave == "gone":
+        assert list(outbox.flush(Wire(a=EHOSTUNREACH, b=EAGAIN))) == [(b"a", 0)]
+    else:
+        outbox.discard(b"a")
+    assert outbox.add([b"c", b"12345"], 3)
+    assert not outbox.add([b"c", b""], 2)

@@ -1,0 +1,308 @@
+"""The books of the registry: what is counted and found at every transition of a request."""
+
+import pytest
+
+from zmdp.mdp.broker.registry import REMEMBERED, REQUEST_OVERHEAD, Client, Registry, Request, Service, Worker, key_of
+from zmdp.mdp.wire import C01, C02, CX1, NO_OPTIONS, W02, WX1, Options
+
+NO_WAIT = Options(wait=False)
+
+
+def request(registry, client=b"c", body=b"x", service=b"echo", **more):
+    """A request that has been accepted."""
+    made = Request(registry.client((client,)), C02, registry.service(service), [body], **more)
+    registry.accept(made)
+    return made
+
+
+def numbered(registry, number=1, client=b"c", options=NO_OPTIONS):
+    made = Request(registry.client((client,)), CX1, registry.service(b"echo"), [b"x"], number=number, options=options)
+    registry.accept(made)
+    return made
+
+
+def registry_with(*routes, credit=1):
+    """A registry, and workers of echo."""
+    registry = Registry()
+    made = [Worker(route, WX1, registry.service(b"echo"), credit, n, 0) for n, route in enumerate(routes, 1)]
+    for worker in made:
+        registry.add_worker(worker)
+    return registry, *made
+
+
+def assign(registry, request, worker, address=1):
+    return registry.assign(request, worker, address, 0, doubtful=False)
+
+
+# ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("route", "key"),
+    [
+        ((b"c",), b"c"),
+        ((b"c", b""), b"c"),
+        ((b"p", b"c", b""), (b"p", b"c")),
+        ((b"p", b"q", b"c", b""), (b"p", b"q", b"c")),
+    ],
+)
+def test_a_peer_is_known_by_its_addresses(route, key):
+    assert key_of(route) == key
+
+
+@pytest.mark.parametrize(("key", "path"), [(b"c", (b"c",)), ((b"p", b"c"), (b"p", b"c"))])
+def test_the_path_to_a_client(key, path):
+    assert Client(key).path == path
+
+
+@pytest.mark.parametrize(
+    ("key", "header", "number", "delimited", "route"),
+    [
+        (b"c", C02, None, False, (b"c",)),
+        (b"c", C01, None, True, (b"c", b"")),
+        ((b"p", b"c"), C02, None, True, (b"p", b"c", b"")),
+        (b"c", CX1, 7, True, (b"c", b"7", b"")),
+        ((b"p", b"c"), CX1, b"07", True, (b"p", b"c", b"07", b"")),
+    ],
+)
+def test_a_request_knows_its_route_again(key, header, number, delimited, route):  # C22
+    made = Request(Client(key), header, Service(b"echo"), [b"x"], number=number, delimited=delimited)
+    assert made.route == route
+
+
+def test_a_worker_is_named_for_people():
+    worker = Worker((b"secret",), W02, Service(b"echo"), 1, 5, 0)
+    assert str(worker) == "5"
+    worker.host = "box"
+    assert str(worker) == "5 (on box)"
+    worker.name, worker.pid = "resize", 17
+    assert str(worker) == "5 (resize, on box, pid 17)"
+
+
+def test_peers_behind_a_proxy_are_found():  # C36
+    registry, first, second, own = registry_with((b"p", b"1", b""), (b"p", b"2", b""), (b"p",))
+    one, two = (Request(registry.client(route), C02, own.service, [b"x"]) for route in ((b"p", b"1", b""), (b"p", b"")))
+    for each in (one, two):
+        registry.accept(each)
+    assert registry.workers_at(b"p") == [own, first, second]
+    assert registry.clients_at(b"p") == [two.client, one.client]
+    assert registry.workers_at(b"?") == registry.clients_at(b"?") == []
+    registry.remove_worker(first)
+    assert registry.workers_at(b"p") == [own, second]
+    assert registry.clients_at(b"p") == [two.client, one.client]
+    registry.finish(one)
+    registry.remove_worker(second)
+    assert registry.behind == {}
+
+
+# ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_service_is_made_once():
+    registry = Registry()
+    assert registry.service(b"echo") is registry.service(b"echo")
+    assert list(registry.services) == [b"echo"]
+
+
+def test_a_service_with_nothing_left_is_forgotten():
+    registry, worker = registry_with((b"w",))
+    service = worker.service
+
+    def is_kept():
+        registry.forget_if_empty(service)
+        return registry.services == {b"echo": service}
+
+    assert is_kept()
+    waiting = request(registry)
+    registry.enqueue(waiting)
+    registry.remove_worker(worker)
+    assert is_kept()
+    registry.dequeue(waiting)
+    service.arrived.append(waiting)
+    assert is_kept()
+    service.arrived.clear()
+    service.unsettled = True
+    assert is_kept()
+    service.unsettled = False
+    assert not is_kept()
+    assert not is_kept()
+
+
+# ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_idle_worker_leaves_nothing():
+    registry, worker = registry_with((b"w",))
+    assert (worker.service.available, worker.service.schedule.capacity) == (1, 1)
+    assert registry.remove_worker(worker) == []
+    assert (registry.workers, worker.service.workers) == ({}, {})
+    assert (worker.service.available, worker.service.schedule.capacity) == (0, 0)
+
+
+def test_a_busy_worker_leaves_what_it_holds():
+    registry, worker = registry_with((b"w",), credit=3)
+    attempts = [assign(registry, request(registry), worker, address) for address in (5, 6)]
+    assert (worker.load, registry.running, worker.service.running, worker.service.dispatched) == (2, 2, 2, 2)
+    assert registry.remove_worker(worker) == attempts
+    assert (worker.load, registry.running, worker.service.running) == (0, 0, 0)
+    assert list(registry.client((b"c",)).running) == []
+
+
+def test_a_worker_that_is_leaving_counts_no_more():
+    registry, worker = registry_with((b"w",), credit=3)
+    registry.leave(worker)
+    assert (worker.service.available, worker.service.schedule.capacity) == (0, 0)
+    assert registry.remove_worker(worker) == []
+    assert worker.service.available == 0
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_course_of_a_request():
+    registry, worker = registry_with((b"w",))
+    made = request(registry)
+    client, schedule = made.client, worker.service.schedule
+    assert registry.clients == {b"c": client}
+    registry.enqueue(made)
+    assert (registry.queued, schedule.waiting, made.late, made.attempt) == (1, 1, True, None)
+    assert schedule.next_pair() == (made, worker)
+    registry.dequeued(made)
+    assert (registry.queued, registry.queued_bytes) == (0, 0)
+    attempt = assign(registry, made, worker, 42)
+    assert (worker.held, made.attempt, made.handed, schedule.capacity) == ({42: attempt}, attempt, 1, 0)
+    assert list(client.running) == [made]
+    registry.release(attempt)
+    assert (worker.held, made.attempt, schedule.capacity) == ({}, None, 1)
+    registry.finish(made)
+    assert (registry.clients, client.requests) == ({}, 0)
+
+
+def test_a_request_that_is_finished_while_a_worker_holds_it_is_abandoned():
+    registry, worker = registry_with((b"w",))
+    made = numbered(registry)
+    attempt = assign(registry, made, worker)
+    registry.finish(made)
+    assert made.abandoned
+    assert (registry.clients, registry.running, worker.load) == ({}, 1, 1)
+    registry.release(attempt)
+    assert (registry.running, worker.load) == (0, 0)
+
+
+def test_waiting_requests_are_counted_with_their_bytes():
+    registry = Registry()
+    waiting = request(registry, body=b"1234567", options=Options(b'{"wait":true}'))
+    assert waiting.charge() == len(b'1234567{"wait":true}') + REQUEST_OVERHEAD
+    registry.enqueue(waiting)
+    assert (registry.queued, registry.queued_bytes) == (1, waiting.charge())
+    registry.dequeue(waiting)
+    assert (registry.queued, registry.queued_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("number", "size"), [(1 << 60, 0), (b"0123", 4)])
+def test_a_number_that_is_no_integer_takes_room(number, size):
+    assert numbered(Registry(), number).charge() == REQUEST_OVERHEAD + 1 + size
+
+
+def test_what_came_back_goes_first():  # C17
+    registry = Registry()
+    for client, body in ((b"c", b"1"), (b"c", b"2"), (b"d", b"x")):
+        registry.enqueue(request(registry, client, body))
+    registry.enqueue(request(registry, b"d", b"!"), front=True)
+    queue = registry.services[b"echo"].schedule.queue
+    assert [queue.take().body for _ in range(4)] == [(b"!",), (b"1",), (b"x",), (b"2",)]
+
+
+def test_suspects_are_counted():  # C17
+    registry, worker = registry_with((b"w",), credit=2)
+    suspect, other = request(registry), request(registry)
+    suspect.attempts = 1
+    registry.enqueue(suspect)
+    assert worker.service.schedule.suspects.size == 1
+    registry.dequeue(suspect)
+    first, second = assign(registry, suspect, worker, 1), assign(registry, other, worker, 2)
+    assert worker.suspects == 1
+    registry.release(second)
+    assert worker.suspects == 1
+    registry.release(first)
+    assert worker.suspects == 0
+
+
+def test_what_waits_for_a_client_is_found_in_all_queues():
+    registry = Registry()
+    one, two, three = request(registry), request(registry, service=b"sum"), request(registry)
+    other = request(registry, b"d")
+    three.attempts = 1
+    for each in (one, two, three, other):
+        registry.enqueue(each)
+    client = one.client
+    assert registry.waiting_for(client) == [one, two, three]
+    registry.dequeue(one)
+    assert registry.waiting_for(client) == [two, three]
+    for each in (two, three):
+        registry.dequeue(each)
+    assert registry.waiting_for(client) == []
+    assert registry.waiting_for(other.client) == [other]
+
+
+def test_a_client_is_known_while_it_has_requests():
+    registry = Registry()
+    client = registry.client((b"c", b""))
+    assert registry.clients == {}
+    assert registry.client((b"c",)) is not client
+    one, two = (Request(client, C02, registry.service(b"echo"), [b"x"]) for _ in range(2))
+    registry.accept(one)
+    registry.accept(two)
+    assert registry.client((b"c", b"")) is registry.client((b"c",)) is client
+    registry.finish(one)
+    assert registry.clients == {b"c": client}
+    registry.finish(two)
+    assert registry.clients == {}
+    registry.accept(one)
+    assert registry.clients == {b"c": client}
+
+
+def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
+    registry = Registry()
+    one, two, three = (
+        numbered(registry, 1, options=NO_WAIT),
+        numbered(registry, 2),
+        numbered(registry, 3, options=NO_WAIT),
+    )
+    service = one.service
+    for each in (one, two, three):
+        registry.enqueue(each)
+    assert list(service.no_wait) == [one, three]
+    registry.dequeue(three)
+    assert list(service.no_wait) == [one]
+    assert service.schedule.queue.take() is one
+    registry.dequeued(one)
+    assert service.no_wait == {}
+    registry.enqueue(one, front=True)
+    assert list(service.no_wait) == [one]
+
+
+# ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_number_that_ended_is_free_and_remembered():
+    registry = Registry()
+    outstanding, other = numbered(registry), numbered(registry, b"01", b"d")
+    client = outstanding.client
+    assert registry.numbered == [outstanding, other]
+    assert client.numbered == {1: outstanding}
+    assert not registry.ended_lately(client, 1)
+    registry.finish(outstanding)
+    assert registry.numbered == [other]
+    assert registry.ended_lately(client, 1)
+    assert registry.ended_lately(Client(b"c"), 1)
+    assert not registry.ended_lately(client, b"01")
+    assert not registry.ended_lately(other.client, 1)
+
+
+def test_at_least_so_many_numbers_are_remembered_and_at_most_twice_as_many():
+    registry, client = Registry(), Client(b"c")
+    for number in range(5 * REMEMBERED):
+        registry.remember(client, number)
+        assert registry.ended_lately(client, max(0, number - REMEMBERED + 1))
+        assert not registry.ended_lately(client, number - 2 * REMEMBERED)

@@ -1,0 +1,233 @@
+"""Which request goes to which worker: fair queues, pools of workers, and the schedule of a service made of both."""
+
+import pytest
+
+from zmdp.mdp.broker.registry import Attempt, Client, Request, Service, Worker
+from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
+from zmdp.mdp.wire import C02, WX1
+
+SERVICE = Service(b"echo")
+
+
+class Crowd:
+    """Requests of clients that are known by their names, and workers."""
+
+    def __init__(self):
+        self.clients = {}
+        self.count = 0
+
+    def request(self, client, body=b"x", *, attempts=0):
+        known = self.clients.setdefault(client, Client(client))
+        made = Request(known, C02, SERVICE, [body])
+        made.attempts = attempts
+        return made
+
+    def worker(self, credit, *, load=0, suspects=0):
+        self.count += 1
+        made = Worker((b"w%d" % self.count,), WX1, SERVICE, credit, self.count, 0)
+        for address in range(load):
+            made.held[address] = Attempt(self.request(b"c"), made, address, 0, doubtful=False)
+        made.suspects = suspects
+        return made
+
+
+@pytest.fixture
+def crowd():
+    return Crowd()
+
+
+# ── FairQueue ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def queue_of(crowd, waiting):
+    """A queue to which each (client, body) was added in that order."""
+    queue = FairQueue()
+    for client, body in waiting:
+        queue.append(crowd.request(client, body))
+    return queue
+
+
+def taken(queue):
+    """The bodies of all that wait, in the order in which turns come."""
+    return b"".join(queue.take().body[0] for _ in range(queue.size))
+
+
+def test_clients_take_turns(crowd):  # C20
+    queue = queue_of(crowd, [(b"c", b"1"), (b"c", b"2"), (b"c", b"3"), (b"d", b"x"), (b"e", b"y"), (b"d", b"z")])
+    assert queue.size == 6
+    assert taken(queue) == b"1xy2z3"
+    assert queue.size == 0
+
+
+def test_a_long_line_does_not_delay_another_client(crowd):  # C20
+    queue = queue_of(crowd, [(b"hog", b"h")] * 10_000 + [(b"c", b"!")])
+    assert taken(queue)[:3] == b"h!h"
+
+
+def test_what_came_back_goes_first(crowd):  # C17
+    queue = queue_of(crowd, [(b"c", b"2"), (b"d", b"x")])
+    queue.prepend(crowd.request(b"d", b"w"))
+    queue.prepend(crowd.request(b"e", b"!"))
+    assert taken(queue) == b"!w2x"
+
+
+def test_who_leaves_the_queue_does_not_change_the_turns(crowd):
+    queue = FairQueue()
+    gone = crowd.request(b"c", b"1")
+    queue.append(gone)
+    queue.append(crowd.request(b"d", b"x"))
+    queue.append(crowd.request(b"c", b"2"))
+    queue.remove(gone)
+    assert queue.size == 2
+    assert [each.body[0] for each in crowd.clients[b"c"].waiting[queue].requests] == [b"2"]
+    assert taken(queue) == b"2x"
+
+
+def test_a_client_has_a_turn_while_it_waits(crowd):
+    queue = queue_of(crowd, [(b"c", b"1"), (b"d", b"x"), (b"c", b"2")])
+    client = crowd.clients[b"c"]
+    queue.take()
+    assert queue in client.waiting
+    queue.take()
+    queue.take()
+    assert client.waiting == {}
+
+
+def test_a_client_may_wait_in_two_queues(crowd):
+    one, two = queue_of(crowd, [(b"c", b"1")]), queue_of(crowd, [(b"c", b"2")])
+    assert set(crowd.clients[b"c"].waiting) == {one, two}
+    assert one.take().body == [b"1"]
+    assert set(crowd.clients[b"c"].waiting) == {two}
+
+
+# ── Pool ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_empty_pool_has_no_worker(crowd):
+    pool = Pool()
+    assert pool.least() is None
+    worker = crowd.worker(1)
+    pool.add(worker)
+    pool.remove(worker, 0)
+    assert pool.least() is None
+    assert pool.size == 0
+
+
+def test_the_worker_that_holds_the_fewest_comes_first(crowd):  # C21
+    pool = Pool()
+    many, few, more = crowd.worker(100, load=70), crowd.worker(9, load=2), crowd.worker(9, load=3)
+    for worker in (many, few, more):
+        pool.add(worker)
+    for worker, load in ((few, 2), (more, 3), (many, 70)):
+        assert pool.least() is worker
+        pool.remove(worker, load)
+    assert pool.least() is None
+
+
+def test_among_those_that_hold_as_many_the_first_that_came(crowd):  # C21
+    pool = Pool()
+    workers = [crowd.worker(2, load=1) for _ in range(3)]
+    for worker in workers:
+        pool.add(worker)
+    pool.remove(workers[0], 1)
+    pool.add(workers[0])
+    assert pool.least() is workers[1]
+    pool.remove(workers[1], 1)
+    assert pool.least() is workers[2]
+    assert pool.size == 2
+
+
+# ── Schedule ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_schedule_counts_free_credit(crowd):
+    schedule = Schedule()
+    one, two = crowd.worker(3), crowd.worker(5, load=5)
+    for worker in (one, two):
+        schedule.update(worker)
+    assert (schedule.capacity, schedule.free) == (3, 1)
+    two.credit = 7
+    schedule.update(two)
+    assert (schedule.capacity, schedule.free) == (5, 2)
+    two.credit = 1  # less than it holds
+    schedule.update(two)
+    assert (schedule.capacity, schedule.free) == (3, 1)
+    one.leaving = True
+    schedule.update(one)
+    assert (schedule.capacity, schedule.free, schedule.next_worker()) == (0, 0, None)
+
+
+def test_whoever_changed_was_used_last(crowd):  # C21
+    schedule = Schedule()
+    one, two = crowd.worker(3), crowd.worker(3)
+    schedule.update(one)
+    schedule.update(two)
+    assert schedule.next_worker() is one
+    schedule.update(one)
+    assert schedule.next_worker() is two
+
+
+def test_a_request_takes_the_least_loaded_worker_whether_that_holds_a_suspect_or_not(crowd):  # C21
+    schedule = Schedule()
+    clean, suspicious = crowd.worker(9, load=2), crowd.worker(9, load=1, suspects=1)
+    schedule.update(clean)
+    schedule.update(suspicious)
+    assert schedule.next_worker() is suspicious
+    suspicious.held.update({100 + n: suspicious.held[0] for n in range(2)})
+    schedule.update(suspicious)
+    assert schedule.next_worker() is clean
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_with_equal_loads_the_least_recently_used(crowd, first):  # C21
+    schedule = Schedule()
+    workers = [crowd.worker(9, load=1), crowd.worker(9, load=1, suspects=1)]
+    schedule.update(workers[first])
+    schedule.update(workers[1 - first])
+    assert schedule.next_worker() is workers[first]
+
+
+def test_if_all_hold_a_suspect_a_request_takes_one_of_them(crowd):
+    schedule = Schedule()
+    worker = crowd.worker(9, load=1, suspects=1)
+    schedule.update(worker)
+    assert schedule.next_worker() is worker
+
+
+def put(schedule, request, *, front=False):
+    queue = schedule.queue_of(request)
+    (queue.prepend if front else queue.append)(request)
+    return request
+
+
+def test_nothing_waits_or_nobody_is_free(crowd):
+    schedule = Schedule()
+    assert schedule.next_pair() is None
+    put(schedule, crowd.request(b"c"))
+    put(schedule, crowd.request(b"c", attempts=1))
+    assert schedule.next_pair() is None
+    assert schedule.waiting == 2
+
+
+def test_suspects_go_first_and_to_workers_that_hold_none(crowd):  # C17
+    schedule = Schedule()
+    suspicious, clean = crowd.worker(9, load=1, suspects=1), crowd.worker(9, load=5)
+    schedule.update(suspicious)
+    schedule.update(clean)
+    plain, suspect = put(schedule, crowd.request(b"c")), put(schedule, crowd.request(b"c", attempts=1))
+    assert schedule.next_pair() == (suspect, clean)
+    assert schedule.next_pair() == (plain, suspicious)
+    assert schedule.waiting == 0
+
+
+def test_a_suspect_that_nobody_can_take_holds_up_nobody(crowd):  # C17
+    schedule = Schedule()
+    worker = crowd.worker(9, load=1, suspects=1)
+    schedule.update(worker)
+    suspect, plain = put(schedule, crowd.request(b"c", attempts=2)), put(schedule, crowd.request(b"c"))
+    assert schedule.next_pair() == (plain, worker)
+    assert schedule.next_pair() is None
+    assert schedule.suspects.size == 1
+    worker.suspects = 0
+    schedule.update(worker)
+    assert schedule.next_pair() == (suspect, worker)

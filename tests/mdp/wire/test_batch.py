@@ -1,0 +1,709 @@
+"""The batched form of X1: both implementations, each rule of it, and any bytes instead of it."""
+
+import struct
+from importlib import import_module
+from random import Random
+
+import fuzz_batch
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from zmdp.mdp import wire
+from zmdp.mdp.wire import CX1, NO_OPTIONS, SHARED, WX1, Invalid, Options, Reason, batch, batch_python
+from zmdp.mdp.wire.batch_python import MAX_ATTACHED_BYTES, MAX_ATTACHMENTS, MAX_RECORDS, MAX_RECORDS_BYTES
+
+ROUTE = (b"id", b"")
+MAX_BODY = 20_000
+MAX_FRAMES = 4
+LARGEST = (1 << 64) - 1
+
+
+@pytest.fixture(scope="module", params=["batch_python", "batch_cython"])
+def implementation(request):
+    try:
+        return import_module(f"zmdp.mdp.{request.param}")
+    except ImportError:
+        pytest.skip("batch_cython is not built here")
+
+
+def both():
+    """The implementations there are: where one is compiled, they are compared."""
+    return list(fuzz_batch.implementations().values())
+
+
+def record(command, number, rest=b""):
+    return struct.pack(">IBQ", 9 + len(rest), command, number) + rest
+
+
+def body(*frames):
+    """A body; None is an attachment."""
+    packed = [b"\xff\xff\xff\xff" if each is None else struct.pack(">I", len(each)) + each for each in frames]
+    return struct.pack(">H", len(frames)) + b"".join(packed)
+
+
+def request(number=7, ttl=0, service=b"echo", options=b"", rest=None):
+    rest = body(b"x") if rest is None else rest
+    head = struct.pack(">IB", ttl, len(service)) + service + struct.pack(">H", len(options)) + options
+    return record(1, number, head + rest)
+
+
+def ready(credit=1, service=b"echo", options=b"", rest=b""):
+    head = struct.pack(">IB", credit, len(service)) + service + struct.pack(">H", len(options)) + options
+    return record(1, 0, head + rest)
+
+
+def work(address=7, ttl=0, attempt=1, options=b"", rest=None):
+    rest = body(b"x") if rest is None else rest
+    return record(2, address, struct.pack(">IBH", ttl, attempt, len(options)) + options + rest)
+
+
+def error(command, number=7, code=500, text=b"why", rest=None):
+    rest = body() if rest is None else rest
+    return record(command, number, struct.pack(">HH", code, len(text)) + text + rest)
+
+
+def read(implementation, direction, records, *attachments):
+    """What `implementation` reads of a message in one direction."""
+    if direction == "from_client":
+        return implementation.from_client([*ROUTE, CX1, b"\x09", records, *attachments], 2, ROUTE, MAX_BODY, MAX_FRAMES)
+    if direction == "from_worker":
+        return implementation.from_worker([*ROUTE, WX1, b"\x09", records, *attachments], 2, ROUTE, MAX_BODY, MAX_FRAMES)
+    function = getattr(implementation, direction)
+    return function([b"", CX1 if direction == "to_client" else WX1, b"\x09", records, *attachments], 1)
+
+
+# ── what is packed is read ───────────────────────────────────────────────────────────────────────────────────────────
+
+ids = st.integers(0, LARGEST) | st.sampled_from([0, (1 << 62) - 1, 1 << 62, 1 << 63, LARGEST])
+frames = st.binary(max_size=40) | st.sampled_from([SHARED - 1, SHARED, SHARED + 1, 3 * SHARED]).map(lambda n: b"z" * n)
+bodies = st.lists(frames, min_size=1, max_size=5)
+services = st.sampled_from([b"echo", "größe".encode(), b"x" * 255])
+option_frames = st.sampled_from([b"", b"{}", b'{"ttl":5}', b'{"wait":false,"key":"%s"}' % (b"k" * 65_000)])
+u32 = st.integers(0, 0xFFFFFFFF)
+
+
+def seconds(ttl):
+    return ttl / 1000 if ttl else None
+
+
+def expected_options(raw, ttl):
+    given = wire.parse_options(raw)
+    return Options(raw, ttl / 1000, given.wait, given.only_ttl or not raw, given.ttl is None) if ttl else given
+
+
+def answered(direction, final, number, frames):
+    if direction == "to_client":
+        return wire.Answer((), CX1, final, b"", frames, number)
+    return wire.Reply(ROUTE, WX1, final, number, frames)
+
+
+def failed(direction, number, code, text, detail):
+    if direction == "to_client":
+        return wire.Error((), CX1, b"", code, text.decode(errors="replace"), detail, number)
+    return wire.Failure(ROUTE, WX1, number, code, text, detail)
+
+
+def replies(direction, partial, final, failure):
+    """PARTIAL, FINAL and ERROR, by their bytes in that direction: what is called, and what is read."""
+    return (
+        st.tuples(ids, bodies, st.booleans()).map(
+            lambda a: (("reply", final if a[2] else partial, a[0], a[1]), answered(direction, a[2], a[0], a[1]))
+        )
+        | st.tuples(ids, st.integers(0, 999), st.binary(max_size=30), st.lists(frames, max_size=1)).map(
+            lambda a: (("error", failure, *a), failed(direction, *a))
+        )
+    )  # fmt: skip
+
+
+COMMANDS = {
+    "from_client": st.tuples(ids, u32 | st.just(0), services, option_frames, bodies).map(
+        lambda a: (("request", *a), wire.Request(ROUTE, CX1, a[2], a[4], expected_options(a[3], a[1]), a[0]))
+    ) | ids.map(lambda n: (("signal", 5, n), wire.Cancel(ROUTE, CX1, None, n))),
+    "from_worker": replies("from_worker", 3, 4, 7)
+    | ids.map(lambda n: (("signal", 11, n), wire.Release(ROUTE, WX1, n)))
+    | u32.map(lambda credit: (("credit", credit), wire.Credit(ROUTE, WX1, credit)))
+    | st.tuples(u32, services, st.sampled_from([b"", b'{"credit":5,"name":"w"}'])).map(
+        lambda a: (("ready", *a), wire.Ready(ROUTE, WX1, a[1], a[0], "w" if a[2] else ""))
+    ),
+    "to_client": replies("to_client", 2, 3, 4),
+    "to_worker": st.tuples(ids, u32 | st.just(0), st.integers(0, 255), option_frames, bodies).map(
+        lambda a: (
+            ("work", *a),
+            wire.Work((), WX1, a[0], a[4], wire.parse_options(a[3]), seconds(a[1]), a[2]),
+        )
+    ) | ids.map(lambda n: (("signal", 8, n), wire.Withdraw((), WX1, n))),
+}  # fmt: skip
+directions = pytest.mark.parametrize("direction", COMMANDS)
+
+
+def shaped(command):
+    """`command` to be compared, types included but for those of frames."""
+    return type(command), tuple(command)
+
+
+@directions
+@settings(max_examples=60)
+@given(data=st.data())
+def test_what_is_packed_is_read_by_either_implementation(direction, data):
+    added = data.draw(st.lists(COMMANDS[direction], max_size=30))
+    header = CX1 if "client" in direction else WX1
+    packed = []
+    for module in both():
+        each = module.Batch((b"peer", b""), header)
+        for (method, *arguments), _ in added:
+            getattr(each, method)(*arguments)
+        assert bool(len(each)) == bool(added)
+        packed.append(each.messages())
+        assert len(each) == 0
+        assert each.messages() == []
+    assert all(messages == packed[0] for messages in packed)
+    for as_views in (False, True):
+        for module in both():
+            commands = []
+            for message in packed[0]:
+                assert message[:4] == [b"peer", b"", header, b"\x09"]
+                records, *attachments = message[4:]
+                if as_views:
+                    records, attachments = memoryview(records), [memoryview(each) for each in attachments]
+                # None of them is over a limit.
+                limits = (1 << 30, 1 << 30) if direction.startswith("from") else ()
+                commands += getattr(module, direction)(
+                    [*ROUTE, header, b"\x09", records, *attachments], 2, *((ROUTE, *limits) if limits else ())
+                )
+            assert [*map(shaped, commands)] == [shaped(command) for _, command in added]
+            kinds = {type(each) for command in commands for each in fuzz_batch.body_of(command)}
+            assert kinds <= ({bytes, memoryview} if as_views else {bytes})
+
+
+# ── messages and their limits ────────────────────────────────────────────────────────────────────────────────────────
+
+
+SPLIT = {  # bodies; how many records each message has
+    "records": ([[b"x"]] * (2 * MAX_RECORDS + 1), [MAX_RECORDS, MAX_RECORDS, 1]),
+    "bytes, exactly": ([[b"x" * (SHARED - 19)]] * 9, [8, 1]),
+    "bytes, one too many": ([[b"x" * (SHARED - 19)]] * 7 + [[b"x" * (SHARED - 18)]], [7, 1]),
+    "a record longer than the limit": ([[b"x"], [b"x" * 8000] * 9, [b"x"], [b"x"]], [1, 1, 2]),
+    "it may be the first": ([[b"x" * 8000] * 9, [b"x"]], [1, 1]),
+    "attachments": ([[b"x" * SHARED]] * (MAX_ATTACHMENTS + 1), [MAX_ATTACHMENTS, 1]),
+    "attachments of one record": (
+        [[b"x"], [b"x" * SHARED] * (MAX_ATTACHMENTS + 1), [b"x"], [b"x" * SHARED]],
+        [1, 2, 1],
+    ),
+    "attached bytes": ([[b"x" * (MAX_ATTACHED_BYTES // 2)]] * 3, [2, 1]),
+    "attached bytes, one too many": (
+        [[b"x" * (MAX_ATTACHED_BYTES // 2)], [b"x" * (MAX_ATTACHED_BYTES // 2 + 1)]],
+        [1, 1],
+    ),
+    "what has no attachment goes along": ([[b"x" * (2 * MAX_ATTACHED_BYTES)], [b"x"], [b"x"]], [3]),
+    "what follows counts anew": ([[b"x" * (2 * MAX_ATTACHED_BYTES)], [b"x" * SHARED], [b"x" * SHARED]], [1, 2]),
+}
+
+
+@pytest.mark.parametrize(("bodies", "counts"), SPLIT.values(), ids=SPLIT)
+def test_a_message_has_limits(implementation, bodies, counts):
+    each = implementation.Batch(ROUTE, WX1)
+    for number, frames in enumerate(bodies):
+        each.reply(4, number, frames)
+    messages = each.messages()
+    read = [implementation.from_worker(message, 2, ROUTE, 1 << 30, 99) for message in messages]
+    assert [len(commands) for commands in read] == counts
+    assert [command.body for commands in read for command in commands] == bodies
+    assert [command.address for commands in read for command in commands] == [*range(len(bodies))]
+    for message, count in zip(messages, counts, strict=True):
+        assert message[:4] == [*ROUTE, WX1, b"\x09"]
+        assert count == 1 or len(message[4]) <= MAX_RECORDS_BYTES
+
+
+def test_the_length_of_a_batch_tells_whether_there_is_anything(implementation):
+    each = implementation.Batch((), CX1)
+    assert (len(each), each.messages()) == (0, [])
+    for number in range(MAX_RECORDS + 2):
+        each.signal(5, number)
+        assert len(each) > 0
+    assert [len(implementation.from_client(message, 0, ROUTE, 1, 1)) for message in each.messages()] == [MAX_RECORDS, 2]
+    assert (len(each), each.messages()) == (0, [])
+
+
+def test_a_batch_begins_anew_after_a_large_record(implementation):
+    each = implementation.Batch((), WX1)
+    for frames in ([b"x" * 8000] * 100, [b"y"], [b"z" * 100_000]):
+        each.reply(4, LARGEST, frames)
+        assert implementation.from_worker(each.messages()[0], 0, ROUTE, 1 << 30, 999) == [
+            wire.Reply(ROUTE, WX1, True, LARGEST, frames)
+        ]
+
+
+def test_the_records_are_as_specified(implementation):
+    each = implementation.Batch((b"",), CX1)
+    each.request(258, 5000, b"echo", b"{}", [b"ab", b"", b"L" * SHARED, b"c"])
+    each.work(LARGEST, 1, 3, b"", (b"x",))
+    each.reply(4, 1, [b"L" * SHARED])
+    each.error(7, 2, 404, b"no", [b"d"])
+    each.signal(11, 3)
+    each.ready(64, b"s", b"{}")
+    each.credit(9)
+    assert each.messages() == [[b"", CX1, b"\x09", bytes.fromhex(
+        "0000002b 01 0000000000000102 00001388 04" + b"echo".hex() + "0002" + b"{}".hex()
+        + "0004 00000002 6162 00000000 ffffffff 00000001 63"
+        + "00000017 02 ffffffffffffffff 00000001 03 0000 0001 00000001 78"
+        + "0000000f 04 0000000000000001 0001 ffffffff"
+        + "00000016 07 0000000000000002 0194 0002" + b"no".hex() + "0001 00000001 64"
+        + "00000009 0b 0000000000000003"
+        + "00000013 01 0000000000000000 00000040 01 73 0002" + b"{}".hex()
+        + "0000000d 0a 0000000000000000 00000009"
+    ), b"L" * SHARED, b"L" * SHARED]]  # fmt: skip
+
+
+def test_frames_may_be_memoryviews_and_attachments_stay_what_they_are(implementation):
+    large, larger = memoryview(b"L" * SHARED), bytearray(b"M" * (SHARED + 1))
+    each = implementation.Batch((), WX1)
+    each.reply(4, 1, [memoryview(b"small"), large, bytearray(b"ba"), larger, memoryview(b"0123456789")[2:4]])
+    (message,) = each.messages()
+    assert message[2] == record(4, 1, body(b"small", None, b"ba", None, b"23"))
+    assert message[3] is large
+    assert message[4] is larger
+
+
+def test_a_body_may_be_any_sequence(implementation):
+    each = implementation.Batch((), WX1)
+    for frames in ((), (b"a", b"b"), fuzz_list([b"a", b"b"])):
+        each.reply(4, 1, frames)
+    (message,) = each.messages()
+    assert message[2] == record(4, 1, body()) + 2 * record(4, 1, body(b"a", b"b"))
+
+
+class fuzz_list(list):  # noqa: N801
+    """Like the replies that people get."""
+
+
+def test_a_text_is_cut(implementation):
+    each = implementation.Batch((), WX1)
+    each.error(7, 1, 500, b"x" * 70_000, [])
+    (message,) = each.messages()
+    assert read(implementation, "from_worker", message[2]) == [wire.Failure(ROUTE, WX1, 1, 500, b"x" * 65_535, [])]
+
+
+def test_an_attempt_above_255_is_told_as_255(implementation):
+    each = implementation.Batch((), WX1)
+    for attempt in (255, 256, 1000):
+        each.work(1, 0, attempt, b"", [b"x"])
+    (message,) = each.messages()
+    assert [command.attempt for command in read(implementation, "to_worker", message[2])] == [255, 255, 255]
+
+
+UNPACKABLE = {
+    "a number above 64 bits": ("request", 1 << 64, 0, b"echo", b"", [b"x"]),
+    "a number below 0": ("signal", 5, -1),
+    "a ttl above 32 bits": ("request", 1, 1 << 32, b"echo", b"", [b"x"]),
+    "a service of 256 bytes": ("request", 1, 0, b"x" * 256, b"", [b"x"]),
+    "a worker's service of 256 bytes": ("ready", 1, b"x" * 256, b""),
+    "options above 16 bits": ("request", 1, 0, b"echo", b"x" * 65_536, [b"x"]),
+    "a worker's options above 16 bits": ("ready", 1, b"echo", b"x" * 65_536),
+    "options to a worker above 16 bits": ("work", 1, 0, 1, b"x" * 65_536, [b"x"]),
+    "frames above 16 bits": ("reply", 4, 1, [b""] * 65_536),
+    "a code above 16 bits": ("error", 7, 1, 65_536, b"", []),
+    "a frame that is not bytes": ("reply", 4, 1, [b"x" * 100, "text"]),
+    "a frame of integers": ("reply", 4, 1, [b"x" * SHARED, b"x", [1, 2]]),
+    "a frame without a length": ("reply", 4, 1, [b"x" * SHARED, b"x", 5]),
+    "credit above 32 bits": ("credit", 1 << 32),
+    "no service": ("request", 1, 0, None, b"", [b"x"]),
+}
+
+
+@pytest.mark.parametrize(("method", "arguments"), [(m, a) for m, *a in UNPACKABLE.values()], ids=UNPACKABLE)
+def test_what_a_record_cannot_hold_is_not_added(implementation, method, arguments):
+    each = implementation.Batch((), WX1)
+    each.reply(4, 1, [b"L" * SHARED, b"before"])
+    with pytest.raises((OverflowError, TypeError, struct.error)):
+        getattr(each, method)(*arguments)
+    each.reply(4, 2, [b"M" * SHARED, b"after"])
+    records = record(4, 1, body(None, b"before")) + record(4, 2, body(None, b"after"))
+    assert each.messages() == [[WX1, b"\x09", records, b"L" * SHARED, b"M" * SHARED]]
+
+
+def test_limits_of_options_and_of_records_agree():
+    assert wire.MAX_OPTIONS == 0xFFFF
+
+
+# ── what a record may say ────────────────────────────────────────────────────────────────────────────────────────────
+
+RAW = b'{"ttl":5,"wait":false}'
+INFORMED = b'{"credit":5,"name":"w","host":"h","pid":7,"version":"1"}'
+VIEW = memoryview(b"L" * SHARED)
+
+READ = {  # direction, records, attachments; and what is read
+    "nothing": ("from_client", b"", [], []),
+    # from a client
+    "REQUEST": ("from_client", request(), [], [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, 7)]),
+    "REQUEST with a ttl": (
+        "from_client",
+        request(ttl=1500),
+        [],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(b"", 1.5, True, True, True), 7)],
+    ),
+    "REQUEST with options": (
+        "from_client",
+        request(options=RAW),
+        [],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, 0.005, False), 7)],
+    ),
+    "the ttl of the record goes before that of the options": (
+        "from_client",
+        request(ttl=1500, options=RAW),
+        [],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, 1.5, False), 7)],
+    ),
+    "a ttl beside other options": (
+        "from_client",
+        request(ttl=1500, options=b'{"wait":false}'),
+        [],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(b'{"wait":false}', 1.5, False, False, True), 7)],
+    ),
+    "a ttl beside another": (
+        "from_client",
+        request(ttl=1500, options=b'{"ttl":5}'),
+        [],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(b'{"ttl":5}', 1.5, True, True), 7)],
+    ),
+    "a number of 64 bits": (
+        "from_client",
+        request(LARGEST) + record(5, 1 << 62),
+        [],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, LARGEST), wire.Cancel(ROUTE, CX1, None, 1 << 62)],
+    ),
+    "attachments, in order": (
+        "from_client",
+        request(1, rest=body(None, b"", None)) + record(5, 9) + request(2, rest=body(None)),
+        [VIEW, b"short", b"another"],
+        [
+            wire.Request(ROUTE, CX1, b"echo", [VIEW, b"", b"short"], NO_OPTIONS, 1),
+            wire.Cancel(ROUTE, CX1, None, 9),
+            wire.Request(ROUTE, CX1, b"echo", [b"another"], NO_OPTIONS, 2),
+        ],
+    ),
+    "a question to the broker has no large frame": (
+        "from_client",
+        request(service=b"mmi.service", rest=body(b"echo", None)),
+        [VIEW],
+        [wire.Request(ROUTE, CX1, b"mmi.service", [b"echo", wire.OVERLONG], NO_OPTIONS, 7)],
+    ),
+    "as many frames and bytes as are allowed": (
+        "from_client",
+        request(rest=body(None, b"", b"", b"")),
+        [b"x" * MAX_BODY],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x" * MAX_BODY, b"", b"", b""], NO_OPTIONS, 7)],
+    ),
+    # from a worker
+    "PARTIAL": ("from_worker", record(3, 7, body(b"x")), [], [wire.Reply(ROUTE, WX1, False, 7, [b"x"])]),
+    "FINAL": ("from_worker", record(4, LARGEST, body(None)), [VIEW], [wire.Reply(ROUTE, WX1, True, LARGEST, [VIEW])]),
+    "ERROR": ("from_worker", error(7, text=b"\xff"), [], [wire.Failure(ROUTE, WX1, 7, 500, b"\xff", [])]),
+    "ERROR with a detail": (
+        "from_worker",
+        error(7, code=999, rest=body(None)),
+        [VIEW],
+        [wire.Failure(ROUTE, WX1, 7, 999, b"why", [VIEW])],
+    ),
+    "ERROR with an empty detail": (
+        "from_worker", error(7, code=0, text=b"", rest=body(b"")), [], [wire.Failure(ROUTE, WX1, 7, 0, b"", [b""])]
+    ),
+    "READY": ("from_worker", ready(64), [], [wire.Ready(ROUTE, WX1, b"echo", 64)]),
+    "READY with options: the credit of the record counts": (
+        "from_worker",
+        ready(0, options=INFORMED),
+        [],
+        [wire.Ready(ROUTE, WX1, b"echo", 0, "w", "h", 7, "1")],
+    ),
+    "CREDIT": ("from_worker", record(10, 0, b"\xff\xff\xff\xff"), [], [wire.Credit(ROUTE, WX1, 0xFFFFFFFF)]),
+    "RELEASE": ("from_worker", record(11, 1 << 63), [], [wire.Release(ROUTE, WX1, 1 << 63)]),
+    # to a client
+    "PARTIAL to a client": ("to_client", record(2, 7, body(b"x")), [], [wire.Answer((), CX1, False, b"", [b"x"], 7)]),
+    "FINAL to a client": (
+        "to_client",
+        record(3, LARGEST, body(*[b""] * 9)),
+        [],
+        [wire.Answer((), CX1, True, b"", [b""] * 9, LARGEST)],
+    ),
+    "ERROR to a client": (
+        "to_client",
+        error(4, text=b"a\xffb"),
+        [],
+        [wire.Error((), CX1, b"", 500, "a\N{REPLACEMENT CHARACTER}b", [], 7)],
+    ),
+    "ERROR with a detail to a client": (
+        "to_client", error(4, text=b"", rest=body(b"d")), [], [wire.Error((), CX1, b"", 500, "", [b"d"], 7)]
+    ),
+    # to a worker
+    "REQUEST to a worker": ("to_worker", work(), [], [wire.Work((), WX1, 7, [b"x"], NO_OPTIONS, None, 1)]),
+    "REQUEST to a worker with all of it": (
+        "to_worker",
+        work(LARGEST, 1500, 255, RAW, body(None, b"x")),
+        [VIEW],
+        [wire.Work((), WX1, LARGEST, [VIEW, b"x"], Options(RAW, 0.005, False), 1.5, 255)],
+    ),
+    "CANCEL to a worker": ("to_worker", record(8, 7), [], [wire.Withdraw((), WX1, 7)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("direction", "records", "attachments", "commands"), READ.values(), ids=READ)
+def test_records_are_read(implementation, direction, records, attachments, commands):
+    for form in (records, memoryview(records)):
+        found = read(implementation, direction, form, *attachments)
+        assert [*map(shaped, found)] == [*map(shaped, commands)]
+    for command in found:
+        for frame in fuzz_batch.body_of(command):
+            assert (
+                type(frame) is memoryview
+                or frame == b""
+                or len(frame) < SHARED
+                or frame in (*attachments, wire.OVERLONG)
+            )
+
+
+# ── what is wrong with a record (C43) ────────────────────────────────────────────────────────────────────────────────
+
+
+def told(reason, number=7, service=b"", over_limit=False):
+    """What a client can be told."""
+    return Invalid(reason, ROUTE, number, service, over_limit)
+
+
+def sized(records, size):
+    """`records` with another size at the beginning."""
+    return struct.pack(">I", size) + records[4:]
+
+
+CANCELLED = wire.Cancel(ROUTE, CX1, None, 8)
+AFTER = record(5, 8)
+"""A record that is read wherever it is known to begin."""
+TOO_MANY = [b""] * (MAX_FRAMES + 1)
+BROKEN = [told(Reason.BAD_RECORD), CANCELLED]
+UNREADABLE = [Invalid(Reason.BAD_RECORD)]
+
+WRONG = {  # direction, records, attachments; and what is read
+    # where the next record begins is unknown
+    "no more than a size": ("from_client", b"\0\0\0\x09", [], UNREADABLE),
+    "half a head": ("from_client", AFTER + AFTER[:12], [], [CANCELLED, Invalid(Reason.BAD_RECORD)]),
+    "a size of nothing": ("from_client", sized(AFTER, 0) + AFTER, [], [told(Reason.BAD_RECORD, 8)]),
+    "a size of less than a head": ("from_client", sized(AFTER, 8) + AFTER, [], [told(Reason.BAD_RECORD, 8)]),
+    "a size beyond the end": ("from_client", sized(AFTER, 10), [], [told(Reason.BAD_RECORD, 8)]),
+    "the largest size": ("from_client", AFTER + sized(request(), 0xFFFFFFFF), [], [CANCELLED, told(Reason.BAD_RECORD)]),
+    "one record too many": (
+        "from_client", AFTER * (MAX_RECORDS + 5), [], [CANCELLED] * MAX_RECORDS + [told(Reason.BAD_RECORD, 8)]
+    ),
+    "one record too many, and one attachment": (
+        "from_client", AFTER * MAX_RECORDS, [b"x"], [CANCELLED] * MAX_RECORDS + [Invalid(Reason.TOO_MANY_FRAMES)]
+    ),
+    "from a worker, a size beyond the end": ("from_worker", sized(AFTER, 10), [], UNREADABLE),
+    # records of clients
+    "an unknown command": ("from_client", record(2, 7) + AFTER, [], [told(Reason.UNKNOWN_COMMAND), CANCELLED]),
+    "command 0": ("from_client", record(0, 7, b"xyz") + AFTER, [], [told(Reason.UNKNOWN_COMMAND), CANCELLED]),
+    "REQUEST without a ttl": ("from_client", record(1, 7, b"\0\0\0") + AFTER, [], BROKEN),
+    "REQUEST without a service": ("from_client", record(1, 7, bytes(4)) + AFTER, [], BROKEN),
+    "a service that goes beyond": (
+        "from_client", record(1, 7, bytes(4) + b"\x05echo") + AFTER, [], BROKEN
+    ),
+    "REQUEST without options": (
+        "from_client", record(1, 7, bytes(4) + b"\x04echo\0") + AFTER, [], BROKEN
+    ),
+    "options that go beyond": (
+        "from_client", record(1, 7, bytes(4) + b"\x04echo\xff\xff{}") + AFTER, [], BROKEN
+    ),
+    "REQUEST without a body": ("from_client", request(rest=b"") + AFTER, [], BROKEN),
+    "half a count": ("from_client", request(rest=b"\0") + AFTER, [], BROKEN),
+    "a count of more than is there": (
+        "from_client", request(rest=b"\xff\xff" + body(b"x")[2:]) + AFTER, [], BROKEN
+    ),
+    "half a length": ("from_client", request(rest=b"\0\1\0\0\0") + AFTER, [], BROKEN),
+    "a length that goes beyond": (
+        "from_client", request(rest=b"\0\1\0\0\0\2x") + AFTER, [], BROKEN
+    ),
+    "the largest length": (
+        "from_client", request(rest=b"\0\1\xff\xff\xff\xfex") + AFTER, [], BROKEN
+    ),
+    "more behind the body": ("from_client", request(rest=body(b"x") + b"y") + AFTER, [], BROKEN),
+    "more behind CANCEL": ("from_client", record(5, 7, b"x") + AFTER, [], BROKEN),
+    "no body": ("from_client", request(rest=body()) + AFTER, [], [told(Reason.NO_BODY, 7, b"echo"), CANCELLED]),
+    "no service": ("from_client", request(service=b"") + AFTER, [], [told(Reason.BAD_SERVICE), CANCELLED]),
+    "a service that is not UTF-8": (
+        "from_client", request(service=b"\xff") + AFTER, [], [told(Reason.BAD_SERVICE), CANCELLED]
+    ),
+    "options that are not an object": (
+        "from_client", request(options=b"[]") + AFTER, [], [told(Reason.BAD_OPTIONS, 7, b"echo"), CANCELLED]
+    ),
+    "options that are wrong beside a ttl": (
+        "from_client", request(ttl=1, options=b"ttl") + AFTER, [], [told(Reason.BAD_OPTIONS, 7, b"echo"), CANCELLED]
+    ),
+    "too many frames": (
+        "from_client", request(rest=body(*TOO_MANY)) + AFTER, [],
+        [told(Reason.TOO_MANY_FRAMES, 7, b"echo", True), CANCELLED],
+    ),
+    "too large": (
+        "from_client", request(rest=body(b"x", b"x" * MAX_BODY)) + AFTER, [],
+        [told(Reason.TOO_LARGE, 7, b"echo", True), CANCELLED],
+    ),
+    "too large with its attachment": (
+        "from_client", request(rest=body(b"x", None)) + request(rest=body(None)), [b"x" * MAX_BODY, b"next"],
+        [told(Reason.TOO_LARGE, 7, b"echo", True), wire.Request(ROUTE, CX1, b"echo", [b"next"], NO_OPTIONS, 7)],
+    ),
+    "too many frames, attached": (
+        "from_client", request(rest=body(*[None] * 5)) + request(rest=body(None)), [*TOO_MANY, b"next"],
+        [told(Reason.TOO_MANY_FRAMES, 7, b"echo", True), wire.Request(ROUTE, CX1, b"echo", [b"next"], NO_OPTIONS, 7)],
+    ),
+    # which attachment is the next is unknown
+    "a missing attachment": (
+        "from_client", request(rest=body(None)) + AFTER, [], BROKEN
+    ),
+    "attachments after a record that cannot be read": (
+        "from_client", request(1, rest=b"\0") + request(2, rest=body(None)) + request(3), [b"whose?"],
+        [
+            told(Reason.BAD_RECORD, 1), told(Reason.BAD_RECORD, 2),
+            wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, 3),
+        ],
+    ),
+    "attachments after an unknown command": (
+        "from_client", record(99, 1) + request(2, rest=body(None)), [b"whose?"],
+        [told(Reason.UNKNOWN_COMMAND, 1), told(Reason.BAD_RECORD, 2)],
+    ),
+    "attachments after one that is only not accepted": (
+        "from_client", request(1, service=b"", rest=body(None)) + request(2, rest=body(None)), [b"first", b"second"],
+        [told(Reason.BAD_SERVICE, 1), wire.Request(ROUTE, CX1, b"echo", [b"second"], NO_OPTIONS, 2)],
+    ),
+    "an attachment of no record": ("from_client", AFTER, [b"x"], [CANCELLED, Invalid(Reason.TOO_MANY_FRAMES)]),
+    "attachments without records": ("from_worker", b"", [b"x", b"y"], [Invalid(Reason.TOO_MANY_FRAMES)]),
+    # records of workers, who are told nothing
+    "REQUEST from a worker": ("from_worker", record(2, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "HEARTBEAT in a record": ("from_worker", record(5, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "FINAL without a body": ("from_worker", record(4, 7), [], UNREADABLE),
+    "FINAL with an empty body": ("from_worker", record(4, 7, body()), [], [Invalid(Reason.NO_BODY)]),
+    "FINAL, too large": (
+        "from_worker", record(4, 7, body(None)), [b"x" * (MAX_BODY + 1)],
+        [wire.Oversized(ROUTE, WX1, Reason.TOO_LARGE, wire.FINAL, 7)],
+    ),
+    "PARTIAL, too many frames": (
+        "from_worker", record(3, LARGEST, body(*TOO_MANY)), [],
+        [wire.Oversized(ROUTE, WX1, Reason.TOO_MANY_FRAMES, wire.PARTIAL, LARGEST)],
+    ),
+    "ERROR, too large": (
+        "from_worker", error(7, rest=body(b"x" * (MAX_BODY + 1))), [],
+        [wire.Oversized(ROUTE, WX1, Reason.TOO_LARGE, wire.ERROR, 7)],
+    ),
+    "ERROR without a code": ("from_worker", record(7, 7, b"\0"), [], UNREADABLE),
+    "ERROR, its text goes beyond": ("from_worker", record(7, 7, b"\0\0\0\2x"), [], UNREADABLE),
+    "ERROR without a body": ("from_worker", error(7, rest=b""), [], UNREADABLE),
+    "ERROR of four digits": ("from_worker", error(7, code=1000), [], [Invalid(Reason.BAD_CODE)]),
+    "ERROR with two details": ("from_worker", error(7, rest=body(b"", b"")), [], [Invalid(Reason.TOO_MANY_FRAMES)]),
+    "READY, half its credit": ("from_worker", record(1, 0, b"\0\0"), [], UNREADABLE),
+    "READY without a service": ("from_worker", record(1, 0, bytes(4)), [], UNREADABLE),
+    "READY, its service goes beyond": (
+        "from_worker", record(1, 0, bytes(4) + b"\x05echo"), [], UNREADABLE
+    ),
+    "READY without options": (
+        "from_worker", record(1, 0, bytes(4) + b"\x04echo\0"), [], UNREADABLE
+    ),
+    "READY, its options go beyond": (
+        "from_worker", record(1, 0, bytes(4) + b"\x04echo\0\5{}"), [], UNREADABLE
+    ),
+    "READY with more": ("from_worker", ready(rest=b"x"), [], UNREADABLE),
+    "READY with bad options": ("from_worker", ready(options=b'{"pid":"x"}'), [], [Invalid(Reason.BAD_OPTIONS)]),
+    "READY for no service": ("from_worker", ready(service=b""), [], [Invalid(Reason.BAD_SERVICE)]),
+    "CREDIT without a number": ("from_worker", record(10, 0), [], UNREADABLE),
+    "CREDIT with more": ("from_worker", record(10, 0, bytes(5)), [], UNREADABLE),
+    "RELEASE with more": ("from_worker", record(11, 0, b"x"), [], UNREADABLE),
+    # records of the broker
+    "REQUEST to a client": ("to_client", record(1, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "FINAL to a client, truncated": ("to_client", record(3, 7, b"\0\1\0"), [], UNREADABLE),
+    "FINAL to a client, no body": ("to_client", record(3, 7, body()), [], [Invalid(Reason.NO_BODY)]),
+    "ERROR to a client, no code": ("to_client", record(4, 7, b"\0\0\0"), [], UNREADABLE),
+    "ERROR to a client, its text goes beyond": ("to_client", record(4, 7, bytes(3) + b"\1"), [], UNREADABLE),
+    "ERROR to a client without a body": ("to_client", error(4, rest=b""), [], UNREADABLE),
+    "ERROR to a client of four digits": ("to_client", error(4, code=65535), [], [Invalid(Reason.BAD_CODE)]),
+    "ERROR to a client with two details": (
+        "to_client", error(4, rest=body(b"", b"")), [], [Invalid(Reason.TOO_MANY_FRAMES)]
+    ),
+    "READY to a worker": ("to_worker", record(1, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "REQUEST to a worker, half its ttl": ("to_worker", record(2, 7, b"\0\0"), [], UNREADABLE),
+    "REQUEST to a worker, its options go beyond": (
+        "to_worker", record(2, 7, bytes(6) + b"\1"), [], UNREADABLE
+    ),
+    "REQUEST to a worker without a body": ("to_worker", work(rest=b""), [], UNREADABLE),
+    "REQUEST to a worker, bad options": ("to_worker", work(options=b"{"), [], [Invalid(Reason.BAD_OPTIONS)]),
+    "REQUEST to a worker, an empty body": ("to_worker", work(rest=body()), [], [Invalid(Reason.NO_BODY)]),
+    "CANCEL to a worker with more": ("to_worker", record(8, 7, b"x"), [], UNREADABLE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("direction", "records", "attachments", "commands"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_has_a_reason_and_touches_no_other_record(
+    implementation, direction, records, attachments, commands
+):  # C43
+    for form in (records, memoryview(records)):
+        found = read(implementation, direction, form, *attachments)
+        assert [*map(shaped, found)] == [*map(shaped, commands)]
+
+
+@directions
+def test_a_message_may_end_after_its_header(implementation, direction):  # C43
+    limits = (ROUTE, 1, 1) if direction.startswith("from") else ()
+    function = getattr(implementation, direction)
+    assert function([*ROUTE, CX1], 2, *limits) == function([*ROUTE, CX1, b"\x09"], 2, *limits) == []
+
+
+@directions
+@settings(max_examples=200)
+@given(records=st.binary(max_size=200), attachments=st.lists(st.binary(max_size=5), max_size=3))
+@example(records=b"", attachments=[])
+def test_any_bytes_are_read(direction, records, attachments):  # C43
+    del direction  # all of them are checked; it is only how often
+    fuzz_batch.check([*ROUTE, CX1, b"\x09", records, *attachments], MAX_BODY, MAX_FRAMES)
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_what_is_much_like_a_message_is_read(first):  # C43
+    for seed in range(first, first + 50):
+        fuzz_batch.fuzz(seed)
+
+
+def test_the_fuzzer_reaches_every_command_and_every_reason():
+    """Else it would say nothing."""
+    read = [command for seed in range(300) for commands in fuzz_batch.fuzz(seed) for command in commands]
+    assert {type(command).__name__ for command in read} == {
+        "Answer", "Cancel", "Credit", "Error", "Failure", "Invalid", "Oversized", "Ready", "Release", "Reply",
+        "Request", "Withdraw", "Work",
+    }  # fmt: skip
+    assert {command.reason for command in read if isinstance(command, Invalid)} == {
+        Reason.BAD_CODE, Reason.BAD_OPTIONS, Reason.BAD_RECORD, Reason.BAD_SERVICE, Reason.NO_BODY, Reason.TOO_LARGE,
+        Reason.TOO_MANY_FRAMES, Reason.UNKNOWN_COMMAND,
+    }  # fmt: skip
+    assert {command.reason for command in read if isinstance(command, wire.Oversized)} == {
+        Reason.TOO_LARGE, Reason.TOO_MANY_FRAMES,
+    }  # fmt: skip
+
+
+def test_the_fuzzer_packs_every_command():
+    messages = [message for seed in range(100) for message in fuzz_batch.check_packing(seed)]
+    assert {message[4][4] for message in messages} >= {1, 2, 3, 4, 5, 7, 8, 10, 11}
+
+
+def test_what_is_shared_among_records_is_told_apart(implementation):
+    """The last service and the last options are kept."""
+    random = Random(5)
+    names, raws, ttls = (
+        [b"echo", b"echp", b"ech", b"\xff"],
+        [b"", b"{}", b'{"wait":false}', b'{"wait":fals}'],
+        [0, 1, 2],
+    )
+    for _ in range(300):
+        name, raw, ttl = random.choice(names), random.choice(raws), random.choice(ttls)
+        ours = read(implementation, "from_client", request(1, ttl, name, raw) + work(1, ttl, 1, raw))
+        theirs = read(batch_python, "from_client", request(1, ttl, name, raw) + work(1, ttl, 1, raw))
+        assert [*map(shaped, ours)] == [*map(shaped, theirs)]
+        assert read(implementation, "to_worker", work(1, ttl, 1, raw)) == read(
+            batch_python, "to_worker", work(1, ttl, 1, raw)
+        )
+
+
+def test_the_one_in_use_is_told():
+    made = "batch_cython" if batch.COMPILED else "batch_python"
+    for function in (batch.Batch, batch.from_client, batch.from_worker, batch.to_client, batch.to_worker):
+        assert function.__module__.endswith(made)

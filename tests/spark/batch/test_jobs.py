@@ -1,0 +1,332 @@
+"""What a request to a batch may ask for, the catalogue's file, and results as JSON: without Spark."""
+
+import json
+import os
+import re
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+import pytest
+
+from zmdp.mdp.errors import ServiceError, SettingError
+from zmdp.spark import control
+from zmdp.spark.batch import catalogue, jobs
+from zmdp.spark.batch.jobs import Call, Query
+from zmdp.spark.batch.results import Results, arrow_stream, json_rows
+
+
+def count(spark, path: str, top: int = 10, ratio: float = 0.5, names: list[str] | None = None):
+    return path, top, ratio, names
+
+
+def free(spark, **anything):
+    return anything
+
+
+JOBS = {"count": count, "free": free}
+
+
+def refused(function, *arguments):
+    with pytest.raises(ServiceError) as told:
+        function(*arguments)
+    assert told.value.code == 422
+    return told.value.text
+
+
+# ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("frames", "asked"),
+    [
+        ([b"SELECT 1"], Query("SELECT 1")),
+        ([b" SELECT 1 ; "], Query("SELECT 1 ")),
+        ([b"SELECT 1", b""], Query("SELECT 1")),
+        ([b"SELECT 1", b"{}"], Query("SELECT 1")),
+        ([b"SELECT ?", b'{"format": "arrow", "args": [1]}'], Query("SELECT ?", "arrow", [1])),
+        ([b"SELECT :n", b'{"args": {"n": 1}}'], Query("SELECT :n", "json", {"n": 1})),
+        ([b"FROM a JOIN b using -- both\n (id)"], Query("FROM a JOIN b using -- both\n (id)")),
+        (
+            [b"-- why\n/* how\n*/ ((with a as (select 1) from a))"],
+            Query("-- why\n/* how\n*/ ((with a as (select 1) from a))"),
+        ),
+    ],
+)
+def test_a_query(frames, asked):
+    assert jobs.query(frames) == asked
+
+
+@pytest.mark.parametrize(
+    ("frames", "told"),
+    [
+        ([b""], "the first frame is empty"),
+        ([b" ; "], "the first frame is empty"),
+        ([b"SELECT 1", b"{}", b""], "one frame or two"),
+        ([b"\xff"], "no UTF-8"),
+        ([b"SET"], "that is no query: 'SET'"),
+        ([b"reset x"], "that is no query"),
+        ([b"/* SELECT */ USE x"], "that is no query"),
+        ([b"-- SELECT 1"], "that is no query"),
+        ([b"/*/" * 50_000], "that is no query"),
+        ([b"/**/" * 50_000], "that is no query"),
+        ([b"SELECTED"], "that is no query"),
+        ([b"SELECT", b"["], "the settings are a JSON object, not b'['"),
+        ([b"SELECT 1", b"[" * 100_000], "the settings are a JSON object"),
+        ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings are a JSON object"),
+        ([b"SELECT 1", b"[]"], "the settings are a JSON object"),
+        ([b"SELECT 1", b'{"colour": 1}'], "the settings know no 'colour': they take args, format"),
+        ([b"SELECT 1", b'{"format": "xml"}'], "format is one of json, arrow"),
+        ([b"SELECT 1", b'{"format": []}'], "format is one of json, arrow"),
+        ([b"SELECT 1", b'{"args": 1}'], "args is an object"),
+    ],
+)
+def test_what_is_no_query(frames, told):
+    assert told in refused(jobs.query, frames)
+
+
+@pytest.mark.parametrize(
+    ("sql", "word"),
+    [
+        ("SELECT reflect('java.lang.System', 'exit', 3)", "reflect"),
+        ("SELECT `Java_Method`('a', 'b')", "Java_Method"),
+        ("SELECT IDENTIFIER('ref' || 'lect')('a', 'b')", "IDENTIFIER"),
+        ("SELECT TRANSFORM(a) USING 'id' AS (x) FROM t", "USING"),
+        ("SELECT TRANSFORM(a) USING /* /* */ ( */ 'id' AS (x) FROM t", "USING"),
+        ("SELECT TRANSFORM(a) USING --\r'id' AS\n(x) FROM t", "USING"),
+        ("SELECT 1 FROM a JOIN b USING\n(id)", None),
+        ("SELECT musing, reflection FROM a", None),
+    ],
+)
+def test_what_may_reach_out_as_far_as_the_text_tells(sql, word):
+    assert jobs.may_reach_out(sql) == word
+
+
+# ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("frames", "arguments", "format_"),
+    [
+        ([b"count", b'{"path": "a"}'], {"path": "a"}, "json"),
+        ([b"count", b'{"path": "a", "top": 3, "ratio": 1, "names": null}', b'{"format": "arrow"}'],
+         {"path": "a", "top": 3, "ratio": 1, "names": None}, "arrow"),
+        ([b"count", b'{"path": "a", "names": ["b"]}'], {"path": "a", "names": ["b"]}, "json"),
+        ([b"free", b'{"x": {"y": [1]}}'], {"x": {"y": [1]}}, "json"),
+        ([b"free"], {}, "json"),
+    ],
+)  # fmt: skip
+def test_a_call(frames, arguments, format_):
+    name = frames[0].decode()
+    assert jobs.call(frames, JOBS) == Call(name, JOBS[name], arguments, format_)
+
+
+@pytest.mark.parametrize(
+    ("frames", "told"),
+    [
+        ([b"nope"], "there is no job 'nope': there are count, free"),
+        ([b"count"], "missing a required argument: 'path'; it takes path: str, top: int = 10"),
+        ([b"count", b'{"path": "a", "colour": 1}'], "knows no 'colour'; it takes path: str"),
+        ([b"count", b'{"path": 1}'], "path is 1: it takes text"),
+        ([b"count", b'{"path": "a", "top": 1.5}'], "top is 1.5: it takes whole number"),
+        ([b"count", b'{"path": "a", "top": true}'], "top is True: it takes whole number"),
+        ([b"count", b'{"path": "a", "ratio": "x"}'], "ratio is 'x': it takes number"),
+        ([b"count", b'{"path": "a", "names": [1]}'], "it takes list[str] | None"),
+        ([b"count", b"3"], "the arguments are a JSON object"),
+        ([b"count", b'{"path": "a"}', b'{"args": {}}'], "the settings know no 'args'"),
+        ([b"count", b"", b"", b""], "one to three frames"),
+    ],
+)
+def test_what_is_no_call(frames, told):
+    assert told in refused(jobs.call, frames, JOBS)
+
+
+def test_a_call_where_there_are_no_jobs():
+    assert refused(jobs.call, [b"x"], {}) == "there is no job 'x': there are none"
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "right"),
+    [
+        (1, int | str, True), ("a", int | str, True), (1.5, int | str, False),
+        ("a", Literal["a", "b"], True), ("c", Literal["a", "b"], False),
+        (1, Annotated[int, "n"], True), ("1", Annotated[int, "n"], False),
+        ({"a": 1}, dict[str, int], True), ({"a": "b"}, dict[str, int], False), ([], dict, False),
+        (None, None, True), (1, None, False), (1, Any, True), (1, date, True), (True, float, False), (True, bool, True),
+    ],
+)  # fmt: skip
+def test_what_fits_an_annotation(value, hint, right):
+    assert jobs.fits(value, hint) is right
+
+
+def test_annotations_that_cannot_be_read_bind_by_name_only():
+    def job(spark, path: "OnlyForTypeCheckers"):  # noqa: F821
+        return path
+
+    jobs.check_arguments("job", job, {"path": 1})
+    assert "knows no 'way'" in refused(jobs.check_arguments, "job", job, {"way": 1})
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("nonsense", "it takes MODULE:FUNCTION"),
+        ("no.such.module:f", "No module named 'no'"),
+        ("json:nothing", "has no attribute 'nothing'"),
+        ("json:__name__", "is of type str: it takes a function"),
+        ("os:getcwd", "takes no arguments: the first is the Spark session"),
+    ],
+)
+def test_a_job_that_cannot_be_used(target, told):
+    with pytest.raises(SettingError, match=re.escape(told)):
+        jobs.load_jobs({"x": target})
+
+
+# ── the catalogue ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_catalogue(tmp_path, monkeypatch):
+    monkeypatch.setenv("SALES_PASSWORD", "secret")
+    path = tmp_path / "catalogue.toml"
+    path.write_text("""
+        results = "results"
+        [tables.orders]
+        format = "parquet"
+        path = "orders"
+        [tables.far]
+        format = "csv"
+        path = "s3a://bucket/far"
+        schema = "a int"
+        options = { header = true, sep = ";", samplingRatio = 0.5 }
+        [tables.sales]
+        format = "jdbc"
+        options = { url = "jdbc:postgresql://db/sales", password = { env = "SALES_PASSWORD" } }
+        [jobs]
+        count = "a.b:c"
+    """)
+    found = catalogue.read(path)
+    assert found.results == str(tmp_path / "results")
+    assert found.jobs == {"count": "a.b:c"}
+    assert found.tables == {
+        "orders": catalogue.Table("orders", "parquet", str(tmp_path / "orders")),
+        "far": catalogue.Table(
+            "far", "csv", "s3a://bucket/far", "a int", {"header": "true", "sep": ";", "samplingRatio": "0.5"}
+        ),
+        "sales": catalogue.Table(
+            "sales", "jdbc", None, None, {"url": "jdbc:postgresql://db/sales", "password": "secret"}
+        ),
+    }
+    assert [table.name for table in found.named_in("select * from `Orders` o join x.sales")] == ["orders", "sales"]
+    assert found.named_in("select orders2, farther from fa") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tables = [", "is no TOML"),
+        ("colour = 1", "has no 'colour': it takes jobs, results, tables"),
+        ("tables = 3", "tables and jobs are tables of TOML"),
+        ("results = 3", "results is 3: it takes a folder"),
+        ("[jobs]\na = 3", "job a is 3: it takes MODULE:FUNCTION"),
+        ("[tables]\na = 3", "table a takes format"),
+        ("[tables.a]\npath = 'b'", "table a takes format"),
+        ("[tables.'a b']\nformat = 'csv'", "a table's name takes letters"),
+        ("[tables.a]\nformat = 'csv'\nfile = 'b'", "table a has no 'file'"),
+        ("[tables.a]\nformat = 'csv'\npath = 3", "table a: path is 3: it takes a text"),
+        ("[tables.a]\nformat = 'csv'\noptions = 3", "table a: options is 3"),
+        ("[tables.a]\nformat = 'csv'\noptions = { b = [] }", "option b is []: it takes a text"),
+        ("[tables.a]\nformat = 'csv'\noptions = { b = { env = 'ZMDP_NOT_SET' } }", "ZMDP_NOT_SET is not set"),
+    ],
+)
+def test_what_is_no_catalogue(tmp_path, text, told):
+    path = tmp_path / "catalogue.toml"
+    path.write_text(text)
+    with pytest.raises(SettingError) as raised:
+        catalogue.read(path)
+    assert told in str(raised.value)
+
+
+def test_a_catalogue_that_is_not_there(tmp_path):
+    with pytest.raises(SettingError, match="No such file"):
+        catalogue.read(tmp_path / "none.toml")
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_as_json():
+    table = pa.table(
+        {
+            "n": pa.array([1, None]),
+            "f": pa.array([1.5, float("nan")]),
+            "s": pa.array(["ä\n", ""]),
+            "b": pa.array([b"\x00\xff", None]),
+            "d": pa.array([date(2026, 1, 2), None]),
+            "t": pa.array([datetime(2026, 1, 2, 3, 4, 5, 6, UTC), None]),
+            "h": pa.array([time(1, 2, 3), None]),
+            "c": pa.array([Decimal("1.10"), None]),
+            "l": pa.array([[1, 2], None]),
+            "o": pa.array([{"x": Decimal(3)}, None]),
+            "m": pa.array([[(1, "y")], None], pa.map_(pa.int64(), pa.string())),
+            "z": pa.array([True, None]),
+        }
+    )
+    assert json.loads(json_rows(table)) == [
+        {"n": 1, "f": 1.5, "s": "ä\n", "b": "AP8=", "d": "2026-01-02", "t": "2026-01-02T03:04:05.000006+00:00",
+         "h": "01:02:03", "c": "1.10", "l": [1, 2], "o": {"x": "3"}, "m": {"1": "y"}, "z": True},
+        {"n": None, "f": "nan", "s": "", "b": None, "d": None, "t": None, "h": None, "c": None, "l": None, "o": None,
+         "m": None, "z": None},
+    ]  # fmt: skip
+
+
+def test_rows_as_arrow():
+    table = pa.table({"n": [1, 2]})
+    assert pa.ipc.open_stream(arrow_stream(table)).read_all() == table
+
+
+def test_values(tmp_path):
+    results = Results(str(tmp_path), inline=100)
+    described, data = results.frames({"a": [1, date(2026, 1, 2)]}, "0" * 16, "json")
+    assert json.loads(described) == {"job": "0" * 16, "format": "value", "path": None}
+    assert data == b'{"a": [1, "2026-01-02"]}'
+    described, data = results.frames("x" * 200, "1" * 16, "json")
+    path = tmp_path / f"{'1' * 16}.json"
+    assert (json.loads(described)["path"], data) == (str(path), b"")
+    assert json.loads(path.read_text()) == "x" * 200
+
+
+def test_values_that_cannot_be_sent(tmp_path):
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ServiceError, match="the job returned a list: it takes a DataFrame, or a value for JSON"):
+        Results(str(tmp_path)).frames(loop, "0" * 16, "json")
+    with pytest.raises(ServiceError, match="the result has 202 bytes, and up to 100 bytes are sent") as told:
+        Results(None, inline=100).frames("x" * 200, "0" * 16, "json")
+    assert told.value.code == 413
+    with pytest.raises(ServiceError, match="return a DataFrame, which is written to hdfs://x"):
+        Results("hdfs://x/", inline=100).frames("x" * 200, "0" * 16, "json")
+
+
+def test_old_results_are_swept_and_nothing_else(tmp_path):
+    old, new, others = "0" * 16, "1" * 16, "somebody-elses"
+    for name in (old, new):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part-0.parquet").touch()
+    (tmp_path / f"{old}.json").touch()
+    (tmp_path / others).touch()
+    for name in (old, f"{old}.json", others):
+        os.utime(tmp_path / name, (1, 1))
+    assert Results(str(tmp_path)).sweep(3600) == 2
+    assert sorted(each.name for each in tmp_path.iterdir()) == [new, others]
+    assert Results(None).sweep(0) == Results("s3a://bucket").sweep(0) == Results(str(tmp_path / "none")).sweep(0) == 0
+
+
+# ── drivers' names ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_names_of_drivers():
+    assert control.checked_name(control.default_name("batch")).startswith("batch-")
+    for wrong in ("", "a b", "ä", "x" * 101):
+        with pytest.raises(SettingError, match="cannot be a driver's name"):
+            control.checked_name(wrong)

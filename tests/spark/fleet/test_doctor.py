@@ -1,0 +1,162 @@
+"""What `mdp-spark doctor` finds, and that each failure says what to do."""
+
+import json
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.processes import run
+
+from zmdp.mdp.errors import SettingError
+from zmdp.spark import session
+from zmdp.spark.fleet import doctor
+from zmdp.spark.fleet.doctor import INSTALL, RANGES, Check, Doctor
+from zmdp.spark.fleet.ship import Cluster
+from zmdp.spark.session import SparkError
+
+NOWHERE = "tcp://127.0.0.1:1"
+ALL = [
+    "Python", "pyzmq", "pyspark", "pandas", "pyarrow", "Java", "broker", "session", "executors' Python",
+    "executors' pyzmq", "executors' zmdp", "executors reach the broker", "cores",
+]  # fmt: skip
+
+NEEDS_JAVA = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
+
+
+class Shared:
+    """A cluster whose session is the tests'."""
+
+    master = "local[2,3]"
+
+    def __init__(self, spark):
+        self._spark = spark
+
+    def open(self, name, *, most=None):
+        return SimpleNamespace(sparkContext=self._spark.sparkContext, version=self._spark.version, stop=lambda: None)
+
+
+def states(checks):
+    return {check.name: check.state for check in checks}
+
+
+def failed(checks):
+    """The one check that failed."""
+    (found,) = [check for check in checks if check.state == "failed"]
+    return found
+
+
+def test_all_is_well(spark, endpoint):
+    checks = list(Doctor(Shared(spark), endpoint).checks())
+    assert [check.name for check in checks] == ALL
+    assert set(states(checks).values()) == {"ok"}
+    assert checks[-1].found == "2: 1 for slots, 1 stay free for other jobs (--reserve)"
+
+
+def test_without_a_broker_its_checks_are_skipped(spark):
+    checks = list(Doctor(Shared(spark), NOWHERE).checks())
+    assert "nobody listens there" in failed(checks).found
+    assert states(checks)["executors reach the broker"] == "skipped"
+    assert states(checks)["cores"] == "ok"
+
+
+def test_executors_that_do_not_reach_the_broker(spark, endpoint):
+    bad = failed(Doctor(Shared(spark), endpoint, executors_broker=NOWHERE).checks())
+    assert bad.name == "executors reach the broker"
+    assert "nobody listens there" in bad.found
+    assert "--broker-from-executors" in bad.advice
+
+
+def test_too_few_cores(spark, endpoint):
+    bad = failed(Doctor(Shared(spark), endpoint, reserve=2).checks())
+    assert (bad.name, bad.found) == ("cores", "2, of which 2 stay free for other jobs: 1 slots do not fit")
+    assert "--reserve 0" in bad.advice
+
+
+def test_executors_without_pyzmq(spark, endpoint, monkeypatch):
+    told = {"host": "h", "python": "3.11.0", "pyzmq": "ModuleNotFoundError: No module named 'zmq'", "zmdp": None}
+    monkeypatch.setattr(doctor, "_probed", lambda *asked: ([{**told, "broker": "not asked"}], None))
+    checks = list(Doctor(Shared(spark), endpoint).checks())
+    assert failed(checks).found == "on h: ModuleNotFoundError: No module named 'zmq'"
+    assert "mdp-spark pack" in failed(checks).advice
+    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[10:12]
+
+
+def test_executors_of_another_python(spark, endpoint, monkeypatch):
+    monkeypatch.setattr(doctor, "_probed", lambda *asked: ([], ("another Python", "take this one")))
+    checks = list(Doctor(Shared(spark), endpoint).checks())
+    assert failed(checks) == Check("executors' Python", "failed", "another Python", "take this one")
+    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[9:12]
+
+
+@pytest.mark.parametrize("error", [SparkError("no cluster"), SettingError("no master")])
+def test_no_session(spark, endpoint, monkeypatch, error):
+    def refuse(name, *, most=None):
+        raise error
+
+    checks = list(Doctor(SimpleNamespace(master=None, open=refuse), endpoint).checks())
+    assert failed(checks).found == str(error)
+    assert "--master" in failed(checks).advice
+    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[8:]
+
+
+@pytest.mark.parametrize(("version", "found"), [(None, "there is no Java"), (11, "11 at")])
+def test_without_java_nothing_is_started(endpoint, monkeypatch, version, found):
+    monkeypatch.setattr(session, "java_version", lambda: version)
+    checks = list(Doctor(SimpleNamespace(), endpoint).checks())
+    assert failed(checks).found.startswith(found)
+    assert failed(checks).advice == session.NEEDS_JAVA
+    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[7:]
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [("3.9.9", "failed"), ("4.0.0", "ok"), ("4.3.7", "ok"), ("4.4.0", "failed")]
+)
+def test_versions_out_of_range(monkeypatch, version, state):
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
+    found = doctor._library("pyspark")
+    assert (found.state, found.found) == (state, version)
+    assert (INSTALL in found.advice) == (state == "failed")
+
+
+def test_what_is_not_installed(monkeypatch):
+    def missing(name):
+        raise doctor.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", missing)
+    assert doctor._library("pandas").advice == f"it takes 2.2 or newer, below 3: {INSTALL}"
+
+
+def test_the_ranges_are_those_of_the_project():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    wanted = {*project["dependencies"], *project["optional-dependencies"]["spark"]}
+    for name, (first, after) in RANGES.items():
+        dotted = [".".join(map(str, version)) for version in (first, after) if version]
+        assert f"{name}>=" + ",<".join(dotted) in wanted
+
+
+@NEEDS_JAVA
+def test_the_command_with_a_master_that_nobody_listens_at():
+    done = run("mdp-spark", "doctor", "--master", "spark://127.0.0.1:1", "--broker", NOWHERE, "--json")
+    assert done.returncode == 1
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["name"] for row in rows] == ALL
+    assert {row["name"] for row in rows if row["state"] == "failed"} == {"broker", "session"}
+    text = run("mdp-spark", "doctor", "--master", "spark://127.0.0.1:1", "--broker", NOWHERE).stdout.decode()
+    assert "failed   session: no Spark master answers at 127.0.0.1:1" in text
+    assert "         → start mdp-broker" in text
+
+
+def test_the_command_with_settings_that_are_none():
+    done = run("mdp-spark", "doctor", "--conf", "x=1")
+    assert done.returncode == 2
+    assert done.stderr.decode() == (
+        "mdp-spark: Invalid value for '--conf': 'x=1': it takes a setting of Spark's, spark.NAME=VALUE. "
+        "See 'mdp-spark doctor --help'\n"
+    )
+
+
+@NEEDS_JAVA
+def test_a_master_that_is_none(endpoint):
+    bad = failed(Doctor(Cluster(master="nonsense"), endpoint).checks())
+    assert bad.found.startswith("'nonsense' is no Spark master")

@@ -1,0 +1,313 @@
+"""Fleets on the session that the tests share: what executors answer, leases, draining, the control service."""
+
+import json
+import os
+import re
+import threading
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.processes import eventually
+
+from zmdp.clients import Client
+from zmdp.mdp.errors import SettingError
+from zmdp.spark import control
+from zmdp.spark.fleet.driver import Fleet, Settings, cores, explained, is_loopback
+from zmdp.spark.fleet.slots import Died, Refused
+from zmdp.spark.fleet.worker import Task, serve
+
+HERE = Path(__file__).parent
+BEATS = {"heartbeat": 0.2, "liveness": 50}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """The handlers are in the current directory."""
+    monkeypatch.chdir(HERE)
+
+
+class Shared:
+    """A cluster whose session stays when a fleet ends."""
+
+    master, conf = "local[2,3]", {}
+
+    def __init__(self, spark):
+        self._spark = spark
+
+    def open(self, name, *, most=None):
+        return SimpleNamespace(sparkContext=self._spark.sparkContext, stop=lambda: None)
+
+
+@contextmanager
+def running(spark, endpoint, **settings):
+    """A fleet in a thread."""
+    given = {"handler": "fleet_handlers:pid", "service": "pid", "name": "test", "broker": endpoint, **BEATS, **settings}
+    fleet = Fleet(Settings(**given), Shared(spark))
+    ready = threading.Event()
+    thread = threading.Thread(target=fleet.run, args=(ready.set,))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield fleet
+    finally:
+        fleet.drain()
+        thread.join()
+
+
+@pytest.fixture
+def client(endpoint):
+    with Client(endpoint, timeout=60, retries=0) as client:
+        yield client
+
+
+def busy(client, service):
+    """Whether a worker of the service has a request."""
+    (row,) = json.loads(client.request("mmi.services", service.encode())[0])["services"]
+    return row["running"] > 0
+
+
+# ── one lease ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
+    """Run one lease's job, and return what it returns."""
+    task = Task(
+        **{
+            "fleet": "f", "control": "spark.control.nobody", "slot": 0, "lease": 1, "seconds": seconds,
+            "service": "s", "handler": handler, "broker": endpoint, "codec": None, "handler_timeout": None,
+            "paths": (str(HERE),), "log_level": "INFO", **BEATS, **settings,
+        }
+    )  # fmt: skip
+    (told,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [
+        ("no_such_module:f", "cannot use no_such_module:f: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("fleet_handlers:nothing", "AttributeError: module 'fleet_handlers' has no attribute 'nothing'"),
+        ("fleet_handlers:not_callable", "fleet_handlers:not_callable is of type int: a fleet takes a function"),
+        ("fleet_handlers:coroutine", "fleet_handlers:coroutine is for asyncio: a fleet takes a function"),
+        ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet takes a function"),
+    ],
+)
+def test_a_handler_that_cannot_be_used_is_a_result(spark, endpoint, handler, why):
+    told = lease(spark, endpoint, handler)
+    assert set(told) == {"host", "refused"}
+    assert why in told["refused"]
+
+
+def test_a_module_that_is_not_there_is_told_with_what_to_do(spark, endpoint):
+    refused = lease(spark, endpoint, "no_such_module:f")["refused"]
+    assert "--py-files" in refused
+    assert "--archive" in refused
+
+
+def test_an_executor_without_a_codec_says_so(spark, endpoint):
+    told = lease(spark, endpoint, "fleet_handlers:double", codec="no such codec")
+    assert "no such codec" in told["refused"]
+
+
+def test_an_executor_without_pyzmq_says_so(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "zmq", None)
+    (told,) = serve(SimpleNamespace(paths=(), log_level="INFO"), iter(()))
+    assert "has no pyzmq" in told["refused"]
+    assert "mdp-spark pack" in told["refused"]
+
+
+def test_a_lease_without_a_broker_says_why(spark):
+    told = lease(spark, "tcp://127.0.0.1:1", "fleet_handlers:pid")
+    assert told["served"] == 0
+    assert "nobody listens there" in told["unreachable"]
+
+
+# ── a fleet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_fleet_serves_says_so_and_drains(spark, endpoint, client):
+    with running(spark, endpoint) as fleet:
+        pid = int(client.request("pid")[0])
+        assert pid != os.getpid()
+        (slot,) = eventually(lambda: [row for row in fleet.status()["slots"] if row["served"]])
+        assert (slot["slot"], slot["state"], slot["pid"], slot["executor"]) == (0, "serving", pid, "driver")
+        (row,) = json.loads(client.request("mmi.workers", b"pid")[0])["workers"]
+        assert (row["name"], row["pid"], row["held"]) == ("spark.control.test slot 0", pid, 0)
+        assert control.drivers(client) == ["test"]
+        told = control.ask(client, "test", "status")
+        assert {name: told[name] for name in ("kind", "name", "service", "handler", "master", "min", "max")} == {
+            "kind": "fleet", "name": "test", "service": "pid", "handler": "fleet_handlers:pid",
+            "master": "local[2,3]", "min": 1, "max": 1,
+        }  # fmt: skip
+        assert (told["failures"], told["last_error"]) == (0, None)
+        eventually(lambda: control.ask(client, "test", "status")["queued"] == 0)
+        assert control.ask(client, "test", "drain")["draining"] is True
+        eventually(lambda: not client.available("pid"))
+    assert fleet.status()["slots"] == []
+
+
+def test_leases_are_renewed_while_calls_go_on_in_the_same_python(spark, endpoint, client):
+    with running(spark, endpoint, lease=0.3) as fleet:
+        pids = set()
+        while fleet._slots._leases < 5:
+            pids |= {client.request("pid")[0] for _ in range(20)}
+        assert len(pids) < 5  # one, unless Spark had not got it back yet when the next lease began
+        assert fleet.status()["failures"] == 0
+
+
+def test_streams_and_codecs(spark, endpoint, client):
+    with running(spark, endpoint, handler="fleet_handlers:count", service="count"):
+        assert [list(part) for part in client.stream("count", b"3")] == [[b"0"], [b"1"], [b"2"], [b"done"]]
+    with running(spark, endpoint, handler="fleet_handlers:double", service="double", codec="json"):
+        assert client.call("double", 21) == 42
+
+
+def test_a_fleet_whose_handler_does_not_import_says_so_once_and_stays(spark, endpoint, client, logged):
+    with running(spark, endpoint, handler="no_such_module:f") as fleet:
+        assert logged("cannot serve pid: cannot use no_such_module:f: ModuleNotFoundError")
+        eventually(lambda: fleet.status()["failures"] >= 2)
+        told = control.ask(client, "test", "status")
+        assert "no_such_module" in told["last_error"]
+        assert [slot["state"] for slot in told["slots"]] in (["waiting"], ["starting"])
+
+
+def test_a_killed_python_is_replaced_and_its_request_done_again(spark, endpoint, client):
+    with running(spark, endpoint, handler="fleet_handlers:slow", service="slow"):
+        before = int(client.request("slow", b"0")[0])
+        reply = client.submit("slow", b"1")
+        eventually(lambda: busy(client, "slow"))
+        os.kill(before, 9)
+        assert int(reply.result()[0]) != before
+
+
+def test_what_is_being_worked_on_is_finished_before_the_end(spark, endpoint, client):
+    with running(spark, endpoint, handler="fleet_handlers:slow", service="slow", lease=0.2):
+        reply = client.submit("slow", b"1")
+        eventually(lambda: busy(client, "slow"))
+    assert int(reply.result(timeout=0)[0])
+
+
+def test_a_fleet_of_none_is_woken_by_a_request(spark, endpoint, client):
+    with running(spark, endpoint, minimum=0, idle=0.5) as fleet:
+        eventually(lambda: fleet._load)
+        assert fleet.status()["slots"] == []
+        assert client.request("pid")
+        eventually(lambda: fleet.status()["slots"] == [])
+        assert client.request("pid")
+
+
+def test_reports_of_another_fleet_of_the_same_name_are_not_ours(spark, endpoint, client):
+    with running(spark, endpoint) as fleet:
+        client.request("pid")
+        for strange in ({"fleet": "other", "slot": 0, "lease": 1}, {"fleet": fleet._run, "slot": "0", "lease": None}):
+            assert control.ask(client, "test", "slot", **strange) == {"drain": False}
+        assert control.ask(client, "test", "slot", fleet=fleet._run, slot=0, lease=99) == {"drain": True}
+
+
+def test_more_slots_than_cores_are_refused(spark, endpoint):
+    fleet = Fleet(Settings("m:f", "s", "n", broker=endpoint, minimum=2), Shared(spark))
+    with pytest.raises(SettingError, match=re.escape("local[2,3] has 2 cores, of which 1 stay free (--reserve)")):
+        fleet.run()
+
+
+# ── what is wrong with it ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"handler": "module"}, "'module': it takes MODULE:FUNCTION"),
+        ({"handler": "module:"}, "it takes MODULE:FUNCTION"),
+        ({"service": "mmi.x"}, "'mmi.x' is reserved"),
+        ({"service": "spark.control.x"}, "'spark.control.x' is reserved"),
+        ({"service": ""}, "service"),
+        ({"name": "a name"}, "'a name' cannot be a driver's name"),
+        ({"minimum": 3, "maximum": 2}, "--min 3 --max 2"),
+    ],
+)
+def test_settings_that_make_no_fleet_are_refused(settings, why):
+    with pytest.raises(SettingError, match=re.escape(why)):
+        Settings(**{"handler": "m:f", "service": "s", "name": "n", **settings})
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("… ModuleNotFoundError: No module named 'zmdp'", (Refused, "executors cannot import zmdp")),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has", (Refused, "executors run another Python")),
+        (
+            'Lost task … java.io.IOException: Cannot run program "./environment/bin/python": error=2',
+            (Refused, "executors have no Python at ./environment/bin/python"),
+        ),
+        (
+            "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 "
+            "in stage 1.0 (TID 1) (10.0.0.7 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the "
+            "running tasks) Reason: Command exited with code 137\nDriver stacktrace:",
+            (Died, "executor 3 on 10.0.0.7: ExecutorLostFailure"),
+        ),
+        (
+            "Lost task 0.0 in stage 1.0 (TID 1) (h executor 0): org.apache.spark.SparkException: Python worker exited "
+            "unexpectedly (crashed). Consider setting 'spark.x' …",
+            (Died, "executor 0 on h: Python worker exited unexpectedly (crashed)."),
+        ),
+        ("Job 3 cancelled because SparkContext was shut down", (Died, "the job: Job 3 cancelled")),
+    ],
+)
+def test_what_ends_a_job_is_told_in_one_line(text, outcome):
+    kind, told = outcome
+    found = explained(text)
+    assert isinstance(found, kind)
+    assert found.reason.startswith(told)
+    assert "\n" not in found.reason
+
+
+class Conf(dict):
+    """As much of a SparkContext as is asked for its cores."""
+
+    defaultParallelism = 5  # noqa: N815 - Spark's name
+
+    def __init__(self, master, **conf):
+        super().__init__({f"spark.{name.replace('_', '.')}": value for name, value in conf.items()})
+        self.master = master
+
+    def getConf(self):  # noqa: N802
+        return self
+
+
+@pytest.mark.parametrize(
+    ("context", "number"),
+    [
+        (Conf("local"), 1),
+        (Conf("local[3]"), 3),
+        (Conf("local[3,2]"), 3),
+        (Conf("local[*]"), os.cpu_count()),
+        (Conf("local-cluster[3,2,1024]"), 6),
+        (Conf("spark://h:7077"), 5),
+        (Conf("spark://h:7077", cores_max="8"), 8),
+        (Conf("yarn", executor_instances="4", executor_cores="2"), 8),
+        (Conf("yarn", **{"dynamicAllocation_enabled": "true", "dynamicAllocation_maxExecutors": "3"}), 3),
+    ],
+)
+def test_the_cores_of_a_cluster(context, number):
+    assert cores(context) == number
+
+
+def test_a_cluster_without_end_needs_a_maximum():
+    with pytest.raises(SettingError, match="say how many with --max"):
+        cores(Conf("yarn", dynamicAllocation_enabled="true"))
+
+
+def test_addresses_that_only_this_machine_reaches():
+    assert all(map(is_loopback, ["tcp://127.0.0.1:5555", "tcp://localhost:1", "ipc:///run/b", "tcp://[::1]:5"]))
+    assert not any(map(is_loopback, ["tcp://10.0.0.1:5555", "tcp://broker:5555"]))
+
+
+def test_reports_are_json_that_the_driver_understands(spark, endpoint, client):
+    with running(spark, endpoint):
+        client.request("pid")
+        row = eventually(lambda: [s for s in control.ask(client, "test", "status")["slots"] if s["pid"]])[0]
+        assert json.loads(json.dumps(row)) == row
+        assert 1.6e9 < row["since"] < 1e11

@@ -1,0 +1,130 @@
+"""A fleet on executors in processes of their own, which are really killed."""
+
+import signal
+
+import pytest
+from support.fleets import HERE, LOCAL_CLUSTER, PATIENCE, Calls, alive, fleet, java_of, kill
+from support.processes import broker, eventually, process
+
+from zmdp.spark import control, session
+
+pytestmark = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
+QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+
+
+@pytest.mark.timeout(300)
+def test_killed_pythons_and_executors_cost_no_call():
+    with broker(*QUICK) as (_, endpoint):
+        with fleet(endpoint, "fleet_handlers:pid", "pid", *LOCAL_CLUSTER, "--min", "2") as running:
+            first, second = running.serving(2)
+            assert first["executor"] != second["executor"]
+            with Calls(endpoint, "pid") as calls:
+                calls.go_on()
+                kill(first["pid"])
+                running.replaced(first, "pid")
+                calls.go_on()
+                kill(java_of(second["pid"]))
+                running.replaced(second, "executor")
+                calls.go_on()
+            assert calls.failed == []
+            told = running.status()
+            assert told["failures"] == 2
+            assert "Command exited with code 137" in told["last_error"]
+            processes = {row["pid"] for row in told["slots"]} | {java_of(row["pid"]) for row in told["slots"]}
+            assert control.ask(running.client, running.name, "drain")["draining"] is True
+            assert running.command.wait() == 0
+            eventually(lambda: not any(map(alive, processes)), PATIENCE)
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_renewals_of_short_leases_cost_no_call_and_a_drain_none_either():
+    with broker(*QUICK) as (_, endpoint):
+        options = (*LOCAL_CLUSTER, "--min", "2", "--lease", "1")
+        with fleet(endpoint, "fleet_handlers:pid", "pid", *options) as running:
+            running.serving(2)
+            with Calls(endpoint, "pid", callers=8) as calls:
+                for _ in range(10):
+                    before = [row["since"] for row in running.serving(2)]
+                    eventually(lambda before=before: [row["since"] for row in running.serving(2)] != before, PATIENCE)
+            assert calls.failed == []
+            assert running.status()["failures"] == 0
+            replies = [running.client.submit("pid") for _ in range(100)]
+            assert running.command.end() == 0
+            done = [reply for reply in replies if reply.done()]
+            assert all(len(reply.result()) == 1 for reply in done)
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_second_signal_ends_at_once():
+    with broker(*QUICK) as (_, endpoint):
+        with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER) as running:
+            (slot,) = running.serving(1)
+            running.client.submit("slow", b"3600")
+            eventually(lambda: running.status()["slots"][0]["served"] == 1)
+            running.command.send_signal(signal.SIGTERM)
+            running.command.line("once more ends at once")
+            assert running.command.end() == 1
+            eventually(lambda: not alive(slot["pid"]), PATIENCE)
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_handler_that_does_not_return_is_replaced_with_its_process():
+    with broker(*QUICK) as (_, endpoint):
+        options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "1")
+        with fleet(endpoint, "fleet_handlers:slow", "slow", *options) as running:
+            (slot,) = running.serving(1)
+            stuck = running.client.submit("slow", b"3600")
+            running.replaced(slot, "pid")
+            assert running.client.request("slow", b"0")
+            stuck.cancel()
+
+
+STOPPED = """
+import logging, sys, threading, time
+from zmdp.clients import Client
+from zmdp.spark.fleet.driver import Fleet, Settings
+from zmdp.spark.fleet.ship import Cluster
+
+logging.basicConfig(level="INFO", stream=sys.stderr)
+settings = Settings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
+fleet = Fleet(settings, Cluster("local[2]", {"spark.ui.enabled": "false"}))
+
+def stop():
+    with Client(sys.argv[1], timeout=90, retries=0) as client:
+        client.request("pid")
+        fleet._session.sparkContext._jsc.sc().stop()
+        while fleet.status()["failures"] == 0:
+            time.sleep(0.01)
+        client.request("pid")
+        fleet.drain()
+
+fleet.run(threading.Thread(target=stop).start)
+print("ended in order", flush=True)
+"""
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_session_that_spark_ends_is_opened_again():
+    with broker(*QUICK) as (_, endpoint):
+        with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
+            running.line("Spark has ended the session on local[2]; opening another", patience=PATIENCE)
+            running.line("there is a session on local[2] again", patience=PATIENCE)
+            running.line("ended in order", "stdout", patience=PATIENCE)
+            assert running.wait() == 0
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+def test_a_driver_whose_java_is_killed_starts_another():
+    with broker(*QUICK) as (_, endpoint):
+        with fleet(endpoint, "fleet_handlers:pid", "pid", "--master", "local[2]") as running:
+            (slot,) = running.serving(1)
+            kill(java_of(slot["pid"]))
+            running.command.line("there is a session on local[2] again", patience=PATIENCE)
+            eventually(lambda: not alive(slot["pid"]), PATIENCE)
+            eventually(lambda: running.serving(1)[0]["pid"] != slot["pid"], PATIENCE)
+            assert "Traceback" not in running.command.stderr

@@ -1,0 +1,346 @@
+"""The slots of a fleet, without Spark, sockets or time."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmdp.mdp.errors import SettingError
+from zmdp.spark.fleet.slots import BACKOFF, QUICK, Died, Lease, Load, Refused, Served, Slots
+
+LEASE, IDLE = 30.0, 60.0
+
+
+def slots(minimum=1, maximum=4, **settings):
+    return Slots(minimum, maximum, **{"lease": LEASE, "idle": IDLE, "rng": random.Random(1), **settings})
+
+
+def told(**more):
+    return {"host": "h", "pid": 7, "executor": "0", "served": 0, **more}
+
+
+def serving(fleet, now=0.0):
+    """Start what is due, and have it report."""
+    leases = fleet.due(now)
+    for lease in leases:
+        assert fleet.report(lease.slot, lease.number, told(), now) is False
+    return leases
+
+
+def states(fleet, now=0.0):
+    return [row["state"] for row in fleet.rows(now)]
+
+
+# ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_slot_gets_a_lease_of_about_its_length():
+    fleet = slots(minimum=3)
+    leases = fleet.due(0.0)
+    assert [(lease.slot, lease.number) for lease in leases] == [(0, 1), (1, 2), (2, 3)]
+    assert all(0.8 * LEASE <= lease.seconds <= 1.2 * LEASE for lease in leases)
+    assert len({lease.seconds for lease in leases}) == 3  # they do not end together
+    assert fleet.due(100.0) == []
+
+
+def test_a_lease_that_ended_is_renewed_at_once():
+    fleet = slots()
+    (lease,) = serving(fleet)
+    fleet.report(lease.slot, lease.number, told(served=10), 29.0)
+    fleet.ended(lease, Served(12), 30.0)
+    assert [(each.slot, each.number) for each in fleet.due(30.0)] == [(0, 2)]
+    assert fleet.rows(30.0)[0]["served"] == 12
+    assert fleet.failures == 0
+
+
+def test_a_lease_that_died_is_started_again_at_once_and_then_after_pauses():
+    fleet = slots()
+    now, pauses = 0.0, []
+    for _ in range(9):
+        (lease,) = serving(fleet, now)
+        now += QUICK / 2
+        fleet.ended(lease, Died("killed"), now)
+        pauses.append((fleet.deadline() or now) - now)
+        now = fleet.deadline() or now
+    assert pauses[0] == 0.0
+    for pause, full in zip(pauses[1:], [1, 2, 4, 8, 16, 32, 32, 32], strict=True):
+        assert 0.8 * full <= pause <= full
+    assert fleet.failures == 9
+    assert fleet.last_error == "killed"
+
+
+def test_deaths_far_apart_are_followed_by_no_pause():
+    fleet = slots()
+    now = 0.0
+    for _ in range(5):
+        (lease,) = serving(fleet, now)
+        now += QUICK
+        fleet.ended(lease, Died("killed"), now)
+        assert fleet.deadline() == now
+
+
+def test_an_executor_that_cannot_serve_is_tried_again_after_pauses_until_it_can():
+    fleet = slots()
+    (lease,) = fleet.due(0.0)
+    fleet.ended(lease, Refused("no pyzmq"), 1.0)
+    assert states(fleet) == ["waiting"]
+    assert fleet.due(1.0) == []
+    now = fleet.deadline()
+    assert 1.8 <= now <= 2.0
+    (lease,) = fleet.due(now)
+    fleet.ended(lease, Refused("no pyzmq"), now)
+    assert fleet.deadline() >= now + 1.6
+    (lease,) = serving(fleet, fleet.deadline())
+    fleet.ended(lease, Served(0), 40.0)
+    assert fleet.deadline() == 40.0
+    assert fleet.failures == 2
+
+
+def test_what_a_lost_lease_still_says_is_answered_with_drain():
+    fleet = slots()
+    (lost,) = serving(fleet)
+    fleet.ended(lost, Died("executor lost"), 1.0)
+    assert fleet.report(lost.slot, lost.number, told(), 2.0) is True
+    (lease,) = fleet.due(2.0)
+    assert fleet.report(lost.slot, lost.number, told(pid=8), 2.0) is True
+    assert fleet.report(lease.slot, lease.number, told(pid=9), 2.0) is False
+    assert fleet.rows(2.0)[0]["pid"] == 9
+    assert fleet.report(17, 1, told(), 2.0) is True
+
+
+def test_a_report_with_nonsense_counts_nothing():
+    fleet = slots()
+    (lease,) = serving(fleet)
+    fleet.report(lease.slot, lease.number, {"served": "many"}, 1.0)
+    assert fleet.rows(1.0)[0]["served"] == 0
+
+
+# ── draining ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_draining_tells_each_task_and_waits_for_all():
+    fleet = slots(minimum=2)
+    one, other = serving(fleet)
+    fleet.drain()
+    assert not fleet.finished
+    assert fleet.due(1.0) == []
+    assert fleet.report(one.slot, one.number, told(), 1.0) is True
+    assert states(fleet) == ["draining", "draining"]
+    fleet.ended(one, Served(1), 2.0)
+    assert fleet.due(2.0) == []
+    assert not fleet.finished
+    assert fleet.ended(other, Died("killed meanwhile"), 3.0) is False
+    assert fleet.finished
+    assert fleet.failures == 0
+    assert fleet.rows(3.0) == []
+
+
+def test_draining_does_not_wait_for_slots_that_pause():
+    fleet = slots()
+    (lease,) = fleet.due(0.0)
+    fleet.ended(lease, Refused("no"), 0.0)
+    fleet.drain()
+    assert fleet.finished
+    assert fleet.rows(0.0) == []
+
+
+def test_a_drained_slot_that_has_not_reported_is_told_of():
+    fleet = slots(minimum=2)
+    one, other = fleet.due(0.0)
+    fleet.report(one.slot, one.number, told(), 0.0)
+    assert fleet.unheard() == []
+    fleet.drain()
+    assert [slot.lease for slot in fleet.unheard()] == [other.number]
+
+
+def test_slots_that_say_nothing_are_known():
+    fleet = slots(minimum=2)
+    one, _ = fleet.due(0.0)
+    fleet.report(one.slot, one.number, told(), 1.0)
+    assert fleet.silent(14.0, 15.0) == []
+    assert [slot.number for slot in fleet.silent(15.0, 15.0)] == [1]
+
+
+# ── how many ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def busy(queued=0, idle=0, workers=1, dispatched=0, running=None):
+    """Workers hold one request each, or all together `running`."""
+    held = workers - idle if running is None else running
+    return Load(queued=queued, workers=workers, idle=idle, running=held, dispatched=dispatched)
+
+
+def test_a_queue_that_lasts_doubles_the_slots():
+    fleet = slots(maximum=6)
+    serving(fleet)
+    fleet.observe(busy(queued=100), 0.0)
+    assert fleet.wanted == 1  # perhaps it is gone at once
+    fleet.observe(busy(queued=100), 0.5)
+    assert fleet.wanted == 2
+    fleet.observe(busy(queued=100), 1.0)
+    assert fleet.wanted == 2  # the second does not serve yet
+    serving(fleet)
+    for now in (1.5, 2.0, 2.5):
+        fleet.observe(busy(queued=100, workers=2), now)
+        serving(fleet)
+    assert fleet.wanted == 6
+
+
+def test_slots_that_come_take_no_place_of_those_that_are_there():
+    fleet = slots(minimum=0, maximum=9)
+    for wanted in (1, 2, 5, 9):
+        fleet.wanted = wanted
+        serving(fleet)
+        assert states(fleet) == ["serving"] * wanted
+
+
+def test_a_short_queue_takes_no_more_slots_than_it_has_requests():
+    fleet = slots(minimum=3, maximum=10)
+    serving(fleet)
+    fleet.observe(busy(queued=1, workers=3), 0.0)
+    fleet.observe(busy(queued=1, workers=3), 0.5)
+    assert fleet.wanted == 4
+
+
+def test_no_more_slots_while_one_fails():
+    fleet = slots()
+    (lease,) = fleet.due(0.0)
+    fleet.ended(lease, Refused("no handler"), 0.0)
+    for now in range(10):
+        fleet.observe(busy(queued=100, workers=0), float(now))
+    assert fleet.wanted == 1
+
+
+def test_a_fleet_of_none_is_woken_by_the_first_request_and_goes_again():
+    fleet = slots(minimum=0)
+    assert fleet.due(0.0) == []
+    fleet.observe(busy(workers=0), 0.0)
+    assert fleet.due(0.0) == []
+    fleet.observe(busy(workers=0, queued=1), 0.5)
+    (lease,) = serving(fleet, 0.5)
+    fleet.observe(busy(idle=1), 1.0)
+    fleet.observe(busy(idle=1), 1.0 + IDLE - 0.1)
+    assert fleet.wanted == 1
+    fleet.observe(busy(idle=1), 1.0 + IDLE)
+    assert fleet.wanted == 0
+    assert fleet.due(62.0) == []
+    assert fleet.report(lease.slot, lease.number, told(), 62.0) is True
+    fleet.ended(lease, Served(1), 63.0)
+    assert fleet.rows(63.0) == []
+
+
+def test_requests_that_are_too_short_to_be_seen_keep_a_slot():
+    fleet = slots(minimum=0)
+    fleet.observe(busy(workers=0, queued=1), 0.0)
+    serving(fleet)
+    for now in range(200):
+        fleet.observe(busy(idle=1, dispatched=now), float(now))
+    assert fleet.wanted == 1
+
+
+def test_slots_that_were_not_needed_go_and_the_ones_that_were_stay():
+    fleet = slots(minimum=1, maximum=4)
+    fleet.wanted = 4
+    serving(fleet)
+    fleet.observe(busy(workers=4, idle=3), 0.0)
+    fleet.observe(busy(workers=4, idle=2), 30.0)
+    fleet.observe(busy(workers=4, idle=3), IDLE)
+    assert fleet.wanted == 2
+    assert fleet.due(IDLE) == []
+    assert states(fleet) == ["serving", "serving", "draining", "draining"]
+
+
+def test_workers_that_could_take_more_are_needed_while_they_hold_requests():
+    """Workers with short handlers hold some ahead: each of these has one, or several, and could take another."""
+    for running, needed in ((0, 1), (2, 2), (4, 4), (40, 4)):
+        fleet = slots(minimum=1, maximum=4)
+        fleet.wanted = 4
+        serving(fleet)
+        fleet.observe(busy(workers=4, idle=4, running=running), 0.0)
+        fleet.observe(busy(workers=4, idle=4, running=running), IDLE)
+        assert fleet.wanted == needed
+
+
+def test_the_time_starts_anew_when_all_are_needed_or_the_broker_is_away():
+    for interruption in (busy(workers=2, idle=0), busy(workers=2, queued=1), None):
+        fleet = slots(minimum=1, maximum=4)
+        fleet.wanted = 2
+        serving(fleet)
+        fleet.observe(busy(workers=2, idle=2), 0.0)
+        fleet.observe(interruption, 30.0)
+        fleet.observe(busy(workers=2, idle=2), IDLE)
+        assert fleet.wanted == 2
+
+
+def test_workers_elsewhere_are_not_ours():
+    fleet = slots(minimum=1, maximum=4)
+    fleet.wanted = 2
+    serving(fleet)
+    for now in (0.0, IDLE):
+        fleet.observe(busy(workers=12, idle=4, dispatched=int(now)), now)  # ten elsewhere, eight of all are busy
+    assert fleet.wanted == 1
+
+
+def test_cores_that_come_are_used_and_those_that_are_not_there_are_not():
+    fleet = slots(minimum=1, maximum=1)
+    serving(fleet)
+    fleet.bound(3)
+    for now in range(10):
+        fleet.observe(busy(queued=9, workers=len(fleet.rows(0.0))), float(now))
+        serving(fleet)
+    assert fleet.wanted == 3
+    fleet.bound(0)
+    assert fleet.wanted == fleet.maximum == 1
+
+
+@pytest.mark.parametrize(("minimum", "maximum"), [(-1, 3), (2, 1), (0, 0)])
+def test_numbers_that_make_no_fleet_are_refused(minimum, maximum):
+    with pytest.raises(SettingError, match="a fleet of"):
+        slots(minimum, maximum)
+
+
+# ── whatever happens ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+loads = st.builds(Load, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 99)) | st.none()
+outcomes = st.sampled_from([Served(1), Refused("no"), Died("killed")])
+steps = st.lists(
+    st.tuples(st.just("observe"), loads)
+    | st.tuples(st.just("ended"), st.tuples(st.integers(0, 9), outcomes))
+    | st.tuples(st.just("report"), st.integers(0, 9))
+    | st.tuples(st.just("wait"), st.floats(0.1, 100.0)),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_whatever_happens_a_slot_has_one_lease_and_their_number_is_in_bounds(steps):
+    fleet = slots(minimum=1, maximum=4)
+    running: list[Lease] = []
+    now = 0.0
+    for what, value in steps:
+        if what == "observe":
+            fleet.observe(value, now)
+        elif what == "wait":
+            now += value
+        elif running and what == "report":
+            lease = running[value % len(running)]
+            fleet.report(lease.slot, lease.number, told(), now)
+        elif running and what == "ended":
+            lease = running.pop(value[0] % len(running))
+            fleet.ended(lease, value[1], now)
+        drained = states(fleet).count("draining")
+        surplus = max(0, len(fleet.rows(now)) - drained - fleet.wanted)
+        for lease in fleet.due(now):
+            assert lease.slot not in {each.slot for each in running}
+            running.append(lease)
+        active = [state for state in states(fleet) if state != "draining"]
+        assert len(active) == fleet.wanted
+        assert states(fleet).count("draining") <= drained + surplus
+        assert 1 <= fleet.wanted <= 4
+        assert fleet.deadline() is None or fleet.deadline() <= now + BACKOFF[1]
+    fleet.drain()
+    for lease in running:
+        assert fleet.report(lease.slot, lease.number, told(), now)
+        fleet.ended(lease, Served(0), now)
+    assert fleet.finished

@@ -1,0 +1,95 @@
+"""Fleets on a standalone cluster: what is shipped, executors that come and go, drivers that are killed."""
+
+import json
+import tarfile
+import urllib.request
+
+import pytest
+from support.fleets import HERE, PATIENCE, Calls, alive, fleet, java_of
+from support.processes import broker, eventually, process
+from support.standalone import standalone
+
+from zmdp.spark.fleet import ship
+
+pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(400)]
+QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+MEMORY = ("--conf", "spark.executor.memory=512m")
+HANDLERS = str(HERE / "fleet_handlers.py")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with standalone(tmp_path_factory.mktemp("cluster"), cores=4) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with broker(*QUICK) as (_, at):
+        yield at
+
+
+def on(cluster, *options):
+    return ("--master", cluster.url, *MEMORY, "--py-files", HANDLERS, *options)
+
+
+def page(cluster):
+    """What the Master knows."""
+    with urllib.request.urlopen(f"{cluster.page}/json/", timeout=PATIENCE) as answer:
+        return json.load(answer)
+
+
+def test_executors_come_when_requests_wait_and_go_when_none_do(cluster, endpoint, tmp_path):
+    short = ("--idle", "2", "--conf", "spark.dynamicAllocation.executorIdleTimeout=2s")
+    options = on(cluster, "--dynamic", "--min", "0", "--max", "3", *short)
+    with fleet(endpoint, "fleet_handlers:nap", "nap", *options, cwd=tmp_path) as running:
+        assert running.status()["slots"] == []
+        with Calls(endpoint, "nap", callers=8) as calls:
+            slots = running.serving(3)
+            assert len({slot["executor"] for slot in slots}) == 3
+            calls.go_on(20)
+        assert calls.failed == []
+        eventually(lambda: running.status()["slots"] == [], PATIENCE)
+        eventually(lambda: not any(alive(slot["pid"]) for slot in slots), PATIENCE)
+        eventually(lambda: page(cluster)["coresused"] == 0, PATIENCE)
+        assert running.client.request("nap")  # and again
+        assert running.command.end() == 0
+
+
+def test_executors_with_only_what_was_packed(cluster, endpoint, tmp_path):
+    ship.pack(tmp_path / "packed", requirements=(), environment=True)
+    options = on(cluster, "--archive", str(tmp_path / "packed" / ship.ENVIRONMENT))
+    with fleet(endpoint, "fleet_handlers:imported", "imported", *options, cwd=tmp_path) as running:
+        zmdp, zmq, handlers = running.client.request("imported", b"zmdp", b"zmq", b"fleet_handlers")
+        assert zmdp.endswith(b"zmdp.zip/zmdp/__init__.py")
+        assert b"/environment/lib/" in zmq
+        assert handlers.endswith(b"/fleet_handlers.py")
+        assert handlers.decode() != HANDLERS
+        assert running.command.end() == 0
+
+
+def test_an_archive_whose_python_is_not_there_is_told(cluster, endpoint, tmp_path):
+    with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as archive:
+        archive.add(HANDLERS, "bin/fleet_handlers.py")
+    options = on(cluster, "--archive", str(tmp_path / "other.tar.gz"))
+    with fleet(endpoint, "fleet_handlers:pid", "pid", *options, cwd=tmp_path) as running:
+        running.command.line("executors have no Python at ./environment/bin/python", patience=PATIENCE)
+        eventually(lambda: running.status()["failures"] >= 2, PATIENCE)
+        assert running.command.end() == 0
+
+
+def test_nothing_outlives_a_killed_driver(cluster, endpoint, tmp_path):
+    with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--min", "2"), cwd=tmp_path) as running:
+        slots = running.serving(2)
+        processes = {slot["pid"] for slot in slots} | {java_of(slot["pid"]) for slot in slots}
+        running.command.kill()
+        eventually(lambda: not any(map(alive, processes)), PATIENCE)
+        eventually(lambda: not running.client.available("pid"))
+
+
+def test_doctor_on_a_cluster(cluster, endpoint, tmp_path):
+    options = ("--master", cluster.url, "--broker", endpoint, *MEMORY)
+    with process("mdp-spark", "doctor", *options, cwd=tmp_path) as running:
+        running.line("ok       executors reach the broker", "stdout", patience=PATIENCE)
+        running.line("ok       cores", "stdout")
+        assert running.wait() == 0

@@ -1,0 +1,436 @@
+"""`call_service` and its SQL function on Spark, with a real broker, workers and Titanic."""
+
+import threading
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+from support.processes import eventually, process
+from support.titanics import BEATS, LIMITS, serving
+
+pytest.importorskip("pyspark")
+
+import pandas as pd
+from pyspark import TaskContext
+from pyspark.errors import PythonException
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from zmdp.mdp.errors import ServiceError, SettingError
+from zmdp.mdp.testing import running_broker
+from zmdp.spark.pipeline import plan as pipeline
+from zmdp.spark.pipeline.calls import Answer, Settings
+from zmdp.spark.pipeline import call_service, register_function
+from zmdp.workers import Worker
+
+
+def texts(spark, count, partitions=2):
+    return spark.range(0, count, 1, partitions).selectExpr("id", "concat('row ', id) AS text")
+
+
+class Handled:
+    """A handler that counts what it sees; replies in capitals."""
+
+    def __init__(self):
+        self.counts = Counter()
+
+    def __call__(self, request):
+        self.counts.update(frame.decode() for frame in request)
+        return [frame.upper() for frame in request]
+
+
+@contextmanager
+def working(endpoint, handler=None, service="up"):
+    handled = handler or Handled()
+    with Worker(service, handled, broker=endpoint, concurrency=2, **BEATS):
+        yield handled
+
+
+@pytest.fixture
+def up(endpoint):
+    """A service that is there; what it has handled."""
+    with working(endpoint) as handled:
+        yield handled
+
+
+@pytest.fixture
+def titanic(endpoint, tmp_path):
+    with serving(endpoint, str(tmp_path / "titanic.db")):
+        yield
+
+
+# ── rows and columns ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("window", "rows_per_request"), [(1, 1), (64, 1), (8, 7), (64, 1004)])
+def test_each_row_has_its_reply(spark, endpoint, up, window, rows_per_request):
+    replies = call_service(
+        texts(spark, 1000), "up", input="text", broker=endpoint, window=window, rows_per_request=rows_per_request
+    )
+    assert replies.columns == ["id", "text", "reply", "reply_code", "reply_error"]
+    assert [tuple(row) for row in replies.collect()] == [(n, f"row {n}", f"ROW {n}", 200, None) for n in range(1000)]
+    assert set(up.counts.values()) == {1}
+
+
+def test_rows_without_input_are_not_sent(spark, endpoint, up):
+    df = spark.sql("SELECT id, if(id % 3 = 0, NULL, concat('row ', id)) AS text FROM range(0, 100, 1, 2)")
+    replies = call_service(df, "up", input="text", broker=endpoint, rows_per_request=4).collect()
+    assert [tuple(row)[2:] for row in replies] == [
+        (None, None, None) if n % 3 == 0 else (f"ROW {n}", 200, None) for n in range(100)
+    ]
+    assert "" not in up.counts
+
+
+def test_without_rows(spark, endpoint):
+    df = texts(spark, 10).where("id < 0")
+    assert call_service(df, "nobody", input="text", broker=endpoint).collect() == []
+
+
+def test_all_types_pass_through(spark, endpoint, up):
+    df = spark.sql(
+        """
+        SELECT 'x' AS text, true AS a, 1Y AS b, 2S AS c, 3L AS d, 1.5F AS e, 2.5D AS f, 12.34BD AS g, X'00ff' AS h,
+            date'2020-01-02' AS i, timestamp'2020-01-02 03:04:05' AS j, timestamp_ntz'2020-01-02 03:04:05' AS k,
+            interval '1 02' day to hour AS l, array(1, NULL) AS m, map('a', array(1)) AS n, named_struct('a', 1) AS o,
+            cast(NULL AS int) AS p, cast('q' AS varchar(5)) AS q, array(named_struct('z', map(1, 2))) AS r, NULL AS s,
+            to_json(parse_json('[1]')) AS t
+        UNION ALL
+        SELECT 'y', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+            NULL, NULL, NULL, NULL
+        """
+    )
+    replies = call_service(df, "up", input="text", broker=endpoint)
+    assert replies.schema.fields[:-3] == df.schema.fields
+    assert sorted(replies.drop("reply", "reply_code", "reply_error").collect(), key=str) == sorted(
+        df.collect(), key=str
+    )
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        assert sorted(row.reply for row in replies.collect()) == ["X", "Y"]
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+
+
+def test_names_that_need_care_and_columns_that_have_the_same(spark, endpoint, up):
+    df = spark.sql("SELECT 1 AS a, 2 AS a, 'x' AS `b.c`, 'y' AS `d``e`, named_struct('f', 'z') AS s")
+    for column, reply in (("b.c", "X"), ("d`e", "Y"), ("s.f", "Z"), ("S.F", "Z")):
+        (row,) = call_service(df, "up", input=column, broker=endpoint, output="o.p").collect()
+        assert tuple(row)[:2] == (1, 2)
+        assert (row["o.p"], row["o.p_code"], row["o.p_error"]) == (reply, 200, None)
+
+
+def test_what_is_known_of_columns_stays(spark, endpoint, up):
+    fields = [StructField("text", StringType(), False, {"unit": "words"}), StructField("n", IntegerType(), False)]
+    replies = call_service(
+        spark.createDataFrame([("x", 1)], StructType(fields)), "up", input="text", broker=endpoint
+    )  # fmt: skip
+    assert replies.schema.fields[:2] == fields
+    assert [row.reply for row in replies.collect()] == ["X"]
+
+
+@pytest.mark.parametrize(
+    ("column", "sent"),
+    [
+        ("data", b"\x00\xff"),
+        ("s", b'{"a":1,"b":null}'),
+        ("m", b'{"k":[1,2]}'),
+        (["n", "s"], b'{"n":5,"s":{"a":1,"b":null}}'),
+        (["s.a"], b'{"a":1}'),
+    ],
+)
+def test_what_can_be_sent(spark, endpoint, column, sent):
+    df = spark.sql(
+        """
+        SELECT 5 AS n, 'x' AS text, X'00FF' AS data, named_struct('a', 1, 'b', cast(NULL AS string)) AS s,
+            map('k', array(1, 2)) AS m
+        """
+    )
+    with working(endpoint, list, "echo"):
+        (row,) = call_service(df, "echo", input=column, broker=endpoint, result="binary").collect()
+    assert row.reply == sent
+
+
+def test_expressions_can_be_sent(spark, endpoint, up):
+    (row,) = call_service(texts(spark, 1), "up", input=F.concat("text", F.lit("y")), broker=endpoint).collect()
+    assert tuple(row) == (0, "row 0", "ROW 0Y", 200, None)
+    with pytest.raises(SettingError, match="UNRESOLVED_COLUMN"):
+        call_service(texts(spark, 1), "up", input=F.col("nope"), broker=endpoint)
+
+
+def test_all_frames_of_a_reply(spark, endpoint):
+    def handler(request):
+        yield b"part"
+        return [request[0], b"\xff"]
+
+    with working(endpoint, handler):
+        (row,) = call_service(texts(spark, 1), "up", input="text", broker=endpoint, result="frames").collect()
+    assert row.reply == [b"part", b"row 0", b"\xff"]
+
+
+def test_one_after_the_other(spark, endpoint, up):
+    first = call_service(texts(spark, 10), "up", input="text", broker=endpoint)
+    with working(endpoint, lambda request: [frame[::-1] for frame in request], "reverse"):
+        both = call_service(first, "reverse", input="reply", output="reversed", broker=endpoint)
+        assert [(row.reply, row.reversed) for row in both.collect()] == [(f"ROW {n}", f"{n} WOR") for n in range(10)]
+
+
+def test_replies_of_many_bytes_come_in_several_batches(monkeypatch):
+    monkeypatch.setattr(pipeline, "LARGEST_BATCH", 10)
+    answers = [Answer(text) for text in ("123456", "1234", None, "1", "12345678901", "", "1")]
+    assert list(pipeline.cuts(answers)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
+    assert list(pipeline.cuts([Answer([b"12345", b"67890"]), Answer([b"1"])])) == [(0, 1), (1, 2)]
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_that_fail_are_rows(spark, endpoint):
+    def handler(request):
+        if request[0].endswith(b"3"):
+            raise ValueError("no good")
+        if request[0].endswith(b"5"):
+            raise ServiceError(422, "odd")
+        return [b"\xff"] if request[0].endswith(b"7") else request
+
+    with working(endpoint, handler):
+        replies = call_service(texts(spark, 1000), "up", input="text", broker=endpoint).cache()
+        counts = {row[0]: row[1] for row in replies.groupBy("reply_code").count().collect()}
+    assert counts == {200: 700, 422: 100, 500: 200}
+    errors = {row.reply_error for row in replies.where("id < 6 AND reply IS NULL").collect()}
+    assert errors == {"ValueError: no good", "odd"}
+    replies.unpersist()
+
+
+def test_failed_rows_can_be_run_again(spark, endpoint):
+    """As the documentation shows."""
+    with working(endpoint, Handled()) as handled:
+        first = call_service(texts(spark, 20), "up", input=F.expr("if(id < 5, NULL, text)"), broker=endpoint)
+        failed = first.where("reply_code IS DISTINCT FROM 200").select("id", "text")
+        again = call_service(failed, "up", input="text", broker=endpoint)
+        whole = first.where("reply_code = 200").unionByName(again)
+        assert sorted(row.reply for row in whole.collect()) == sorted(f"ROW {n}" for n in range(20))
+    assert set(handled.counts.values()) == {1, 2}  # twice: without a key each plan calls again
+
+
+def test_nobody_offers_it(spark, endpoint):
+    replies = call_service(texts(spark, 3000), "nobody", input="text", broker=endpoint, timeout=0.3)
+    assert {(row.reply, row.reply_code) for row in replies.collect()} == {(None, 404)}
+
+
+def test_no_broker(spark):
+    with running_broker(limits=LIMITS, drain_timeout=0.0) as gone:
+        (at,) = gone.endpoints
+    rows = call_service(texts(spark, 3000), "up", input="text", broker=at, timeout=0.3).collect()
+    assert len(rows) == 3000
+    assert {row.reply_code for row in rows} == {408}
+    assert "Is the broker running?" in rows[-1].reply_error
+
+
+def test_a_worker_is_killed(spark):
+    """What it was at goes to the other one."""
+    with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
+        at = server.endpoints[0]
+        started = [process("mdworker", "zmdp.workers.sleep:worker", MDP_BROKER=at) for _ in range(2)]
+        with started[0] as first, started[1]:
+            eventually(lambda: len(server.broker.registry.workers) == 2)
+            df = spark.range(0, 100, 1, 2).selectExpr("'50' AS milliseconds")
+            replies = call_service(df, "sleep", input="milliseconds", broker=at)
+            found = []
+            job = threading.Thread(target=lambda: found.extend(replies.collect()))
+            job.start()
+            eventually(lambda: server.broker.stats.replies > 20)
+            first.kill()
+            job.join()
+    assert [row.reply_code for row in found] == [200] * 100
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"input": "nope"}, "input is 'nope': .*UNRESOLVED_COLUMN"),
+        ({"input": ["text", "nope"]}, "UNRESOLVED_COLUMN"),
+        ({"input": "id"}, "of type bigint: it takes text, bytes"),
+        ({"input": []}, "it takes the name of a column, a list of names"),
+        ({"input": 5}, "it takes the name of a column, a list of names"),
+        ({"input": ["text", 5]}, "it takes the name of a column, a list of names"),
+        ({"input": ""}, "'' is no column"),
+        ({"output": "text"}, "there is a column 'text' already"),
+        ({"output": "ID"}, "there is a column 'ID' already"),
+        ({"output": ""}, "it takes the name of a column"),
+        ({"window": 0}, "window is 0"),
+        ({"window": 10_001}, "1 to 10000"),
+        ({"window": True}, "window is True"),
+        ({"rows_per_request": 0}, "rows_per_request is 0"),
+        ({"rows_per_request": 1005}, "it takes 1 to 1004"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"keep": -1}, "keep is -1"),
+        ({"result": "json"}, "one of string, binary, frames"),
+        ({"result": "frames", "rows_per_request": 2}, "each row gets one frame only"),
+        ({"headers": {"a": 1}}, "they map text to text"),
+        ({"headers": "who"}, "they map text to text"),
+        ({"headers": {"a": "x" * 70_000}}, "at most 65535 bytes"),
+        ({"broker": "nowhere"}, "'nowhere' is no endpoint"),
+        ({"broker": []}, "broker is empty"),
+        ({"broker": "inproc://here"}, "executors are other processes"),
+        ({"service": "no\nname"}, "is no service name"),
+        ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
+        ({"key": "id"}, "key is 'id', a column of bigint"),
+        ({"key": 5}, "5 is no column"),
+        ({"key": "text", "rows_per_request": 2}, "a key stands for one request"),
+    ],
+)
+def test_what_cannot_be_meant(spark, asked, told):
+    with pytest.raises(SettingError, match=told):
+        call_service(texts(spark, 1), **{"service": "up", "input": "text", "broker": "tcp://127.0.0.1:5555", **asked})
+
+
+def test_columns_that_arrow_cannot_carry(spark):
+    df = spark.sql("SELECT 'x' AS text, interval '1-2' year to month AS i")
+    with pytest.raises(SettingError, match="cast it"):
+        call_service(df, "up", input="text")
+
+
+# ── Spark runs a plan as it likes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_wants_few_rows_does_not_have_all_called(spark):
+    with running_broker(limits=LIMITS, drain_timeout=0.0) as server, working(server.endpoints[0]) as handled:
+        df = texts(spark, 20_000, 1)
+        replies = call_service(df, "up", input="text", broker=server.endpoints[0], window=4)
+        assert [row.reply for row in replies.limit(3).collect()] == ["ROW 0", "ROW 1", "ROW 2"]
+        eventually(lambda: not server.broker.registry.numbered)  # what was outstanding is cancelled
+        assert sum(handled.counts.values()) < 20_000
+
+
+def test_without_a_key_each_run_calls_again(spark, endpoint, up):
+    """Which is why there are keys."""
+    replies = call_service(texts(spark, 50), "up", input="text", broker=endpoint)
+    assert replies.count() == 50
+    assert len(replies.collect()) == 50
+    assert set(up.counts.values()) == {2}
+
+
+def with_keys(df, endpoint, **given):
+    keys = df.withColumn("key", F.concat(F.lit("run-1/"), "id"))
+    return call_service(keys, "up", input="text", key="key", broker=endpoint, **given)
+
+
+@pytest.mark.usefixtures("titanic")
+def test_with_a_key_each_row_is_done_once_however_often_it_runs(spark, endpoint, up):
+    replies = with_keys(texts(spark, 200), endpoint)
+    assert replies.count() == 200
+    rows = replies.orderBy("reply").collect()  # which samples first: Spark runs it twice by itself
+    assert sorted(row.reply for row in rows) == sorted(f"ROW {n}" for n in range(200))
+    assert {tuple(row) for row in replies.collect()} == {tuple(row) for row in rows}
+    assert up.counts == Counter(f"row {n}" for n in range(200))
+
+
+@pytest.mark.usefixtures("titanic")
+def test_with_a_key_a_task_that_is_tried_again_calls_nobody_twice(spark, endpoint, up, tmp_path):
+    def fail_once(batches):
+        for number, batch in enumerate(batches):
+            context = TaskContext.get()
+            if number == 1 and context.attemptNumber() == 0:
+                (tmp_path / f"failed-{context.partitionId()}").touch()
+                raise RuntimeError("a task that fails in the middle")
+            yield batch
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+    try:
+        replies = with_keys(texts(spark, 1000), endpoint, window=16)
+        rows = replies.mapInArrow(fail_once, replies.schema).collect()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert len(list(tmp_path.glob("failed-*"))) == 2
+    assert [row.reply for row in rows] == [f"ROW {n}" for n in range(1000)]
+    assert up.counts == Counter(f"row {n}" for n in range(1000))
+
+
+@pytest.mark.usefixtures("titanic", "up")
+def test_rows_without_a_key(spark, endpoint):
+    df = spark.sql("SELECT 'x' AS text, cast(NULL AS string) AS key UNION ALL SELECT 'y', 'k'")
+    rows = call_service(df, "up", input="text", key="key", broker=endpoint).orderBy("text").collect()
+    assert [(row.reply, row.reply_code) for row in rows] == [(None, 400), ("Y", 200)]
+    assert "the key is NULL" in rows[0].reply_error
+
+
+# ── the SQL function ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def sql(spark, endpoint):
+    """`sql(query)` with the function, and a view `texts` of 100 rows."""
+    register_function(spark, broker=endpoint, timeout=2, rows_per_request=10)
+    texts(spark, 100).createOrReplaceTempView("texts")
+    yield spark.sql
+    spark.catalog.dropTempView("texts")
+
+
+def test_the_function(sql, up):
+    rows = sql("SELECT id, r.reply, r.code, r.error FROM (SELECT id, call_service('up', text) AS r FROM texts)")
+    assert [tuple(row) for row in rows.collect()] == [(n, f"ROW {n}", 200, None) for n in range(100)]
+    assert set(up.counts.values()) == {1}  # not once for each field
+
+
+def test_the_function_under_a_filter(sql, up):
+    """Spark moves filters down to where the rows come from, unless what they look at is not deterministic."""
+    rows = sql("SELECT r.reply FROM (SELECT call_service('up', text) AS r FROM texts) WHERE r.code = 200").collect()
+    assert len(rows) == 100
+    assert set(up.counts.values()) == {1}
+
+
+def test_what_goes_wrong_in_the_function(sql, up):
+    call = "call_service(if(id = 1, NULL, if(id = 2, 'nobody', 'up')), if(id = 0, NULL, text))"
+    rows = sql(f"SELECT r.* FROM (SELECT {call} AS r FROM texts WHERE id < 4)").collect()
+    assert [tuple(row) for row in rows] == [
+        (None, None, None),
+        (None, 400, "the service is NULL: a row names the service that it is for"),
+        (None, 404, "nobody offers service 'nobody': none came within 2 s"),
+        ("ROW 3", 200, None),
+    ]
+
+
+@pytest.mark.usefixtures("titanic")
+def test_the_function_with_a_key(sql, up):
+    query = "SELECT call_service('up', text, if(id = 5, NULL, concat('f/', id))) AS r FROM texts WHERE id < 10"
+    rows = [sql(query).collect() for _ in range(2)]
+    assert rows[0] == rows[1]
+    assert [row.r.code for row in rows[0]] == [400 if n == 5 else 200 for n in range(10)]
+    assert set(up.counts.values()) == {1}
+
+
+def test_the_function_for_bytes_under_another_name(spark, endpoint):
+    register_function(spark, "call_echo", broker=endpoint, result="binary")
+    with working(endpoint, list, "echo"):
+        (row,) = spark.sql("SELECT call_echo('echo', X'00FF') AS r").collect()
+    assert row.r.reply == b"\x00\xff"
+
+
+def test_calls_that_cannot_be_meant(sql):
+    """What a column is made of is the query's doing: there the query does fail."""
+    with pytest.raises(PythonException, match="the input is a int: it takes text or bytes; cast it"):
+        sql("SELECT call_service('up', 5) AS r").collect()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (([5], ["x"]), "the service is a int"),
+        ((["up"], [{"a": 1}]), r"the input is a dict.* to_json\(\)"),
+        ((["up"], ["x"], [5]), "the key is a int"),
+        ((["up"],), "a service, an input and perhaps a key"),
+        ((["up"], ["x"], ["k"], ["l"]), "a service, an input and perhaps a key"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(endpoint, given, told):
+    series = tuple(pd.Series(each) for each in given)
+    asked = Settings(broker=endpoint, window=1)
+    with pytest.raises(SettingError, match=told):
+        list(pipeline.call_series(iter([series if len(series) > 1 else series[0]]), asked))
+
+
+def test_settings_of_the_function(spark):
+    with pytest.raises(SettingError, match="window is 0"):
+        register_function(spark, window=0)
+    with pytest.raises(SettingError, match="'call me' is no name"):
+        register_function(spark, "call me")

@@ -1,0 +1,361 @@
+"""What runs on the executors, without Spark: rows to requests and back, over real sockets."""
+
+import threading
+from contextlib import closing
+from itertools import count
+
+import pytest
+from support.processes import PATIENCE, eventually
+from support.titanics import BEATS, LIMITS, serving
+
+from zmdp.mdp.errors import ServiceError, SettingError
+from zmdp.mdp.testing import running_broker
+from zmdp.spark.pipeline import calls
+from zmdp.spark.pipeline.calls import Answer, Failed, Piece, Row, Settings, answered, packs, piece_size, read
+from zmdp.workers import Worker
+
+
+@pytest.fixture
+def server():
+    with running_broker(limits=LIMITS, drain_timeout=0.0) as running:
+        yield running
+
+
+def settings(server, **given):
+    return Settings(broker=server.endpoints[0], **{"window": 4, "timeout": PATIENCE, **given})
+
+
+def worker(server, handler, service="up", **given):
+    return Worker(service, handler, broker=server.endpoints[0], **BEATS, **given)
+
+
+def up(request):
+    return [frame.upper() for frame in request]
+
+
+def until_cancelled(request):
+    eventually(lambda: request.cancelled)
+
+
+def rows(*bodies, service="up", **given):
+    return [Row(service, body, **given) for body in bodies]
+
+
+def ask(server, *pieces, **given):
+    """The answers, in one list."""
+    asked = (Piece(piece, number) for number, piece in enumerate(pieces))
+    found = list(answered(asked, settings(server, **given)))
+    assert [piece.tag for piece in found] == list(range(len(pieces)))
+    return [answer for piece in found for answer in piece.answers]
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("most", [1, 2, 1004])
+def test_answers_come_in_the_order_of_the_rows(server, most):
+    """Whichever is done first: of each four the first takes until another is there."""
+
+    def slow_first(request):
+        if request[0] == b"0":
+            second.wait(PATIENCE)
+        elif request[-1] >= b"2":
+            second.set()
+        return up(request)
+
+    second = threading.Event()
+    if most == 1004:
+        second.set()
+    with worker(server, slow_first, concurrency=3):
+        found = ask(server, rows(b"0", b"1", b"2"), [], rows(b"3", None), rows_per_request=most)
+    assert found == [Answer(str(n), 200, None) for n in range(4)] + [Answer()]
+
+
+def test_no_more_is_outstanding_than_the_window(server):
+    most = [0]
+
+    def handler(request):
+        most[0] = max(most[0], len(server.broker.registry.numbered))
+        return request
+
+    with worker(server, handler, concurrency=2):
+        ask(server, rows(*[b"x"] * 100), window=3)
+    assert most[0] in {2, 3}
+
+
+def test_pieces_are_asked_for_as_they_are_needed(server):
+    """Who wants only the first does not have all of them sent."""
+    taken = []
+
+    def pieces():
+        for number in range(100):
+            taken.append(number)
+            yield Piece(rows(*[b"x"] * calls.SMALLEST_PIECE))
+
+    with worker(server, up), closing(answered(pieces(), settings(server))) as found:
+        next(found)
+        assert len(taken) == 2
+
+
+def test_small_pieces_fill_the_window_together(server):
+    """Six rows in six pieces are outstanding at once: the handlers wait for one another."""
+    together = threading.Barrier(6, timeout=PATIENCE)
+
+    def handler(request):
+        together.wait()
+        return request
+
+    with worker(server, handler, concurrency=6):
+        found = ask(server, *(rows(b"%d" % n) for n in range(6)), window=6)
+    assert [answer.code for answer in found] == [200] * 6
+
+
+def test_closing_early_cancels_what_is_outstanding(server):
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def handler(request):
+        if request[0] == b"first":
+            begun.wait(PATIENCE)
+            return request
+        begun.set()
+        while not request.cancelled:
+            pass
+        cancelled.set()
+        return request
+
+    with worker(server, handler, concurrency=2):
+        pieces = (Piece(each) for each in (rows(b"first", *[None] * 200), rows(b"second", *[None] * 200)))
+        with closing(answered(pieces, settings(server))) as found:
+            assert next(found).answers[0] == Answer("first", 200)
+        assert cancelled.wait(PATIENCE)
+    eventually(lambda: not server.broker.registry.numbered)
+
+
+def test_headers_reach_the_service(server):
+    with worker(server, lambda request: request.headers["who"].encode()):
+        assert ask(server, rows(b"x"), headers={"who": "ann"}) == [Answer("ann", 200)]
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failure_is_of_its_request_only(server):
+    def handler(request):
+        if b"bad" in request:
+            raise ValueError("no good")
+        if b"odd" in request:
+            raise ServiceError(422, "odd")
+        return request
+
+    with worker(server, handler):
+        found = ask(server, rows(b"a", b"bad", b"odd", b"b"))
+        assert found == [
+            Answer("a", 200), Answer(None, 500, "ValueError: no good"), Answer(None, 422, "odd"), Answer("b", 200),
+        ]  # fmt: skip
+        # In a pack they share the failure.
+        assert [each.code for each in ask(server, rows(b"a", b"bad", b"b"), rows_per_request=2)] == [500, 500, 200]
+
+
+def test_a_handler_that_takes_too_long(server):
+    def handler(request):
+        if request[0] == b"slow":
+            until_cancelled(request)
+        return request
+
+    with worker(server, handler, concurrency=2):
+        slow, fast = ask(server, rows(b"slow", b"fast"), timeout=0.5)
+    assert (slow.code, slow.reply) == (408, None)
+    assert fast == Answer("fast", 200)
+
+
+def test_nobody_offers_the_service(server):
+    """The first window waits for a worker; those that come after it are told at once."""
+    found = ask(server, *[rows(*[b"x"] * 600)] * 3, timeout=0.3)
+    assert {(answer.reply, answer.code) for answer in found} == {(None, 404)}
+    assert {answer.error for answer in found} == {"nobody offers service 'up': none came within 0.3 s"}
+    assert server.broker.stats.requests < 100
+
+
+def test_a_service_that_comes_back(server, monkeypatch):
+    monkeypatch.setattr(calls, "HOLD", 0.0)
+    codes = []
+    first, second = rows(*[b"x"] * 600), rows(*[b"x"] * 600)
+    with closing(answered((Piece(each) for each in (first, second)), settings(server, timeout=0.3))) as found:
+        codes.append({answer.code for answer in next(found).answers})
+        with worker(server, up):
+            eventually(lambda: server.broker.registry.workers)
+            (last,) = found
+    assert codes == [{404}]
+    assert last.answers[-1] == Answer("X", 200)
+
+
+def test_a_broker_that_is_not_there_and_comes(monkeypatch):
+    monkeypatch.setattr(calls, "HOLD", 0.05)
+    with running_broker(limits=LIMITS, drain_timeout=0.0) as gone:
+        (at,) = gone.endpoints
+    asked = Settings(broker=at, window=4, timeout=0.3)
+    pieces = (Piece(rows(*[b"x"] * 600)) for _ in count())
+    with closing(answered(pieces, asked)) as found:
+        answers = next(found).answers
+        assert {answer.code for answer in answers} == {408}
+        assert "nobody listens there" in answers[-1].error
+        with running_broker(at, limits=LIMITS, drain_timeout=0.0) as server, worker(server, up):
+            assert any(piece.answers[-1] == Answer("X", 200) for piece in found)
+
+
+def test_what_is_refused_for_now_is_asked_again(server):
+    refused = []
+
+    def handler(request):
+        if len(refused) < 3:
+            refused.append(request)
+            raise ServiceError(429, "not now")
+        return request
+
+    with worker(server, handler):
+        assert ask(server, rows(b"x")) == [Answer("x", 200)]
+        refused.clear()
+        assert ask(server, rows(b"x"), timeout=0.02) == [Answer(None, 429, "not now")]
+
+
+def test_replies_that_are_not_one_frame_a_row(server):
+    def handler(request):
+        yield b"part"
+        return request
+
+    with worker(server, handler):
+        (found,) = ask(server, rows(b"x"))
+        assert found == Answer(None, 500, "the reply has 2 frames: the reply to a row's request is one frame")
+        found = ask(server, rows(b"x", b"y"), rows_per_request=2)
+        told = "the reply has 3 frames: the reply to a request of 2 rows, a frame each, is 2 frames"
+        assert found == [Answer(None, 500, told)] * 2
+        assert ask(server, rows(b"x"), result="frames") == [Answer([b"part", b"x"], 200)]
+
+
+def test_replies_that_are_no_text(server):
+    with worker(server, list):
+        text, other = ask(server, rows("é".encode(), b"\xff"), rows_per_request=2)
+        assert text == Answer("é", 200)
+        assert other.code == 500
+        assert "result='binary'" in other.error
+        assert ask(server, rows(b"\xff"), result="binary") == [Answer(b"\xff", 200)]
+
+
+def test_services_that_cannot_be_asked(server):
+    with worker(server, up):
+        found = ask(server, [Row(None, b"x"), Row("no\nname", b"x"), Row("up", b"x")])
+    assert [answer.code for answer in found] == [400, 400, 200]
+
+
+def test_a_row_that_is_too_large_is_not_sent(server, monkeypatch):
+    monkeypatch.setattr(calls, "MAX_BODY", 10)
+    with worker(server, up):
+        large, right = ask(server, rows(b"x" * 11, b"x" * 10))
+    assert large == Answer(None, 413, "the row has 11 bytes: a request may have 10")
+    assert right.code == 200
+
+
+def test_what_nobody_thought_of_is_the_rows_own(server, monkeypatch):
+    monkeypatch.setattr(calls, "read", lambda *given: 1 / 0)
+    with worker(server, up):
+        assert ask(server, rows(b"x")) == [Answer(None, 500, "ZeroDivisionError: division by zero")]
+
+
+# ── through Titanic ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def keyed(*keys):
+    return [Row("up", b"x", key, keyed=True) for key in keys]
+
+
+def test_a_key_is_one_request(server, tmp_path):
+    handled = []
+
+    def handler(request):
+        handled.append(request)
+        return b"%d" % len(handled)
+
+    with serving(server.endpoints[0], str(tmp_path / "t.db")), worker(server, handler):
+        first = ask(server, keyed("a", "b", "a"))
+        assert ask(server, keyed("a", "b", "a")) == first
+    assert len(handled) == 2
+    assert first[0] == first[2] != first[1]
+
+
+def test_keys_that_are_none(server, tmp_path):
+    with serving(server.endpoints[0], str(tmp_path / "t.db")), worker(server, up):
+        null, empty, right = ask(server, keyed(None, "", "a"))
+    assert null == Answer(None, 400, "the key is NULL: a row that goes through Titanic has a key of its own")
+    assert empty.code == 400
+    assert "key is a text of 1 to 255 bytes" in empty.error
+    assert right.code == 200
+
+
+def test_there_is_no_titanic(server):
+    with worker(server, up):
+        found = ask(server, keyed(*map(str, range(500))), timeout=0.3)
+    assert {answer.code for answer in found} == {404}
+    assert "titanic serve" in found[0].error
+    assert server.broker.stats.requests < 100
+
+
+def test_titanic_has_it_but_not_yet_done(server, tmp_path):
+    """It goes on; who asks again with the same key has the reply.  While nobody is there, the next need not wait."""
+    handled = []
+
+    def handler(request):
+        handled.append(request)
+        return b"done"
+
+    with serving(server.endpoints[0], str(tmp_path / "t.db")):
+        late = ask(server, keyed(*map(str, range(50))), timeout=0.5)
+        assert {answer.code for answer in late} == {404}
+        with worker(server, handler):
+            eventually(lambda: {each.code for each in ask(server, keyed("0", "1"))} == {200})
+            assert ask(server, keyed("0")) == [Answer("done", 200)]
+            eventually(lambda: len(handled) >= 4)  # those of the first window; nobody handed over the others
+    assert len(handled) == 4
+
+
+def test_a_failure_is_kept_as_well(server, tmp_path):
+    handled = []
+
+    def handler(request):
+        handled.append(request)
+        raise ServiceError(422, "never")
+
+    with serving(server.endpoints[0], str(tmp_path / "t.db")), worker(server, handler):
+        for _ in range(2):
+            assert ask(server, keyed("a")) == [Answer(None, 422, "never")]
+    assert len(handled) == 1
+
+
+# ── from rows to requests and back ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_packs(monkeypatch):
+    monkeypatch.setattr(calls, "MAX_PACK", 4)
+    asked = [
+        Row("a", b"1"), Row("a", None), Row("a", b"23"), Row("a", b"4"), Row("a", b"5"),  # the third is full by bytes
+        Row("b", b"6"), Row("b", b"1234567"), Row("b", b"", "k", keyed=True), Row("b", b"", "l", keyed=True),
+        Row("b", b""), Row("b", b""), Row("b", b""), Row("b", b""), Row("b", None),
+    ]  # fmt: skip
+    assert list(packs(asked, 3)) == [[0, 2, 3], [4], [5], [6], [7], [8], [9, 10, 11], [12]]
+    assert list(packs(asked[:5], 1)) == [[0], [2], [3], [4]]
+    assert list(packs([], 3)) == []
+    assert list(packs([Row("a", b"123"), Row("a", b"45")], 3)) == [[0], [1]]
+
+
+def test_pieces_are_large_enough_for_the_window():
+    assert piece_size(Settings(broker="", window=1)) == calls.SMALLEST_PIECE
+    assert piece_size(Settings(broker="", window=64, rows_per_request=10)) == 1280
+
+
+def test_no_frame_is_no_answer():
+    with pytest.raises(Failed, match="the reply has 0 frames"):
+        read([], 1, Settings(broker="", window=1))
+
+
+def test_settings_that_no_client_takes():
+    with pytest.raises(SettingError, match="no endpoint"), calls.Calls(Settings(broker="nowhere", window=1)):
+        pass

@@ -1,0 +1,31 @@
+"""docs/pipeline.md is true: its Python runs, its table of parameters is whole, its output is what is printed."""
+
+import inspect
+import re
+from pathlib import Path
+
+from support.titanics import BEATS, serving
+
+from zmdp.spark.pipeline import call_service
+from zmdp.workers import Worker
+
+PAGE = Path(__file__).parents[3] / "docs" / "pipeline.md"
+
+
+def test_its_python_runs(spark, endpoint, tmp_path, capsys):
+    names = {}
+    shout = Worker("shout", lambda request: [frame.upper() for frame in request], broker=endpoint, **BEATS)
+    with shout, serving(endpoint, str(tmp_path / "titanic.db")):
+        for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+            here = block.replace("tcp://127.0.0.1:5555", endpoint).replace('t("replies")', f't("{tmp_path}/replies")')
+            exec(compile(here, str(PAGE), "exec"), names)
+        assert names["typed"].count() == 3
+    shown = re.findall(r"^    ([+|].*)$", PAGE.read_text(), re.MULTILINE)
+    assert capsys.readouterr().out.split("\n")[: len(shown)] == shown
+    assert names["spark"] is spark
+
+
+def test_every_parameter_is_described():
+    described = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    described.remove("_code")
+    assert sorted(described) == sorted(inspect.signature(call_service).parameters.keys() - {"df", "service"})

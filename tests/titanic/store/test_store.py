@@ -1,0 +1,1176 @@
+"""What Titanic does to its tables, on SQLite and on PostgreSQL."""
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from support.processes import eventually
+
+from zmdp.titanic import schema
+from zmdp.titanic.store import store
+from zmdp.titanic.submission import MAX_FROM, Submission
+
+NOW = 1_800_000_000.0
+only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
+only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+
+
+def outcome(claimed, reply=b"reply", now=NOW, **fields):
+    return store.Outcome(claimed.id, claimed.owner, claimed.attempt, now, reply, **fields)
+
+
+def again(claimed, due=NOW + 1, **fields):
+    return store.Again(claimed.id, claimed.owner, claimed.attempt, due, **fields)
+
+
+def part(claimed, number, body=b"part"):
+    return store.Partial(claimed.id, claimed.attempt, number, body)
+
+
+def wanted(claimed, start=0):
+    return store.Parts(claimed.id, claimed.attempt, start)
+
+
+def uuids(claimed):
+    return [each.uuid for each in claimed]
+
+
+def waiting_for_locks(cluster, number):
+    """Wait until so many transactions of PostgreSQL wait for each other."""
+    eventually(lambda: cluster.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
+    ) == [(number,)])  # fmt: skip
+
+
+@contextmanager
+def without_indexes(engine):
+    """A transaction in which PostgreSQL uses none, as it may in a small table."""
+    with engine.begin() as connection:
+        for way in ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"):
+            connection.exec_driver_sql(f"SET LOCAL {way} = off")
+        yield connection
+
+
+# ── accept ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_accepted_is_stored_as_it_was_asked(tables, submission):
+    asked = submission(
+        "größe", body=bytes(range(256)) * 300, due=NOW, priority=9, retries=3, backoff=0.25, result_ttl=3600.5,
+        key="order 17", key_expires=NOW + 60, headers='{"a": "ü"}',
+    )  # fmt: skip
+    assert tables.do(store.accept, asked) == [asked.uuid]
+    row = tables.row(asked.uuid)
+    assert vars(row) == {
+        "id": row.id, "uuid": asked.uuid, "service": "größe", "state": "pending", "priority": 9, "created": NOW,
+        "due": NOW, "started": None, "finished": None, "expires": None, "owner": None, "attempts": 0,
+        "failures": 0, "retries": 3, "backoff": 0.25, "result_ttl": 3600.5, "key": "order 17", "headers": '{"a": "ü"}',
+        "code": None, "error": None, "body": asked.body, "reply": None, "ended": None,
+    }  # fmt: skip
+
+
+def test_times_keep_their_microseconds(tables):
+    asked = tables.add(now=NOW + 0.123456, due=NOW + 1.654321)
+    assert (tables.row(asked.uuid).created, tables.row(asked.uuid).due) == (NOW + 0.123456, NOW + 1.654321)
+
+
+def test_what_is_due_later_is_delayed(tables):
+    assert tables.row(tables.add(due=NOW + 0.001).uuid).state == "delayed"
+    assert tables.row(tables.add(due=NOW).uuid).state == "pending"
+
+
+def test_an_empty_body_is_a_body(tables):
+    assert tables.row(tables.add(body=b"").uuid).body == b""
+
+
+def test_a_batch_gives_a_uuid_to_each_in_its_order(tables, submission):
+    batch = [submission(key=None if number % 3 else f"key {number}") for number in range(500)]
+    assert tables.do(store.accept, *batch) == [each.uuid for each in batch]
+    assert tables.count() == 500
+    assert uuids(tables.claim(limit=500)) == [each.uuid for each in batch]
+
+
+def test_nothing_to_accept(tables):
+    assert tables.do(store.accept) == []
+
+
+def test_a_batch_is_stored_as_a_whole_or_not_at_all(tables, submission):
+    with pytest.raises(sa.exc.IntegrityError):
+        tables.do(store.accept, submission(key="k"), submission(body=None))
+    assert (tables.count(), tables.count(store.KEYS)) == (0, 0)
+
+
+def test_the_same_key_in_one_batch_is_one_request(tables, submission):
+    first, second, other = submission(key="k", body=b"1"), submission(key="k", body=b"2"), submission()
+    assert tables.do(store.accept, first, second, other) == [first.uuid, first.uuid, other.uuid]
+    assert tables.count() == 2
+    assert tables.row(first.uuid).body == b"1"
+
+
+def test_the_same_key_in_a_later_batch_is_the_first_request(tables, submission):
+    first = tables.add(key="k")
+    second = submission(key="k", now=NOW + 1_000_000)
+    assert tables.do(store.accept, second) == [first.uuid]
+    assert tables.row(second.uuid) is None
+
+
+def test_a_key_is_the_services_own(tables):
+    one, other = tables.add("one", key="k"), tables.add("other", key="k")
+    assert tables.count() == 2
+    assert tables.row(one.uuid).service == "one"
+    assert tables.row(other.uuid).service == "other"
+
+
+@pytest.mark.parametrize(
+    ("later", "accepted"), [(59.999, False), (60, True), (61, True)], ids=["before it expires", "then", "after"]
+)
+def test_an_expired_key_stands_for_a_new_request(tables, submission, later, accepted):
+    first = tables.add(key="k", key_expires=NOW + 60)
+    second = submission(key="k", now=NOW + later, key_expires=NOW + later + 60)
+    assert tables.do(store.accept, second) == [second.uuid if accepted else first.uuid]
+    assert (tables.row(second.uuid) is not None) == accepted
+    third = submission(key="k", now=NOW + 119)
+    assert tables.do(store.accept, third) == [second.uuid if accepted else third.uuid]
+
+
+def test_a_key_outlives_its_request(tables, submission):
+    first = tables.add(key="k")
+    tables.do(store.close, first.uuid)
+    second = submission(key="k")
+    assert tables.do(store.accept, second) == [first.uuid]
+    assert tables.count() == 0
+
+
+@pytest.mark.parametrize("key", ["'", '"; DROP TABLE titanic_keys; --', "%s %(x)s :y ?", "ключ", "k" * 255, " ", "\\"])
+def test_a_key_may_be_any_text(tables, submission, key):
+    first = tables.add(key=key)
+    assert tables.do(store.accept, submission(key=key)) == [first.uuid]
+    assert tables.row(first.uuid).key == key
+
+
+def test_to_accept_the_same_again_is_harmless(tables, submission):
+    batch = [
+        submission(), submission(key="k"), submission(key="k"), submission(key="short", key_expires=NOW + 1),
+        submission(due=NOW + 5),
+    ]  # fmt: skip
+    first = tables.do(store.accept, *batch)
+    before = [tables.row(uuid) for uuid in first]
+    assert tables.do(store.accept, *batch) == first
+    assert [tables.row(uuid) for uuid in first] == before
+    assert tables.count() == 4
+
+
+def test_to_accept_again_what_is_running_changes_nothing(tables, submission):
+    asked = submission(key="k")
+    tables.do(store.accept, asked)
+    tables.claim()
+    tables.do(store.accept, asked)
+    assert tables.row(asked.uuid).state == "running"
+
+
+def test_many_keys_at_a_time(tables, submission):
+    batch = [submission(key=f"key {number}") for number in range(1000)]
+    tables.do(store.accept, *batch[500:])
+    assert tables.do(store.accept, *[each._replace(uuid=uuid4()) for each in batch])[500:] == uuids(batch)[500:]
+    assert tables.count() == 1000
+
+
+def test_accepted_in_a_session_of_the_callers_and_committed_with_it(tables, submission):
+    asked, withdrawn = submission(key="k"), submission(key="l")
+    with Session(tables.engine) as session:
+        assert store.accept(session.connection(), [asked]) == [asked.uuid]
+        session.commit()
+        assert store.accept(session.connection(), [withdrawn]) == [withdrawn.uuid]
+        session.rollback()
+    assert tables.row(asked.uuid) is not None
+    assert tables.row(withdrawn.uuid) is None
+    assert tables.count(store.KEYS) == 1
+
+
+def test_of_many_who_come_with_the_same_key_one_is_first(tables, submission, pool):
+    batches = [[submission(key=f"key {number}") for number in range(10)] for _ in range(6)]
+    given = [pool.submit(tables.do, store.accept, *batch) for batch in batches]
+    answers = {tuple(each.result(20)) for each in given}
+    assert len(answers) == 1
+    assert set(uuids(tables.claim(limit=100))) == set(answers.pop())
+
+
+@only_postgresql
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_who_comes_with_a_key_that_is_being_stored_waits_what_becomes_of_it(tables, submission, cluster, ending, pool):
+    first, second = submission(key="k"), submission(key="k")
+    with tables.engine.connect() as connection:
+        store.accept(connection, [first])
+        waiting = pool.submit(tables.do, store.accept, second)
+        waiting_for_locks(cluster, 1)
+        getattr(connection, ending)()
+    assert waiting.result(20) == [first.uuid if ending == "commit" else second.uuid]
+    assert tables.count() == 1
+
+
+@only_postgresql
+def test_two_titanics_with_the_same_keys_in_opposite_order_do_not_block_each_other(tables, submission, cluster, pool):
+    with tables.engine.connect() as connection:
+        store.accept(connection, [submission(key="m")])
+        one = pool.submit(tables.do, store.accept, *(submission(key=key) for key in "amz"))
+        waiting_for_locks(cluster, 1)
+        other = pool.submit(tables.do, store.accept, *(submission(key=key) for key in "zma"))
+        waiting_for_locks(cluster, 2)
+        connection.rollback()
+    assert sorted(one.result(20), key=str) == sorted(other.result(20), key=str)
+    assert tables.count() == 3
+
+
+@only_postgresql
+def test_a_key_that_somebody_has_come_with_is_not_thrown_away_under_him(tables, submission, a_round):
+    tables.add(key="k", key_expires=NOW + 60)
+    with tables.engine.connect() as connection, tables.engine.connect() as sweeper:
+        store.accept(connection, [submission(key="k", now=NOW + 59)])
+        sweeper.exec_driver_sql("SET lock_timeout = 1")
+        store.look(sweeper, [a_round(store.Lease("other", NOW), NOW + 60)])  # nor does it wait for him
+        sweeper.commit()
+        assert sweeper.execute(sa.select(store.KEYS.c.key)).all() == [("k",)]
+
+
+# ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_claimed_request_is_running_and_its_claimers(tables):
+    asked = tables.add(retries=2, backoff=0.5, headers="{}", body=b"\0\xff")
+    (claimed,) = tables.claim(owner="me", until=NOW + 7, now=NOW + 1)
+    assert claimed == store.Claimed(
+        id=claimed.id, uuid=asked.uuid, service="echo", owner="me", attempt=1, failures=0, retries=2, backoff=0.5,
+        headers="{}", body=b"\0\xff",
+    )  # fmt: skip
+    row = tables.row(asked.uuid)
+    assert (row.state, row.owner, row.started, row.attempts) == ("running", "me", NOW + 1, 1)
+    assert tables.leases() == {"me": NOW + 7}
+
+
+def test_first_come_first_served(tables, submission):
+    asked = [tables.add() for _ in range(3)]
+    batch = [submission() for _ in range(5)]
+    tables.do(store.accept, *batch)
+    assert uuids(tables.claim(limit=4)) == uuids([*asked, batch[0]])
+    assert uuids(tables.claim(limit=9)) == uuids(batch[1:])
+
+
+def test_the_urgent_go_first_and_in_their_order(tables):
+    asked = [tables.add(priority=priority) for priority in (0, 9, 5, 0, 9, 5)]
+    order = [asked[at] for at in (1, 4, 2, 5, 0, 3)]
+    assert uuids(tables.claim(limit=3)) == uuids(order[:3])
+    assert uuids(tables.claim(limit=9)) == uuids(order[3:])
+
+
+def test_no_more_are_claimed_than_wanted(tables, submission):
+    tables.do(store.accept, *(submission() for _ in range(10)))
+    assert len(tables.claim(limit=3)) == 3
+    assert len(tables.claim(limit=100)) == 7
+    assert tables.claim(limit=1) == []
+
+
+def test_only_so_many_bytes_are_claimed_but_one_request_however_large(tables):
+    asked = [tables.add(body=bytes(size)) for size in (60, 40, 1, 101, 200, 0, 0)]
+    sizes = []
+    while claimed := tables.claim(limit=10, most_bytes=100):
+        sizes.append([len(each.body) for each in claimed])
+    assert sizes == [[60, 40], [1], [101], [200], [0, 0]]
+    assert tables.row(asked[-1].uuid).state == "running"
+
+
+def test_to_claim_nothing_takes_no_lease(tables):
+    assert tables.claim() == []
+    assert tables.leases() == {}
+
+
+def test_only_the_services_own_are_claimed(tables):
+    mine = tables.add("echo")
+    tables.add("echo2")
+    tables.add("ech")
+    tables.add("ECHO")
+    assert uuids(tables.claim("echo", limit=10)) == [mine.uuid]
+
+
+def test_only_what_is_pending_is_claimed(tables):
+    tables.running()
+    tables.done()
+    tables.done(code=500)
+    tables.add(due=NOW + 1)
+    assert tables.claim(limit=10) == []
+
+
+def test_several_services_are_claimed_at_a_time(tables):
+    one, other, another = tables.add("one"), tables.add("other"), tables.add("one")
+    claims = [store.Claim(name, 1, store.Lease("me", NOW + 10), NOW) for name in ("other", "one", "nobody", "one")]
+    assert [uuids(each) for each in tables.do(store.claim, *claims)] == [
+        [other.uuid], [one.uuid], [], [another.uuid],
+    ]  # fmt: skip
+
+
+def test_what_is_put_back_keeps_its_place(tables):
+    first, second = tables.add(), tables.add()
+    (claimed,) = tables.claim()
+    tables.do(store.put_back, again(claimed, due=NOW + 1))
+    assert uuids(tables.claim(limit=1)) == [second.uuid]
+    tables.add()
+    tables.look(NOW + 1)
+    assert uuids(tables.claim(limit=1)) == [first.uuid]
+
+
+@only_postgresql
+def test_the_order_is_kept_also_without_the_index(tables):
+    first, second, third = tables.add(), tables.add(), tables.add()
+    (claimed,) = tables.claim()
+    tables.do(store.put_back, again(claimed, due=NOW))
+    tables.look(NOW)  # in the table it is the last one now
+    with without_indexes(tables.engine) as connection:
+        ((one, other),) = store.claim(connection, [store.Claim("echo", 2, store.Lease("me", NOW), NOW)])
+    assert (one.uuid, other.uuid) == (first.uuid, second.uuid)
+    assert uuids(tables.claim()) == [third.uuid]
+
+
+def test_two_who_claim_at_the_same_time_never_get_the_same(tables, submission, pool):
+    asked = [submission() for _ in range(120)]
+    tables.do(store.accept, *asked)
+    barrier = threading.Barrier(4)
+
+    def take(owner):
+        taken = []
+        barrier.wait(20)
+        while claimed := tables.claim(limit=4, owner=owner):
+            taken += uuids(claimed)
+        return [(uuid, owner) for uuid in taken]
+
+    taken = [each for some in pool.map(take, ("one", "two", "three", "four")) for each in some]
+    assert sorted(uuid for uuid, _ in taken) == sorted(uuids(asked))
+    assert all(tables.row(uuid).owner == owner for uuid, owner in taken)
+
+
+@only_postgresql
+def test_who_claims_skips_what_another_is_claiming(tables):
+    first, second, third = tables.add(), tables.add(), tables.add()
+    mine, others = (store.Claim("echo", 2, store.Lease(owner, NOW + 10), NOW) for owner in ("me", "other"))
+    with tables.engine.connect() as connection:
+        assert uuids(store.claim(connection, [mine])[0]) == [first.uuid, second.uuid]
+        with tables.engine.connect() as other:
+            assert uuids(store.claim(other, [others])[0]) == [third.uuid]
+            assert store.claim(other, [others]) == [[]]
+            other.rollback()
+        assert uuids(tables.claim(owner="third")) == [third.uuid]
+
+
+# ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_lease_that_has_run_out_gives_the_requests_to_others(tables):
+    claimed, more = tables.running(), tables.running(until=NOW + 9)
+    tables.look(NOW + 9.999, owner="other")
+    assert tables.row(claimed.uuid).state == tables.row(more.uuid).state == "running"
+    tables.look(NOW + 10, owner="other")
+    for each in (claimed, more):
+        row = tables.row(each.uuid)
+        assert (row.state, row.owner, row.attempts) == ("pending", None, 1)
+    assert tables.leases() == {}
+    (taken,) = tables.claim(owner="other")
+    assert (taken.id, taken.attempt, taken.owner) == (claimed.id, 2, "other")
+    assert tables.leases() == {"other": NOW + 10}
+
+
+def test_a_lease_is_never_shortened(tables):
+    tables.running(until=NOW + 10)
+    tables.running(until=NOW + 5)
+    assert tables.leases() == {"me": NOW + 10}
+    tables.look(NOW, until=NOW + 3, renew=True)
+    assert tables.leases() == {"me": NOW + 10}
+    tables.running(until=NOW + 15)
+    assert tables.leases() == {"me": NOW + 15}
+
+
+def test_who_renews_in_time_keeps_what_is_his(tables):
+    claimed = tables.running()
+    found = tables.look(NOW + 9, until=NOW + 19, renew=True)
+    assert found.owned == {claimed.id: 1}
+    tables.look(NOW + 18, owner="other")
+    assert tables.row(claimed.uuid).owner == "me"
+    assert tables.leases() == {"me": NOW + 19}
+
+
+def test_who_renews_late_keeps_what_nobody_has_taken(tables):
+    claimed = tables.running()
+    assert tables.look(NOW + 60, until=NOW + 70, renew=True).owned == {claimed.id: 1}
+    assert tables.leases() == {"me": NOW + 70}
+
+
+def test_who_renews_too_late_has_nothing_any_more(tables):
+    claimed = tables.running()
+    tables.look(NOW + 60, owner="other")
+    assert tables.look(NOW + 60, until=NOW + 70, renew=True).owned == {}
+    assert tables.row(claimed.uuid).state == "pending"
+
+
+def test_who_does_not_renew_loses_it_like_anybody_else(tables):
+    tables.running()
+    assert tables.look(NOW + 60, until=NOW + 70).owned == {}
+
+
+def test_everybody_has_a_lease_of_his_own(tables):
+    mine = tables.running()
+    theirs = tables.running(owner="other", until=NOW + 5)
+    tables.look(NOW + 4, until=NOW + 14, renew=True)
+    assert tables.leases() == {"me": NOW + 14, "other": NOW + 5}
+    tables.look(NOW + 5, owner="third")
+    assert tables.row(mine.uuid).owner == "me"
+    assert tables.row(theirs.uuid).state == "pending"
+    assert tables.leases() == {"me": NOW + 14}
+
+
+@only_postgresql
+def test_who_renews_while_he_is_taken_for_dead_loses_his_requests_and_not_his_lease(tables, a_round, cluster, pool):
+    claimed = tables.running()
+    with tables.engine.connect() as connection:
+        store.look(connection, [a_round(store.Lease("other", NOW + 20), NOW + 10)])
+        renewing = pool.submit(tables.look, NOW + 10, until=NOW + 20, renew=True)
+        waiting_for_locks(cluster, 1)
+        connection.commit()
+    assert renewing.result(20).owned == {}
+    assert tables.leases() == {"me": NOW + 20}
+    assert [(each.id, each.attempt) for each in tables.claim(owner="other")] == [(claimed.id, 2)]
+
+
+@only_postgresql
+def test_what_somebody_is_just_finishing_is_not_taken_from_him(tables, submission):
+    claimed, other = tables.running(), tables.running()
+    with tables.engine.connect() as connection:
+        store.finish(connection, [outcome(claimed, b"in time")])
+        tables.look(NOW + 10, owner="other")  # does not wait for it
+        connection.commit()
+    assert tables.row(claimed.uuid).reply == b"in time"
+    assert tables.row(other.uuid).state == "pending"
+
+
+def later_attempt(tables, claimed):
+    """Another Titanic has taken the request over."""
+    tables.look(NOW + 10, owner="other")
+    (taken,) = tables.claim(owner="other", until=NOW + 20)
+    return taken
+
+
+def own_later_attempt(tables, claimed):
+    tables.look(NOW + 10)
+    (taken,) = tables.claim(until=NOW + 20)
+    return taken
+
+
+def back_in_line(tables, claimed):
+    tables.look(NOW + 10, owner="other")
+
+
+def ended(tables, claimed):
+    tables.do(store.finish, outcome(claimed, b"the first"))
+
+
+def failed(tables, claimed):
+    tables.do(store.finish, outcome(claimed, None, code=500, error="the first"))
+
+
+def put_back(tables, claimed):
+    tables.do(store.put_back, again(claimed, due=NOW + 5))
+
+
+LATER = [later_attempt, own_later_attempt, back_in_line, ended, failed, put_back]
+
+
+@pytest.mark.parametrize("meanwhile", LATER)
+@pytest.mark.parametrize(
+    ("late", "what"),
+    [
+        (store.finish, lambda claimed: outcome(claimed, b"late")),
+        (store.finish, lambda claimed: outcome(claimed, None, code=500, error="late")),
+        (store.put_back, lambda claimed: again(claimed, due=NOW, failures=7, error="late")),
+    ],
+    ids=["done", "failed", "put back"],
+)
+def test_a_late_outcome_changes_nothing(tables, meanwhile, late, what):
+    claimed = tables.running(result_ttl=5)
+    meanwhile(tables, claimed)
+    before = tables.row(claimed.uuid)
+    tables.do(late, what(claimed))
+    assert tables.row(claimed.uuid) == before
+
+
+@pytest.mark.parametrize("wrong", [{"owner": "other"}, {"attempt": 2}, {"attempt": 0}, {"id": 99}], ids=str)
+def test_an_outcome_counts_only_for_the_attempt_that_it_is_of(tables, wrong):
+    claimed = tables.running()
+    before = tables.row(claimed.uuid)
+    tables.do(store.finish, outcome(claimed)._replace(**wrong))
+    tables.do(store.put_back, again(claimed)._replace(**wrong))
+    assert tables.row(claimed.uuid) == before
+
+
+def test_the_outcome_of_a_closed_request_is_nobody_elses(tables):
+    claimed = tables.running()
+    tables.do(store.close, claimed.uuid)
+    another = tables.running()
+    assert another.id != claimed.id
+    tables.do(store.add_parts, part(claimed, 0))
+    tables.do(store.finish, outcome(claimed))
+    tables.do(store.put_back, again(claimed))
+    assert tables.row(another.uuid).state == "running"
+    assert tables.count() == 1
+    assert tables.count(store.PARTS) == 0
+
+
+def test_one_late_outcome_among_others(tables):
+    late, good = tables.running(), tables.running()
+    tables.look(NOW + 11, owner="me", until=NOW + 30)
+    (taken, mine) = tables.claim(limit=2, owner="me")
+    tables.do(store.finish, outcome(late, b"late"), outcome(mine, b"in time"))
+    assert tables.row(late.uuid).state == "running"
+    assert tables.row(good.uuid).reply == b"in time"
+    assert taken.id == late.id
+
+
+# ── PARTIALs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_parts_come_in_their_order_whenever_they_were_stored(tables):
+    claimed, other = tables.running(), tables.running()
+    tables.do(store.add_parts, part(claimed, 2, b"2"), part(other, 0, b"x"), part(claimed, 0, b"0"))
+    tables.do(store.add_parts, part(claimed, 1, b"1"), part(claimed, 3, b""))
+    assert tables.do(store.fetch_parts, wanted(claimed), wanted(other), wanted(claimed, 2)) == [
+        [b"0", b"1", b"2", b""], [b"x"], [b"2", b""],
+    ]  # fmt: skip
+
+
+def test_parts_are_given_as_far_as_they_are_there_without_a_gap(tables):
+    claimed = tables.running()
+    tables.do(store.add_parts, *(part(claimed, number, b"%d" % number) for number in (0, 1, 3, 4, 6)))
+    starts = [tables.do(store.fetch_parts, wanted(claimed, start))[0] for start in range(8)]
+    assert starts == [[b"0", b"1"], [b"1"], [], [b"3", b"4"], [b"4"], [], [b"6"], []]
+
+
+@only_postgresql
+def test_parts_come_in_their_order_also_without_the_index(tables):
+    claimed = tables.running()
+    for number in (2, 0, 1):
+        tables.do(store.add_parts, part(claimed, number, b"%d" % number))
+    with without_indexes(tables.engine) as connection:
+        assert store.fetch_parts(connection, [wanted(claimed)]) == [[b"0", b"1", b"2"]]
+
+
+def test_no_more_parts_at_once_than_fit(tables):
+    claimed = tables.running()
+    everything = [b"%d" % number for number in range(2 * store.PARTS_AT_ONCE + 1)]
+    tables.do(store.add_parts, *(part(claimed, number, body) for number, body in enumerate(everything)))
+    fetched = []
+    while some := tables.do(store.fetch_parts, wanted(claimed, len(fetched)))[0]:
+        assert len(some) <= store.PARTS_AT_ONCE
+        fetched += some
+    assert fetched == everything
+
+
+def test_no_more_bytes_of_parts_at_once_than_fit_but_one_part_however_large(tables):
+    claimed = tables.running()
+    half = store.PARTS_BYTES // 2
+    sizes = [half, half, 1, store.PARTS_BYTES + 1, store.PARTS_BYTES + 2, 0, 5]
+    tables.do(store.add_parts, *(part(claimed, number, bytes(size)) for number, size in enumerate(sizes)))
+    fetched = []
+    while some := tables.do(store.fetch_parts, wanted(claimed, sum(map(len, fetched))))[0]:
+        fetched.append([len(each) for each in some])
+    assert fetched == [[half, half], [1], [store.PARTS_BYTES + 1], [store.PARTS_BYTES + 2], [0, 5]]
+
+
+@pytest.mark.parametrize("start", [1, 1000, MAX_FROM])
+def test_there_are_no_parts_beyond_the_last(tables, start):
+    claimed = tables.running()
+    tables.do(store.add_parts, part(claimed, 0))
+    assert tables.do(store.fetch_parts, wanted(claimed, start)) == [[]]
+
+
+def test_each_attempt_has_its_own_parts(tables):
+    first = tables.running()
+    tables.do(store.add_parts, part(first, 0, b"old 0"), part(first, 1, b"old 1"))
+    second = later_attempt(tables, first)
+    tables.do(store.add_parts, part(second, 0, b"new 0"))
+    tables.do(store.add_parts, part(first, 1, b"late"), part(first, 2, b"late"))
+    assert tables.do(store.fetch_parts, wanted(second)) == [[b"new 0"]]
+
+
+def test_the_parts_of_an_attempt_that_broke_off_go_when_the_next_begins(tables):
+    first, other = tables.running(), tables.running(service="other")
+    tables.do(store.add_parts, part(first, 0), part(first, 1), part(other, 0, b"other's"))
+    tables.look(NOW + 10, until=NOW + 20)
+    assert tables.do(store.fetch_parts, wanted(first)) == [[b"part", b"part"]]
+    (second,) = tables.claim()
+    assert tables.count(store.PARTS) == 1
+    tables.do(store.add_parts, part(second, 0, b"kept"))
+    tables.do(store.finish, outcome(second))
+    assert tables.do(store.fetch_parts, wanted(first), wanted(second), wanted(other)) == [[], [b"kept"], [b"other's"]]
+
+
+def test_late_parts_of_an_earlier_attempt_are_dropped(tables):
+    first = tables.running()
+    later_attempt(tables, first)
+    tables.do(store.add_parts, part(first, 0))
+    assert tables.count(store.PARTS) == 0
+
+
+def test_a_late_outcome_leaves_the_parts_of_the_new_attempt(tables):
+    first = tables.running()
+    second = later_attempt(tables, first)
+    tables.look(NOW + 20)
+    (third,) = tables.claim()
+    tables.do(store.add_parts, part(third, 0, b"new"))
+    tables.do(store.finish, outcome(first), outcome(second))
+    assert tables.do(store.fetch_parts, wanted(third)) == [[b"new"]]
+
+
+def test_to_store_parts_again_is_harmless(tables):
+    claimed = tables.running()
+    batch = [part(claimed, 0, b"0"), part(claimed, 1, b"1")]
+    assert tables.do(store.add_parts, *batch) == [None, None]
+    assert tables.do(store.add_parts, *batch, part(claimed, 2, b"2")) == [None] * 3
+    assert tables.do(store.fetch_parts, wanted(claimed)) == [[b"0", b"1", b"2"]]
+
+
+def test_parts_of_a_request_that_is_gone_are_dropped(tables):
+    gone, there = tables.running(), tables.running()
+    tables.do(store.close, gone.uuid)
+    tables.do(store.add_parts, part(gone, 0), part(there, 0, b"kept"), part(gone, 1))
+    assert tables.do(store.fetch_parts, wanted(gone), wanted(there)) == [[], [b"kept"]]
+    assert tables.count(store.PARTS) == 1
+
+
+@only_postgresql
+def test_parts_of_a_request_that_another_is_just_closing_are_dropped(tables, cluster, pool):
+    gone = tables.running()
+    with tables.engine.connect() as connection:
+        store.close(connection, [gone.uuid])
+        storing = pool.submit(tables.do, store.add_parts, part(gone, 0))
+        waiting_for_locks(cluster, 1)
+        connection.commit()
+    assert storing.result(20) == [None]
+    assert tables.count(store.PARTS) == 0
+
+
+# ── finish, put_back ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_reply(tables):
+    claimed = tables.running(result_ttl=60.5)
+    assert tables.do(store.finish, outcome(claimed, b"\0\xffreply", NOW + 3)) == [None]
+    row = tables.row(claimed.uuid)
+    assert (row.state, row.reply, row.finished, row.expires) == ("done", b"\0\xffreply", NOW + 3, NOW + 63.5)
+    assert (row.owner, row.code, row.error, row.attempts) == (None, None, None, 1)
+
+
+def test_a_failure(tables):
+    claimed = tables.running(result_ttl=60)
+    tables.do(store.finish, outcome(claimed, b"detail", NOW + 3, code=503, error="broken: ü"))
+    row = tables.row(claimed.uuid)
+    assert (row.state, row.reply, row.code, row.error) == ("failed", b"detail", 503, "broken: ü")
+    assert (row.owner, row.finished, row.expires) == (None, NOW + 3, NOW + 63)
+
+
+def test_ends_are_numbered_as_they_come(tables):
+    claimed = [tables.running() for _ in range(4)]
+    tables.do(store.finish, outcome(claimed[2]))
+    tables.do(store.finish, outcome(claimed[0], None, code=500))
+    tables.do(store.finish, outcome(claimed[3]), outcome(claimed[2]))  # the second one too late
+    numbers = [tables.row(each.uuid).ended for each in claimed]
+    assert numbers[1] is None
+    assert numbers[2] < numbers[0] < numbers[3]
+
+
+def test_ends_in_one_transaction_have_each_a_number_of_their_own(tables):
+    claimed = [tables.running() for _ in range(100)]
+    before = tables.row(tables.done().uuid).ended
+    tables.do(store.finish, *map(outcome, claimed))
+    numbers = {tables.row(each.uuid).ended for each in claimed}
+    assert len(numbers) == 100
+    assert min(numbers) > before
+
+
+def test_the_number_of_an_end_does_not_come_again(tables):
+    first = tables.done()
+    number = tables.row(first.uuid).ended
+    tables.do(store.close, first.uuid)
+    assert tables.row(tables.done().uuid).ended > number
+
+
+def test_without_a_ttl_a_reply_is_kept_for_ever(tables):
+    assert tables.row(tables.done().uuid).expires is None
+
+
+def test_a_ttl_for_those_whose_requests_do_not_say(tables):
+    says, says_not = tables.running(result_ttl=60), tables.running()
+    tables.do(store.finish, outcome(says, ttl=5), outcome(says_not, ttl=5))
+    assert [tables.row(each.uuid).expires for each in (says, says_not)] == [NOW + 60, NOW + 5]
+
+
+def test_a_reply_after_a_failed_try_tells_no_error(tables):
+    claimed = tables.running()
+    tables.do(store.put_back, again(claimed, due=NOW + 1, failures=1, error="once"))
+    tables.look(NOW + 1)
+    (second,) = tables.claim()
+    tables.do(store.finish, outcome(second))
+    row = tables.row(claimed.uuid)
+    assert (row.state, row.error, row.code, row.failures, row.attempts) == ("done", None, None, 1, 2)
+
+
+def test_outcomes_of_many_kinds_at_a_time(tables):
+    claimed = [tables.running() for _ in range(3)]
+    tables.do(
+        store.finish, outcome(claimed[0], b""), outcome(claimed[1], None, code=400), outcome(claimed[2], b"r", code=500)
+    )
+    assert [(tables.row(each.uuid).state, tables.row(each.uuid).reply) for each in claimed] == [
+        ("done", b""), ("failed", None), ("failed", b"r"),
+    ]  # fmt: skip
+
+
+def test_what_is_put_back_waits_until_it_is_due(tables):
+    claimed = tables.running()
+    assert tables.do(store.put_back, again(claimed, due=NOW + 2.5, failures=1, error="not now")) == [None]
+    row = tables.row(claimed.uuid)
+    assert (row.state, row.due, row.failures, row.error) == ("delayed", NOW + 2.5, 1, "not now")
+    assert (row.owner, row.attempts) == (None, 1)
+    assert tables.claim() == []
+    assert tables.look(NOW + 2).next_due == NOW + 2.5
+    tables.look(NOW + 2.5)
+    (second,) = tables.claim()
+    assert (second.attempt, second.failures) == (2, 1)
+
+
+def test_who_puts_back_without_a_word_of_failures_leaves_them_as_they_were(tables):
+    claimed = tables.running()
+    tables.do(store.put_back, again(claimed, due=NOW, failures=2))
+    tables.look(NOW)
+    (second,) = tables.claim()
+    tables.do(store.put_back, again(second, due=NOW))
+    assert tables.row(claimed.uuid).failures == 2
+
+
+def test_some_with_failures_and_some_without_are_put_back_at_a_time(tables):
+    one, other = tables.running(), tables.running()
+    tables.do(store.put_back, again(one, failures=1, error="x"), again(other), again(other, failures=5))
+    assert [tables.row(each.uuid).failures for each in (one, other)] == [1, 0]
+
+
+@pytest.mark.parametrize("work", [store.finish, store.put_back])
+def test_to_store_an_outcome_again_is_harmless(tables, work):
+    claimed = tables.running(result_ttl=1)
+    what = outcome(claimed, now=NOW + 1) if work is store.finish else again(claimed, failures=1)
+    tables.do(work, what)
+    before = tables.row(claimed.uuid)
+    tables.do(work, what)
+    assert tables.row(claimed.uuid) == before
+
+
+# ── release ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_ends_gives_back_what_he_has(tables):
+    mine, more = tables.running(), tables.running()
+    (others,) = tables.claim(owner="other") if tables.add() else ()
+    ended = tables.done()
+    waits = tables.add(due=NOW + 9)
+    before = [tables.row(each.uuid) for each in (others, ended, waits)]
+    assert tables.do(store.release, "me") == [None]
+    assert [tables.row(each.uuid) for each in (others, ended, waits)] == before
+    for each in (mine, more):
+        row = tables.row(each.uuid)
+        assert (row.state, row.owner, row.attempts) == ("pending", None, 1)
+    tables.do(store.finish, outcome(mine, b"late"))
+    assert [(each.uuid, each.attempt) for each in tables.claim(limit=9, owner="another")] == [
+        (mine.uuid, 2), (more.uuid, 2),
+    ]  # fmt: skip
+
+
+# ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_there_is_nothing_to_see(tables):
+    found = tables.look(count_up_to=100)
+    assert replace(found, ahead=0.0) == store.Found(owned={}, services=[], next_due=None, waiting=0, ahead=0.0)
+
+
+def test_what_is_due_becomes_pending(tables):
+    first, second, third = (tables.add(due=NOW + seconds) for seconds in (1, 2, 3))
+    found = tables.look(NOW + 2, offered=("echo",))
+    assert [tables.row(each.uuid).state for each in (first, second, third)] == ["pending", "pending", "delayed"]
+    assert (found.services, found.next_due) == (["echo"], NOW + 3)
+
+
+def test_a_look_tells_what_one_has(tables):
+    mine = [tables.running() for _ in range(3)]
+    tables.add()
+    tables.claim(owner="other")
+    tables.do(store.finish, outcome(mine[0]))
+    assert tables.look(NOW + 1).owned == {mine[1].id: 1, mine[2].id: 1}
+    tables.do(store.put_back, again(mine[1], due=NOW + 1))
+    tables.look(NOW + 1)
+    tables.claim()
+    assert tables.look(NOW + 1).owned == {mine[1].id: 2, mine[2].id: 1}
+
+
+@pytest.mark.parametrize("code", [None, 500])
+def test_replies_are_thrown_away_when_they_expire(tables, code):
+    claimed = tables.running(result_ttl=60)
+    tables.do(store.add_parts, part(claimed, 0))
+    tables.do(store.finish, outcome(claimed, now=NOW, code=code))
+    kept = tables.done()
+    tables.look(NOW + 59.999)
+    assert tables.row(claimed.uuid) is not None
+    tables.look(NOW + 60)
+    assert tables.row(claimed.uuid) is None
+    assert tables.count(store.PARTS) == 0
+    assert tables.row(kept.uuid) is not None
+
+
+def test_a_reply_expires_from_its_end_and_not_before(tables):
+    asked = tables.add(result_ttl=1)
+    tables.look(NOW + 100)
+    assert tables.row(asked.uuid).state == "pending"
+
+
+def test_keys_are_thrown_away_when_they_expire(tables):
+    tables.add(key="short", key_expires=NOW + 60)
+    tables.add(key="long", key_expires=NOW + 61)
+    tables.add(key="for ever")
+    tables.look(NOW + 60)
+    assert tables.count(store.KEYS) == 2
+    tables.look(NOW + 1e9)
+    assert tables.count(store.KEYS) == 1
+    assert tables.count() == 3
+
+
+def test_only_so_much_is_thrown_away_at_a_time(tables, submission, monkeypatch):
+    monkeypatch.setattr(store, "SWEEP", 4)
+    batch = [submission(key=f"{number}", key_expires=NOW, result_ttl=1) for number in range(10)]
+    tables.do(store.accept, *batch)
+    tables.do(store.finish, *(outcome(each) for each in tables.claim(limit=10)))
+    left = []
+    for _ in range(4):
+        left.append((tables.count(), tables.count(store.KEYS)))
+        tables.look(NOW + 1)
+    assert left == [(10, 10), (6, 6), (2, 2), (0, 0)]
+
+
+def test_only_so_much_becomes_pending_at_a_time_and_it_is_told_that_there_is_more(tables, submission, monkeypatch):
+    monkeypatch.setattr(store, "SWEEP", 4)
+    tables.do(store.accept, *(submission("delayed", due=NOW + 1) for _ in range(6)), *(submission() for _ in range(9)))
+    tables.claim(limit=9)
+    found = []
+    for _ in range(4):
+        more = tables.look(NOW + 11, owner="other").more
+        claimed = [len(tables.claim(service, 99, "other", NOW + 50)) for service in ("delayed", "echo")]
+        found.append((*claimed, more))
+    assert found == [(4, 4, True), (2, 4, True), (0, 1, False), (0, 0, False)]
+
+
+@pytest.fixture
+def some_pending(tables):
+    """For some services something is pending, for some it is not, or not any more."""
+    for name in ("b", "a", "c", "a", "e"):
+        tables.add(name)
+    tables.running(service="running")
+    tables.done(service="done")
+    tables.add("delayed", due=NOW + 1)
+
+
+def test_those_of_the_offered_services_for_which_something_is_pending(tables, some_pending):
+    offered = ("c", "nobody", "b", "running", "done", "delayed", "a", "A")
+    assert sorted(tables.look(offered=offered).services) == ["a", "b", "c"]
+    assert tables.look(offered=("nobody",)).services == []
+    assert tables.look(offered=()).services == []
+
+
+def test_services_for_which_something_is_pending_by_their_names(tables, some_pending):
+    asked = (("", 10), ("a", 2), ("b", 1), ("bb", 9), ("e", 9), ("zz", 9), ("", 0))
+    assert tables.do(store.pending_after, *asked) == [
+        ["a", "b", "c", "e"], ["b", "c"], ["c"], ["c", "e"], [], [], [],
+    ]  # fmt: skip
+
+
+def test_very_many_services(tables, submission, executed):
+    names = {f"service {number}" for number in range(300)} | {"Ä", "a", "A", "🚢", "z" * 255, "b c", "%", "\\"}
+    tables.do(store.accept, *(submission(name) for name in sorted(names) for _ in range(3)))
+    with tables.engine.begin() as connection, executed(tables.engine) as statements:
+        offered = store.pending_services(connection, [*names, "nobody"])
+        ((after,),) = (store.pending_after(connection, [("", 1000)]),)
+    assert sorted(offered) == sorted(after) == sorted(names)
+    assert len([sql for sql, _ in statements if "titanic_requests" in sql]) == 2
+
+
+def test_many_services_are_walked_through_bit_by_bit(tables, submission):
+    names = {f"service {number}" for number in range(50)} | {"Ä", "a", "A", "🚢"}
+    tables.do(store.accept, *(submission(name) for name in names))
+    found = [""]
+    while some := tables.do(store.pending_after, (found[-1], 7))[0]:
+        assert len(some) <= 7
+        found += some
+    assert len(found) == len(names) + 1
+    assert set(found[1:]) == names
+
+
+def test_what_waits_is_counted_up_to_a_limit(tables, submission):
+    tables.do(store.accept, *(submission() for _ in range(5)), *(submission(due=NOW + 9) for _ in range(3)))
+    tables.claim(limit=2)
+    tables.done(service="other")
+    assert tables.look(count_up_to=None).waiting is None
+    assert [tables.look(count_up_to=most).waiting for most in (1, 4, 7, 8, 9, 1000)] == [1, 4, 7, 8, 8, 8]
+
+
+@only_sqlite
+def test_the_clock_of_a_file_is_our_own(tables):
+    assert tables.look().ahead == 0.0
+
+
+@only_postgresql
+@pytest.mark.parametrize("behind", [0, 1000])
+def test_how_far_the_clock_of_a_server_is_ahead(tables, monkeypatch, behind):
+    ours = time.time
+    monkeypatch.setattr(time, "time", lambda: ours() - behind)
+    assert abs(tables.look().ahead - behind) < 100
+
+
+def test_several_looks_at_a_time(tables, a_round):
+    tables.running()
+    lease = store.Lease("me", NOW + 10)
+    rounds = [a_round(lease, renew=True), a_round(lease, count_up_to=10)]
+    assert [each.waiting for each in tables.do(store.look, *rounds)] == [None, 1]
+
+
+# ── fetch, states, close ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_as_it_is_fetched_in_each_state(tables):
+    claimed = tables.running()
+    done, failed = tables.done(b"reply"), tables.done(None, 500, "broken")
+    waiting, delayed = tables.add(), tables.add(due=NOW + 1)
+    found = tables.do(store.fetch, *(each.uuid for each in (waiting, delayed, claimed, done, failed)))
+    assert [(each.state, each.attempt, each.reply, each.size, each.code, each.error, each.ended) for each in found] == [
+        ("pending", 0, None, None, None, None, False),
+        ("delayed", 0, None, None, None, None, False),
+        ("running", 1, None, None, None, None, False),
+        ("done", 1, b"reply", 5, None, None, True),
+        ("failed", 1, None, None, 500, "broken", True),
+    ]
+
+
+def test_a_large_reply_is_fetched_by_itself(tables):
+    small, large = bytes(store.LARGE - 1), bytes(store.LARGE - 2) + b"\xff\0"
+    one, other = tables.done(small), tables.done(large)
+    found = tables.do(store.fetch, one.uuid, other.uuid)
+    assert [(each.size, each.reply) for each in found] == [(store.LARGE - 1, small), (store.LARGE, None)]
+    assert tables.do(store.fetch_reply, other.id, 10**9, one.id) == [large, None, small]
+
+
+def test_what_is_fetched_is_in_the_order_in_which_it_was_asked_for(tables):
+    one, other = tables.add(), tables.add()
+    found = tables.do(store.fetch, other.uuid, uuid4(), one.uuid, other.uuid)
+    assert found[1] is None
+    assert found[0] == found[3]
+    assert [tables.row(one.uuid).id, tables.row(other.uuid).id] == [found[2].id, found[0].id]
+
+
+def test_to_fetch_changes_nothing(tables):
+    claimed = tables.done()
+    assert tables.do(store.fetch, claimed.uuid) == tables.do(store.fetch, claimed.uuid)
+
+
+def test_how_far_many_have_come(tables):
+    waits, done = tables.add(), tables.done(service="done")
+    first = tables.running(service="again")
+    tables.do(store.add_parts, *(part(first, number) for number in range(3)))
+    assert tables.do(store.states, frozenset([waits.uuid, uuid4(), done.uuid, first.uuid]), frozenset()) == [
+        {waits.uuid: ("pending", 0, None), done.uuid: ("done", 1, None), first.uuid: ("running", 1, 2)}, {},
+    ]  # fmt: skip
+    tables.look(NOW + 10)
+    (second,) = tables.claim("again")
+    tables.do(store.add_parts, part(second, 0))
+    (seen,) = tables.do(store.states, frozenset([first.uuid]))
+    assert seen == {first.uuid: ("running", 2, 0)}
+    assert not seen[first.uuid].ended
+
+
+@pytest.mark.parametrize(("code", "state"), [(None, "done"), (500, "failed")])
+def test_whether_one_has_ended(tables, code, state):
+    claimed = tables.done(code=code)
+    (seen,) = tables.do(store.states, frozenset([claimed.uuid]))
+    assert seen[claimed.uuid].state == state
+    assert seen[claimed.uuid].ended
+
+
+def test_what_is_closed_is_gone_with_its_parts(tables):
+    claimed, kept = tables.running(), tables.running()
+    tables.do(store.add_parts, part(claimed, 0), part(claimed, 1), part(kept, 0))
+    assert tables.do(store.close, claimed.uuid, uuid4(), claimed.uuid) == [claimed.id, None, claimed.id]
+    assert tables.do(store.fetch, claimed.uuid, kept.uuid)[0] is None
+    assert tables.count() == 1
+    assert tables.count(store.PARTS) == 1
+
+
+def test_to_close_again_is_harmless(tables):
+    asked = tables.add()
+    tables.do(store.close, asked.uuid)
+    assert tables.do(store.close, asked.uuid) == [None]
+
+
+@pytest.mark.parametrize("work", [store.fetch, store.close])
+def test_thousands_at_a_time(tables, submission, work):
+    batch = [submission() for _ in range(1500)]
+    tables.do(store.accept, *batch)
+    assert all(each is not None for each in tables.do(work, *(each.uuid for each in batch)))
+
+
+# ── how the database goes about it ───────────────────────────────────────────────────────────────────────────────────
+
+
+def fill(engine):
+    """Tables in which almost everything is done, as they are after a while."""
+    schema.upgrade(engine)
+    requests = []
+    for id_ in range(1, 4000):
+        few = id_ % 60
+        state = "pending" if few in {0, 1, 2} else "delayed" if few in {3, 4, 5} else "running" if few == 6 else "done"
+        requests.append({
+            "id": id_, "uuid": uuid4(), "service": f"service {id_ // 60 % 20}", "state": state, "priority": id_ % 10,
+            "created": NOW, "due": NOW + id_, "finished": NOW if state == "done" else None,
+            "expires": NOW + 1e6 + id_ if state == "done" and id_ % 2 else None,
+            "owner": f"owner {id_ % 7}" if state == "running" else None,
+            "attempts": 2, "failures": 0, "retries": 0, "body": b"",
+        })  # fmt: skip
+    keys = [{"service": "s", "key": f"{at}", "uuid": uuid4(), "expires": NOW + at if at % 9 else None}
+            for at in range(3000)]  # fmt: skip
+    parts = [{"request": row["id"], "attempt": 1, "number": number, "body": b""}
+             for row in requests[::4] for number in range(3)]  # fmt: skip
+    with engine.begin() as connection:
+        owners = [{"owner": f"owner {at}", "lease": NOW + 60 * at} for at in range(7)]
+        for table, rows in (
+            (store.REQUESTS, requests),
+            (store.KEYS, keys),
+            (store.PARTS, parts),
+            (store.OWNERS, owners),
+        ):
+            connection.execute(sa.insert(table), rows)
+        if engine.dialect.name == "postgresql":  # who has SQLite rarely runs it
+            connection.exec_driver_sql("ANALYZE")
+
+
+@pytest.fixture
+def filled(prepared, backend):
+    """It stays as it is."""
+    engine = prepared(backend, fill)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def explained(filled, executed):
+    """`explained(work, item)`: how the database does each statement of it: (SQL, plan)."""
+
+    def explain(work, *batch):
+        how = "EXPLAIN QUERY PLAN " if filled.dialect.name == "sqlite" else "EXPLAIN "
+        with filled.begin() as connection:
+            with executed(filled) as statements:
+                work(connection, *batch)
+            if filled.dialect.name == "postgresql":  # what else it could do is dearer only in tables that are large
+                for dear in ("enable_seqscan", "enable_bitmapscan", "enable_sort"):
+                    connection.exec_driver_sql(f"SET LOCAL {dear} = off")
+            plans = [
+                (sql, "\n".join(str(row[-1]) for row in connection.exec_driver_sql(how + sql, parameters)))
+                for sql, parameters in statements if "titanic_" in sql
+            ]  # fmt: skip
+            connection.rollback()
+        assert plans
+        return plans
+
+    return explain
+
+
+READY, DUE, OWNER, EXPIRES = "requests_ready", "requests_due", "requests_owner", "requests_expires"
+KEYS = "keys_expires"
+UUID = {"sqlite": "autoindex_titanic_requests_1", "postgresql": "requests_uuid_key"}
+PARTS = {"sqlite": "autoindex_titanic_parts_1", "postgresql": "parts_pkey"}
+KEY = {"sqlite": "autoindex_titanic_keys_1", "postgresql": "keys_pkey"}
+FAILED = "requests_failed"
+
+
+LEASED = store.Lease("owner 3", NOW + 70)
+WORK = {
+    store.accept: (lambda there: Submission(uuid4(), "echo", b"", NOW, NOW, key="17"), [KEY]),
+    store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
+    store.look: (
+        lambda there: store.Round(LEASED, NOW + 60, renew=True, count_up_to=1000, offered=("service 3", "x")),
+        [READY, DUE, OWNER, EXPIRES, KEYS],
+    ),
+    store.fetch: (lambda there: there.uuid, [UUID]),
+    store.states: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
+    store.fetch_reply: (lambda there: there.id, []),
+    store.fetch_parts: (lambda there: store.Parts(there.id, 1, 0), [PARTS]),
+    store.add_parts: (lambda there: store.Partial(there.id, 1, 9, b""), []),
+    store.finish: (lambda there: store.Outcome(there.id, there.owner, 2, NOW, b""), []),
+    store.put_back: (lambda there: store.Again(there.id, there.owner, 2, NOW), []),
+    store.close: (lambda there: there.uuid, [UUID]),
+    store.pending_after: (lambda there: ("service 1", 10), [READY]),
+    store.release: (lambda there: there.owner, [OWNER]),
+}
+
+
+@pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
+def test_no_table_is_read_from_end_to_end(filled, explained, backend, work):
+    item, indexes = WORK[work]
+    with filled.begin() as connection:
+        there = connection.execute(sa.select(store.REQUESTS).where(store.is_in("running"))).first()
+    plans = explained(work, [item(there)])
+    for sql, plan in plans:
+        assert not re.search(r"(Seq Scan on|SCAN) titanic_(requests|parts|keys)(?! USING)", plan), (sql, plan)
+        # A partial index serves only a state that is written out: a plan that is kept for others has none otherwise.
+        assert not re.search(r"titanic_requests\.state (=|IN|!=) *[(]?[%?]", sql), sql
+    everything = "\n".join(plan for _, plan in plans)
+    for index in indexes:
+        assert (index if isinstance(index, str) else index[backend]) in everything, everything
+
+
+def test_the_next_is_found_without_sorting(explained):
+    (_, plan), *_ = explained(store.claim, [store.Claim("service 1", 20, store.Lease("me", NOW), NOW)])
+    assert re.search(r"(?i)using (covering )?index titanic_requests_ready|Scan using titanic_requests_ready", plan)
+    assert not re.search(r"Sort|TEMP B-TREE FOR ORDER BY", plan), plan
+
+
+def test_services_are_found_step_by_step_in_the_index(explained):
+    for work, asked in ((store.pending_after, [("", 10)]), (store.pending_services, ("service 3", "x"))):
+        ((_, plan),) = explained(work, asked)
+        steps = [line for line in plan.splitlines() if "titanic_" in line]
+        assert steps
+        assert all(re.search("(SEARCH|Index Only Scan).*titanic_requests_ready", line) for line in steps), plan
+
+
+@only_postgresql
+def test_services_are_found_without_a_look_at_all_their_requests(filled, submission, executed):
+    names = [f"service {number}" for number in range(20)]
+    explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
+    with filled.connect() as connection:
+        store.accept(connection, [submission("service 3") for _ in range(1000)])
+        with executed(filled) as statements:
+            assert set(store.pending_services(connection, names)) == set(names)
+            assert set(store.pending_after(connection, [("", 100)])[0]) == set(names)
+        assert len(statements) == 2
+        for sql, parameters in statements:
+            (plan,) = connection.exec_driver_sql(explain + sql, parameters).scalar_one()
+            assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 300, plan
+        connection.rollback()
+
+
+def test_the_next_that_is_due_is_one_step_in_the_index(explained, a_round):
+    plans = explained(store.look, [a_round(store.Lease("me", NOW))])
+    ((_, plan),) = [each for each in plans if "min(titanic_requests.due)" in each[0]]
+    assert "titanic_requests_due" in plan
+    assert "Bitmap" not in plan

@@ -1,0 +1,480 @@
+"""The command `titanic`: what operators do.  Except for `serve` it opens the database itself, without the broker."""
+
+import asyncio
+import json
+import logging
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+import click
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...clients import bodies
+from ...mdp.cli.console import EXIT_CODES, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
+from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.errors import TitanicError, UnknownTicket
+from ...mdp.transport.reach import why_unreachable
+from .. import admin, schema
+from ..frames import unpack
+from ..server import DEFAULT_DRAIN, DEFAULT_LEASE, DEFAULT_MAX_WAITING, SHORTEST_LEASE, Server
+from ..store.models import STATES
+from .parameters import DURATION, DURATION_FROM_0, UUID_TYPE
+
+CHUNK: Final = 1000
+"""Requests changed in one transaction, so that Titanic gets its turn in between."""
+
+SHOWN: Final = 1000
+"""Characters of a value that are shown to people."""
+
+log = logging.getLogger("zmdp.titanic")
+
+_DB = click.option(
+    "--db",
+    default=schema.DEFAULT_DB,
+    envvar="TITANIC_DB",
+    show_envvar=True,
+    metavar="URL",
+    help=with_default("Database: sqlite:///FILE (or just FILE), or postgresql://USER@HOST/NAME.", schema.DEFAULT_DB),
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_SERVICE = click.option("--service", help="Only those for this service.")
+_OLDER = click.option(
+    "--older-than",
+    type=DURATION_FROM_0,
+    help="Only those accepted longer ago than this (with a unit: 90s, 15m, 12h, 7d).",
+)
+_UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
+_ALL = click.option("--all", "everything", is_flag=True, help="All of them; see --service and --older-than.")
+
+
+# ── the program ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@click.command()
+@click.option(
+    "--broker",
+    type=Endpoint(),
+    default=DEFAULT_ENDPOINT,
+    envvar="MDP_BROKER",
+    show_envvar=True,
+    help=with_default("Broker to serve at, and to have the requests done through.", DEFAULT_ENDPOINT),
+)
+@_DB
+@click.option(
+    "--lease",
+    type=DURATION,
+    default=DEFAULT_LEASE,
+    help=with_default(
+        f"How long a Titanic that died keeps the requests that were running there; {SHORTEST_LEASE:g} s or more.",
+        DEFAULT_LEASE,
+        "seconds",
+    ),
+)
+@click.option(
+    "--max-waiting",
+    type=Number("requests", whole=True),
+    default=DEFAULT_MAX_WAITING,
+    help=with_default("Requests that may wait to be done; more are refused.", DEFAULT_MAX_WAITING),
+)
+@click.option(
+    "--ttl",
+    type=DURATION,
+    help=with_default("For how long replies are kept whose requests do not say.", "until they are closed"),
+)
+@click.option(
+    "--drain-timeout",
+    type=DURATION_FROM_0,
+    default=DEFAULT_DRAIN,
+    help=with_default("How long running requests have to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
+)
+@click.option(
+    "--heartbeat",
+    type=Number("seconds"),
+    default=1.0,
+    envvar="MDP_HEARTBEAT",
+    show_envvar=True,
+    help=with_default("Interval of heartbeats.", 1.0, "seconds"),
+)
+@click.option(
+    "--liveness",
+    type=Number("intervals", whole=True),
+    default=5,
+    envvar="MDP_LIVENESS",
+    show_envvar=True,
+    help=with_default("Silent intervals after which the broker is taken for dead.", 5, "intervals"),
+)
+@log_level_option
+def serve(*, broker: str, db: str, log_level: str, **settings: Any) -> int:
+    """Keep requests in a database and have them done.
+
+    A SQLite file is made, and brought up to date, by itself.  Any number of Titanics may share one PostgreSQL, whose
+    tables `titanic db upgrade` makes.  What is answered with 200 is on the disk.
+
+    SIGTERM or Ctrl-C takes no more, lets what is running finish, and ends; once more ends at once, and loses nothing
+    either: requests that were running are done again.
+    """
+    log_to_stderr(log_level)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with suppress(ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return asyncio.run(_serve(broker, db, settings))
+
+
+async def _serve(broker: str, db: str, settings: dict[str, Any]) -> int:
+    loop = asyncio.get_running_loop()
+    with _database_errors(db):
+        server = Server(db, broker=broker, **settings)
+    forced = False
+    serving: asyncio.Task[None] | None = None
+
+    def end() -> None:
+        nonlocal forced
+        if server.stopping and serving is not None:
+            forced = True
+            log.info("ending at once; what is running is done again later")
+            serving.cancel()
+            return
+        log.info("ending: what is running is finished first; once more ends at once")
+        server.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+
+    def ready() -> None:
+        log.info(
+            "serving titanic.request, titanic.reply, titanic.close at %s; %s; Ctrl-C ends",
+            broker,
+            schema.shown(server.url),
+        )
+
+    reason = await asyncio.to_thread(why_unreachable, broker)
+    if reason is not None:
+        log.warning("no broker at %s yet: %s; connecting goes on until there is one", broker, reason)
+    serving = asyncio.ensure_future(server.run(ready))
+    with suppress(asyncio.CancelledError):
+        await serving
+    return int(forced)
+
+
+# ── the operator ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _database_errors(db: str) -> Iterator[None]:
+    """Tell what the database has against it in one line."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        reason = " ".join(str(error.orig).split())
+        raise TitanicError(f"{schema.shown(schema.database_url(db))}: {reason}", code=500) from None
+
+
+@contextmanager
+def _opened(db: str, *, write: bool = False) -> Iterator[Callable[[], Any]]:
+    """A function that begins a transaction on the database, whose tables have been checked."""
+    url = schema.database_url(db)
+    engine = schema.open_engine(url, write=write)
+    try:
+        with _database_errors(db):
+            with engine.begin() as connection:
+                schema.check(connection, url)
+            yield engine.begin
+    finally:
+        engine.dispose()
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def db(context: click.Context) -> None:
+    """Make the tables, or bring them up to date."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@db.command()
+@_DB
+def upgrade(*, db: str) -> None:
+    """Make the tables, or bring them up to date."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    engine = schema.open_engine(schema.database_url(db), create=True)
+    with _database_errors(db):
+        before, now = schema.upgrade(engine)
+    click.echo(
+        f"{schema.shown(engine.url)}: "
+        + (f"is of version {now}" if before == now else f"{before or 'no tables'} → {now}")
+    )
+
+
+@db.command()
+@_DB
+@_JSON
+def current(*, db: str, as_json: bool) -> None:
+    """Print the version of the tables."""
+    engine = schema.open_engine(schema.database_url(db), write=False)
+    with _database_errors(db), engine.connect() as connection:
+        version = schema.current(connection)
+    if as_json:
+        bodies.print_json({"version": version, "needed": schema.head()})
+    else:
+        click.echo(version or "no tables")
+
+
+@db.command()
+@_DB
+def check(*, db: str) -> None:
+    """See whether the tables are the ones that this zmdp works with; the exit code tells."""
+    with _opened(db):
+        click.echo(f"{schema.shown(schema.database_url(db))}: is of version {schema.head()}, as it should be")
+
+
+@click.command()
+@click.option(
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only those in this state. Can be repeated."
+)
+@_SERVICE
+@_OLDER
+@click.option(
+    "--limit", type=Number("requests", whole=True), default=50, help=with_default("How many, the oldest first.", 50)
+)
+@_DB
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+def ls(
+    *, states: tuple[str, ...], service: str | None, older_than: float | None, limit: int, db: str, as_json: bool
+) -> None:
+    """List requests."""
+    with _opened(db) as begin, begin() as connection:
+        rows = admin.ls(connection, _which(states or STATES, service, older_than), limit + 1)
+    now = time.time()
+    for row in rows[:limit]:
+        if as_json:
+            bodies.print_json(_with_times(row))
+    if not as_json and rows:
+        width = max(len("SERVICE"), *(len(row["service"]) for row in rows[:limit]))
+        click.echo(f"{'UUID':32}  {'SERVICE':{width}}  {'STATE':7}  {'PRI':>3}  {'AGE':>6}  {'TRIES':>5}  NOTE")
+        for row in rows[:limit]:
+            click.echo(
+                f"{row['uuid']}  {row['service']:{width}}  {row['state']:7}  {row['priority']:3}  "
+                f"{_age(now - row['created']):>6}  {row['attempts']:5}  {printable(_note(row, now))}".rstrip()
+            )
+    if len(rows) > limit:
+        click.echo("there are more: see --limit", err=True)
+    elif not rows:
+        click.echo("there are none", err=True)
+
+
+@click.command()
+@click.argument("uuid", type=UUID_TYPE)
+@_DB
+@_JSON
+def show(*, uuid: UUID, db: str, as_json: bool) -> None:
+    """Show all there is to know of the request UUID."""
+    with _opened(db) as begin, begin() as connection:
+        row = admin.show(connection, uuid)
+    if row is None:
+        raise UnknownTicket(f"there is no request {uuid.hex} in {schema.shown(schema.database_url(db))}")
+    row = _with_times(row)
+    for name in ("body", "reply"):
+        row[name] = None if row[name] is None else [bodies.text_or_base64(frame) for frame in unpack(row[name])]
+    row["partials"] = [[bodies.text_or_base64(frame) for frame in unpack(part)] for part in row["partials"]]
+    if as_json:
+        bodies.print_json(row)
+        return
+    for name, value in row.items():
+        if value not in (None, []):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            click.echo(f"{name:11} {_short(printable(text))}")
+
+
+@click.command()
+@_UUIDS
+@_ALL
+@_SERVICE
+@_OLDER
+@_DB
+def retry(**asked: Any) -> int:
+    """Have failed requests done again."""
+    return _change("retried", admin.retry, ("failed",), **asked)
+
+
+@click.command()
+@_UUIDS
+@_ALL
+@_SERVICE
+@_OLDER
+@_DB
+def cancel(**asked: Any) -> int:
+    """Have requests fail that are not done yet.
+
+    Their code is 499.  Those that are running are interrupted.
+    """
+    return _change("cancelled", admin.cancel, ("delayed", "pending", "running"), **asked)
+
+
+def _change(
+    what: str,
+    change: Callable[[Connection, Sequence[UUID], float], list[UUID]],
+    states: tuple[str, ...],
+    *,
+    uuids: Sequence[UUID],
+    everything: bool,
+    service: str | None,
+    older_than: float | None,
+    db: str,
+) -> int:
+    narrowed = service is not None or older_than is not None
+    if bool(uuids) == everything or (narrowed and not everything):
+        raise click.UsageError("name requests by their UUIDs, or take --all (perhaps with --service, --older-than)")
+    changed: set[UUID] = set()
+    with _opened(db) as read, _opened(db, write=True) as begin:
+        which = _which(states, service, older_than)
+        chunks: Iterable[Sequence[UUID]] = (uuids[at : at + CHUNK] for at in range(0, len(uuids), CHUNK))
+        if everything:
+            chunks = ([uuid for _, uuid in chunk] for chunk in _chunks(read, which))
+        with _progress(_count(read, which) if everything else len(uuids), what) as advance:
+            for chunk in chunks:
+                with begin() as connection:
+                    changed |= set(change(connection, chunk, time.time()))
+                advance(len(chunk))
+    for uuid in uuids:
+        if uuid not in changed and not everything:
+            click.echo(f"{uuid.hex}: there is no such request in state {' or '.join(states)}", err=True)
+    click.echo(f"{len(changed)} {what}")
+    return 0 if everything or len(changed) == len(set(uuids)) else EXIT_CODES[UnknownTicket]
+
+
+@click.command()
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(["done", "failed"]),
+    multiple=True,
+    default=["done"],
+    help=with_default("Which. Can be repeated.", "done"),
+)
+@_SERVICE
+@click.option(
+    "--older-than", type=DURATION_FROM_0, required=True, help="Only those that ended longer ago than this; 0 for all."
+)
+@click.option("--dry-run", is_flag=True, help="Only say how many there are.")
+@_DB
+def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dry_run: bool, db: str) -> None:
+    """Throw away requests that have ended.
+
+    Their replies go with them, fetched or not.
+    """
+    which = admin.Which(states, service, finished_before=time.time() - older_than)
+    thrown = 0
+    with _opened(db) as read, _opened(db, write=True) as begin:
+        total = _count(read, which)
+        if dry_run:
+            click.echo(f"{total} would be thrown away")
+            return
+        with _progress(total, "thrown away") as advance:
+            for chunk in _chunks(read, which):
+                with begin() as connection:
+                    thrown += admin.purge(connection, which, [id_ for id_, _ in chunk])
+                advance(len(chunk))
+    click.echo(f"{thrown} thrown away")
+
+
+@click.command()
+@_DB
+@_JSON
+def stats(*, db: str, as_json: bool) -> None:
+    """Count requests by service and state."""
+    with _opened(db) as begin, begin() as connection:
+        found = admin.stats(connection, time.time())
+    if as_json:
+        bodies.print_json(found)
+        return
+    width = max([len("SERVICE"), *(len(name) for name in found["services"])])
+    click.echo(f"{'SERVICE':{width}}" + "".join(f"  {state.upper():>9}" for state in STATES) + f"  {'OLDEST':>7}")
+    for name, counts in [*found["services"].items(), ("", found["total"])]:
+        waited = counts.get("oldest_waiting_seconds")
+        oldest = "" if waited is None else _age(waited)
+        click.echo(f"{name:{width}}" + "".join(f"  {counts[state]:9}" for state in STATES) + f"  {oldest:>7}".rstrip())
+    click.echo(f"{found['partials']} PARTIALs, {found['keys']} keys")
+
+
+Begin = Callable[[], AbstractContextManager[Connection]]
+"""Begins a transaction."""
+
+
+def _count(read: Begin, which: admin.Which) -> int:
+    with read() as connection:
+        return admin.count(connection, which)
+
+
+def _chunks(read: Begin, which: admin.Which) -> Iterator[list[tuple[int, UUID]]]:
+    """The ids and uuids of these requests, looked for without holding anybody up."""
+    last = 0
+    while True:
+        with read() as connection:
+            chunk = admin.matching(connection, which, last, CHUNK)
+        if not chunk:
+            return
+        last = chunk[-1][0]
+        yield chunk
+
+
+def _which(states: tuple[str, ...], service: str | None, older_than: float | None) -> admin.Which:
+    return admin.Which(states, service, created_before=None if older_than is None else time.time() - older_than)
+
+
+@contextmanager
+def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, if that is a terminal and there is something to wait for."""
+    if total <= CHUNK or not sys.stderr.isatty():
+        yield lambda steps: None
+        return
+    with click.progressbar(length=total, label=what, file=sys.stderr) as bar:
+        yield bar.update
+
+
+def _with_times(row: dict[str, Any]) -> dict[str, Any]:
+    """`row` with times that people can read."""
+    times = {"created", "due", "started", "finished", "expires"}
+    return {
+        name: datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds")
+        if name in times and value is not None
+        else value
+        for name, value in row.items()
+    }
+
+
+def _short(text: str) -> str:
+    """Not more than a screenful; --json has all of it."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters; --json shows all)"
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+def _note(row: dict[str, Any], now: float) -> str:
+    """What is worth knowing of it, on what is left of the line."""
+    if row["state"] == "failed":
+        return f"{row['code']}: {row['error']}"[:80]
+    if row["state"] == "delayed":
+        why = f" after: {row['error']}" if row["error"] else ""
+        return f"due in {_age(row['due'] - now)}{why}"[:80]
+    if row["state"] == "done":
+        return f"took {row['finished'] - row['created']:.3g} s"
+    return ""
+
+
+COMMANDS: Final[dict[str, click.Command]] = {
+    str(command.name): command for command in (serve, ls, show, retry, cancel, purge, stats, db)
+}

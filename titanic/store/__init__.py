@@ -1,0 +1,1 @@
+"""Titanic's SQL: its tables, and the statements on them."""

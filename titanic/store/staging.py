@@ -1,0 +1,242 @@
+"""Requests written by many processes as one: staged by each, accepted together, once.
+
+Each attempt of a task begins a staging of its own and adds rows to it.  Who drives the write commits the stagings that
+count, in one transaction; what is left of the others is swept.  Functions of a connection, in a transaction of the
+caller's; times are given, in seconds since 1970.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from ...mdp.errors import TitanicError
+from ..submission import Submission
+from .models import Staged, Staging, Written
+from .store import KEYS, REQUESTS, K
+
+STAGING: Final = cast(sa.Table, Staging.__table__)
+STAGED: Final = cast(sa.Table, Staged.__table__)
+WRITTEN: Final = cast(sa.Table, Written.__table__)
+G, S, T = STAGING.c, STAGED.c, WRITTEN.c
+KEEP: Final = 86400.0
+"""Seconds after which a staging that nobody has added to is taken for a dead driver's."""
+REMEMBER: Final = 366 * 86400.0
+"""Seconds for which a write that was committed is known as such."""
+CHUNK: Final = 20_000
+"""Staged rows deleted in one transaction."""
+OF_OTHERS: Final = 100_000
+"""Staged rows of dead drivers that one sweep deletes."""
+_COLUMNS: Final = ", ".join(STAGED.c.keys())
+
+
+class StagingLost(TitanicError):
+    """What was staged is not there any more, and nothing was written."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, code=500)
+
+
+class OtherQuery(TitanicError):
+    """A sink's micro-batch was written by another stream; nothing was written."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, code=500)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What is written once: a job's write, or a micro-batch of a stream's."""
+
+    kind: str
+    """`job` or `sink`."""
+    name: str
+    batch: int = 0
+    query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An attempt that counts."""
+
+    staging: int
+    rows: int
+
+
+# ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Entry = tuple[Any, ...]
+"""A request to stage: the columns of `titanic_staged` from `uuid` on, that one as 32 hex digits."""
+
+
+def entry(request: Submission, *, at: bool) -> Entry:
+    """A request that was checked for the time 0, so that its times are relative; but its `due`, if it has an `at`."""
+    due, delay = (request.due, None) if at else (None, request.due or None)
+    return (
+        request.uuid.hex, request.service, request.priority, due, delay, request.retries, request.backoff,
+        request.result_ttl, request.key, request.key_expires, request.headers, request.body,
+    )  # fmt: skip
+
+
+def begin(connection: Connection, write: str, now: float) -> int:
+    """A new staging for an attempt to write part of `write`."""
+    return int(connection.execute(sa.insert(STAGING).values(write=write, touched=now).returning(G.id)).scalar_one())
+
+
+def add(connection: Connection, staging: int, first: int, batch: Sequence[Entry], now: float) -> None:
+    """Stage requests, as number `first` and so on.
+
+    Raises `StagingLost` if the write has ended without this attempt.
+    """
+    touched = sa.update(STAGING).where(G.id == staging, G.touched > 0).values(touched=now)
+    if not connection.execute(touched).rowcount:
+        raise StagingLost("the write has ended without this attempt, which came too late")
+    cursor: Any = connection.connection.cursor()
+    # By the driver itself: SQLAlchemy takes several times as long for a row.
+    if connection.dialect.name == "postgresql":
+        with cursor.copy(f"COPY titanic_staged ({_COLUMNS}) FROM STDIN") as copy:
+            for number, each in enumerate(batch, first):
+                copy.write_row((staging, number, *each))
+    else:
+        marks = ", ".join("?" * len(STAGED.columns))
+        rows = ((staging, number, *each) for number, each in enumerate(batch, first))
+        cursor.executemany(f"INSERT INTO titanic_staged ({_COLUMNS}) VALUES ({marks})", rows)  # noqa: S608 - our own
+    cursor.close()
+
+
+def discard(connection: Connection, stagings: Sequence[int]) -> None:
+    """Nothing of these is wanted any more: the next sweep throws them away."""
+    connection.execute(sa.update(STAGING).where(_among(G.id, stagings)).values(touched=0.0))
+
+
+def discard_write(connection: Connection, write: str) -> None:
+    """Nothing that was staged for `write` is wanted any more."""
+    connection.execute(sa.update(STAGING).where(G.write == write).values(touched=0.0))
+
+
+def _among(column: Any, numbers: Sequence[int]) -> sa.ColumnElement[bool]:
+    """Written out: a write may have more tasks than a statement may have parameters."""
+    found: sa.ColumnElement[bool] = column.in_(sa.bindparam(None, list(numbers), expanding=True, literal_execute=True))
+    return found
+
+
+# ── accepting ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_NOW: Final = sa.bindparam("now", type_=sa.Double)
+_DUE: Final = sa.func.coalesce(S.due, _NOW + sa.func.coalesce(S.delay, 0.0))
+_REQUEST: Final = {
+    "uuid": S.uuid,
+    "service": S.service,
+    "state": sa.case((_DUE > _NOW, "delayed"), else_="pending"),
+    "priority": S.priority,
+    "created": _NOW,
+    "due": sa.case((_DUE > _NOW, _DUE), else_=_NOW),
+    "attempts": sa.literal_column("0"),
+    "failures": sa.literal_column("0"),
+    "retries": S.retries,
+    "backoff": S.backoff,
+    "result_ttl": S.result_ttl,
+    "key": S.key,
+    "headers": S.headers,
+    "body": S.body,
+}
+
+
+def was_committed(connection: Connection, write: Write) -> bool:
+    """Whether `write` need not be done: it, or a later batch of its sink, was committed."""
+    later = sa.select(T.name).where(T.kind == write.kind, T.name == write.name, T.batch >= write.batch)
+    return connection.scalar(later.where(T.query.is_not_distinct_from(write.query))) is not None
+
+
+def commit(connection: Connection, write: Write | None, accepted: Sequence[Accepted], now: float) -> bool:
+    """Accept what these attempts have staged, as `store.accept` would; False if `write` was committed before.
+
+    Raises `StagingLost` if not all of it is there, `OtherQuery` if another stream has written to the sink.
+    """
+    rows = sum(each.rows for each in accepted)
+    if write is not None and not _enter(connection, write, rows, now):
+        return False
+    stagings = [each.staging for each in accepted]
+    if not stagings:
+        return True
+    ours = _among(S.staging, stagings)
+    taken = connection.execute(
+        sa.update(STAGING).where(_among(G.id, stagings), G.touched > 0).values(touched=0.0)
+    ).rowcount
+    there, keyed = connection.execute(sa.select(sa.func.count(), sa.func.count(S.key)).where(ours)).one()
+    if taken != len(stagings) or there != rows:
+        raise StagingLost(
+            f"of {rows} rows staged {there} are there: they were older than {KEEP / 3600:.0f} h, or the server has "
+            "crashed meanwhile; nothing was written, write them again"
+        )
+    wanted = ours
+    if keyed:
+        connection.execute(_enter_keys(connection.dialect.name, ours), {"now": now})
+        first = sa.exists().where(K.service == S.service, K.key == S.key, K.uuid == S.uuid)
+        wanted = sa.and_(ours, sa.or_(S.key.is_(None), first))
+    chosen = sa.select(*_REQUEST.values()).where(wanted).order_by(S.staging, S.number)
+    connection.execute(sa.insert(REQUESTS).from_select(list(_REQUEST), chosen), {"now": now})
+    return True
+
+
+def _enter_keys(dialect: str, ours: sa.ColumnElement[bool]) -> Any:
+    """Each key with the first request that has it, if it is new or has expired."""
+    insert = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    numbered = sa.func.row_number().over(partition_by=[S.service, S.key], order_by=[S.staging, S.number])
+    keyed = sa.select(S.service, S.key, S.uuid, (_NOW + S.key_ttl).label("expires"), numbered.label("nth"))
+    each = keyed.where(ours, S.key.is_not(None)).subquery()
+    # In one order, so that two who enter the same keys wait for each other and not both.
+    first = sa.select(each.c.service, each.c.key, each.c.uuid, each.c.expires).where(each.c.nth == 1)
+    entered = insert(KEYS).from_select(
+        ["service", "key", "uuid", "expires"], first.order_by(each.c.service, each.c.key)
+    )
+    return entered.on_conflict_do_update(
+        index_elements=[K.service, K.key],
+        set_={"uuid": entered.excluded.uuid, "expires": entered.excluded.expires},
+        where=K.expires <= _NOW,
+    )
+
+
+def _enter(connection: Connection, write: Write, rows: int, now: float) -> bool:
+    """Whether `write` is new; it is known from now on."""
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    entered = insert(WRITTEN).values(
+        kind=write.kind, name=write.name, batch=write.batch, query=write.query, requests=rows, committed=now
+    )
+    changed = {name: entered.excluded[name] for name in ("batch", "requests", "committed")}
+    new = entered.on_conflict_do_update(
+        index_elements=[T.kind, T.name],
+        set_=changed,
+        where=sa.and_(T.batch < entered.excluded.batch, T.query.is_not_distinct_from(entered.excluded.query)),
+    ).returning(T.name)
+    if connection.scalar(new) is not None:
+        return True
+    if was_committed(connection, write):
+        return False
+    raise OtherQuery(
+        f"the sink {write.name!r} was written to by another stream, or by this one with a checkpoint that is gone: "
+        f"whether its batch {write.batch} was written cannot be known; give this stream a `sink` of its own"
+    )
+
+
+# ── sweeping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sweep(connection: Connection, now: float) -> int | None:
+    """Throw some staged rows away that nobody wants any more; returns how many, None if there is nothing more to do."""
+    old = (
+        sa.select(G.id).where(G.touched < now - KEEP).order_by(G.touched, G.id).limit(1)
+        .with_for_update(skip_locked=True)
+    )  # fmt: skip
+    staging = connection.scalar(old)
+    if staging is None:
+        connection.execute(sa.delete(WRITTEN).where(T.committed < now - REMEMBER))
+        return None
+    first = connection.scalar(sa.select(sa.func.min(S.number)).where(S.staging == staging))
+    if first is None:
+        connection.execute(sa.delete(STAGING).where(G.id == staging))
+        return 0
+    return connection.execute(sa.delete(STAGED).where(S.staging == staging, S.number < first + CHUNK)).rowcount
