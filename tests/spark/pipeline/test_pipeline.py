@@ -18,9 +18,9 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
+from zmdp.spark.pipeline import call_service, register_function
 from zmdp.spark.pipeline import plan as pipeline
 from zmdp.spark.pipeline.calls import Answer, Settings
-from zmdp.spark.pipeline import call_service, register_function
 from zmdp.workers import Worker
 
 
