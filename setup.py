@@ -29,7 +29,7 @@ COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "
 """The commands that compile; pip asks others for what the package is, and that is not to take as long."""
 MACHINES = [
     "zmdp/clients/session.py",
-    "zmdp/workers/capacity.py",
+    "zmdp/workers/credit.py",
     "zmdp/workers/heartbeats.py",
     "zmdp/workers/session.py",
     "zmdp/mdp/broker/departures.py",

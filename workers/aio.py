@@ -10,13 +10,13 @@ from types import CoroutineType, TracebackType
 from typing import Any, Self
 from typing import Final as Constant
 
-from ..mdp.errors import RequestCancelled, SettingError
+from ..mdp.errors import RequestCancelled
 from ..mdp.tracing import handling
 from ..mdp.transport.sockets import Context
 from .base import BaseWorker
-from .connection import FLUSH, RETRY, Connection
-from .eager import Starter
-from .handling import Failed, Final, failed, is_async
+from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
+from .eager_tasks import EagerTaskStarter
+from .handling import Failed, Final, failed
 from .request import Request
 
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
@@ -54,20 +54,12 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     """
 
     default_concurrency = DEFAULT_CONCURRENCY
+    _asyncio = True
+    _wrong_handler = "not a coroutine function or async generator function: a plain function needs a Worker"
 
     def _reset(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connections: list[_AsyncConnection] = []
-        self._stopping = False
-
-    def _checked(self, handler: Any) -> AsyncHandler:
-        if not is_async(handler):
-            raise SettingError(
-                f"the handler of {self.service.decode()!r} is not a coroutine function or async generator function: "
-                "a plain function needs a Worker"
-            )
-        checked: AsyncHandler = handler
-        return checked
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,7 +78,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
 
         Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
         """
-        handler = self._startable()
+        handler = self._begin_start()
         self._loop = asyncio.get_running_loop()
         context = self._open_context()
         try:
@@ -101,11 +93,6 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             raise
         if self._stopping:
             self._leave()
-
-    @property
-    def started(self) -> bool:
-        """Whether `start` was called."""
-        return self._loop is not None
 
     def stop(self) -> None:
         """Take no more requests; `run` and `wait` return when those in progress are finished.  Thread-safe."""
@@ -155,7 +142,7 @@ class _AsyncConnection(Connection):
         self._adapter = worker._adapter
         self._loop = loop
         self._worker_context = copy_context()
-        self._starter = Starter(loop, self._stepped)
+        self._starter = EagerTaskStarter(loop, self._stepped)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The tasks of handlers that are waiting for something, by the id() of their requests."""
         self._soon: asyncio.Handle | None = None
@@ -222,7 +209,7 @@ class _AsyncConnection(Connection):
                 self._tasks[id(request)] = task
             began, now = now, time.monotonic()
             session.stepped(now - began)
-            if now - self.flushed_at >= FLUSH:
+            if now - self.flushed_at >= FLUSH_SECONDS:
                 self.flush(now)
             if now >= until:
                 break
@@ -317,9 +304,9 @@ class _AsyncConnection(Connection):
                 self.session.partial(request, self._adapter.frames(part), time.monotonic())
                 self._schedule()
                 # Let the connection send, and receive a CANCEL; wait for a broker that does not keep up.
-                await asyncio.sleep(RETRY if self.stalled else 0)
+                await asyncio.sleep(SEND_RETRY_SECONDS if self.stalled else 0)
                 while self.stalled:
-                    await asyncio.sleep(RETRY)
+                    await asyncio.sleep(SEND_RETRY_SECONDS)
         finally:
             await parts.aclose()
         return None

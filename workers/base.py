@@ -10,9 +10,9 @@ from ..mdp.codecs import Codec
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
-from .capacity import Capacity
 from .connection import ready_options
-from .handling import HandlerAdapter
+from .credit import CreditController
+from .handling import HandlerAdapter, is_async
 from .session import WorkerSession
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
@@ -23,7 +23,10 @@ class BaseWorker(Generic[AnyHandler]):
     """A handler and its settings.  `Worker` describes them."""
 
     default_concurrency: ClassVar[int] = 1
+    _asyncio: ClassVar[bool]
     _prefetch: ClassVar[bool] = False
+    _wrong_handler: ClassVar[str]
+    """What is wrong with a handler that this kind of worker cannot call."""
 
     def __init__(
         self,
@@ -54,9 +57,12 @@ class BaseWorker(Generic[AnyHandler]):
         self._context = context
         self._own_context: Context | None = None
         self._adapter = HandlerAdapter(codec)
-        self._handler: AnyHandler | None = None
+        self._handler: Any = None
         if handler is not None:
-            self._handler = self._checked(handler)
+            self(handler)
+        self.started = False
+        """Whether `start` was called."""
+        self._stopping = False
         self._reset()
         self._session()  # checks the settings
 
@@ -64,13 +70,11 @@ class BaseWorker(Generic[AnyHandler]):
         """Initialize the state of a worker that has not been started."""
         raise NotImplementedError
 
-    def _checked(self, handler: Any) -> AnyHandler:
-        """Return `handler` if this kind of worker can call it.  Raises `SettingError`."""
-        raise NotImplementedError
-
     def __call__(self, handler: Decorated) -> Decorated:
         """Make `handler` this worker's handler, and return it unchanged: a worker is a decorator."""
-        self._handler = self._checked(handler)
+        if is_async(handler) is not self._asyncio:
+            raise SettingError(f"the handler of {self.service.decode()!r} is {self._wrong_handler}")
+        self._handler = handler
         return handler
 
     def copy(self, *, broker: str | None = None) -> Self:
@@ -82,12 +86,7 @@ class BaseWorker(Generic[AnyHandler]):
             dialect=self.dialect, context=self._context,
         )  # fmt: skip
 
-    @property
-    def started(self) -> bool:
-        """Whether `start` was called."""
-        raise NotImplementedError
-
-    def _startable(self) -> AnyHandler:
+    def _begin_start(self) -> Any:
         """Return the handler, unless the worker cannot be started."""
         if self.started:
             raise ClosedError("a worker can be started only once: use a copy()")
@@ -95,6 +94,7 @@ class BaseWorker(Generic[AnyHandler]):
             raise SettingError(
                 f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
             )
+        self.started = True
         return self._handler
 
     def _session(self) -> WorkerSession:
@@ -104,11 +104,10 @@ class BaseWorker(Generic[AnyHandler]):
         timeout = self.handler_timeout
         if timeout is not None and not timeout > 0:
             raise SettingError(f"handler_timeout is {timeout!r}: it must be a number of seconds above 0, or None")
-        x1 = self.protocol == "X1"
+        controller = CreditController(self.concurrency, prefetch=self._prefetch) if self.protocol == "X1" else None
         return WorkerSession(
             self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness,
-            capacity=Capacity(self.concurrency, prefetch=self._prefetch) if x1 else None, handler_timeout=timeout,
-            options=ready_options(self.name, dialect=self.dialect),
+            controller=controller, handler_timeout=timeout, options=ready_options(self.name, dialect=self.dialect),
         )  # fmt: skip
 
     @property

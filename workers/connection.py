@@ -1,4 +1,4 @@
-"""A worker session on a DEALER: what threads and asyncio have in common."""
+"""A worker session on a DEALER socket, shared by the threaded and the asyncio worker."""
 
 import logging
 import os
@@ -21,17 +21,17 @@ from .request import Request
 from .session import WorkerSession
 
 LINGER_MS: Final = 3_000
-"""Milliseconds that the last messages (a FINAL, DISCONNECT), which may be large, have to get out."""
-RETRY: Final = 0.01
-"""Seconds until a message that the broker does not take yet is tried again."""
-FLUSH: Final = 0.0005
-"""Seconds after which replies are sent though more follow."""
+"""Time for the last messages (a FINAL, DISCONNECT), which may be large, to be sent after closing."""
+SEND_RETRY_SECONDS: Final = 0.01
+"""Time after which a message that the broker did not accept is sent again."""
+FLUSH_SECONDS: Final = 0.0005
+"""Time after which replies are sent even if more are about to follow."""
 
 log = logging.getLogger("zmdp.worker")
 
 
 def ready_options(name: str, *, dialect: bool = False) -> bytes:
-    """The options of READY: what operators see of this process, and whether it is told its clients' `dialect` (X1)."""
+    """Return the options of READY (X1): what operators see of this process, and whether it wants clients' `dialect`."""
     name = name or Path(sys.argv[0]).name
     about: dict[str, Any] = {
         "name": name[: wire.MAX_NAME],
@@ -45,15 +45,15 @@ def ready_options(name: str, *, dialect: bool = False) -> bytes:
 
 
 class Connection:
-    """A session, its socket, and what the broker has not taken yet.  The socket is replaced when it is lost.
+    """A session, its socket, and the messages that the broker has not accepted yet.
 
-    One thread at a time may use it.  A loss is logged at `level`.
+    The socket is replaced when the connection is lost, which is logged at `level`.  Not thread-safe.
     """
 
     def __init__(self, session: WorkerSession, endpoint: str, context: Context, level: int = logging.WARNING) -> None:
         self.session = session
         self.stalled = False
-        """The broker does not take what is sent."""
+        """Whether the broker does not keep up with what is sent."""
         self.flushed_at = 0.0
         self._endpoint = endpoint
         self._context = context
@@ -64,10 +64,10 @@ class Connection:
         self._stalled_since = 0.0
 
     def opened(self, descriptor: int) -> None:
-        """There is a new socket with this descriptor."""
+        """Called with the descriptor of a new socket."""
 
     def closing(self, descriptor: int) -> None:
-        """The socket with this descriptor is about to be closed."""
+        """Called with the descriptor of a socket that is about to be closed."""
 
     def open(self) -> None:
         """Open a socket.  Raises `SettingError` if the endpoint is invalid."""
@@ -77,10 +77,10 @@ class Connection:
         self.session.connected(time.monotonic())
 
     def step(self, now: float) -> None:
-        """Do all that is due: connect, send, and take in what has arrived.
+        """Do everything that is due: connect, send, and receive.
 
-        The descriptor of a ZeroMQ socket reports changes only, and sending may consume a report: so whoever sends has
-        to look for what has arrived as well.
+        A ZeroMQ socket's descriptor only signals changes, and sending may consume a signal, so every send must be
+        followed by an attempt to receive.
         """
         try:
             session = self.session
@@ -92,7 +92,7 @@ class Connection:
                 self.flush(now)
                 while self._socket is not None and session.lost is None and (message := receive(self._socket)):
                     session.receive(message, now)
-                if now >= session.deadline():  # after what has arrived: this process may have been held up
+                if now >= session.deadline():  # after receiving: this process may have been suspended
                     session.tick(now)
                 if not session.unsent and (session.lost is None or self._socket is None or self.stalled):
                     break
@@ -100,7 +100,7 @@ class Connection:
             self._terminated(now)
 
     def flush(self, now: float) -> None:
-        """Send what there is to send, as far as the broker takes it.  Close the socket if the session is lost."""
+        """Send as much as the broker accepts.  Close the socket if the session has lost its connection."""
         socket, session, unsent = self._socket, self.session, self._unsent
         if socket is None:
             return
@@ -123,24 +123,24 @@ class Connection:
 
     @property
     def ended(self) -> bool:
-        """Whether there is no socket, nor will there be one."""
+        """Whether the connection has ended for good."""
         return self._socket is None and self.session.ended
 
     def finish(self, request: Request, outcome: list[bytes] | Failed, now: float) -> None:
-        """End `request` as its handler has."""
+        """End `request` with the result or the failure of its handler."""
         if isinstance(outcome, Failed):
             accepted = self.session.error(request, outcome.code, outcome.text, now, outcome.detail)
         else:
             accepted = self.session.final(request, outcome, now)
         if not accepted:
-            log.warning("%s: a reply came too late: the connection was lost meanwhile", request.service)
+            log.warning("%s: dropped a late reply: its connection was lost meanwhile", request.service)
 
     def due(self) -> float:
-        """Return when `step` should be called, if nothing arrives before."""
-        return self.flushed_at + RETRY if self.stalled else self.session.deadline()
+        """Return when to call `step` if nothing arrives earlier."""
+        return self.flushed_at + SEND_RETRY_SECONDS if self.stalled else self.session.deadline()
 
     def close(self) -> None:
-        """Close the socket at once, without a word to the broker."""
+        """Close the socket at once, without telling the broker."""
         self._drop(0)
 
     def _note_progress(self, progress: bool, now: float) -> None:
@@ -148,22 +148,22 @@ class Connection:
             self._stalled_since = now
         self.stalled = bool(self._unsent)
         if self.stalled and self.session.lost is None and now - self._stalled_since > self.session.heartbeats.patience:
-            self.session.lose("the broker takes nothing", now)
+            self.session.lose("the broker does not accept messages", now)
 
     def _reopen(self, now: float) -> None:
         try:
             self.open()
-        except (zmq.ZMQError, SettingError) as error:  # no file descriptor left, for example
+        except (zmq.ZMQError, SettingError) as error:  # for example, too many open files
             if isinstance(error, zmq.ContextTerminated):
                 raise
             self.session.lose(str(error), now)
             self._lose(now)
 
     def _lose(self, now: float) -> None:
-        """Close the socket of a session that is lost.  What it said last has `LINGER_MS` to get out."""
+        """Close the socket of a lost connection, and log the loss."""
         session = self.session
         if not session.leaving:
-            # DISCONNECT is what a broker says when it is restarted: nothing to warn of.
+            # A broker that shuts down cleanly sends DISCONNECT: nothing to warn about.
             level = min(self._level, logging.INFO) if session.dismissed else self._level
             delay = session.retry_at - now
             when = f"in {delay:.1f} s" if delay >= 0.05 else "now"

@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from ..mdp.errors import ClosedError, RequestCancelled, SettingError
+from ..mdp.errors import ClosedError, RequestCancelled
 from ..mdp.tracing import handling
 from .base import BaseWorker
-from .crew import Crew
-from .handling import Final, Frames, failed, is_async
+from .handling import Final, Frames, failed
 from .request import Request
+from .threaded import ThreadedConnection
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
 """A function or a generator function of a request; with a codec, of a value."""
@@ -60,23 +60,18 @@ class Worker(BaseWorker[Handler]):
     Raises `SettingError` if a setting is invalid.
     """
 
+    _asyncio = False
     _prefetch = True
+    _wrong_handler = "for asyncio: it needs an AsyncWorker"
 
     def _reset(self) -> None:
-        self._crews: list[Crew] = []
+        self._connections: list[ThreadedConnection] = []
         self._changed = threading.Condition()
         self._expected: set[str] = set()
         """Names of the threads that have not begun."""
         self._running_threads = 0
         """Threads that have not ended."""
-        self._stopping = False
         self._current: Request | None = None
-
-    def _checked(self, handler: Any) -> Handler:
-        if is_async(handler):
-            raise SettingError(f"the handler of {self.service.decode()!r} is for asyncio: it needs an AsyncWorker")
-        checked: Handler = handler
-        return checked
 
     # ── running the handler ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -97,27 +92,22 @@ class Worker(BaseWorker[Handler]):
 
         Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
         """
-        handler = self._startable()
+        handler = self._begin_start()
         try:
             for number in range(self._connection_count):
                 self._open(number)
             for number in range(self.concurrency):
-                crew = self._crews[number % self._connection_count]
-                self._start(f"{self.service.decode()}-{number}", self._serve, crew, handler)
+                connection = self._connections[number % self._connection_count]
+                self._start(f"{self.service.decode()}-{number}", self._serve, connection, handler)
         except BaseException:
             self._give_up_start()
             raise
 
-    @property
-    def started(self) -> bool:
-        """Whether `start` was called."""
-        return bool(self._crews)
-
     def stop(self) -> None:
         """Take no more requests; `run` and `wait` return when those in progress are finished."""
         self._stopping = True
-        for crew in self._crews:
-            crew.stop()
+        for connection in self._connections:
+            connection.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds (default: forever) for all threads to end.  Return whether they have."""
@@ -139,23 +129,23 @@ class Worker(BaseWorker[Handler]):
         self.close()
         self.wait()
 
-    def _serve(self, crew: Crew, handler: Handler) -> None:
-        while (request := crew.receive()) is not None:
-            self._handle(crew, handler, request)
+    def _serve(self, connection: ThreadedConnection, handler: Handler) -> None:
+        while (request := connection.receive()) is not None:
+            self._handle(connection, handler, request)
 
-    def _handle(self, crew: Crew, handler: Handler, request: Request) -> None:
+    def _handle(self, connection: ThreadedConnection, handler: Handler, request: Request) -> None:
         try:
             with handling(request):
                 result = handler(self._adapter.argument(request))
                 if isinstance(result, Iterator):
-                    result = self._stream(crew, result, request)
+                    result = self._stream(connection, result, request)
                 body = self._adapter.frames(result)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-            crew.end(request, failed(error, request))
+            connection.end(request, failed(error, request))
         else:
-            crew.end(request, body)
+            connection.end(request, body)
 
-    def _stream(self, crew: Crew, parts: Iterator[Any], request: Request) -> Any:
+    def _stream(self, connection: ThreadedConnection, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs.  Return its return value, or the `Final` that it yields."""
         close = parts.close if isinstance(parts, Generator) else lambda: None
         while True:
@@ -166,7 +156,7 @@ class Worker(BaseWorker[Handler]):
             if isinstance(part, Final):
                 close()
                 return part
-            if request.cancelled or not crew.partial(request, self._adapter.frames(part)):
+            if request.cancelled or not connection.partial(request, self._adapter.frames(part)):
                 close()
                 raise RequestCancelled("the client no longer wants the stream")
 
@@ -185,32 +175,32 @@ class Worker(BaseWorker[Handler]):
         """
         if self._handler is not None:
             raise ClosedError("this worker has a handler: use run(), or make a worker without one")
-        if not self._crews:
+        if not self._connections:
             self._open(0)
-        (crew,) = self._crews
+        (connection,) = self._connections
         if self._current is not None:
-            crew.end(self._current, self._adapter.frames(reply))
-        self._current = crew.receive(math.inf if timeout is None else time.monotonic() + timeout)
+            connection.end(self._current, self._adapter.frames(reply))
+        self._current = connection.receive(math.inf if timeout is None else time.monotonic() + timeout)
         return self._current
 
     def send_partial(self, part: Frames) -> bool:
         """Send a PARTIAL of the request that `recv` returned.  Return False if the request was lost."""
-        if self._current is None or not self._crews:
+        if self._current is None or not self._connections:
             raise ClosedError("there is no request to reply to: call recv() first")
-        return self._crews[0].partial(self._current, self._adapter.frames(part))
+        return self._connections[0].partial(self._current, self._adapter.frames(part))
 
     def close(self) -> None:
         """Disconnect from the broker.  A request that has no reply yet goes to another worker."""
         self.stop()
         if self._handler is None:
             if self._current is not None:
-                self._crews[0].abandon(self._current)
+                self._connections[0].abandon(self._current)
             self.wait()
 
     def _end(self) -> None:
         """Release everything after the threads have ended, and wait until the last messages are out."""
-        for crew in self._crews:
-            crew.dispose()
+        for connection in self._connections:
+            connection.dispose()
         self._end_context()
 
     # ── connections and threads ──────────────────────────────────────────────────────────────────────────────────────
@@ -218,11 +208,11 @@ class Worker(BaseWorker[Handler]):
     def _open(self, number: int) -> None:
         """Open a connection, and start its I/O thread."""
         level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
-        crew = Crew(self._session(), self.broker, self._open_context(), level)
-        self._crews.append(crew)
+        connection = ThreadedConnection(self._session(), self.broker, self._open_context(), level)
+        self._connections.append(connection)
         if self._stopping:
-            crew.stop()
-        self._start(f"{self.service.decode()}-io-{number}", crew.watch)
+            connection.stop()
+        self._start(f"{self.service.decode()}-io-{number}", connection.watch)
 
     def _start(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
         with self._changed:
@@ -249,8 +239,8 @@ class Worker(BaseWorker[Handler]):
         with self._changed:  # a thread whose start was interrupted may still begin: it ends if it is not expected
             self._running_threads -= len(self._expected)
             self._expected.clear()
-        for crew in self._crews:
-            if not crew.watched:
-                crew.abort()
+        for connection in self._connections:
+            if not connection.watched:
+                connection.abort()
         if not self._running_threads:
             self._end()

@@ -1,4 +1,4 @@
-"""What a handler gets."""
+"""The request that a handler gets."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -8,12 +8,12 @@ from ..mdp import wire
 
 
 class Request(list[bytes]):
-    """The body frames of a request, and what is known of it.
+    """A request: the list of its body frames, with its metadata as attributes.
 
-    `service` is the service that was asked.  `deadline` is the reading of `time.monotonic()` at which the request
-    expires, or None.  `cancelled` becomes True when nobody waits for the reply any more: because the client cancelled
-    it, or is gone, or the deadline has passed, or the connection was lost.  A handler that checks it now and then, and
-    ends early, is soon free for others.
+    `service` is the name of the requested service.  `deadline` is the value of `time.monotonic()` at which the request
+    expires, or None.  `cancelled` becomes True when the reply is no longer wanted: the client has cancelled the request
+    or is gone, the deadline has passed, or the connection was lost.  Long-running handlers should check it now and
+    then, and return early.
     """
 
     __slots__ = ("_attempt", "_options", "_values", "address", "cancelled", "deadline", "service")
@@ -28,7 +28,7 @@ class Request(list[bytes]):
         deadline: float | None = None,
         attempt: int = 0,
     ) -> None:
-        list.__init__(self, frames)  # one is made for every request: faster than super()
+        list.__init__(self, frames)  # faster than super(), and this runs for every request
         self.service = service
         self.address = client
         self.deadline = deadline
@@ -39,12 +39,12 @@ class Request(list[bytes]):
 
     @property
     def body(self) -> list[bytes]:
-        """The frames of the body: this list itself."""
+        """The body frames: this list itself."""
         return self
 
     @property
     def client(self) -> bytes:
-        """The address to which the reply goes."""
+        """The client's address, as the broker sent it."""
         return wire.frame_of(self.address)
 
     @property
@@ -54,14 +54,14 @@ class Request(list[bytes]):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """All options of the request, including those that the service defines, read-only."""
+        """All options that the client sent, including those defined by the service, read-only."""
         if self._values is None:
             self._values = self._options.values()
         return MappingProxyType(self._values)
 
     @property
     def attempt(self) -> int:
-        """1, and one more for each worker that had the request before and was lost."""
+        """1, plus the number of workers that were lost while they held this request."""
         if self._attempt:
             return self._attempt
         attempt = self.options.get("attempt", 1) if self._options.raw else 1

@@ -1,11 +1,11 @@
-"""A worker's side of MDP as a machine (C6 to C10): one connection, and the requests that it holds.
+"""The worker's side of MDP as a state machine (C6 to C10): a connection, and the requests that it holds.
 
-It speaks X1 in the batched form (docs/x1.md); or, with a broker that does not, 0.2 or 0.1, one request at a time.
+It speaks X1 in the batched form (docs/x1.md), or 0.2 or 0.1 with one request at a time.
 
-No socket, no clock.  The shell opens a new socket when `connect_at` has come, says so with `connected`, passes on what
-arrives with `receive`, and calls `tick` when `deadline` has come.  It takes requests with `begin`, ends each with
-`final` or `error`, and sends what `take_messages` returns.  When `lost` has a reason, it sends what is left and closes
-the socket; requests that were held then are not answered any more (C9).
+It has no socket and no clock.  Its shell opens a socket at `connect_at()` and then calls `connected`; it passes on
+messages with `receive`, and calls `tick` at `deadline()`.  It takes requests with `begin`, ends each with `final` or
+`error`, and sends what `take_messages` returns.  When `lost` is set, it sends the remaining messages and closes the
+socket; the requests that were held then are not answered any more (C9).
 """
 
 import math
@@ -18,7 +18,7 @@ from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
 from ..mdp.wire import Address, Message, Route, batch
-from .capacity import AHEAD, LONG_STEP, Capacity
+from .credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
 from .heartbeats import Heartbeats
 from .request import Request
 
@@ -27,13 +27,13 @@ HEADERS: Final[dict[str, tuple[Route, bytes]]] = {
     "0.2": ((), wire.W02),
     "0.1": ((wire.EMPTY,), wire.W01),
 }
-"""For each protocol version the envelope and the header of a worker's messages (C7, C24, C36)."""
+"""Envelope and header of a worker's messages, by protocol version (C7, C24, C36)."""
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
-BACKOFF: tuple[float, float] = (1.0, 32.0)
-"""Seconds before the first and before the latest reconnection; each waits twice as long as the one before."""
-UNHEARD_PATIENCE: Final = 0.5
-"""Seconds for which a worker that leaves waits for a broker that has never said anything."""
+BACKOFF_SECONDS: tuple[float, float] = (1.0, 32.0)
+"""Delay before a reconnection, at first and at most; it doubles each time."""
+UNHEARD_PATIENCE_SECONDS: Final = 0.5
+"""Time that a leaving worker waits for a broker that it has never heard."""
 
 _PARTIAL, _FINAL, _ERROR, _RELEASE = (
     wire.CODES[wire.WX1][kind][0] for kind in (wire.PARTIAL, wire.FINAL, wire.ERROR, wire.RELEASE)
@@ -42,11 +42,11 @@ _NOT_FOR_WORKERS: Final = (wire.Answer, wire.Error, wire.Invalid)
 
 
 class WorkerSession:
-    """The dialog of one worker with its broker.
+    """One worker's dialog with its broker.
 
-    `heartbeat` (seconds) and `liveness` (intervals) are what the broker should have as well (see `Heartbeats`).
-    `capacity` says how many requests to hold; before X1 that is one.  A handler that has neither ended nor sent a
-    PARTIAL for `handler_timeout` seconds is given up.  `options` are those of READY (X1).
+    `heartbeat` (seconds) and `liveness` (intervals) should be the broker's (see `Heartbeats`).  `controller` decides
+    how many requests to hold; before X1 it is one.  A handler that has neither ended nor sent a PARTIAL for
+    `handler_timeout` seconds is given up.  `options` are the options of READY (X1).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class WorkerSession:
         protocol: str = "X1",
         heartbeat: float = 1.0,
         liveness: int = 5,
-        capacity: Capacity | None = None,
+        controller: CreditController | None = None,
         handler_timeout: float | None = None,
         options: bytes = b"",
         rng: random.Random | None = None,
@@ -67,27 +67,27 @@ class WorkerSession:
         if self.service.startswith(wire.MMI):
             name = self.service.decode()
             raise SettingError(f"service {name!r} is reserved: the broker itself offers services named mmi.*")
-        self.capacity = capacity or Capacity(1)
-        self.credit = self.capacity.credit
-        """Requests that it may hold, as the broker is told: its capacity, less the handlers of lost requests."""
+        self.controller = controller or CreditController(1)
+        self.credit = self.controller.credit
+        """The credit announced to the broker: the controller's, minus the handlers still busy with lost requests."""
         self.held: dict[Address, Request] = {}
-        """The requests of this connection that have not ended, by their addresses."""
+        """Unfinished requests of this connection, by address."""
         self.cancelled: list[Request] = []
-        """Requests whose handlers should end, because nobody waits for them; the shell takes them."""
+        """Cancelled requests whose handlers should stop.  The shell clears this list."""
         self.stuck: list[Request] = []
-        """Requests whose handlers have exceeded their time; the shell takes them."""
+        """Requests whose handlers have exceeded `handler_timeout`.  The shell clears this list."""
         self.lost: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
         self.dismissed = False
         """The broker ended the last connection with DISCONNECT, as it does when it shuts down."""
         self.retry_at = 0.0
-        """When to connect next, while `lost`."""
+        """When to reconnect, while `lost` is set."""
         self.keep_messages = False
-        """The messages left when the connection was lost should still reach the broker."""
+        """Whether the messages left when the connection ended should still be sent."""
         self.heard = False
-        """Whether the broker has said anything on this connection."""
+        """Whether the broker has sent anything on this connection."""
         self.leaving = False
-        """`leave` was called: it does not connect again."""
+        """Whether `leave` was called: the worker does not reconnect."""
         self.heartbeats = Heartbeats(heartbeat, liveness)
         self._route, self._header = HEADERS[protocol]
         self._x1 = self._header == wire.WX1
@@ -96,17 +96,17 @@ class WorkerSession:
         self._options = options
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not cryptography
         self._batch: Any = batch.Batch(self._route, self._header)
-        self._messages: list[Message] = []  # what is to be sent before the batch
-        self._line: deque[Request] = deque()  # requests that have not begun, in order
-        self._began: dict[Address, float] = {}  # when the others began, the oldest first
-        self._signs: dict[Address, float] = {}  # when they last sent something, where a `handler_timeout` limits that
-        self._watched: tuple[Address, float] | None = None  # whose handler seemed slow, and when
-        self._abandoned: set[Address] = set()  # requests that another worker should do
-        self._orphans: dict[int, Request] = {}  # requests of lost connections whose handlers have not ended, by id()
-        self._parts: dict[Address, list[bytes]] = {}  # the PARTIALs so far of each request (0.1)
-        self._winding_down = False  # DISCONNECT was sent: the connection ends when what it holds is done (X1)
-        self._leave_by = math.inf  # when it ends if the broker does not answer DISCONNECT
-        self._backoff = BACKOFF[0]  # seconds before the next reconnection, or somewhat less
+        self._messages: list[Message] = []  # to be sent before the batch
+        self._queue: deque[Request] = deque()  # requests that have not begun, in order
+        self._running: dict[Address, float] = {}  # when each of the others began, oldest first
+        self._active_at: dict[Address, float] = {}  # when they last sent anything; only with a `handler_timeout`
+        self._slow_suspect: tuple[Address, float] | None = None  # the request whose handler seemed slow, and when
+        self._abandoned: set[Address] = set()  # requests to be done by another worker
+        self._orphans: dict[int, Request] = {}  # by id(): requests of lost connections whose handlers still run
+        self._partials: dict[Address, list[bytes]] = {}  # the PARTIALs so far of each request (0.1)
+        self._winding_down = False  # DISCONNECT was sent: the connection ends with its last request (X1)
+        self._leave_by = math.inf  # when to close if the broker does not answer DISCONNECT
+        self._backoff = BACKOFF_SECONDS[0]  # seconds before the next reconnection, without jitter
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,15 +117,15 @@ class WorkerSession:
 
     @property
     def ended(self) -> bool:
-        """Whether there is no connection, nor will there be one."""
+        """Whether the connection has ended for good."""
         return self.leaving and self.lost is not None
 
     def connect_at(self) -> float:
-        """Return when to open a socket, while `lost`: never while all handlers are busy with lost requests."""
+        """Return when to open a socket while `lost` is set; never while all handlers are busy with lost requests."""
         return math.inf if self.leaving or not self.credit else self.retry_at
 
     def connected(self, now: float) -> None:
-        """A new socket is open: send READY (C7)."""
+        """Send READY on a new socket (C7)."""
         self.lost = None
         self.heard = self.keep_messages = False
         self._winding_down = False
@@ -138,7 +138,7 @@ class WorkerSession:
             self._send(wire.ready(self._route, self._header, self.service))
 
     def leave(self, now: float) -> None:
-        """Take no more requests, and end when those that have begun are done."""
+        """Take no more requests, and disconnect when those in progress are finished."""
         if not self.leaving:
             self.leaving = True
             if self.lost is None:
@@ -150,7 +150,7 @@ class WorkerSession:
         self.retry_at = now
         if wait:
             self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
-            self._backoff = min(2 * self._backoff, BACKOFF[1])
+            self._backoff = min(2 * self._backoff, BACKOFF_SECONDS[1])
         self.keep_messages = False
         self._discard()
         self._end(reason)
@@ -159,15 +159,15 @@ class WorkerSession:
         self.lost = reason
         for address, request in self.held.items():
             request.cancelled = True
-            if address in self._began:
+            if address in self._running:
                 self.cancelled.append(request)
                 self._orphans[id(request)] = request
         self.held.clear()
-        self._line.clear()
-        self._began.clear()
-        self._signs.clear()
+        self._queue.clear()
+        self._running.clear()
+        self._active_at.clear()
         self._abandoned.clear()
-        self._parts.clear()
+        self._partials.clear()
         self._announce()
 
     def _wind_down(self, now: float) -> None:
@@ -179,12 +179,14 @@ class WorkerSession:
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Close the connection, if that is wanted and nothing but abandoned requests keeps it."""
-        if not (self.leaving or self._winding_down or self._abandoned) or self._began.keys() - self._abandoned:
+        """Close the connection if it is to end and only abandoned requests are left."""
+        if not (self.leaving or self._winding_down or self._abandoned) or self._running.keys() - self._abandoned:
             return
         if self._x1 and not self._abandoned:
             patience = self.heartbeats.patience
-            self._leave_by = min(self._leave_by, now + (patience if self.heard else min(patience, UNHEARD_PATIENCE)))
+            if not self.heard:
+                patience = min(patience, UNHEARD_PATIENCE_SECONDS)
+            self._leave_by = min(self._leave_by, now + patience)
             return
         if not self._x1:
             self._send(wire.disconnect(self._route, self._header))  # C16: the broker forgets this worker at once
@@ -194,13 +196,13 @@ class WorkerSession:
         """End the connection cleanly: the last messages should still reach the broker."""
         self.dismissed = False
         self.retry_at = now
-        self.keep_messages = self.heard  # nothing waits for a broker that has never said anything
+        self.keep_messages = self.heard  # do not wait for a broker that was never heard
         self._end(reason)
 
     # ── what the broker sends ────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, message: Message, now: float) -> None:
-        """Take in a message.  New requests wait for `begin`; `cancelled` and `lost` may have changed afterwards."""
+        """Process a message.  New requests wait for `begin`; `cancelled` and `lost` may change."""
         if self.lost is not None:
             return
         command = wire.decode_broker(message)
@@ -216,7 +218,7 @@ class WorkerSession:
         elif isinstance(command, _NOT_FOR_WORKERS) or command.header != self._header:
             return
         elif isinstance(command, wire.Disconnect):
-            # C9.  A broker that knew this worker has perhaps been restarted: no reason to wait.
+            # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
             self.lose("the broker sent DISCONNECT", now, wait=not self.heard)
         elif isinstance(command, wire.Heartbeat):
             self._beaten(now)
@@ -232,20 +234,20 @@ class WorkerSession:
 
     def _seen(self, now: float) -> None:
         self.heard = True
-        self._backoff = BACKOFF[0]
-        self.heartbeats.seen(now)
+        self._backoff = BACKOFF_SECONDS[0]
+        self.heartbeats.command_received(now)
 
     def _beaten(self, now: float) -> None:
-        self.heartbeats.beaten(now, first=not self.heard)
+        self.heartbeats.heartbeat_received(now, first=not self.heard)
         self.heard = True
-        self._backoff = BACKOFF[0]
+        self._backoff = BACKOFF_SECONDS[0]
 
     def _given(self, work: wire.Work, now: float) -> None:
         address = work.address
         if address in self.held:
             if not self._x1:
                 self.lose("the broker sent a second request with the address of the first", now)
-            return  # in X1 an address is one dispatch (C32): it is here already
+            return  # a duplicate: in X1 an address belongs to one dispatch (C32)
         ttl = work.options.ttl if work.ttl is None else work.ttl
         request = Request(
             work.body,
@@ -256,7 +258,7 @@ class WorkerSession:
             attempt=work.attempt,
         )
         self.held[address] = request
-        self._line.append(request)
+        self._queue.append(request)
         if self._winding_down:  # the broker had not read DISCONNECT
             self._release_unbegun(0)
 
@@ -265,7 +267,7 @@ class WorkerSession:
         if request is None or request.cancelled:
             return
         request.cancelled = True
-        if address in self._began:
+        if address in self._running:
             self.cancelled.append(request)
         else:
             self.error(request, Code.CANCELLED.value, "cancelled", now)
@@ -274,54 +276,59 @@ class WorkerSession:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not begun."""
-        return len(self._line)
+        """Number of requests that have not begun."""
+        return len(self._queue)
+
+    @property
+    def _busy(self) -> int:
+        """Number of running handlers, including those of lost connections."""
+        return len(self._running) + len(self._orphans)
 
     def begin(self, now: float) -> Request | None:
-        """Return the next request for a handler; None if there is none, or as many run as may at a time."""
-        line = self._line
-        while line and len(self._began) + len(self._orphans) < self.capacity.parallel:
-            request = line.popleft()
+        """Return the next request for a handler, or None if there is none or enough handlers are running."""
+        queue = self._queue
+        while queue and self._busy < self.controller.concurrency:
+            request = queue.popleft()
             address = request.address
             if self.held.get(address) is request:  # else it was cancelled
-                self._began[address] = now
+                self._running[address] = now
                 if self.handler_timeout != math.inf:
-                    self._signs[address] = now
+                    self._active_at[address] = now
                 return request
         return None
 
     def partial(self, request: Request, body: Sequence[bytes], now: float) -> bool:
-        """Send a PARTIAL of `request` (C8).  Returns False if the request was lost."""
+        """Send a PARTIAL of `request` (C8).  Return False if the request was lost."""
         address = request.address
         if self.held.get(address) is not request:
             return False
-        if self._signs.pop(address, None) is not None:
-            self._signs[address] = now
+        if self._active_at.pop(address, None) is not None:
+            self._active_at[address] = now
         if self._header == wire.W01:
-            self._parts.setdefault(address, []).extend(body)  # 0.1 has no PARTIAL: all goes into the one REPLY (C24)
+            self._partials.setdefault(address, []).extend(body)  # 0.1 has no PARTIAL: all is in the REPLY (C24)
             return True
         self._reply(wire.PARTIAL, address, body)
         self.heartbeats.sent_at = now
         return True
 
     def final(self, request: Request, body: Sequence[bytes], now: float) -> bool:
-        """End `request` with a FINAL (C8).  Returns False if the request was lost."""
+        """End `request` with a FINAL (C8).  Return False if the request was lost."""
         address = request.address
         if not self._finish(request, now):
             return False
-        if self._parts:
-            body = [*self._parts.pop(address, ()), *body]
+        if self._partials:
+            body = [*self._partials.pop(address, ()), *body]
         self._reply(wire.FINAL, address, body)
         self._settle(now)
         return True
 
     def error(self, request: Request, code: Any, text: str, now: float, detail: Sequence[bytes] = ()) -> bool:
-        """End `request` with an ERROR; before X1, with the FINAL that stands for it.  Returns False if it was lost."""
-        if code not in range(1000):  # three digits are all that can be told
+        """End `request` with an ERROR; before X1, with a FINAL in its place.  Return False if the request was lost."""
+        if code not in range(1000):  # a code has three digits
             code, text = Code.FAILED.value, f"{text} (code {code!r})"
         address = request.address
         if not self._x1:
-            self._parts.pop(address, None)  # with them in front, a 0.1 worker's REPLY would not be known for a failure
+            self._partials.pop(address, None)  # after PARTIALs, a 0.1 REPLY is not recognized as a failure
             return self.final(request, wire.error_body(code, text), now)
         if not self._finish(request, now):
             return False
@@ -334,58 +341,58 @@ class WorkerSession:
         return True
 
     def abandon(self, request: Request, now: float, *, ended: bool = False) -> None:
-        """Give up `request`, so that another worker gets it; its handler does not end, or has `ended` without a reply.
+        """Give up `request` so that another worker gets it: its handler is stuck, or has `ended` without a reply.
 
-        The broker blames every request that a lost connection holds.  So this one takes no more, and is closed when
-        all others that it holds have ended.  The next one does without the handler until that ends.
+        The broker suspects every request that a lost connection holds.  So the connection takes no more requests, and
+        is closed when the others have ended.  Until a stuck handler ends, the next connection has one less.
         """
         address = request.address
         if self.held.get(address) is request:
             self._abandoned.add(address)
-            self._signs.pop(address, None)
+            self._active_at.pop(address, None)
             if ended:
-                self._began.pop(address, None)
+                self._running.pop(address, None)
             self._wind_down(now)
         elif ended:
             self._finish(request, now)
 
     def stepped(self, seconds: float) -> None:
-        """Record that a coroutine kept the event loop for so long: one that blocks it leaves the rest to others."""
-        if self.capacity.stepped(seconds):
+        """Record how long a coroutine kept the event loop; if it was blocked, return what has not begun."""
+        if self.controller.stepped(seconds):
             self._announce()
-        if seconds >= LONG_STEP:
+        if seconds >= BLOCKING_STEP_SECONDS:
             self._release_unbegun(0)
 
     def _finish(self, request: Request, now: float) -> bool:
-        """Take `request` out of those held.  Returns False if it was of a connection that is lost."""
+        """Remove `request` from those held.  Return False if its connection was lost."""
         address = request.address
         if self.held.get(address) is not request:
             if self._orphans.pop(id(request), None) is not None:
                 self._announce()
             return False
         del self.held[address]
-        began = self._began.pop(address, None)
-        if self._signs:
-            self._signs.pop(address, None)
+        began = self._running.pop(address, None)
+        if self._active_at:
+            self._active_at.pop(address, None)
         if self._abandoned:
             self._abandoned.discard(address)
-        if began is not None and self.capacity.finished(now - began):
+        if began is not None and self.controller.finished(now - began):
             self._announce()
         self.heartbeats.sent_at = now
         return True
 
     def _announce(self) -> None:
-        """Tell the broker of a credit that has changed (X1)."""
-        credit = max(0, self.capacity.credit - len(self._orphans))
+        """Announce the credit to the broker if it has changed (X1)."""
+        credit = max(0, self.controller.credit - len(self._orphans))
         if credit != self.credit:
             self.credit = credit
             if self._x1 and self.lost is None and not self._winding_down:
                 self._batch.credit(credit)
 
     def _release_unbegun(self, keep: int) -> None:
-        """Return requests that have not begun, all but the first `keep` (X1)."""
-        while self._x1 and len(self._line) > keep:
-            request = self._line.pop()
+        """Give requests that have not begun back to the broker, except the first `keep` (X1)."""
+        while self._x1 and len(self._queue) > keep:
+            request = self._queue.pop()
             address = request.address
             if self.held.get(address) is not request:
                 continue
@@ -395,11 +402,11 @@ class WorkerSession:
             else:
                 self._send(wire.release(self._route, address))
 
-    # ── what is sent, and the time ───────────────────────────────────────────────────────────────────────────────────
+    # ── messages to send, and timers ──────────────────────────────────────────────────────────────────────────────────
 
     @property
     def unsent(self) -> bool:
-        """Whether there is something to send."""
+        """Whether there are messages to send."""
         return bool(self._messages or self._batch)
 
     def take_messages(self) -> list[Message]:
@@ -412,7 +419,7 @@ class WorkerSession:
     def _reply(self, kind: wire.Kind, address: Address, body: Sequence[bytes]) -> None:
         if self._x1 and isinstance(address, int):
             self._batch.reply(_FINAL if kind is wire.FINAL else _PARTIAL, address, body)
-        else:  # a broker of other make may use addresses that are no numbers
+        else:  # a third-party broker's address may not be a number
             self._send(wire.reply(self._route, self._header, kind, address, body))
 
     def _send(self, message: Message) -> None:
@@ -425,13 +432,13 @@ class WorkerSession:
         self._messages = []
 
     def tick(self, now: float) -> None:
-        """Do what is due: HEARTBEAT, or give up a broker that has been silent for too long (C13), or a handler."""
+        """Do what is due: send a HEARTBEAT, or give up a silent broker (C13) or a stuck handler."""
         if not self.alive:
             return
         heartbeats = self.heartbeats
         if now >= heartbeats.seen_at + heartbeats.patience:
             reason = f"the broker has been silent for {round(heartbeats.patience, 2):g} s"
-            heartbeats.silent()
+            heartbeats.broker_was_silent()
             self.lose(reason, now)
             return
         if now >= self._leave_by:
@@ -442,35 +449,38 @@ class WorkerSession:
             self._send([*self._route, self._header] if self._x1 else wire.heartbeat(self._route, self._header))
 
     def _watch_handlers(self, now: float) -> None:
-        while self._signs:
-            address, sign = next(iter(self._signs.items()))
+        while self._active_at:
+            address, sign = next(iter(self._active_at.items()))
             if now < sign + self.handler_timeout:
                 break
             request = self.held[address]
             self.stuck.append(request)
             self.abandon(request, now)
         if now >= self._slow_at():
-            oldest = next(iter(self._began))
-            if self._watched is None or oldest != self._watched[0]:  # perhaps this process was held up: look again
-                self._watched = (oldest, now)
+            oldest = next(iter(self._running))
+            suspect = self._slow_suspect
+            if suspect is None or oldest != suspect[0]:  # this process may have been suspended: check again
+                self._slow_suspect = (oldest, now)
                 return
-            self.capacity.slow()
-            self._release_unbegun(max(0, self.capacity.parallel - len(self._began) - len(self._orphans)))
+            self.controller.slow()
+            self._release_unbegun(max(0, self.controller.concurrency - self._busy))
             self._announce()
 
     def _slow_at(self) -> float:
-        """Return when the oldest handler has kept others waiting for too long."""
-        if self._began and self._x1 and self.capacity.ahead(len(self._line), len(self._began) + len(self._orphans)):
-            oldest, began = next(iter(self._began.items()))
-            watched = self._watched
-            return began + AHEAD if watched is None or watched[0] != oldest else watched[1] + AHEAD / 2
+        """Return when the oldest handler will have kept other requests waiting for too long."""
+        if self._running and self._x1 and self.controller.requests_may_wait(len(self._queue), self._busy):
+            oldest, began = next(iter(self._running.items()))
+            suspect = self._slow_suspect
+            if suspect is None or suspect[0] != oldest:
+                return began + PREFETCH_SECONDS
+            return suspect[1] + PREFETCH_SECONDS / 2
         return math.inf
 
     def deadline(self) -> float:
-        """Return when `tick`, or while `lost` a new connection, is due."""
+        """Return when `tick` is due, or a new connection while `lost` is set."""
         if self.lost is not None:
             return self.connect_at()
         due = min(self.heartbeats.deadline(), self._leave_by)
-        if self._signs:
-            due = min(due, next(iter(self._signs.values())) + self.handler_timeout)
+        if self._active_at:
+            due = min(due, next(iter(self._active_at.values())) + self.handler_timeout)
         return min(due, self._slow_at())

@@ -27,7 +27,7 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch, batch_python
-from zmdp.workers.capacity import Capacity
+from zmdp.workers.credit import CreditController
 from zmdp.workers.session import WorkerSession
 
 PAGE = (Path(__file__).parents[2] / "docs" / "x1.md").read_text()
@@ -182,7 +182,7 @@ def test_our_client_and_worker_say_what_the_batched_example_shows():
     expected = {way: [each.frames for each in entries if each.heading.startswith(way)] for way in ("client", "worker")}
     told = [each.frames for each in entries if each.heading.startswith("broker → ")]
     client, worker = ClientSession(rng=random.Random(1)), WorkerSession(
-        "shout", capacity=Capacity(4), options=b'{"name":"shout.py"}', rng=random.Random(1)
+        "shout", controller=CreditController(4), options=b'{"name":"shout.py"}', rng=random.Random(1)
     )  # fmt: skip
     worker.connected(1000.0)
     assert worker.take_messages() == [expected["worker"].pop(0)]

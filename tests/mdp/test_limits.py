@@ -39,13 +39,13 @@ def test_a_value_out_of_range_is_named(name, value):
     unit = SETTINGS[name].metadata["unit"]
     with pytest.raises(SettingError) as error:
         Limits(**{name: value})
-    assert str(error.value) == f"{name} is {value!r}: it takes {kind} of {unit} above 0"
+    assert str(error.value) == f"{name} is {value!r}: it must be {kind} of {unit} above 0"
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_only_times_take_fractions(name):
     if name in WHOLE:
-        with pytest.raises(SettingError, match=f"{name} is 1.5: it takes a whole number"):
+        with pytest.raises(SettingError, match=f"{name} is 1.5: it must be a whole number"):
             Limits(**{name: 1.5})
     else:
         assert getattr(Limits(**{name: 1.5}), name) == 1.5
@@ -53,7 +53,7 @@ def test_only_times_take_fractions(name):
 
 def test_heartbeats_have_a_shortest_interval():
     assert Limits(heartbeat=0.01).heartbeat == 0.01
-    with pytest.raises(SettingError, match=r"heartbeat is 0\.009: it takes 0\.01 seconds or more"):
+    with pytest.raises(SettingError, match=r"heartbeat is 0\.009: it must be 0\.01 seconds or more"):
         Limits(heartbeat=0.009)
 
 

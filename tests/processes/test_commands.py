@@ -90,10 +90,10 @@ def test_services_and_info_and_ping(mdclient):
         (["bench", "echo", "--load", "mixed"], 2, "--slow BODY goes with --load mixed"),
         (["bench", "echo", "--slow", "x"], 2, "--slow BODY goes with --load mixed"),
         (["bench", "echo", "--protocol", "0.2"], 2, "--load pipelined and mixed take protocol X1"),
-        (["bench", "echo", "--outstanding", "0"], 2, "'0': it takes a whole number of requests, above 0"),
+        (["bench", "echo", "--outstanding", "0"], 2, "expected a whole number of requests (greater than 0), got '0'"),
         (["bench", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there"),
         (["top", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there"),
-        (["top", "--count", "0"], 2, "it takes a whole number of looks, above 0"),
+        (["top", "--count", "0"], 2, "expected a whole number of looks (greater than 0), got '0'"),
         (["call", "nobody", "--wait", "--timeout", "0.05", "--retries", "1"], 3, "service 'nobody'"),
         (
             ["call", "echo", "--broker", "tcp://127.0.0.1:1"],
@@ -101,11 +101,11 @@ def test_services_and_info_and_ping(mdclient):
             "nobody listens there. Is the broker running? `mdp-broker --bind",
         ),
         (["call", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
-        (["call", "echo", "--timeout", "soon"], 2, "'soon': it takes a number of seconds, above 0"),
+        (["call", "echo", "--timeout", "soon"], 2, "expected a number of seconds (greater than 0), got 'soon'"),
         (
             ["call", "echo", "--broker", "localhost"],
             2,
-            "'localhost': it takes an endpoint such as tcp://127.0.0.1:5555",
+            "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker, got 'localhost'",
         ),
         (["call", "a\tb"], 2, "is no service name"),
         (["call"], 2, "Missing argument 'SERVICE'"),
@@ -284,23 +284,31 @@ def test_several_binds(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "env", "config", "told"),
     [
-        (["--heartbeat", "fast"], {}, "", "'fast': it takes a number of seconds, above 0. See 'mdp-broker --help'"),
-        (["--heartbeat", "-1"], {}, "", "'-1': it takes a number of seconds, above 0"),
-        (["--heartbeat", "0.001"], {}, "", "heartbeat is 0.001: it takes 0.01 seconds or more"),
-        (["--max-queue", "1.5"], {}, "", "'1.5': it takes a whole number of requests, above 0"),
-        (["--bind", "tcp://127.0.0.1:99999"], {}, "", "it takes an endpoint"),
-        (["--bind", "5555"], {}, "", "'5555': it takes an endpoint"),
+        (
+            ["--heartbeat", "fast"], {}, "",
+            "'--heartbeat': expected a number of seconds (greater than 0), got 'fast'. See 'mdp-broker --help'",
+        ),
+        (["--heartbeat", "-1"], {}, "", "(greater than 0), got '-1'"),
+        (["--heartbeat", "0.001"], {}, "", "heartbeat is 0.001: it must be 0.01 seconds or more"),
+        (["--max-queue", "1.5"], {}, "", "expected a whole number of requests (greater than 0), got '1.5'"),
+        (["--drain-timeout", "-1"], {}, "", "expected a number of seconds (0 or more), got '-1'"),
+        (["--bind", "tcp://127.0.0.1:99999"], {}, "", "expected an endpoint"),
+        (["--bind", "tcp://a:1,tcp://b:2"], {}, "", "got 'tcp://a:1,tcp://b:2'"),
+        (["--bind", "5555"], {}, "", "got '5555'"),
         (["--beat", "1"], {}, "", "No such option"),
-        ([], {"MDP_LIVENESS": "x"}, "", "(from the environment, MDP_LIVENESS)"),
-        ([], {}, "liveness = 0", "'--liveness': 0: it takes a whole number of intervals, above 0 (from "),
-        ([], {}, "liveness = true", "True: it takes a whole number"),
-        ([], {}, "bind = []", "bind is empty: it takes at least one endpoint"),
-        ([], {}, "livenes = 3", "sets livenes: it may set bind, busy_grace, drain_timeout, expiry"),
-        ([], {}, "liveness", "it is not TOML"),
+        ([], {"MDP_LIVENESS": "x"}, "", "Invalid value for MDP_LIVENESS (environment variable): expected a whole"),
+        (["--liveness", "x"], {"MDP_LIVENESS": "5"}, "", "Invalid value for '--liveness': expected a whole number"),
+        ([], {}, "liveness = 0", "broker.toml: expected a whole number of intervals (greater than 0), got 0"),
+        ([], {}, "liveness = true", "got True"),
+        ([], {}, "max-queue = 'x'", "Invalid value for 'max-queue' in /"),
+        ([], {}, "max_queue = 'x'", "Invalid value for 'max_queue' in /"),
+        ([], {}, "bind = []", "bind is empty: it must name at least one endpoint"),
+        ([], {}, "live-nes = 3", "has no setting live-nes; known settings are bind, busy-grace, drain-timeout, expiry"),
+        ([], {}, "liveness", "not valid TOML"),
         (["--config", "/no/such"], {}, "", "cannot read /no/such: No such file or directory"),
         (["--config", "/"], {}, "", "cannot read /: Is a directory"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings_are_told_in_one_line(tmp_path, arguments, env, config, told):
     (tmp_path / "broker.toml").write_text(config)
     files = ["--config", str(tmp_path / "broker.toml")] if config else []
@@ -332,19 +340,23 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
     [
         (["no.such.module:worker"], "cannot use no.such.module:worker: ModuleNotFoundError: No module named 'no'"),
         (["os:nothing"], "AttributeError: module 'os' has no attribute 'nothing'"),
-        (["os"], "'os': it takes MODULE:WORKER, for example zmdp.workers.echo:worker"),
-        (["os:name"], "os:name is of type str: it must be a zmdp.workers.Worker or AsyncWorker, or a function"),
-        (["os:getcwd"], "os:getcwd is a function: name the service it offers with --service NAME"),
-        (["zmdp.workers.echo:worker", "--concurrency", "0"], "'0': it takes a whole number of requests, above 0"),
+        (["os"], "expected MODULE:WORKER, for example zmdp.workers.echo:worker, got 'os'"),
+        (["./app.py:worker"], "'./app.py:worker' names a file instead of a module: use app:worker"),
+        (["pack/app.py:worker"], "names a file instead of a module: use pack.app:worker"),
+        (["/srv/app.py:worker"], "use app:worker with /srv as the current directory"),
+        (["os:name"], "os:name is of type str: expected a zmdp.workers.Worker or AsyncWorker, or a function"),
+        (["os:getcwd"], "os:getcwd is a function: name the service that it offers with --service NAME"),
+        (["zmdp.workers.echo:worker", "--service", "mmi.x"], "service 'mmi.x' is reserved: the broker itself offers"),
+        (["zmdp.workers.echo:worker", "--concurrency", "0"], "a whole number of requests (greater than 0), got '0'"),
         (["zmdp.workers.echo:worker", "--service", "a\tb"], "is no service name"),
         (
             ["zmdp.workers.echo:worker", "--codec", "json"],
-            "is a worker, which has a codec of its own: leave out --codec",
+            "is a worker, which has its own codec: remove --codec",
         ),
         (["os:getcwd", "--service", "x", "--codec", "pickle"], "'pickle' is not one of 'json', 'msgpack', 'arrow'"),
         (["zmdp.workers.echo:worker", "--protocol", "3"], "'3' is not one of 'X1', '0.2', '0.1'"),
-        (["asyncio:sleep"], "asyncio:sleep is a function: name the service it offers with --service NAME"),
-        (["eager:worker"], "handler of 'x' is for asyncio: it takes an AsyncWorker"),
+        (["asyncio:sleep"], "asyncio:sleep is a function: name the service that it offers with --service NAME"),
+        (["eager:worker"], "handler of 'x' is for asyncio: it needs an AsyncWorker"),
         (["zmdp.workers.echo:worker", "--heartbeat", "0.001"], "heartbeat is 0.001: it must be 0.01 seconds or more"),
         (["broken:worker"], "SyntaxError"),
         (["raising:worker"], "raising.py:2)"),
@@ -370,6 +382,52 @@ def test_a_worker_waits_for_its_broker(tmp_path):
         with broker(bind=at):
             assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
         assert worker.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "origin"),
+    [
+        (["tcp://h:1", "ipc:///s"], "", "--broker is given 2 endpoints, tcp://h:1, ipc:///s"),
+        (["tcp://h:1", "ipc:///s"], "tcp://h:3", "--broker is given 2 endpoints, tcp://h:1, ipc:///s"),
+        ([], "tcp://h:1 ipc:///s tcp://h:3", "MDP_BROKER names 3 endpoints, tcp://h:1, ipc:///s, tcp://h:3"),
+    ],
+)
+def test_a_worker_that_is_told_of_several_brokers_serves_none_of_them(flags, variable, origin):
+    brokers = [argument for flag in flags for argument in ("--broker", flag)]
+    result = run("mdworker", "zmdp.workers.echo:worker", *brokers, MDP_BROKER=variable)
+    remedy = "mdworker serves one broker. Start one mdworker per broker, each with its own --broker"
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert one_line(result) == f"mdworker: {origin}: {remedy}. See 'mdworker --help'"
+
+
+def test_one_broker_in_the_environment(endpoint):
+    with process("mdworker", "services:pid", "--service", "pid", cwd=HERE, MDP_BROKER=endpoint) as worker:
+        worker.line(f"offers pid, credit 1, at {endpoint}")
+        assert worker.end() == 0
+
+
+def test_a_restart_of_the_broker_is_nothing_to_warn_of(tmp_path):
+    at = f"ipc://{tmp_path}/broker"
+    with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
+        for _ in range(2):
+            with broker(bind=at) as (running, _):
+                assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
+                assert running.end() == 0
+        worker.line("echo: the broker sent DISCONNECT; reconnecting to", count=2)
+        assert worker.end() == 0
+    lines = [line for line in worker.stderr.splitlines() if "DISCONNECT" in line]
+    assert [line.split()[1] for line in lines] == ["I", "I"]
+
+
+@pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker", "titanic", "mdp-spark"])
+def test_short_help(command):
+    short, long = run(command, "-h"), run(command, "--help")
+    assert (short.returncode, short.stdout) == (0, long.stdout)
+    assert b"  -h, --help " in short.stdout
+
+
+def test_short_help_of_subcommands():
+    assert run("mdclient", "call", "-h").stdout == run("mdclient", "call", "--help").stdout != b""
 
 
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker"])
@@ -427,7 +485,7 @@ def test_an_async_worker_finishes_what_is_worked_on(endpoint, mdclient, module, 
         with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint) as asking:
             eventually(held.exists)
             worker.send_signal(number)
-            worker.line("stopping when the requests that have begun are finished")
+            worker.line("stopping once the requests in progress are finished")
             held.unlink()
             assert asking.wait() == 0
             assert worker.wait() == 0

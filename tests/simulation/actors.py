@@ -18,7 +18,7 @@ from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.network import Alarm, Dealer, World
 from zmdp.mdp.wire import Message, Route, batch
-from zmdp.workers.capacity import LONG_STEP, Capacity
+from zmdp.workers.credit import BLOCKING_STEP_SECONDS, CreditController
 from zmdp.workers.request import Request
 from zmdp.workers.session import WorkerSession
 
@@ -310,9 +310,9 @@ class WorkerProcess(Process):
         super().__init__(world, name)
         self.service = service
         self._awaits = kind == "asyncio"
-        capacity = Capacity(concurrency, prefetch=kind == "threads") if protocol == "X1" else None
+        controller = CreditController(concurrency, prefetch=kind == "threads") if protocol == "X1" else None
         self.session = WorkerSession(
-            service, protocol=protocol, heartbeat=heartbeat, liveness=liveness, capacity=capacity,
+            service, protocol=protocol, heartbeat=heartbeat, liveness=liveness, controller=controller,
             handler_timeout=HANDLER_TIMEOUT, options=b'{"name":"%s"}' % name.encode(), rng=world.rng,
         )  # fmt: skip
         self.habits = habits
@@ -453,7 +453,7 @@ class WorkerProcess(Process):
         run = Run(request, f"{self.name}:{self.world.number()}".encode(), parts)
         self.world.events["held ahead"] += self.session.waiting > 0
         self.runs[id(request)] = run
-        check(len(self.runs) <= self.session.capacity.parallel, f"{self.name} runs too many handlers")
+        check(len(self.runs) <= self.session.controller.concurrency, f"{self.name} runs too many handlers")
         self._work(run, 0)
 
     def _look(self) -> None:
@@ -495,7 +495,7 @@ class WorkerProcess(Process):
                 self.world.events["handler stuck"] += 1
                 seconds += 60.0
         if self._awaits:
-            blocked = LONG_STEP if not self.world.calm and self.world.chance(0.05) else 0.0
+            blocked = BLOCKING_STEP_SECONDS if not self.world.calm and self.world.chance(0.05) else 0.0
             self.world.events["event loop blocked"] += blocked > 0
             self.session.stepped(blocked)
         run.step += 1

@@ -296,27 +296,27 @@ def deaf_to_cancel(session: WorkerSession, address: Any, now: float) -> None:
 
 def forget_unbegun(session: WorkerSession, keep: int) -> None:
     """A worker forgets requests that it should return."""
-    while len(session._line) > keep:
-        session.held.pop(session._line.pop().address, None)
+    while len(session._queue) > keep:
+        session.held.pop(session._queue.pop().address, None)
 
 
 def secretive(session: WorkerSession) -> None:
     """A worker does not tell of a credit that has changed."""
-    session.credit = max(0, session.capacity.credit - len(session._orphans))
+    session.credit = max(0, session.controller.credit - len(session._orphans))
 
 
 def greedy(session: WorkerSession, now: float) -> Any:
     """A worker begins all that it holds at once."""
-    if not session._line:
+    if not session._queue:
         return None
-    request = session._line.popleft()
-    session._began[request.address] = now
+    request = session._queue.popleft()
+    session._running[request.address] = now
     return request
 
 
 def never_give_up(session: WorkerSession, request: Any, now: float, *, ended: bool = False) -> None:
     """A request whose handler does not end stays with its worker."""
-    session._signs.pop(request.address, None)
+    session._active_at.pop(request.address, None)
 
 
 # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -741,9 +741,7 @@ def test_plain_functions_are_refused():
         yield request
 
     for handler in (function, generator, list, functools.partial(function), functools.partial(function)):
-        with pytest.raises(
-            SettingError, match="not a coroutine function or async generator function"
-        ):
+        with pytest.raises(SettingError, match="not a coroutine function or async generator function"):
             AsyncWorker("x", handler)
         with pytest.raises(SettingError, match="needs a Worker"):
             AsyncWorker("x")(handler)

@@ -33,7 +33,7 @@ class Wire:
                 if echo:
                     answers.append(now + delay)
                 continue
-            self.beats.beaten(now, first=not heard)
+            self.beats.heartbeat_received(now, first=not heard)
             heard = True
 
     @property
@@ -80,8 +80,8 @@ def test_what_a_request_and_an_answer_frame_teaches_nothing():
     beats = Heartbeats(1.0, 5)
     beats.connected(0.0)
     assert beats.beat(1.0)
-    beats.seen(1.02)
-    beats.beaten(1.05, first=False)
+    beats.command_received(1.02)
+    beats.heartbeat_received(1.05, first=False)
     assert beats.interval == 1.0
 
 
@@ -89,19 +89,19 @@ def test_after_work_the_brokers_own_heartbeats_teach():
     beats = Heartbeats(1.0, 5)
     beats.connected(0.0)
     for now in (0.2, 0.4, 3.0):
-        beats.seen(now)
+        beats.command_received(now)
         beats.sent_at = now
-    beats.beaten(3.3, first=False)
+    beats.heartbeat_received(3.3, first=False)
     assert beats.interval == pytest.approx(0.3)
 
 
 def test_another_connection_begins_anew():
     beats = Heartbeats(1.0, 5)
     beats.connected(0.0)
-    beats.beaten(0.2, first=True)
+    beats.heartbeat_received(0.2, first=True)
     assert beats.interval == 0.2
     beats.connected(10.0)
-    beats.beaten(10.6, first=True)
+    beats.heartbeat_received(10.6, first=True)
     assert beats.interval == pytest.approx(0.6)
 
 
@@ -110,7 +110,7 @@ def test_heartbeats_read_together_teach_nothing():
     beats = Heartbeats(1.0, 5)
     beats.connected(0.0)
     for now in (1.0, 2.0, 4.0, 4.0, 4.0):
-        beats.beaten(now, first=now == 1.0)
+        beats.heartbeat_received(now, first=now == 1.0)
     assert (beats.interval, beats.patience) == (1.0, 10.0)
 
 
@@ -118,9 +118,9 @@ def test_silence_makes_patient():
     beats = Heartbeats(1.0, 5)
     patience = []
     for _ in range(6):
-        beats.silent()
+        beats.broker_was_silent()
         patience.append(beats.patience)
     assert patience == [10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
     long = Heartbeats(30.0, 5)
-    long.silent()
+    long.broker_was_silent()
     assert long.patience == 150.0

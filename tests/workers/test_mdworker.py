@@ -169,7 +169,7 @@ def test_a_stuck_handler_is_reported_and_its_request_goes_to_another(client, end
             assert reply.result() == [b"from the other"]
             assert logged("a handler has neither returned nor yielded for 0.2 s")
             go_on.set()
-            assert logged("a reply came too late")
+            assert logged("dropped a late reply")
             # It is of use again: with the other gone it serves.
         with Client(endpoint, timeout=20) as another:
             assert another.request("job", b"y") == [b"late"]
@@ -361,10 +361,10 @@ def test_a_worker_that_cannot_open_a_socket_tries_again(endpoint, client, monkey
             raise zmq.ZMQError(24)
 
         monkeypatch.setattr(connection, "dealer", fail)
-        (crew,) = worker._crews
-        with crew._lock:
-            crew.session.lose("a test", 0.0, wait=False)
-        crew.wake()
+        (served,) = worker._connections
+        with served._lock:
+            served.session.lose("a test", 0.0, wait=False)
+        served.wake()
         assert logged("Too many open files")
         assert client.request("echo", b"x") == [b"x"]
 
@@ -372,12 +372,12 @@ def test_a_worker_that_cannot_open_a_socket_tries_again(endpoint, client, monkey
 def test_a_worker_sleeps_until_it_connects_again(endpoint, monkeypatch):
     with Worker("echo", broker=endpoint) as worker:
         assert worker.recv(timeout=0.01) is None
-        (crew,) = worker._crews
-        steps, step = [], type(crew)._step
-        monkeypatch.setattr(type(crew), "_step", lambda self, now: (steps.append(now), step(self, now))[1])
-        with crew._lock:
-            crew.session.lose("a test", time.monotonic())
-            crew.session.retry_at = math.inf
+        (served,) = worker._connections
+        steps, step = [], type(served)._step
+        monkeypatch.setattr(type(served), "_step", lambda self, now: (steps.append(now), step(self, now))[1])
+        with served._lock:
+            served.session.lose("a test", time.monotonic())
+            served.session.retry_at = math.inf
         assert worker.recv(timeout=0.1) is None
         assert len(steps) < 100
 
@@ -641,7 +641,7 @@ def test_the_broker_is_restarted_during_a_handler(protocol, logged):
     assert seen[0].cancelled
     with running_broker(at, limits=Limits(heartbeat=0.05, liveness=40)), Client(at, timeout=20) as client:
         go_on.set()
-        assert logged("work: a reply came too late")
+        assert logged("work: dropped a late reply")
         assert client.request("work") == [b"done"]
         worker.stop()
         assert worker.wait(10)

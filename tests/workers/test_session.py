@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from zmdp.mdp import wire
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.wire import batch
-from zmdp.workers.capacity import AHEAD, LONG_STEP, Capacity
+from zmdp.workers.credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
 from zmdp.workers.request import Request
-from zmdp.workers.session import UNHEARD_PATIENCE, WorkerSession
+from zmdp.workers.session import UNHEARD_PATIENCE_SECONDS, WorkerSession
 
 HEADS = {"X1": [b"", b"MDPWX1"], "0.2": [b"MDPW02"], "0.1": [b"", b"MDPW01"]}
 PROTOCOLS = list(HEADS)
@@ -120,18 +120,20 @@ class Highest(random.Random):
         return b
 
 
-def connected(capacity: int | Capacity = 1, **given: Any) -> WorkerSession:
+def connected(controller: int | CreditController = 1, **given: Any) -> WorkerSession:
     """A session that has connected at 100 s, with a heartbeat of 1 s and a patience of 5 s; READY was taken."""
-    made = Capacity(capacity) if isinstance(capacity, int) else capacity
-    session = WorkerSession(b"echo", rng=Highest(), capacity=made, **given)
+    made = CreditController(controller) if isinstance(controller, int) else controller
+    session = WorkerSession(b"echo", rng=Highest(), controller=made, **given)
     session.connected(100.0)
     session.take_messages()
     return session
 
 
-def holding(*addresses: int, capacity: int | Capacity = 64, **given: Any) -> tuple[WorkerSession, list[Request]]:
+def holding(
+    *addresses: int, controller: int | CreditController = 64, **given: Any
+) -> tuple[WorkerSession, list[Request]]:
     """A session that was given these requests at 100.5 s, and has begun them."""
-    session = connected(capacity, **given)
+    session = connected(controller, **given)
     session.receive(works(*addresses), 100.5)
     begun = [session.begin(100.5) for _ in addresses]
     assert all(begun)
@@ -164,7 +166,7 @@ def test_ready_comes_first(protocol: str) -> None:
 
 def test_ready_says_what_operators_see() -> None:
     options = b'{"name":"me","host":"here","pid":7,"version":"1"}'
-    session = WorkerSession(b"echo", capacity=Capacity(3), options=options)
+    session = WorkerSession(b"echo", controller=CreditController(3), options=options)
     session.connected(0.0)
     (message,) = session.take_messages()
     (command,) = batch.from_worker([b"w", *message], 2, ROUTE, 1000, 10)
@@ -485,7 +487,7 @@ def test_a_duplicate_is_the_same_dispatch() -> None:
 
 
 def test_short_handlers_raise_the_credit_and_a_slow_one_returns_what_waits() -> None:
-    session = connected(Capacity(1, prefetch=True))
+    session = connected(CreditController(1, prefetch=True))
     now = 101.0
     seen = []
     for address in range(100):
@@ -498,40 +500,40 @@ def test_short_handlers_raise_the_credit_and_a_slow_one_returns_what_waits() -> 
     assert seen[-1] == session.credit > 10
     session.receive(works(200, 201, 202), now)
     assert session.begin(now) is not None
-    assert session.deadline() == now + AHEAD
-    session.tick(now + AHEAD / 2)
+    assert session.deadline() == now + PREFETCH_SECONDS
+    session.tick(now + PREFETCH_SECONDS / 2)
     assert session.take_messages() == []
-    session.tick(now + AHEAD)
+    session.tick(now + PREFETCH_SECONDS)
     assert session.take_messages() == []  # perhaps this process was held up: it looks again
-    assert session.deadline() == pytest.approx(now + 1.5 * AHEAD)
-    session.tick(now + 1.9 * AHEAD)
+    assert session.deadline() == pytest.approx(now + 1.5 * PREFETCH_SECONDS)
+    session.tick(now + 1.9 * PREFETCH_SECONDS)
     assert sent(session) == [("RELEASE", 202), ("RELEASE", 201), ("CREDIT", 1)]
     assert list(session.held) == [200]
-    assert session.deadline() > now + 2 * AHEAD  # once
-    session.receive(works(203), now + 2 * AHEAD)  # it was on its way
-    session.tick(now + 2 * AHEAD)
+    assert session.deadline() > now + 2 * PREFETCH_SECONDS  # once
+    session.receive(works(203), now + 2 * PREFETCH_SECONDS)  # it was on its way
+    session.tick(now + 2 * PREFETCH_SECONDS)
     assert sent(session) == [("RELEASE", 203)]
 
 
 def test_a_slow_handler_keeps_what_other_threads_can_begin() -> None:
-    session = connected(Capacity(3, prefetch=True))
+    session = connected(CreditController(3, prefetch=True))
     session.receive(works(1, 2, 3, 4, 5), 101.0)
     assert session.begin(101.0) is not None
-    session.tick(101.0 + AHEAD)
+    session.tick(101.0 + PREFETCH_SECONDS)
     session.take_messages()
-    session.tick(101.0 + 2 * AHEAD)
+    session.tick(101.0 + 2 * PREFETCH_SECONDS)
     assert sent(session) == [("RELEASE", 5), ("RELEASE", 4)]
     assert session.begin(101.1) is not None
     assert session.begin(101.1) is not None
 
 
 def test_a_coroutine_that_blocks_the_event_loop_returns_what_waits() -> None:
-    session = connected(Capacity(64))
+    session = connected(CreditController(64))
     session.receive(works(1, 2, 3), 101.0)
     assert session.begin(101.0) is not None
-    session.stepped(LONG_STEP / 2)
+    session.stepped(BLOCKING_STEP_SECONDS / 2)
     assert session.take_messages() == []
-    session.stepped(LONG_STEP)
+    session.stepped(BLOCKING_STEP_SECONDS)
     assert sent(session) == [("CREDIT", 32), ("RELEASE", 3), ("RELEASE", 2)]
     for _ in range(1000):
         session.stepped(0.0)
@@ -539,7 +541,7 @@ def test_a_coroutine_that_blocks_the_event_loop_returns_what_waits() -> None:
 
 
 def test_handlers_of_lost_requests_take_credit_until_they_end() -> None:
-    session, (first, second) = holding(1, 2, capacity=3)
+    session, (first, second) = holding(1, 2, controller=3)
     session.lose("test", 101.0)
     assert session.credit == 1
     session.connected(102.0)
@@ -568,7 +570,7 @@ def test_without_a_free_handler_it_does_not_connect(protocol: str) -> None:
 
 def test_a_stuck_handler_ends_the_connection_when_the_others_have_ended() -> None:
     # The broker blames what a lost connection holds: it is to hold the stuck request and nothing else.
-    session, (stuck, other) = holding(1, 2, capacity=3, handler_timeout=2.0)
+    session, (stuck, other) = holding(1, 2, controller=3, handler_timeout=2.0)
     session.receive(heartbeat("X1"), 101.0)
     session.receive(works(3, 4), 101.0)
     assert session.begin(101.0) is not None  # the third
@@ -678,7 +680,7 @@ def test_a_broker_that_does_not_answer_disconnect() -> None:
 def test_a_broker_that_was_never_heard_is_not_waited_for() -> None:
     session = connected()
     session.leave(101.0)
-    session.tick(101.0 + UNHEARD_PATIENCE)
+    session.tick(101.0 + UNHEARD_PATIENCE_SECONDS)
     assert session.ended
     assert session.take_messages()[-1] == [b"", b"MDPWX1", b"\x06"]  # READY has no answer: it may be there all the same
     assert not session.keep_messages
@@ -885,7 +887,7 @@ frames = st.one_of(
 @settings(deadline=None)
 @given(protocol=st.sampled_from(PROTOCOLS), messages=st.lists(st.lists(frames, max_size=6)))
 def test_no_bytes_do_harm(protocol: str, messages: list[list[bytes]]) -> None:
-    session = WorkerSession(b"echo", protocol=protocol, capacity=Capacity(2))
+    session = WorkerSession(b"echo", protocol=protocol, controller=CreditController(2))
     session.connected(0.0)
     for message in messages:
         session.receive(message, 0.0)
@@ -915,9 +917,9 @@ def test_a_connection_ends_each_request_that_it_took_once(  # noqa: PLR0912 - on
     protocol: str, parallel: int, handler_timeout: float | None, script: list[tuple[str, Any]]
 ) -> None:
     """Whatever happens: on one connection, each request is held, or ended once, or released before it began."""
-    capacity = Capacity(parallel, prefetch=True) if protocol == "X1" else Capacity(1)
+    controller = CreditController(parallel, prefetch=True) if protocol == "X1" else CreditController(1)
     session = WorkerSession(
-        b"echo", protocol=protocol, capacity=capacity, handler_timeout=handler_timeout, rng=random.Random(1)
+        b"echo", protocol=protocol, controller=controller, handler_timeout=handler_timeout, rng=random.Random(1)
     )
     now, address = 0.0, 0
     given_out: set[int] = set()
@@ -981,7 +983,7 @@ def test_a_connection_ends_each_request_that_it_took_once(  # noqa: PLR0912 - on
 
 
 def test_a_request_that_was_cancelled_before_it_began_is_not_released() -> None:
-    session = connected(capacity=Capacity(3))
+    session = connected(controller=CreditController(3))
     session.receive(works(1, 2, 3), 101.0)
     session.receive(cancels(3), 101.0)
     session.take_messages()

@@ -11,7 +11,7 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import CX1, WX1
-from zmdp.workers.capacity import Capacity
+from zmdp.workers.credit import CreditController
 from zmdp.workers.request import Request
 from zmdp.workers.session import WorkerSession
 
@@ -114,7 +114,7 @@ class Server:
     """A worker of ours, and the last request that it began."""
 
     def __init__(self, protocol, credit):
-        self.session = WorkerSession(b"echo", protocol=protocol, capacity=Capacity(credit))
+        self.session = WorkerSession(b"echo", protocol=protocol, controller=CreditController(credit))
         self.session.connected(0)
         self.take_messages = self.session.take_messages
         self.requests = []

@@ -171,7 +171,7 @@ def test_annotations_that_cannot_be_read_bind_by_name_only():
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("nonsense", "it takes MODULE:FUNCTION"),
+        ("nonsense", "expected MODULE:FUNCTION"),
         ("no.such.module:f", "No module named 'no'"),
         ("json:nothing", "has no attribute 'nothing'"),
         ("json:__name__", "is of type str: it takes a function"),

@@ -117,7 +117,7 @@ def test_the_connection_is_alive_while_all_threads_are_busy(router, peer):
         for _ in range(3):
             assert router.recv()[1:] == [b"", b"MDPWX1"]
         peer.send(cancel=[1])
-        while not worker._crews[0].session.held[1].cancelled:
+        while not worker._connections[0].session.held[1].cancelled:
             pass
         gate.go.set()
         peer.ends(1)
@@ -171,7 +171,7 @@ def test_a_stuck_handler_harms_no_other_request(logged):
                 assert neighbour_reply.result(30)[-1] == b"first"
                 assert attempts == {b"neighbour": 1, b"hang": 2}
             hang.set()
-            assert logged("a reply came too late")
+            assert logged("dropped a late reply")
             assert client.request("job", b"later") == [b"first"]
 
 

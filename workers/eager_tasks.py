@@ -1,4 +1,7 @@
-"""Coroutines that begin at once: most handlers end without ever waiting, and need no task of their own."""
+"""Eager tasks: coroutines that begin at once, and become tasks only if they wait for something.
+
+Most handlers never wait.  Python 3.12 has eager tasks; this module provides them for 3.11.
+"""
 
 import asyncio
 import operator
@@ -12,13 +15,13 @@ from typing import Any, Final
 Work = Coroutine[Any, Any, None]
 
 EAGER_TASKS: Final = hasattr(asyncio, "eager_task_factory")
-"""Whether tasks can begin at once by themselves (Python 3.12)."""
+"""Whether asyncio has eager tasks (Python 3.12)."""
 
 
-class Starter:
-    """Runs coroutines up to where they first wait; those that do go on in a task.
+class EagerTaskStarter:
+    """Runs coroutines up to their first wait; those that wait continue in a task.
 
-    `stepped` is called after each of their later steps with the seconds that it took.
+    `stepped` is called after each of their later steps with its duration in seconds.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stepped: Callable[[float], None]) -> None:
@@ -27,12 +30,12 @@ class Starter:
         self._standby: _Standby | None = None
 
     def start(self, work: Work, context: Context) -> "asyncio.Task[None] | None":
-        """Begin `work` in `context`.  Returns its task, or None if it has ended.
+        """Begin `work` in `context`.  Return its task, or None if it has ended.
 
-        To be called from the event loop, not from a task.
+        Call this from a callback of the event loop, not from a task.
         """
         if EAGER_TASKS:
-            make: Any = asyncio.Task  # the argument is not known to older versions
+            make: Any = asyncio.Task  # type checkers for 3.11 do not know `eager_start`
             task: asyncio.Task[None] = make(
                 _all_steps(work, self._stepped), loop=self._loop, context=context, eager_start=True
             )
@@ -44,7 +47,7 @@ class Starter:
         try:
             waits_for = context.run(work.send, None)
         except (StopIteration, asyncio.CancelledError):
-            if standby.task.cancelling():  # it cancelled itself, which is not to touch the next one
+            if standby.task.cancelling():  # it cancelled itself, which must not affect the next one
                 self._standby = None
             return None
         finally:
@@ -54,16 +57,16 @@ class Starter:
         return standby.task
 
     def close(self) -> None:
-        """Begin no more."""
+        """Cancel the standby task."""
         if self._standby is not None:
             self._standby.task.cancel()
             self._standby = None
 
 
 class _Standby:
-    """A task in whose name a coroutine takes its first step.  If that is not its last, the task adopts the coroutine.
+    """A task that is the current task during a coroutine's first step, and adopts the coroutine if it then waits.
 
-    So the coroutine sees one task from the beginning, as `asyncio.timeout` and `TaskGroup` need it.
+    So the coroutine sees the same task from the beginning, which `asyncio.timeout` and `TaskGroup` require.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stepped: Callable[[float], None]) -> None:
@@ -73,11 +76,11 @@ class _Standby:
         self._waits_for: Any = None
         self._adopted: asyncio.Future[None] = loop.create_future()
         run = self._run()
-        run.send(None)  # a task that is cancelled before its first step would not run it at all
+        run.send(None)  # a task that is cancelled before its first step never runs its coroutine
         self.task: asyncio.Task[None] = loop.create_task(run)
 
     def adopt(self, work: Work, context: Context, waits_for: Any) -> None:
-        """Go on with `work`, which has begun in `context` and waits for `waits_for`."""
+        """Continue `work`, which has begun in `context` and waits for `waits_for`."""
         self._work, self._run_in, self._waits_for = work, context.run, waits_for
         if not self._adopted.done():
             self._adopted.set_result(None)
@@ -90,7 +93,7 @@ class _Standby:
         except asyncio.CancelledError as error:
             if self._work is None:
                 raise
-            # What the coroutine waits for is cancelled first, as a task would do it.
+            # Cancel what the coroutine waits for, as a task does.
             if not (asyncio.isfuture(self._waits_for) and self._waits_for.cancel()):
                 cancelled = error
         if self._work is not None:
@@ -104,7 +107,7 @@ def _pause() -> Generator[None, Any, None]:
 
 @coroutine
 def _all_steps(work: Work, stepped: Callable[[float], None]) -> Generator[Any, Any, None]:
-    """Run `work`, which has not begun."""
+    """Run `work` from the beginning."""
     try:
         waits_for = work.send(None)
     except StopIteration:
@@ -120,14 +123,14 @@ def _steps(
     error: BaseException | None,
     stepped: Callable[[float], None],
 ) -> Generator[Any, Any, None]:
-    """Run what is left of `work`, which waits for `waits_for`; or raise `error` in it."""
+    """Run the rest of `work`, which waits for `waits_for`, or raise `error` in it."""
     step: Callable[..., Any]
     while True:
         step, argument = work.throw, error
         if error is None:
             try:
                 step, argument = work.send, (yield waits_for)
-            except BaseException as raised:  # noqa: BLE001 - it is the coroutine's
+            except BaseException as raised:  # noqa: BLE001 - raised into the coroutine
                 step, argument = work.throw, raised
         error = None
         began = time.monotonic()
@@ -136,5 +139,5 @@ def _steps(
         except StopIteration:
             return
         finally:
-            argument = None  # no cycle with the exception's traceback
+            argument = None  # break the cycle with the exception's traceback
             stepped(time.monotonic() - began)

@@ -5,7 +5,7 @@ import contextvars
 
 import pytest
 
-from zmdp.workers.eager import Starter
+from zmdp.workers.eager_tasks import EagerTaskStarter
 
 variable = contextvars.ContextVar("variable", default="outer")
 
@@ -20,7 +20,7 @@ def running(scenario):
     async def run():
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: complaints.append(context))
-        starter, base = Starter(loop, steps.append), contextvars.copy_context()
+        starter, base = EagerTaskStarter(loop, steps.append), contextvars.copy_context()
         done = loop.create_future()
 
         def begin():

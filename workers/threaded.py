@@ -1,4 +1,4 @@
-"""The threads that serve one connection: leader and followers."""
+"""A worker connection served by threads, as leader and followers."""
 
 import logging
 import math
@@ -12,40 +12,39 @@ from typing import Final
 
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.sockets import Context
-from .connection import FLUSH, RETRY, Connection
+from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
 from .handling import Failed
 from .request import Request
 from .session import WorkerSession
 
-WATCH: Final = 0.001
-"""Seconds without progress after which the I/O thread takes over."""
+TAKEOVER_SECONDS: Final = 0.001
+"""Time without progress after which the I/O thread takes over."""
 
 log = logging.getLogger("zmdp.worker")
 
 
-class Crew(Connection):
+class ThreadedConnection(Connection):
     """A connection, the threads that run handlers, and an I/O thread, under one lock.
 
-    A handler thread that has nothing to do *leads*: it waits for messages, and begins what arrives itself, without
-    handing it to another thread.  Others that have nothing to do follow.  While handlers prove short nobody takes the
-    lead of a thread that handles a request: handlers that compute would only compete for the interpreter.  When that
-    thread does not come back within a millisecond, the I/O thread leads: it keeps the connection alive, and gives what
-    waits to followers.
+    One idle handler thread *leads*: it waits for messages, and handles what arrives itself, without handing it to
+    another thread.  The other idle threads follow.  While handlers are short, no follower takes the lead from a thread
+    that is handling a request: the two would only compete for the interpreter.  If the leader does not return within
+    `TAKEOVER_SECONDS`, the I/O thread leads: it keeps the connection alive, and wakes followers for waiting requests.
     """
 
     def __init__(self, session: WorkerSession, endpoint: str, context: Context, level: int = logging.WARNING) -> None:
         super().__init__(session, endpoint, context, level)
         self.stopping = False
         self.watched = False
-        """The I/O thread has begun."""
+        """Whether the I/O thread has begun."""
         self._lock = threading.Lock()
         self._followers = threading.Condition(self._lock)
         self._following = 0
         self._io = threading.Condition(self._lock)
-        self._io_waits = False  # until a handler begins
+        self._io_waits = False  # for a handler to begin
         self._io_leads = False
-        self._leads = False  # a handler thread does
-        self._progress = 0  # requests that have begun or ended, PARTIALs, and times that a handler thread has led
+        self._leads = False  # whether a handler thread leads
+        self._progress = 0  # grows with requests begun and ended, PARTIALs, and turns of a leader
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -59,17 +58,17 @@ class Crew(Connection):
             raise
 
     def opened(self, descriptor: int) -> None:
-        """There is a new socket with this descriptor."""
+        """Watch a new socket."""
         self._poller.register(descriptor, select.POLLIN)
 
     def closing(self, descriptor: int) -> None:
-        """The socket with this descriptor is about to be closed."""
+        """Stop watching a socket that is about to be closed."""
         self._poller.unregister(descriptor)
 
     # ── handler threads ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, until: float = math.inf) -> Request | None:
-        """Wait for a request.  Returns None at the time `until`, or when no more are to come."""
+        """Wait for a request.  Return None at the time `until`, or when no more will come."""
         with self._lock:
             while True:
                 now = time.monotonic()
@@ -86,30 +85,30 @@ class Crew(Connection):
                     self._lead(min(self.due(), until) - now)
 
     def partial(self, request: Request, body: Sequence[bytes]) -> bool:
-        """Send a PARTIAL, and wait for a broker that does not keep up.  Returns False if the request was lost."""
+        """Send a PARTIAL, and wait if the broker does not keep up.  Return False if the request was lost."""
         with self._lock:
             now = time.monotonic()
             accepted = self.session.partial(request, body, now)
             self._progress += 1
-            if now - self.flushed_at >= FLUSH:  # else the next one does it, or the I/O thread
+            if now - self.flushed_at >= FLUSH_SECONDS:  # else the next one sends it, or the I/O thread
                 self._step(now)
         while accepted and self.stalled:
-            time.sleep(RETRY)
+            time.sleep(SEND_RETRY_SECONDS)
             with self._lock:
                 self._step(time.monotonic())
         return accepted
 
     def end(self, request: Request, outcome: list[bytes] | Failed) -> None:
-        """End `request`: send its reply with others of the same batch, but do not wait for them for long."""
+        """End `request`.  Its reply may wait a moment for others, to be sent in one batch."""
         with self._lock:
             now = time.monotonic()
             self.finish(request, outcome, now)
             self._progress += 1
-            if not self.session.waiting or now - self.flushed_at >= FLUSH:
+            if not self.session.waiting or now - self.flushed_at >= FLUSH_SECONDS:
                 self._step(now)
 
     def abandon(self, request: Request) -> None:
-        """Leave without a reply to `request`, which another worker gets."""
+        """Disconnect without a reply to `request`, so that another worker gets it."""
         with self._lock:
             now = time.monotonic()
             self.session.leave(now)
@@ -121,19 +120,19 @@ class Crew(Connection):
         request = session.begin(now)
         if request is not None:
             self._progress += 1
-            if self._following and not session.capacity.short:
-                self._followers.notify()  # to begin the next one, or to lead
+            if self._following and not session.controller.handlers_are_short:
+                self._followers.notify()  # to begin the next request, or to lead
             self._notify_io()
         return request
 
     def _notify_io(self) -> None:
-        """No handler thread leads from now on."""
+        """Wake the I/O thread: no handler thread leads any more."""
         if self._io_waits:
             self._io.notify()
 
     def _follow(self, seconds: float) -> None:
         if self._io_leads:
-            self.wake()  # a handler thread leads better
+            self.wake()  # let a handler thread lead instead
         self._following += 1
         try:
             self._followers.wait(None if seconds == math.inf else max(0.0, seconds))
@@ -153,7 +152,7 @@ class Crew(Connection):
     # ── the I/O thread ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def watch(self) -> None:
-        """Lead while no handler thread does, until the connection has ended."""
+        """Run the I/O thread: lead while no handler thread does, until the connection has ended."""
         with self._lock:
             self.watched = True
             progress = -1
@@ -161,16 +160,16 @@ class Crew(Connection):
                 try:
                     if self._progress != progress:
                         progress = self._progress
-                        self._io.wait(WATCH)
+                        self._io.wait(TAKEOVER_SECONDS)
                     elif self._leads:
                         self._io_waits = True
                         self._io.wait()
                         self._io_waits = False
                     else:
                         self._stand_in()
-                except Exception:  # whatever is wrong with one message, the connection must be kept alive
-                    log.exception("%s: the I/O thread failed", self.session.service.decode())
-                    self._io.wait(RETRY)
+                except Exception:  # keep the connection alive, whatever happened
+                    log.exception("%s: unexpected error in the I/O thread; continuing", self.session.service.decode())
+                    self._io.wait(SEND_RETRY_SECONDS)
 
     def _stand_in(self) -> None:
         now = time.monotonic()
@@ -179,11 +178,11 @@ class Crew(Connection):
             return
         due = self.due()
         if self._following:
-            self._followers.notify()  # to begin what waits, or to lead
+            self._followers.notify()  # to begin a waiting request, or to lead
             if not self.session.waiting:
-                self._io.wait(WATCH)
+                self._io.wait(TAKEOVER_SECONDS)
                 return
-            due = min(due, now + WATCH)
+            due = min(due, now + TAKEOVER_SECONDS)
         self._io_leads = True
         try:
             self._poll(due - now)
@@ -194,17 +193,17 @@ class Crew(Connection):
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
-        """Take no more requests, and end when those that have begun are done.  Safe in a signal handler."""
+        """Take no more requests, and end when those in progress are finished.  Safe in a signal handler."""
         self.stopping = True
         self.wake()
 
     def wake(self) -> None:
-        """Interrupt whoever waits for messages."""
+        """Interrupt the thread that is waiting for messages."""
         with suppress(OSError):
             self._wake_in.send(b"!")
 
     def abort(self) -> None:
-        """Close the socket without a word to the broker."""
+        """Close the socket without telling the broker."""
         with self._lock:
             self.session.leaving = True
             self.session.lose("closed", time.monotonic())
@@ -212,12 +211,12 @@ class Crew(Connection):
             self._release()
 
     def dispose(self) -> None:
-        """Close the last descriptors, when no thread serves this connection any more."""
+        """Close the last descriptors, after all threads have ended."""
         self._wake_in.close()
         self._wake_out.close()
 
     def _poll(self, seconds: float) -> None:
-        """Wait for messages without the lock."""
+        """Wait for messages with the lock released."""
         self._lock.release()
         try:
             ready = self._poller.poll(milliseconds(seconds))
@@ -244,7 +243,7 @@ class Crew(Connection):
             self._release()
 
     def _release(self) -> None:
-        """No more requests come, or the connection has ended: have all threads look."""
+        """Wake all threads: no more requests will come, or the connection has ended."""
         self._followers.notify_all()
         self._io.notify_all()
         self.wake()
