@@ -1,8 +1,8 @@
-"""Bodies that are values: optional, and only where both sides name the same codec.
+"""Codecs: values instead of frames, if client and worker use the same codec.
 
-On the wire a body stays a list of frames.  A codec makes one of a value and a value of one: `json` (built in),
-`msgpack` and `arrow` (if installed), or an object of your own with these two methods.  There is no pickle: who may
-call a service must not be able to run code in it.
+On the wire a body is always a list of frames.  A codec converts values to frames and back: `json` (built in), `msgpack`
+and `arrow` (if installed), or any object with the two methods of `Codec`.  Pickle is not supported, because it would
+let callers run code in a worker.
 """
 
 import json
@@ -13,13 +13,13 @@ from .errors import CodecError, SettingError
 
 
 class Codec(Protocol):
-    """Makes frames of values and values of frames."""
+    """Converts values to frames and back."""
 
     def encode(self, value: Any) -> list[bytes]:
-        """The frames of `value`; raises whatever it likes for a value that cannot be encoded."""
+        """Return the frames of `value`.  Raises any exception if it cannot be encoded."""
 
     def decode(self, frames: Sequence[bytes]) -> Any:
-        """The value in `frames`; raises whatever it likes for frames that it cannot decode."""
+        """Return the value in `frames`.  Raises any exception if they cannot be decoded."""
 
 
 class _Json:
@@ -36,7 +36,7 @@ class _Msgpack:
     """One frame of MessagePack."""
 
     def __init__(self) -> None:
-        import msgpack  # noqa: PLC0415 - only who asks for it needs it
+        import msgpack  # noqa: PLC0415 - an optional dependency
 
         self._pack, self._unpack = msgpack.packb, msgpack.unpackb
 
@@ -48,13 +48,13 @@ class _Msgpack:
 
 
 class _Arrow:
-    """One frame of Arrow's IPC stream format; values are tables, and what `pyarrow.table` makes one of.
+    """One frame of Arrow's IPC stream format; values are tables, and anything that `pyarrow.table` accepts.
 
     None, with which a stream may end, is an empty frame.
     """
 
     def __init__(self) -> None:
-        import pyarrow as pa  # noqa: PLC0415 - only who asks for it needs it
+        import pyarrow as pa  # noqa: PLC0415 - an optional dependency
         import pyarrow.ipc  # noqa: PLC0415
 
         self._pa = pa
@@ -80,7 +80,7 @@ class _Arrow:
 
 def _only(frames: Sequence[bytes]) -> bytes:
     if len(frames) != 1:
-        raise ValueError(f"it has {len(frames)} frames, not 1")
+        raise ValueError(f"expected one frame, got {len(frames)}")
     return frames[0]
 
 
@@ -90,28 +90,26 @@ _made: dict[str, Codec] = {}
 
 
 class Coder:
-    """A codec, with errors that say what is wrong."""
+    """A codec whose failures are `CodecError`s that say what is wrong."""
 
     def __init__(self, codec: "str | Codec") -> None:
         self.name = codec if isinstance(codec, str) else type(codec).__name__
         self._codec = _named(codec) if isinstance(codec, str) else codec
         if not (hasattr(self._codec, "encode") and hasattr(self._codec, "decode")):
-            raise SettingError(f"codec is {codec!r}: it is one of {', '.join(_KINDS)}, or has encode() and decode()")
+            raise SettingError(_invalid(codec))
 
     def encode(self, value: Any) -> list[bytes]:
-        """The frames of `value`.  Raises `CodecError`."""
+        """Return the frames of `value`.  Raises `CodecError`."""
         try:
             frames = self._codec.encode(value)
         except Exception as error:
             raise CodecError(f"{value!r:.100} cannot be sent as {self.name}: {_text(error)}") from error
         if not isinstance(frames, list | tuple) or not all(isinstance(frame, _FRAME) for frame in frames):
-            raise CodecError(
-                f"{value!r:.100} cannot be sent as {self.name}: it takes a list of bytes, not {frames!r:.100}"
-            )
-        return [bytes(frame) for frame in frames] or [b""]  # the protocol asks for at least one
+            raise CodecError(f"{self.name}.encode() returned {frames!r:.100}: expected a list of bytes")
+        return [bytes(frame) for frame in frames] or [b""]  # the protocol requires at least one frame
 
     def decode(self, frames: Sequence[bytes]) -> Any:
-        """The value in `frames`.  Raises `CodecError`."""
+        """Return the value in `frames`.  Raises `CodecError`."""
         try:
             return self._codec.decode(frames)
         except Exception as error:
@@ -122,10 +120,14 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def _invalid(codec: object) -> str:
+    return f"codec is {codec!r}: it must be one of {', '.join(_KINDS)}, or an object with encode() and decode()"
+
+
 def _named(name: str) -> Codec:
     kind = _KINDS.get(name)
     if kind is None:
-        raise SettingError(f"codec is {name!r}: it is one of {', '.join(_KINDS)}, or has encode() and decode()")
+        raise SettingError(_invalid(name))
     if name not in _made:
         try:
             _made[name] = kind()

@@ -1,10 +1,10 @@
-"""The codes of X1's ERROR (docs/x1.md): what each means, for the broker that sends it and the client that gets it."""
+"""The codes of X1's ERROR (docs/x1.md)."""
 
 from enum import IntEnum
 
 
 class Code(IntEnum):
-    """Why a request ended without a reply.  A worker may send others, of its service's own making."""
+    """Why a request failed.  Workers may send other codes, which their services define."""
 
     MALFORMED = 400
     NOT_ALLOWED = 403
@@ -19,5 +19,5 @@ class Code(IntEnum):
 
     @property
     def frame(self) -> bytes:
-        """The code as it goes on the wire."""
+        """The code as a frame on the wire."""
         return b"%03d" % self

@@ -1,35 +1,35 @@
-"""What can go wrong, in one tree.
+"""All exceptions, in one hierarchy.
 
     ZmdpError
-    ├── SettingError (ValueError)          a setting or argument is out of range: says which, and what is allowed
+    ├── SettingError (ValueError)          a setting or argument is invalid
     ├── BindError (OSError)                the broker cannot listen on an endpoint
     ├── ClosedError                        the client or worker was closed
-    ├── BusyError                          a client was used while it is in the middle of another request
-    ├── HandlerError                       a worker's handler returned or yielded something that is no reply
+    ├── BusyError                          the client is in the middle of another request
+    ├── HandlerError (TypeError)           a worker's handler returned or yielded something that cannot be sent
     ├── CodecError (ValueError)            a value cannot be encoded, or a body cannot be decoded
-    └── RequestError                       a request brought no reply; each has `.service`, and `.code` if X1 gave one
+    └── RequestError                       a request failed; has `.service`, and `.code` if an ERROR reported it
         ├── RequestTimeout (TimeoutError)  no reply in time (408)
         │   └── BrokerUnreachable          … because no broker answers
-        ├── StreamInterrupted              a stream stopped after its first part: it is not repeated
+        ├── StreamInterrupted              a stream broke off after its first part
         ├── ServiceNotFound (LookupError)  no worker offers the service (404)
-        ├── RequestRejected                the request breaks a rule or a limit (400, 403, 413)
-        ├── RetryLater                     the queue is full (429), or the broker is about to end (503)
-        ├── RequestCancelled               somebody cancelled it (499)
-        ├── WorkerLost                     its workers died, and it is not tried again (502)
-        ├── ServiceError                   the service's handler failed (500, or what the service chose)
-        └── TitanicError                   Titanic has not done what it was asked (400, 500)
-            └── UnknownTicket (LookupError)  it knows no such request: closed, expired, or never accepted (400)
+        ├── RequestRejected                the request or its reply violates a rule or a limit (400, 403, 413)
+        ├── RetryLater                     a queue is full (429), or the broker is shutting down (503)
+        ├── RequestCancelled               the request was cancelled (499)
+        ├── WorkerLost                     the workers that held the request died (502)
+        ├── ServiceError                   the service's handler failed (500, or the service's own code)
+        └── TitanicError                   Titanic could not do what it was asked (400, 500)
+            └── UnknownTicket (LookupError)  no such request: closed, expired, or never accepted (400)
 
-A peer that breaks the protocol raises nothing: its messages are dropped and counted.
+Peers that violate the protocol raise no exceptions: their messages are dropped and counted.
 """
 
 
 class ZmdpError(Exception):
-    """The root of all that zmdp raises on its own account."""
+    """Base class of all exceptions that zmdp raises."""
 
 
 class SettingError(ZmdpError, ValueError):
-    """A setting or argument is out of range."""
+    """A setting or argument is invalid; the message says which, and what is allowed."""
 
 
 class BindError(ZmdpError, OSError):
@@ -37,11 +37,11 @@ class BindError(ZmdpError, OSError):
 
 
 class ClosedError(ZmdpError):
-    """The client or worker was closed and cannot be used any more."""
+    """The client or worker was closed, and cannot be used any more."""
 
 
 class BusyError(ZmdpError):
-    """A client was used while it is in the middle of another request."""
+    """The client is in the middle of another request."""
 
 
 class HandlerError(ZmdpError, TypeError):
@@ -53,14 +53,14 @@ class CodecError(ZmdpError, ValueError):
 
 
 class RequestError(ZmdpError):
-    """A request brought no reply."""
+    """A request failed."""
 
     code: int | None = None
-    """The code of the ERROR that told so (docs/x1.md); None if nobody told."""
+    """The code of the ERROR that reported the failure (docs/x1.md); None if there was none."""
     text = ""
     """The text of that ERROR."""
     detail: bytes | None = None
-    """The detail of that ERROR, a frame of the service's own making; None if there was none."""
+    """The detail of that ERROR, a frame defined by the service; None if there was none."""
 
     def __init__(
         self, message: str, *, service: str = "", code: int | None = None, text: str = "", detail: bytes | None = None
@@ -72,15 +72,15 @@ class RequestError(ZmdpError):
 
 
 class RequestTimeout(RequestError, TimeoutError):
-    """No reply came in time."""
+    """No reply arrived in time."""
 
 
 class BrokerUnreachable(RequestTimeout):
-    """No reply came in time, and no broker answers."""
+    """No reply arrived in time, and no broker answers."""
 
 
 class StreamInterrupted(RequestError):
-    """A stream broke off after its first part.  It is not repeated: its parts would come twice."""
+    """A stream broke off after its first part.  It is not retried, because its parts would arrive twice."""
 
 
 class ServiceNotFound(RequestError, LookupError):
@@ -88,13 +88,13 @@ class ServiceNotFound(RequestError, LookupError):
 
 
 class RequestRejected(RequestError):
-    """The request, or the reply to it, breaks a rule or a limit; sent again it would do so again."""
+    """The request or its reply violates a rule or a limit.  Retrying does not help."""
 
 
 class RetryLater(RequestError):
-    """A queue is full (429), or the broker is about to end (503).
+    """A queue is full (429), or the broker is shutting down (503).
 
-    The request was not done; but if it was the broker's end that interrupted it, it may have been in part.
+    After 429 the request was not executed.  After 503 a worker may have begun it.
     """
 
 
@@ -103,13 +103,13 @@ class RequestCancelled(RequestError):
 
 
 class WorkerLost(RequestError):
-    """The workers that had the request died, and it is not given to another."""
+    """The workers that held the request died, and no other worker gets it."""
 
 
 class ServiceError(RequestError):
-    """The service took the request and failed; `code` has three digits as in HTTP, `text` says how.
+    """The service's handler failed: `code` has three digits as in HTTP, and `text` is the explanation.
 
-    A handler may raise it to choose what the client gets; `detail` is a frame of its own making, or None.
+    A handler can raise it to choose what the client gets; `detail` is a frame of the handler's choice, or None.
     """
 
     code: int
@@ -127,11 +127,12 @@ class ServiceError(RequestError):
 
 
 class TitanicError(RequestError):
-    """Titanic has not done what it was asked; the text says why.
+    """Titanic could not do what it was asked; the text says why.
 
-    What was to be stored was not (or, if its database went away in the very moment, perhaps was: see `key`).
+    A request to be stored was not stored.  Only if the database failed at that very moment, it may have been: submit it
+    again with the same `key`.
     """
 
 
 class UnknownTicket(TitanicError, LookupError):
-    """Titanic knows no such request: it was closed, its reply has expired, or it was never accepted."""
+    """Titanic has no such request: it was closed, its reply has expired, or it was never accepted."""

@@ -1,4 +1,4 @@
-"""A broker for tests: in this process, on a free port, for a `with` block."""
+"""A broker for tests: in this process, for a `with` block."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ def running_broker(
     drain_timeout: float = 5.0,
     context: zmq.Context[zmq.Socket[bytes]] | None = None,
 ) -> Iterator[Server]:
-    """Run a broker in a thread; by default on a free loopback port, which `server.endpoints[0]` tells.
+    """Run a broker in a thread, by default on a free loopback port; its endpoint is `server.endpoints[0]`.
 
         with running_broker() as server, Client(server.endpoints[0]) as client:
             client.request("mmi.service", b"echo")
 
-    It drains when the block ends.  Raises `BindError` as `Server` does.
+    The broker drains when the block ends.  Raises `BindError`.
     """
     endpoints: Sequence[str] = binds or (FREE_PORT,)
     with Server(endpoints, limits=limits, drain_timeout=drain_timeout, context=context) as server:

@@ -1,1 +1,1 @@
-"""Moving messages: sockets, and whole multipart messages."""
+"""Sockets, and sending and receiving whole multipart messages."""

@@ -1,19 +1,19 @@
-"""One whole message in, one whole message out, never blocking.
+"""Receive or send one whole message, never blocking.
 
-The two functions everything here receives and sends with.  They go past pyzmq's conveniences for each frame: a broker
-handles four messages of some five frames for every request.  There are two makes of them, the same to their callers:
-`multipart_cython`, compiled where the build could, calls pyzmq's libzmq itself; `multipart_python` does without.
+Everything in zmdp receives and sends with these two functions.  They bypass pyzmq's overhead per frame: for every
+request, a broker handles four messages of about five frames.  There are two implementations: `multipart_cython` calls
+pyzmq's libzmq directly, and is used if it was compiled; `multipart_python` is pure Python.
 
-    receive(socket)              the next message that has arrived, a list of bytes; None if there is none
-    receive(socket, share=True)  the same, but a frame of `SHARED` bytes or more is a read-only memoryview of libzmq's
-                                 own buffer: for who passes it on, and looks at nothing but its length
-    receive(socket, share, sources)    the same from a ROUTER: a peer that is not in `sources.known` is told of with
-                                 `sources.add(identity, descriptor)`
-    send(socket, message)        send all of `message`, or nothing of it: 0, EAGAIN (the peer does not keep up) or
-                                 EHOSTUNREACH (it is not there).  Shared frames, and large ones, are not
-                                 copied
+    receive(socket)                  Return the next message that has arrived, a list of bytes, or None.
+    receive(socket, share=True)      The same, but frames of `SHARED` bytes or more are read-only memoryviews of
+                                     libzmq's buffers, for callers that only pass them on.
+    receive(socket, share, sources)  The same from a ROUTER: call `sources.add(identity, descriptor)` for a peer that
+                                     is not in `sources.known`.
+    send(socket, message)            Send all frames of `message`, or none of them.  Return 0, EAGAIN (the peer does not
+                                     keep up) or EHOSTUNREACH (the peer is gone).  Shared and large frames are not
+                                     copied.
 
-Both raise `zmq.ZMQError` only for what is wrong with the socket itself.
+Both raise `zmq.ZMQError` only for errors of the socket itself.
 """
 
 import math
@@ -30,11 +30,11 @@ __all__ = ["COMPILED", "LARGE", "SHARED", "milliseconds", "receive", "send"]
 
 _compiled: Any = None
 if not PURE:
-    with suppress(ImportError):  # not built, or a pyzmq that is not made of Cython (PyPy's)
+    with suppress(ImportError):  # not built, or a pyzmq without Cython (on PyPy)
         _compiled = import_module(".multipart_cython", __package__)
 
 COMPILED: Final = _compiled is not None
-"""Whether these are the compiled two."""
+"""Whether the compiled implementation is in use."""
 
 receive = multipart_python.receive
 send = multipart_python.send
@@ -44,5 +44,5 @@ if COMPILED:
 
 
 def milliseconds(seconds: float) -> int:
-    """A poll's timeout: not negative, rounded up, and at most an hour, which a C int holds and every loop survives."""
+    """Return `seconds` as a timeout for polling: not negative, rounded up, and at most an hour, to fit into a C int."""
     return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""`receive` and `send` of a whole message, calling the libzmq that pyzmq has loaded (see `multipart`).
+"""`receive` and `send`, calling the libzmq that pyzmq has loaded (see `multipart`).
 
-It is linked with no libzmq: `dlsym` finds the functions through pyzmq's own extension module, in the library that came
-with its wheel as in the system's, so that a socket's address means the same here and there.  The GIL is kept: nothing
-here waits, and while it is kept no other thread can close the socket that is worked on.
+This module is not linked with libzmq.  `dlsym` finds its functions through pyzmq's extension module, so both use the
+same library, whether it came with pyzmq's wheel or with the system.  The GIL is kept: nothing here blocks, and while it
+is held no other thread can close the socket.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -51,7 +51,7 @@ cdef void *_library = dlopen(_zmq.__file__.encode(), RTLD_LAZY | RTLD_NOLOAD)
 cdef void *_symbol(const char *name) except NULL:
     found = dlsym(_library, name) if _library != NULL else NULL
     if found == NULL:
-        raise ImportError(f"there is no {name.decode()} to be found through {_zmq.__file__}")
+        raise ImportError(f"cannot find {name.decode()} through {_zmq.__file__}")
     return found
 
 
@@ -77,7 +77,7 @@ cdef Py_ssize_t SHARED = _SHARED
 
 
 cdef class _Frame:
-    """The owner of a large frame's buffer; libzmq counts who else has it."""
+    """The owner of a large frame's buffer, which libzmq counts references to."""
 
     cdef zmdp_msg_t msg
 
@@ -94,11 +94,11 @@ cdef class _Frame:
 cdef object _underlying = _Backend.underlying
 cdef descrgetfunc _get = Py_TYPE(_underlying).tp_descr_get
 if _get == NULL:
-    raise ImportError("pyzmq's sockets do not tell their address as they did")
+    raise ImportError("this version of pyzmq does not expose the address of its sockets in the known way")
 
 
 cdef void *_address(socket) except NULL:
-    """`socket.underlying`, without the search for it, which takes longer than to send a frame."""
+    """Return `socket.underlying` without an attribute lookup, which takes longer than sending a frame."""
     cdef size_t address = _get(_underlying, socket, _Backend)
     if address == 0:
         raise zmq.ZMQError(ENOTSOCK)
@@ -106,7 +106,7 @@ cdef void *_address(socket) except NULL:
 
 
 cdef int _failed(int errno) except -1:
-    """Raise for what is wrong with the socket; an interrupted call is to be made again, after Python's handlers."""
+    """Raise the exception for `errno`; after an interrupted call, run signal handlers and return, to try again."""
     if errno == EINTR:
         PyErr_CheckSignals()
         return 0
@@ -114,7 +114,7 @@ cdef int _failed(int errno) except -1:
 
 
 def receive(socket, bint share=False, sources=None):
-    """The next message that has arrived on `socket`, or None."""
+    """Return the next message that has arrived on `socket`, or None."""
     cdef void *address = _address(socket)
     cdef zmdp_msg_t msg
     cdef list message = []
@@ -130,11 +130,11 @@ def receive(socket, bint share=False, sources=None):
                 if errno == EAGAIN:
                     return None
                 _failed(errno)
-                address = _address(socket)  # a handler may have closed it
+                address = _address(socket)  # a signal handler may have closed it
                 continue
             more = msg_more(&msg)
             size = msg_size(&msg)
-            if unknown:  # of the second frame: the ROUTER made up the first one
+            if unknown:  # the second frame's: the ROUTER itself added the first
                 sources.add(message[0], msg_get(&msg, SRCFD))
                 unknown = False
             if share and size >= SHARED:
@@ -166,7 +166,7 @@ cdef int _send_shared(void *address, _Frame frame, int flags) noexcept:
 
 
 def send(socket, list message):
-    """Send `message`, or nothing of it.  0, EAGAIN or EHOSTUNREACH."""
+    """Send all of `message` or nothing.  Return 0, EAGAIN or EHOSTUNREACH."""
     cdef void *address = _address(socket)
     cdef Py_ssize_t at = 0, last = len(message) - 1
     cdef int flags, sent, errno
@@ -178,7 +178,7 @@ def send(socket, list message):
         elif type(frame) is memoryview and type(frame.obj) is _Frame and len(frame) == len(memoryview(frame.obj)):
             sent = _send_shared(address, <_Frame> frame.obj, flags)
         else:
-            # pyzmq knows how to keep a Python object until an I/O thread is done with it.
+            # pyzmq keeps the Python object alive until an I/O thread has sent it.
             try:
                 _Backend.send(socket, frame, flags, len(frame) < LARGE)
                 sent = 0

@@ -1,4 +1,4 @@
-"""`receive` and `send` of a whole message in Python alone (see `multipart`)."""
+"""`receive` and `send` in pure Python (see `multipart`)."""
 
 from collections.abc import Callable
 from errno import EAGAIN, EHOSTUNREACH
@@ -10,27 +10,27 @@ from zmq.backend import Socket as _Backend
 from ..wire import SHARED, Message
 
 LARGE: Final = 65536
-"""Bytes from which pyzmq takes less to have a frame sent without a copy than with one."""
+"""Frame size in bytes from which on pyzmq is faster without copying."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
-# Not the methods of zmq.Socket, which look at their arguments first.
+# Not the methods of zmq.Socket, which first check their arguments.
 _recv: Final[Callable[..., Any]] = _Backend.recv
 _send: Final[Callable[..., Any]] = _Backend.send
 
 
 def receive(socket: zmq.Socket[bytes], share: bool = False, sources: Any = None) -> Message | None:
-    """The next message that has arrived on `socket`, or None."""
+    """Return the next message that has arrived on `socket`, or None."""
     message: Message = []
     try:
         while True:
-            # A frame knows whether more follow; a copy would have to ask the socket.
+            # A Frame object knows whether more frames follow; for bytes, the socket would have to be asked.
             frame = _recv(socket, _NOBLOCK, False)
             if sources is not None and not message and frame.bytes not in sources.known and frame.more:
                 message.append(frame.bytes)
-                frame = _recv(socket, _NOBLOCK, False)  # the ROUTER made up the first one
+                frame = _recv(socket, _NOBLOCK, False)  # the ROUTER itself added the first frame
                 sources.add(message[0], _descriptor(frame))
-            # The buffer of a frame is writable, as far as Python knows; nobody else has it.
+            # A frame's buffer is writable for Python, but nobody else uses it.
             message.append(frame.buffer.toreadonly() if share and len(frame) >= SHARED else frame.bytes)
             if not frame.more:
                 return message
@@ -39,7 +39,7 @@ def receive(socket: zmq.Socket[bytes], share: bool = False, sources: Any = None)
 
 
 def _descriptor(frame: Any) -> int:
-    """The descriptor of the connection that `frame` came through; -1 if there is none."""
+    """Return the descriptor of the connection that `frame` arrived on, or -1."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -47,7 +47,7 @@ def _descriptor(frame: Any) -> int:
 
 
 def send(socket: zmq.Socket[bytes], message: Message) -> int:
-    """Send `message`, or nothing of it.  0, EAGAIN or EHOSTUNREACH."""
+    """Send all of `message` or nothing.  Return 0, EAGAIN or EHOSTUNREACH."""
     try:
         for frame in message[:-1]:
             if len(frame) < SHARED:
@@ -66,7 +66,7 @@ def send(socket: zmq.Socket[bytes], message: Message) -> int:
 
 
 def _send_large(socket: zmq.Socket[bytes], frame: Any, flags: int) -> None:
-    """Send a frame of `SHARED` bytes or more; without a copy if it was received so, or if it is large."""
+    """Send a frame of `SHARED` bytes or more, without copying it if it was shared by `receive` or is large."""
     owner = getattr(frame, "obj", None)
     if isinstance(owner, zmq.Frame) and len(owner) == len(frame):
         _send(socket, owner, flags, False)

@@ -1,4 +1,4 @@
-"""Why nobody can be reached at an endpoint, in words that help."""
+"""Explain why no broker can be reached at an endpoint."""
 
 import socket as sockets
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from ..errors import BrokerUnreachable
 
 
 def why_unreachable(endpoint: str) -> str | None:
-    """What a connection to `endpoint` fails with and what to do about it; None if it works or cannot be told."""
+    """Return why a connection to `endpoint` fails and what to do about it, or None if it succeeds or is unclear."""
     try:
         parts = urlsplit(endpoint)
         if parts.scheme == "tcp" and parts.hostname and parts.port:
@@ -26,10 +26,7 @@ def why_unreachable(endpoint: str) -> str | None:
 
 
 def check_listening(broker: Sequence[str]) -> None:
-    """Tell at once that nobody listens at any of these endpoints, rather than after every retry.
-
-    Raises `BrokerUnreachable`.
-    """
+    """Raise `BrokerUnreachable` if nobody listens at any of these endpoints, so that no retries are wasted."""
     reasons = [why_unreachable(endpoint) for endpoint in broker]
     if all(reasons):
         each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))

@@ -1,4 +1,4 @@
-"""ZeroMQ contexts that end in order, and the DEALERs of clients and workers."""
+"""ZeroMQ contexts that are terminated cleanly, and the DEALER sockets of clients and workers."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,10 @@ _open: set[Context] = set()
 
 
 def own_context() -> Context:
-    """A context for one client or worker, to be ended with `end`.
+    """Return a context for one client or worker, to be terminated with `end`.
 
-    Kept here until then: one that the garbage collector finds, with a client that nobody has closed, would wait for
-    ever for sockets that are found with it.
+    This module keeps a reference until then.  Otherwise the garbage collector could terminate the context of a client
+    that was never closed, and wait forever for sockets that are collected together with it.
     """
     context: Context = zmq.Context()
     _open.add(context)
@@ -25,20 +25,20 @@ def own_context() -> Context:
 
 
 def end(context: Context) -> None:
-    """Wait until the last messages are out, and end `context`.  Its sockets have been closed."""
+    """Terminate `context`, whose sockets have been closed, once the last messages are sent."""
     context.term()
     _open.discard(context)
 
 
 def checked_endpoint(endpoint: object) -> str:
-    """`endpoint`, if it is text.  Raises `SettingError`."""
+    """Return `endpoint`.  Raises `SettingError` if it is not a string."""
     if not isinstance(endpoint, str):
-        raise SettingError(f"broker is {endpoint!r}: it takes an endpoint such as 'tcp://127.0.0.1:5555'")
+        raise SettingError(f"broker is {endpoint!r}: it must be one endpoint such as 'tcp://127.0.0.1:5555'")
     return endpoint
 
 
 def dealer(context: Context, endpoint: str, options: Mapping[int, int]) -> Socket:
-    """A DEALER with these options that connects to `endpoint`.  Raises `SettingError` if that is none."""
+    """Return a DEALER with these options, connected to `endpoint`.  Raises `SettingError` if that is invalid."""
     socket = context.socket(zmq.DEALER)
     try:
         for option, value in options.items():
@@ -46,5 +46,5 @@ def dealer(context: Context, endpoint: str, options: Mapping[int, int]) -> Socke
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close(0)
-        raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
+        raise SettingError(f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555") from None
     return socket

@@ -465,7 +465,7 @@ def test_through_inproc_and_ipc_with_one_context(tmp_path, protocol):
         (lambda c: c.request("echo", timeout=0), "timeout is 0: it takes a number of seconds above 0"),
         (lambda c: anext(c.stream("echo", timeout=-1)), "timeout is -1"),
         (lambda c: anext(c.stream("echo", deadline=0)), "timeout is 0"),
-        (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it is one of json, msgpack, arrow"),
+        (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it must be one of json, msgpack, arrow"),
     ],
 )
 def test_wrong_arguments_are_told(endpoint, ask, message, protocol):

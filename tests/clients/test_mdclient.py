@@ -337,7 +337,7 @@ def test_a_timeout_of_months(client):
         (lambda c: c.request("echo", timeout=0), "timeout is 0: it takes a number of seconds above 0"),
         (lambda c: c.request("echo", timeout=float("inf")), "timeout is inf"),
         (lambda c: c.request("echo", retries=-1), "retries is -1: it takes a whole number, 0 or more"),
-        (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it is one of json, msgpack, arrow"),
+        (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it must be one of json, msgpack, arrow"),
         (lambda c: Client(codec=None), "codec is None"),
         (lambda c: Client([]), "broker is empty"),
         (lambda c: Client(None), "broker is None"),

@@ -767,7 +767,7 @@ def test_wrong_settings_are_told(settings, message):
 
 def test_wrong_use_is_told(endpoint):
     async def scenario():
-        with pytest.raises(SettingError, match="'nonsense' is no endpoint"):
+        with pytest.raises(SettingError, match="'nonsense' is not a valid endpoint"):
             AsyncWorker("echo", echo, broker="nonsense").start()
         with pytest.raises(SettingError, match="has no handler"):
             AsyncWorker("echo", broker=endpoint).start()

@@ -285,7 +285,7 @@ def test_wrong_settings_are_told(settings, message):
 
 
 def test_wrong_use_is_told(endpoint):
-    with pytest.raises(SettingError, match="'nonsense' is no endpoint"):
+    with pytest.raises(SettingError, match="'nonsense' is not a valid endpoint"):
         Worker("echo", list, broker="nonsense").start()
     with pytest.raises(SettingError, match="has no handler"):
         Worker("echo", broker=endpoint).start()
@@ -296,6 +296,39 @@ def test_wrong_use_is_told(endpoint):
             worker.start()
     with Worker("echo", broker=endpoint) as worker, pytest.raises(ClosedError, match="no request"):
         worker.send_partial(b"x")
+
+
+def test_a_copy_has_the_same_settings_and_its_own_state(endpoint):
+    settings = {
+        "broker": "tcp://127.0.0.1:1", "concurrency": 3, "heartbeat": 0.5, "liveness": 7, "handler_timeout": 9.0,
+        "codec": "json", "protocol": "0.2", "name": "original", "dialect": True,
+    }  # fmt: skip
+    original = Worker("double", lambda number: 2 * number, **settings)
+    same, other = original.copy(), original.copy(broker=endpoint)
+    for copy, broker in ((same, settings["broker"]), (other, endpoint)):
+        assert {name: getattr(copy, name) for name in settings} == {**settings, "broker": broker}
+    with other, Client(endpoint, timeout=20) as client:
+        assert client.call("double", 21) == 42
+        assert other.started
+        assert not original.started
+    again = other.copy()
+    with again, Client(endpoint, timeout=20) as client:
+        assert client.call("double", 4) == 8
+
+
+@pytest.mark.parametrize(("delay", "told"), [(0.0, "now"), (0.04, "now"), (1.5, "in 1.5 s")])
+def test_a_loss_says_when_the_worker_reconnects(endpoint, client, monkeypatch, logged, delay, told):
+    with Worker("echo", list, broker=endpoint) as worker:
+        assert client.request("echo", b"x") == [b"x"]
+        (served,) = worker._connections
+        with served._lock:
+            served.session.lose("a test", 0.0, wait=False)
+            served.session.retry_at = delay
+            served.flush(0.0)
+        assert logged(f"echo: a test; reconnecting to {endpoint} {told}")
+        with served._lock:
+            served.session.retry_at = 0.0
+        served.wake()
 
 
 def test_a_worker_that_is_refused_waits_before_it_tries_again(logged):
@@ -614,7 +647,7 @@ def test_a_codec_that_makes_no_frames(client, endpoint, encoded):
             if encoded == []:  # one empty frame is the least a reply has
                 assert client.request("wrong") == [b""]
             else:
-                with pytest.raises(ServiceError, match="it takes a list of bytes"):
+                with pytest.raises(ServiceError, match="expected a list of bytes"):
                     client.request("wrong")
 
 

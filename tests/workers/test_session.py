@@ -192,8 +192,10 @@ def test_settings_out_of_range(service: bytes, given: dict[str, Any], text: str)
 @pytest.mark.parametrize("name", ["mmi.mine", b"mmi.service"])
 def test_a_reserved_name_is_refused_at_once(name: str | bytes) -> None:
     # C25
-    with pytest.raises(SettingError, match="is reserved"):
+    with pytest.raises(SettingError) as caught:
         WorkerSession(name)
+    text = name.decode() if isinstance(name, bytes) else name
+    assert str(caught.value) == f"service {text!r} is reserved: the broker itself offers services named mmi.*"
 
 
 # ── requests and replies ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -741,6 +743,30 @@ def test_disconnect_from_a_broker_that_was_never_heard(protocol: str) -> None:
         session.receive(disconnect(protocol), now + 1.0)
         waits.append(session.retry_at - now - 1.0)
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0]
+
+
+@each_protocol
+def test_only_a_broker_that_was_heard_dismisses_the_worker(protocol: str) -> None:
+    session = connected(protocol=protocol)
+    session.receive(disconnect(protocol), 101.0)
+    assert not session.dismissed  # READY was refused
+    session.connected(102.0)
+    session.receive(heartbeat(protocol), 103.0)
+    session.receive(disconnect(protocol), 104.0)
+    assert session.dismissed
+    assert session.retry_at == 104.0
+    session.connected(104.0)
+    session.tick(109.0)
+    assert session.lost == "the broker has been silent for 5 s"
+    assert not session.dismissed
+
+
+def test_silence_is_told_in_rounded_seconds() -> None:
+    session = connected(heartbeat=1.0)
+    session.receive(heartbeat("X1"), 101.0)
+    session.receive(heartbeat("X1"), 102.04685)
+    session.tick(200.0)
+    assert session.lost == "the broker has been silent for 5.23 s"
 
 
 @each_protocol
