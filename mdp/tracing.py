@@ -35,14 +35,14 @@ current: Final[ContextVar[Any]] = ContextVar("zmdp-request")
 _no_headers: Final[Headers] = {}
 
 
-def in_use() -> Any:
+def opentelemetry_trace() -> Any:
     """Return the module `opentelemetry.trace` if this program has imported it, else None."""
     return sys.modules.get("opentelemetry.trace")
 
 
 def tracer() -> Any:
     """Return the tracer of the provider that the program has configured."""
-    return in_use().get_tracer("zmdp")
+    return opentelemetry_trace().get_tracer("zmdp")
 
 
 def calling(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
@@ -50,7 +50,7 @@ def calling(service: str, headers: Headers | None) -> tuple[Headers | None, Fini
 
     The caller's own headers take precedence.
     """
-    if in_use() is None:
+    if opentelemetry_trace() is None:
         request = current.get(None)
         if request is not None:
             handled = request.headers
@@ -67,7 +67,7 @@ def untraced(error: BaseException | None) -> None:
 
 
 def _calling_with_span(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
-    trace, propagate = in_use(), import_module("opentelemetry.propagate")
+    trace, propagate = opentelemetry_trace(), import_module("opentelemetry.propagate")
     span = tracer().start_span(service, kind=trace.SpanKind.CLIENT, attributes=_attributes(service))
     carrier: dict[str, str] = {}
     if span.get_span_context().is_valid:
@@ -100,7 +100,7 @@ class handling:  # noqa: N801 - used like a function, as the context managers of
 
     def __enter__(self) -> None:
         self._token = current.set(self._request)
-        if in_use() is not None:
+        if opentelemetry_trace() is not None:
             try:
                 self._span = _server_span(self._request)
                 self._span.__enter__()
@@ -122,7 +122,7 @@ def _server_span(request: Handled) -> AbstractContextManager[Any]:
     span: AbstractContextManager[Any] = tracer().start_as_current_span(
         request.service,
         context=import_module("opentelemetry.propagate").extract(dict(request.headers)),
-        kind=in_use().SpanKind.SERVER,
+        kind=opentelemetry_trace().SpanKind.SERVER,
         attributes=_attributes(request.service),
     )
     return span

@@ -24,9 +24,9 @@ from typing import Any, Final
 from ...pure import PURE
 from ..wire import SHARED
 from . import multipart_python
-from .multipart_python import LARGE
+from .multipart_python import ZERO_COPY_BYTES
 
-__all__ = ["COMPILED", "LARGE", "SHARED", "milliseconds", "receive", "send"]
+__all__ = ["COMPILED", "SHARED", "ZERO_COPY_BYTES", "milliseconds", "receive", "send"]
 
 _compiled: Any = None
 if not PURE:

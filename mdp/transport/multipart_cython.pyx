@@ -16,7 +16,7 @@ import zmq
 from zmq.backend import Socket as _Backend
 from zmq.backend.cython import _zmq
 
-from .multipart_python import LARGE as _LARGE
+from .multipart_python import ZERO_COPY_BYTES as _ZERO_COPY_BYTES
 from ..wire import SHARED as _SHARED
 
 
@@ -72,7 +72,7 @@ cdef int DONTWAIT = zmq.DONTWAIT
 cdef int SNDMORE = zmq.SNDMORE
 cdef int SRCFD = zmq.SRCFD
 cdef int ETERM = zmq.ETERM
-cdef Py_ssize_t LARGE = _LARGE
+cdef Py_ssize_t ZERO_COPY_BYTES = _ZERO_COPY_BYTES
 cdef Py_ssize_t SHARED = _SHARED
 
 
@@ -173,14 +173,14 @@ def send(socket, list message):
     while at <= last:
         frame = message[at]
         flags = DONTWAIT | SNDMORE if at < last else DONTWAIT
-        if type(frame) is bytes and PyBytes_GET_SIZE(<bytes> frame) < LARGE:
+        if type(frame) is bytes and PyBytes_GET_SIZE(<bytes> frame) < ZERO_COPY_BYTES:
             sent = _send_bytes(address, <bytes> frame, flags)
         elif type(frame) is memoryview and type(frame.obj) is _Frame and len(frame) == len(memoryview(frame.obj)):
             sent = _send_shared(address, <_Frame> frame.obj, flags)
         else:
             # pyzmq keeps the Python object alive until an I/O thread has sent it.
             try:
-                _Backend.send(socket, frame, flags, len(frame) < LARGE)
+                _Backend.send(socket, frame, flags, len(frame) < ZERO_COPY_BYTES)
                 sent = 0
             except zmq.ZMQError as error:
                 if error.errno == EAGAIN or error.errno == EHOSTUNREACH:

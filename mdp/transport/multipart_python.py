@@ -9,7 +9,7 @@ from zmq.backend import Socket as _Backend
 
 from ..wire import SHARED, Message
 
-LARGE: Final = 65536
+ZERO_COPY_BYTES: Final = 65536
 """Frame size in bytes from which on pyzmq is faster without copying."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -71,4 +71,4 @@ def _send_large(socket: zmq.Socket[bytes], frame: Any, flags: int) -> None:
     if isinstance(owner, zmq.Frame) and len(owner) == len(frame):
         _send(socket, owner, flags, False)
     else:
-        _send(socket, frame, flags, len(frame) < LARGE)
+        _send(socket, frame, flags, len(frame) < ZERO_COPY_BYTES)

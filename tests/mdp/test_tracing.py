@@ -22,7 +22,7 @@ TRACE_ID = 0x0AF7651916CD43DD8448EB211C80319C
 @pytest.fixture
 def without_otel(monkeypatch):
     """As in a program that does not use it."""
-    monkeypatch.setattr(tracing, "in_use", lambda: None)
+    monkeypatch.setattr(tracing, "opentelemetry_trace", lambda: None)
 
 
 @pytest.fixture

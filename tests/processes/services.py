@@ -13,7 +13,7 @@ slow = Worker("slow")
 
 @slow
 def hold(request):
-    """Write this process's pid to the file that the request names, and reply once the file is gone."""
+    """Write this process's pid to the file that the request names, and reply with it once the file is gone."""
     path = Path(request[0].decode())
     path.with_suffix(".part").write_text(str(os.getpid()))
     path.with_suffix(".part").rename(path)
@@ -28,7 +28,7 @@ def pid(request):
 
 
 def large(request):
-    """End this process, and reply with 20 MB."""
+    """Send SIGTERM to this process, and reply with 20 MB."""
     os.kill(os.getpid(), signal.SIGTERM)
     return b"x" * 20_000_000
 
@@ -37,7 +37,7 @@ not_callable = 3
 
 
 async def double(number):
-    """A coroutine, for `--codec json`."""
+    """Return twice the number; a coroutine, for `--codec json`."""
     return 2 * number
 
 
@@ -56,7 +56,7 @@ async def gated(request):
 
 
 def endless(request):
-    """Streams for ever."""
+    """Stream forever."""
     number = 0
     while True:
         yield b"%d" % number
@@ -65,5 +65,5 @@ def endless(request):
 
 
 def records(request):
-    """A service that says itself that there is no such thing."""
+    """Fail with a 404 of the service's own."""
     raise ServiceError(404, "no such record")

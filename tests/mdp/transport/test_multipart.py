@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmdp.mdp.transport import multipart
-from zmdp.mdp.transport.multipart import LARGE, SHARED
+from zmdp.mdp.transport.multipart import SHARED, ZERO_COPY_BYTES
 
 MAKES = ["multipart_python", "multipart_cython"]
 
@@ -53,7 +53,7 @@ def wait_for_message(receive, socket, **options):
     return receive(socket, **options)
 
 
-SIZES = [0, 1, 2, 255, SHARED - 1, SHARED, LARGE - 1, LARGE, LARGE + 1, 3_000_000]
+SIZES = [0, 1, 2, 255, SHARED - 1, SHARED, ZERO_COPY_BYTES - 1, ZERO_COPY_BYTES, ZERO_COPY_BYTES + 1, 3_000_000]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -72,7 +72,9 @@ def test_frames_of_any_size_come_as_they_were_sent(make, pair, size, share):
 @settings(max_examples=50)
 @given(
     message=st.lists(
-        st.binary(max_size=40) | st.integers(LARGE - 2, LARGE + 2).map(lambda n: b"z" * n), min_size=1, max_size=20
+        st.binary(max_size=40) | st.integers(ZERO_COPY_BYTES - 2, ZERO_COPY_BYTES + 2).map(lambda n: b"z" * n),
+        min_size=1,
+        max_size=20,
     )
 )
 def test_it_is_what_pyzmq_receives_and_sends(make, context, message):
@@ -168,7 +170,7 @@ def test_a_peer_within_the_process_has_no_descriptor(make, context):
 def test_nobody_takes_it(make, context):
     alone = context.socket(zmq.DEALER)
     assert make.send(alone, [b"a", b"b"]) == EAGAIN
-    assert make.send(alone, [b"x" * LARGE, b"b"]) == EAGAIN
+    assert make.send(alone, [b"x" * ZERO_COPY_BYTES, b"b"]) == EAGAIN
     alone.close(0)
 
 
@@ -178,7 +180,7 @@ def test_a_peer_that_is_not_there_and_nothing_is_sent_to_others(make, context):
     dealer.send(b"hello")
     identity, _ = wait_for_message(make.receive, router)
     assert make.send(router, [b"nobody", b"a", b"b"]) == EHOSTUNREACH
-    assert make.send(router, [b"n" * LARGE, b"a", b"b"]) == EHOSTUNREACH
+    assert make.send(router, [b"n" * ZERO_COPY_BYTES, b"a", b"b"]) == EHOSTUNREACH
     assert make.send(router, [identity, b"a", b"b"]) == 0
     assert wait_for_message(make.receive, dealer) == [b"a", b"b"]
     assert make.receive(dealer) is None
