@@ -482,7 +482,7 @@ def test_wrong_arguments_are_told(endpoint, ask, message, protocol):
     [
         ({"broker": []}, "broker is empty"),
         ({"broker": "nonsense"}, "'nonsense' is no endpoint"),
-        ({"broker": "nonsense", "protocol": "0.2"}, "'nonsense' is no endpoint"),
+        ({"broker": "nonsense", "protocol": "0.2"}, "'nonsense' is not a valid endpoint"),
         ({"protocol": "3"}, "protocol is '3': it is one of X1, 0.2, 0.1"),
         ({"timeout": 0}, "timeout is 0"),
         ({"codec": "pickle"}, "codec is 'pickle'"),
