@@ -219,8 +219,8 @@ def test_more_slots_than_cores_are_refused(spark, endpoint):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"handler": "module"}, "expected MODULE:FUNCTION"),
-        ({"handler": "module:"}, "expected MODULE:FUNCTION"),
+        ({"handler": "module"}, "'module': it takes MODULE:FUNCTION"),
+        ({"handler": "module:"}, "it takes MODULE:FUNCTION"),
         ({"service": "mmi.x"}, "'mmi.x' is reserved"),
         ({"service": "spark.control.x"}, "'spark.control.x' is reserved"),
         ({"service": ""}, "service"),
