@@ -528,7 +528,3 @@ def test_the_numbers_in_the_text_are_those_of_the_code():
         assert said.format(number) in text, said
     assert wire.MAX_TTL == 10**15
     assert "10¹⁵" in text
-
-
-def test_lines_are_short():
-    assert [line for line in PAGE.splitlines() if len(line) > 100 and not line.startswith("|")] == []
