@@ -94,7 +94,15 @@ def test_the_streaming_example_of_the_readme(capsys):
     ]  # fmt: skip
 
 
-def test_the_targets_of_the_readme_are_in_the_makefile():
+def test_the_demo_runs_without_spark():
+    done = run(sys.executable, str(ROOT / "examples" / "demo.py"))
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"each of the 500 has its reply: True" in done.stdout
+    assert b"`make demo-spark`" in done.stdout
+    assert b"mdp-spark" not in done.stdout
+
+
+def test_the_make_targets_that_pages_name_exist():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z][\w-]+)\b", "".join(map(str, code_of(PAGES)))))
     assert {"demo", "demo-spark", "test"} <= named
