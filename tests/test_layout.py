@@ -1,4 +1,4 @@
-"""Imports between the folders of the product point one way, and cheap imports stay cheap."""
+"""Imports between the packages of the product point one way, and cheap imports stay cheap."""
 
 import ast
 import pydoc
@@ -38,8 +38,8 @@ ALLOWED = {
     "spark.pipeline": CALLERS | {"titanic", "spark"},
     "spark.datasource": CALLERS | {"titanic", "titanic.store"},
 }
-"""The rooms from which each room may import, at any time and for any purpose.  A room is a folder without those inside
-it; `zmdp` is `src/zmdp`."""
+"""The packages from which each package may import, at any time and for any purpose, named without `zmdp.`; a package
+does not include those inside it."""
 
 
 def sources():
@@ -95,8 +95,8 @@ def targets(name, statement):
     return [each if each in SOURCES else base for each in inner]
 
 
-def room(name):
-    """The folder that has the module."""
+def package_of(name):
+    """The package that has the module, without `zmdp.`."""
     package = name if name in PACKAGES else name.rpartition(".")[0]
     return package.removeprefix("zmdp.")
 
@@ -108,14 +108,14 @@ def test_the_modules_are_found():
     assert ("zmdp.mdp.wire.batch", True) in imports("zmdp.workers.session")
 
 
-def test_every_room_has_its_rule():
-    assert {room(name) for name in SOURCES} == ALLOWED.keys() | {"migrations.versions"}
+def test_every_package_has_its_rule():
+    assert {package_of(name) for name in SOURCES} == ALLOWED.keys() | {"migrations.versions"}
 
 
 KNOWN = {
     "mmi": "mmi.answers imports the broker's classes for their types",
 }
-"""Rooms that break their rule, and why."""
+"""Packages that break their rule, and why."""
 
 
 @pytest.mark.parametrize(
@@ -125,19 +125,19 @@ KNOWN = {
         for each in ALLOWED
     ],
 )
-def test_a_room_imports_only_from_rooms_below_it(folder):
+def test_a_package_imports_only_from_packages_below_it(folder):
     wrong = [
         f"{name} imports {target}"
         for name in SOURCES
-        if room(name) == folder
+        if package_of(name) == folder
         for target, _ in imports(name)
-        if room(target) not in ALLOWED[folder] | {folder}
+        if package_of(target) not in ALLOWED[folder] | {folder}
     ]
     assert wrong == []
 
 
 def test_the_rules_themselves_have_no_cycle():
-    """But for the public names in `zmdp`, and Titanic with its store, which are one room in two folders."""
+    """Except for the public names in `zmdp`, and for Titanic and its store, which import modules of each other."""
     below = {folder: set(allowed) for folder, allowed in ALLOWED.items()}
     below["zmdp"] = set()
     below["titanic.store"] = below["titanic.store"] - {"titanic"}
@@ -150,7 +150,7 @@ def test_no_module_imports_itself_while_it_is_loaded():
         loaded = {target for target, loading in imports(name) if loading}
         # To import a module loads the packages around it first.  Those around the importer are being loaded already.
         around = {".".join(each.split(".")[:depth]) for each in loaded for depth in range(1, each.count(".") + 1)}
-        graph[name] = loaded | {each for each in around if not f"{name}.".startswith(f"{each}.")} - {name}
+        graph[name] = (loaded | {each for each in around if not f"{name}.".startswith(f"{each}.")}) - {name}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -179,16 +179,22 @@ def test_the_package_comes_without_its_subpackages():
 
 @pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.cli"])
 def test_a_client_comes_without_workers_titanic_and_the_broker(statement):
-    rooms = {room(name) for name in loaded_by(statement) if name in SOURCES}
-    assert "clients" in rooms
-    assert not rooms & {"workers", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
+    packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
+    assert "clients" in packages
+    assert not packages & {"workers", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
 
 
 @pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.cli"])
 def test_a_worker_comes_without_clients_titanic_and_the_broker(statement):
-    rooms = {room(name) for name in loaded_by(statement) if name in SOURCES}
-    assert "workers" in rooms
-    assert not rooms & {"clients", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
+    packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
+    assert "workers" in packages
+    assert not packages & {"clients", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
+
+
+def test_callers_of_titanic_do_not_load_its_database():
+    loaded = loaded_by("from zmdp import Titanic, AsyncTitanic")
+    assert "zmdp.titanic.client" in loaded
+    assert not [name for name in loaded if name.split(".")[0] in {"sqlalchemy", "alembic"}]
 
 
 def test_the_help_of_the_package_names_the_public_classes():
