@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -100,6 +101,16 @@ def test_the_demo_runs_without_spark():
     assert b"each of the 500 has its reply: True" in done.stdout
     assert b"`make demo-spark`" in done.stdout
     assert b"mdp-spark" not in done.stdout
+
+
+def test_only_the_demo_of_spark_installs_pyspark():
+    demo, demo_spark = (
+        subprocess.run(["make", "-n", "-C", str(ROOT), target], capture_output=True, text=True, check=True).stdout
+        for target in ("demo", "demo-spark")
+    )
+    assert "examples/demo.py" in demo
+    assert "spark" not in demo
+    assert "examples/spark_scenes.py" in demo_spark
 
 
 def test_the_make_targets_that_pages_name_exist():
@@ -248,8 +259,16 @@ def test_every_limit_is_an_option():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    targets = [t for t in re.findall(r"\]\(([^)#]+)", page.read_text()) if "://" not in t]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
+    targets = [(page.parent / path if path else page, anchor) for path, _, anchor in (x.partition("#") for x in links)]
+    assert [path for path, _ in targets if not path.exists()] == []
+    assert [(path.name, anchor) for path, anchor in targets if anchor and anchor not in anchors(path)] == []
+
+
+def anchors(page):
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
