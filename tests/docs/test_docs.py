@@ -105,7 +105,7 @@ def test_the_demo_runs_without_spark():
 
 def test_only_the_demo_of_spark_installs_pyspark():
     demo, demo_spark = (
-        subprocess.run(["make", "-n", "-C", str(ROOT), target], capture_output=True, text=True, check=True).stdout
+        subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for target in ("demo", "demo-spark")
     )
     assert "examples/demo.py" in demo
