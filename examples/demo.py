@@ -50,7 +50,7 @@ def take_over(stack: ExitStack, client: Client, endpoint: str, text: bytes) -> b
     service = "text.phrases"
     first = stack.enter_context(worker("text_services:phrases", endpoint))
     wait_for(client, service)
-    say(f"    worker {first.pid} offers {service!r}; a client asks for the most frequent phrases (seconds of work)")
+    say(f"    worker {first.pid} offers {service!r}; a client asks for the most frequent phrases (a second of work)")
     with ThreadPoolExecutor(1) as pool, Client(endpoint, timeout=PATIENCE, retries=0) as caller:
         asked = time.monotonic()
         reply = pool.submit(caller.request, service, text)
