@@ -82,7 +82,7 @@ java:
 test-spark: $(VENV)/dev.installed java
 	$(BIN)/pytest tests/spark tests/docs/test_fleet_page.py
 
-# Everything is tested compiled; the core, the conformance tests and the simulator in pure Python as well.
+# What is compiled is tested compiled; the core, its conformance and its simulation on Python alone as well.
 UNIT := $(shell find tests/mdp -name 'test_*.py') tests/mmi tests/clients/test_pirate.py tests/clients/test_session.py tests/workers/test_session.py
 # Those that count instructions take five times as long while coverage counts as well.
 COUNTED := tests/mdp/broker/test_cost.py tests/mdp/broker/test_work.py

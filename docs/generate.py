@@ -13,19 +13,18 @@ from zmdp.titanic.cli.main import cli as titanic
 from zmdp.workers.cli import cli as mdworker
 
 WIDTH = 100
-COMMANDS = {
-    "mdp-broker": mdp_broker,
-    "mdclient": mdclient,
-    "mdworker": mdworker,
-    "titanic": titanic,
-    "mdp-spark": mdp_spark,
-}
 
 
 def reference() -> str:
     """Return the whole page."""
     parts = ["# Commands\n\nThe `--help` of every command, written by `docs/generate.py`.\n"]
-    for name, command in COMMANDS.items():
+    for name, command in (
+        ("mdp-broker", mdp_broker),
+        ("mdclient", mdclient),
+        ("mdworker", mdworker),
+        ("titanic", titanic),
+        ("mdp-spark", mdp_spark),
+    ):
         parts += sections(command, click.Context(command, info_name=name, **command.context_settings), 2)
     return "\n".join(parts)
 
