@@ -1,6 +1,7 @@
 """The documentation is true: its examples run, its reference matches `--help`, its links and citations exist."""
 
 import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -13,7 +14,6 @@ from support.processes import broker, process, run
 
 from zmdp.clients import Client
 from zmdp.mdp.broker.journal import Drop, Loss, Refusal, Stats
-from zmdp.mdp.defaults import DEFAULT_ENDPOINT
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Reason
 from zmdp.titanic import schema
@@ -79,7 +79,7 @@ def test_the_first_example_of_the_readme(tmp_path):
 
 
 def test_the_endpoint_of_the_readme_is_the_default():
-    assert DEFAULT == DEFAULT_ENDPOINT
+    assert {inspect.signature(each).parameters["broker"].default for each in (Client, Worker)} == {DEFAULT}
     assert f"`{DEFAULT}`, where `mdp-broker` listens" in " ".join((ROOT / "README.md").read_text().split())
 
 
