@@ -1,5 +1,5 @@
-# The two to know: `make demo` shows what zmdp does, `make test` tests it.  Both install what they need into .venv, and
-# `make test` Java as well if it may.
+# The two targets to know: `make demo` shows what zmdp does, `make test` tests it.  Both install what they need into
+# .venv; `make test` and `make demo-spark` also install Java if they may.
 
 PYTHON ?= python3
 SEEDS ?= 10000
@@ -8,31 +8,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py $(shell find src mdp mmi clients workers titanic migrations spark -name '*.py' -o -name '*.pyx')
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Linked, not copied, so that an edit counts at once; `strict` so that mypy finds the package.
+# Editable, so that edits take effect at once; `strict` so that mypy finds the package.
 INSTALL := $(PIP) install --config-settings editable_mode=strict
 
-# As in spark/session.py: JAVA_HOME, else PATH.
+# Found as in spark/session.py: JAVA_HOME first, then PATH.
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
+HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo test test-spark java lint unit sim crash bench bench-more clean help
+.PHONY: demo demo-spark test test-spark java lint unit sim crash bench bench-more clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo            start a broker and workers, send real requests, kill a worker, show what happens"
-	@echo "make test            check style and types, run all tests but the longest on Spark"
-	@echo "make test-spark      run all tests on Spark: clusters, lost executors, what takes minutes"
-	@echo "make unit            only the tests without sockets, with coverage of the protocol's core"
+	@echo "make demo            start a broker and workers, send requests, kill processes, show what happens (under a minute)"
+	@echo "make demo-spark      the same for Spark: kill an executor, run a job that survives its caller (needs Java 17)"
+	@echo "make test            check style and types, run all tests except the longest on Spark"
+	@echo "make test-spark      run all tests on Spark, including those that take minutes"
+	@echo "make lint            check style, types and the width of the documentation"
+	@echo "make unit            run the tests without sockets, with coverage of the protocol's core"
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
-	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and on PostgreSQL; nothing may be lost"
-	@echo "make bench           measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery, the Guide's broker, a loop that only forwards"
+	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and PostgreSQL; nothing may be lost"
+	@echo "make bench           measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery and others"
 	@echo "make bench-more      measure recovery, Titanic and Spark"
-	@echo "make clean           remove what these made"
+	@echo "make clean           remove everything that these targets create"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "zmdp needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) \
-		|| { rm -rf $(VENV); echo "This Python cannot make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
+		|| { rm -rf $(VENV); echo "This Python cannot create virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/zmdp.installed: $(SOURCES) | $(BIN)/python
 	@echo "installing zmdp into $(VENV) …"
@@ -45,7 +48,7 @@ $(VENV)/dev.installed: $(SOURCES) | $(BIN)/python
 	@touch $@ $(VENV)/zmdp.installed $(VENV)/spark.installed
 
 $(VENV)/bench.installed: $(SOURCES) | $(BIN)/python
-	@echo "installing zmdp and what it is measured beside into $(VENV) …"
+	@echo "installing zmdp and the systems it is measured against into $(VENV) …"
 	@$(INSTALL) -e '.[bench]'
 	@touch $@ $(VENV)/zmdp.installed
 
@@ -54,11 +57,16 @@ $(VENV)/spark.installed: $(SOURCES) | $(BIN)/python
 	@$(INSTALL) -e '.[spark]'
 	@touch $@ $(VENV)/zmdp.installed
 
-# Without Java nothing of Spark is of use, and the demo says how to get it.
-demo: $(if $(JAVA),$(VENV)/spark.installed,$(VENV)/zmdp.installed)
+demo: $(VENV)/zmdp.installed
 	@$(BIN)/python examples/demo.py
 
-# Java for the tests on Spark, where this may be installed; without it they are skipped, and say so.
+# Java comes first: without it there is no reason to download PySpark.
+demo-spark: java
+	@$(HAVE_JAVA)
+	@$(MAKE) --no-print-directory $(VENV)/spark.installed
+	@$(BIN)/python examples/spark_scenes.py
+
+# Installs Java if that is possible here.  Without Java the tests on Spark are skipped, and say so.
 java:
 	@if [ -z "$(JAVA)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing Java …"; \
@@ -68,8 +76,8 @@ java:
 				>/dev/null 2>&1 && break; \
 		done; \
 	fi
-	@command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ] || \
-		echo "There is no Java: the tests on Spark are skipped. On Debian: apt-get install openjdk-17-jre-headless" >&2
+	@$(HAVE_JAVA) || \
+		echo "Java is missing, and Spark needs it. On Debian: apt-get install openjdk-17-jre-headless" >&2
 
 test-spark: $(VENV)/dev.installed java
 	$(BIN)/pytest tests/spark tests/docs/test_fleet_page.py
@@ -88,6 +96,7 @@ lint: $(VENV)/dev.installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy -p zmdp
+	$(BIN)/python docs/check_width.py
 
 unit: $(VENV)/dev.installed
 	$(BIN)/coverage erase
@@ -107,7 +116,7 @@ crash: $(VENV)/dev.installed
 bench: $(VENV)/bench.installed
 	$(BIN)/python bench/suite.py $(if $(GUIDE),--guide $(GUIDE))
 
-# What the suite does not cover: recovery, Titanic by itself, Spark.
+# What `make bench` does not cover: recovery, Titanic by itself, Spark.
 bench-more: $(VENV)/dev.installed
 	$(BIN)/python bench/x1.py
 	$(BIN)/python bench/titanic.py
@@ -117,4 +126,5 @@ bench-more: $(VENV)/dev.installed
 	$(BIN)/python bench/spark_titanic.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/zmdp/*.so */*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find clients mdp workers -name '*.so' -delete

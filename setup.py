@@ -1,7 +1,8 @@
-"""What pyproject.toml cannot say: the compiled modules, which the build goes on without where they cannot be had.
+"""Build the optional compiled modules; everything else is in pyproject.toml.
 
-`mdp/*/*_cython.pyx` are compiled by Cython, the protocol's machines by mypyc, from the very sources that run
-without.  `ZMDP_PURE=1` compiles nothing, and `mdp-broker --version` tells what a program runs on.
+Cython compiles `mdp/*/*_cython.pyx`; mypyc compiles the protocol's state machines from the sources that also run
+uncompiled.  If a compiler is missing or fails, the build continues in pure Python and says so.  `ZMDP_PURE=1` compiles
+nothing; `mdp-broker --version` reports what runs compiled.
 """
 
 import os
@@ -16,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 STAGE = Path("build", "machines")
-"""mypyc takes a module's name from its path: there the folders stand as they are installed."""
+"""mypyc derives a module's name from its path, so here the folders have their installed names."""
 FOLDERS = {
     "zmdp": "src/zmdp",
     "zmdp/mdp": "mdp",
@@ -26,7 +27,7 @@ FOLDERS = {
 }
 CYTHON = ("transport/multipart_cython", "wire/batch_cython")
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
-"""The commands that compile; pip asks others for what the package is, and that is not to take as long."""
+"""The commands that compile.  pip runs others for the metadata only, which should be fast."""
 MACHINES = [
     "zmdp/clients/session.py",
     "zmdp/workers/credit.py",
@@ -53,14 +54,14 @@ MACHINES = [
 
 
 def extensions() -> list[Extension]:
-    """All that can be compiled here."""
+    """Return everything that can be compiled here."""
     if os.environ.get("ZMDP_PURE", "") not in {"", "0"} or COMPILING.isdisjoint(sys.argv):
         return []
     try:
         _check_compiler()
         return [*_cython(), *_machines()]
-    except (Exception, SystemExit) as error:  # whatever is missing or fails, Python alone does
-        print(f"zmdp: nothing is compiled, it will run on Python alone: {error!r}", file=sys.stderr)
+    except (Exception, SystemExit) as error:  # whatever is missing or fails, pure Python works
+        print(f"zmdp: nothing is compiled, so it runs in pure Python: {error!r}", file=sys.stderr)
         return []
 
 
@@ -104,7 +105,7 @@ def _machines() -> list[Extension]:
 
 
 def _moved(extension: Extension) -> Extension:
-    """As seen from here; and a compiler that knows a warning more than mypyc's authors' is no reason to stop."""
+    """Return an extension with its paths relative to this folder, and without mypyc's -Werror."""
     extension.extra_compile_args = [each for each in extension.extra_compile_args if each != "-Werror"]
     extension.sources = [str(STAGE / source) for source in extension.sources]
     extension.depends = [str(STAGE / source) for source in extension.depends]
@@ -113,13 +114,13 @@ def _moved(extension: Extension) -> Extension:
 
 
 class build_compiled(build_ext):  # noqa: N801 - named as setuptools names them
-    """Compiles all or nothing: what is left of a build that failed would not fit together."""
+    """Compiles all modules or none: modules of a build that failed halfway would not fit together."""
 
     def run(self) -> None:  # noqa: D102
         try:
             super().run()
         except Exception as error:  # the compiler is there, but something else is missing
-            print(f"zmdp: nothing is compiled, it will run on Python alone: {error!r}", file=sys.stderr)
+            print(f"zmdp: nothing is compiled, so it runs in pure Python: {error!r}", file=sys.stderr)
             for output in self.get_outputs():
                 Path(output).unlink(missing_ok=True)
             self.extensions = []

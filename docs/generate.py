@@ -1,5 +1,7 @@
-"""Write docs/commands.md from the commands' own --help.  `python docs/generate.py`; a test compares."""
+"""Write docs/commands.md from the `--help` of each command: `python docs/generate.py`.  A test compares the two."""
 
+import textwrap
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -15,8 +17,8 @@ WIDTH = 100
 
 
 def reference() -> str:
-    """The whole page."""
-    parts = ["# Commands\n\nMade from each command's `--help` by `docs/generate.py`.\n"]
+    """Return the whole page."""
+    parts = ["# Commands\n\nThe `--help` of every command, written by `docs/generate.py`.\n"]
     for name, command in (
         ("mdp-broker", mdp_broker),
         ("mdclient", mdclient),
@@ -30,14 +32,32 @@ def reference() -> str:
 
 
 def sections(command: click.Command, context: click.Context, level: int) -> list[str]:
-    """A command's help, then its subcommands'."""
+    """Return a section with a command's help, and one for each of its subcommands."""
     context.terminal_width = WIDTH
-    parts = [f"{'#' * level} {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"]
+    help_text = wrapped(command.get_help(context))
+    parts = [f"{'#' * level} {context.command_path}\n\n```text\n{help_text}\n```\n"]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             child = command.get_command(context, name)
             parts += sections(child, click.Context(child, info_name=name, parent=context), level + 1)
     return parts
+
+
+def wrapped(text: str) -> str:
+    """Return a help text with its paragraphs wrapped: click leaves those alone that are marked as formatted."""
+    return "\n".join(
+        line
+        for _, paragraph in groupby(text.splitlines(), key=lambda line: (bool(line), len(line) - len(line.lstrip())))
+        for line in filled(list(paragraph))
+    )
+
+
+def filled(lines: list[str]) -> list[str]:
+    """Return lines of the same indentation, filled anew if one of them is too long."""
+    if max(map(len, lines)) <= WIDTH:
+        return lines
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+    return textwrap.wrap(" ".join(map(str.strip, lines)), WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two services over a text, used by the demo.  Run one with `mdworker text_services:count` in this folder.
+"""Services that analyse a text, used by the demos.  Run one with `mdworker text_services:count` in this folder.
 
 A text is one frame; a line that begins with "# " begins a chapter.
 """
@@ -17,7 +17,7 @@ phrases = Worker("text.phrases")
 
 
 def chapters(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each chapter's title and words."""
+    """Yield each chapter's title and words."""
     for chapter in re.split(r"^# ", text, flags=re.MULTILINE)[1:]:
         title, _, body = chapter.partition("\n")
         yield title, WORD.findall(body.lower())
@@ -35,7 +35,7 @@ def count_words(request: Request) -> Iterator[list[bytes]]:
 
 @phrases
 def longest_phrases(request: Request) -> list[bytes]:
-    """The most frequent phrase of each length from 2 to 20 words, and the process that found them.  Takes seconds."""
+    """Return the pid and the most frequent phrase of each length from 2 to 20 words.  Takes a second or so."""
     words = [word for _, chapter in chapters(request[0].decode()) for word in chapter]
     found = []
     for length in range(2, 21):
@@ -46,5 +46,5 @@ def longest_phrases(request: Request) -> list[bytes]:
 
 
 def words(request: Request) -> list[bytes]:
-    """How many words a chapter has, and the process that counted them: a plain function, for executors of Spark."""
+    """Return the number of words and the pid.  A plain function, for Spark's executors."""
     return [b"%d" % len(WORD.findall(request[0].decode())), b"%d" % os.getpid()]

@@ -1,13 +1,15 @@
-"""What the wheel takes along: every folder of the product, and the marker that it is typed."""
+"""The package has every folder of the product, its data files and its metadata."""
 
 import tomllib
+from fnmatch import fnmatch
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 PRODUCT = ["mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations"]
 FOLDERS = sorted(init.parent.relative_to(ROOT) for top in PRODUCT for init in (ROOT / top).rglob("__init__.py"))
 
@@ -19,10 +21,27 @@ def test_a_folder_of_the_product_is_packaged(folder):
     assert SETUPTOOLS["package-dir"][name] == folder.as_posix()
 
 
-def test_every_package_says_where_it_is():
-    folders = {name for name in SETUPTOOLS["package-dir"] if name}  # "" is where the modules by themselves are
+def test_every_package_has_its_folder():
+    folders = {name for name in SETUPTOOLS["package-dir"] if name}  # "" is for modules outside of packages
     assert sorted(folders) == sorted(SETUPTOOLS["packages"])
 
 
 def test_the_marker_for_type_checkers_is_installed():
     assert resources.files("zmdp").joinpath("py.typed").is_file()
+
+
+def test_a_source_distribution_has_the_cython_sources():
+    rules = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
+    sources = [path.relative_to(ROOT) for top in PRODUCT for path in (ROOT / top).rglob("*.pyx")]
+    assert sources
+    for path in sources:
+        assert any(
+            rule == "recursive-include" and path.parts[0] == folder and fnmatch(path.name, pattern)
+            for rule, folder, pattern in rules
+        )
+
+
+def test_the_project_has_links():
+    urls = PYPROJECT["project"]["urls"]
+    assert {"Homepage", "Documentation", "Changelog", "Issues"} <= urls.keys()
+    assert all(url.startswith("https://github.com/zmdp/zmdp") for url in urls.values())

@@ -1,14 +1,20 @@
 """zmdp: a service broker for Python teams, speaking ZeroMQ's Majordomo protocol.
 
-Call services, offer them, and leave requests with Titanic:
-
 - `Client`, `AsyncClient`: call services
 - `Worker`, `AsyncWorker`: offer services
 - `Titanic`, `AsyncTitanic`: submit requests that outlive their callers (Titanic keeps them in SQL)
 
-`zmdp.clients`, `zmdp.workers` and `zmdp.titanic` have what else belongs to them, `zmdp.mdp.errors` all errors,
-`zmdp.mdp.testing` a broker for tests, and `zmdp.spark` what needs PySpark.  The commands are `mdp-broker`, `mdclient`,
-`mdworker`, `titanic` and `mdp-spark`.
+A worker and a client:
+
+    worker = Worker("shout", lambda request: request[0].upper())
+    worker.run()
+
+    with Client() as client:
+        print(client.request("shout", b"hello"))
+
+Replies, requests, tickets and the like are in `zmdp.clients`, `zmdp.workers` and `zmdp.titanic`, all exceptions in
+`zmdp.mdp.errors`, a broker for tests in `zmdp.mdp.testing`, and everything that needs PySpark in `zmdp.spark`.  The
+commands are `mdp-broker`, `mdclient`, `mdworker`, `titanic` and `mdp-spark`.
 """
 
 from importlib import import_module
@@ -32,7 +38,7 @@ _HOMES = {
     "Titanic": "titanic",
     "Worker": "workers",
 }
-"""The packages of the public names, imported when a name is first used."""
+"""The subpackage of each public name, imported when the name is first used."""
 
 if PURE:
     prefer_sources()

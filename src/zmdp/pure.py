@@ -1,4 +1,4 @@
-"""`ZMDP_PURE=1`: zmdp's modules come from their sources, whether or not they have been compiled as well."""
+"""`ZMDP_PURE=1`: import zmdp's modules from their Python sources, even if they are installed compiled."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Final
 
 PURE: Final = os.environ.get("ZMDP_PURE", "") not in {"", "0"}
-"""Python alone was asked for."""
+"""Whether the environment asks for pure Python."""
 
 
 class _Sources:
-    """A finder that sees Python files only."""
+    """An import finder that finds Python files only."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -29,5 +29,5 @@ class _Sources:
 
 
 def prefer_sources() -> None:
-    """From now on compiled modules of zmdp are passed by."""
+    """Ignore compiled modules of zmdp in all further imports."""
     sys.meta_path.insert(0, _Sources)

@@ -1,9 +1,12 @@
-"""The documentation is true: its examples run, its reference is what `--help` says, its links lead somewhere."""
+"""The documentation is true: its examples run, its reference matches `--help`, its links and citations exist."""
 
 import importlib.util
+import inspect
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,33 +57,77 @@ def run_python(page, endpoint):
     return names
 
 
-def test_the_examples_of_the_readme(capsys):
-    served, called, from_asyncio, _ = blocks("README.md", "python")
+def test_the_first_example_of_the_readme(tmp_path):
+    """The worker and the client run as the programs that the page says they are, and print what it says."""
+    *programs, _, _ = blocks("README.md", "python")
+    session, *_ = blocks("README.md", "console")
+    names = [program.splitlines()[0].removeprefix("# ") for program in programs]
+    assert [command for command, *_ in sessions(session.splitlines())] == [
+        "mdp-broker",
+        *(f"python {n}" for n in names),
+    ]
+    ((_, *printed),) = [each for each in sessions(session.splitlines()) if names[1] in each[0]]
+    with broker() as (_, at):
+        for name, program in zip(names, programs, strict=True):
+            told = program.replace('Worker("shout")', f'Worker("shout", broker="{at}")').replace(
+                "Client()", f'Client("{at}")'
+            )
+            assert told != program
+            (tmp_path / name).write_text(told)
+        with process(sys.executable, str(tmp_path / names[0])):
+            assert run(sys.executable, str(tmp_path / names[1])).stdout.decode().splitlines() == printed
+
+
+def test_the_endpoint_of_the_readme_is_the_default():
+    assert {inspect.signature(each).parameters["broker"].default for each in (Client, Worker)} == {DEFAULT}
+    assert f"`{DEFAULT}`, where `mdp-broker` listens" in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_the_streaming_example_of_the_readme(capsys):
+    *_, served, called = blocks("README.md", "python")
     names = {}
     with broker() as (_, at):
         exec(served.replace(DEFAULT, at), names)
         with names["worker"]:
             exec(called.replace(DEFAULT, at), names)
-            exec(from_asyncio.replace(DEFAULT, at), names)
     assert capsys.readouterr().out.splitlines() == [
-        "[b'HELLO'] False", "[b'BIG'] False", "[b'WORLD'] False", "[b'15 letters'] True",
-        "b'7 letters'", "b'5 letters'", "b'13 letters'",
+        "[b'HELLO'] False", "[b'BIG'] False", "[b'WORLD'] False", "[b'3 words'] True",
     ]  # fmt: skip
 
 
-def test_the_commands_of_the_readme():
-    session, *_ = blocks("README.md", "console")
-    lines = session.splitlines()
-    commands = [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith("$ ")]
-    assert [command[0] for command in commands] == ["mdp-broker", "mdworker", "mdclient"]
-    with broker() as (_, at), process(*commands[1], MDP_BROKER=at) as worker:
-        worker.line("offers echo")
-        assert run(*commands[2], "--wait", MDP_BROKER=at).stdout.decode().splitlines() == lines[3:]
+def test_the_demo_runs_without_spark():
+    done = run(sys.executable, str(ROOT / "examples" / "demo.py"))
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"each of the 500 has its reply: True" in done.stdout
+    assert b"`make demo-spark`" in done.stdout
+    assert b"mdp-spark" not in done.stdout
+
+
+def test_only_the_demo_of_spark_installs_pyspark():
+    demo, demo_spark = (
+        subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for target in ("demo", "demo-spark")
+    )
+    assert "examples/demo.py" in demo
+    assert "spark" not in demo
+    assert "examples/spark_scenes.py" in demo_spark
+
+
+def test_the_make_targets_that_pages_name_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z][\w-]+)\b", "".join(map(str, code_of(PAGES)))))
+    assert {"demo", "demo-spark", "test"} <= named
+    assert named <= targets
+
+
+def code_of(pages):
+    """What the pages show as code, in blocks and within lines."""
+    return [code for page in pages for code in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/titanic.md"])
 def test_the_commands_about_titanic(page, tmp_path):
-    """Each command of the session prints what the page says; the uuid is another one each time."""
+    """Each command of the session prints what the page says, except that UUIDs differ."""
     lines = next(each for each in reversed(blocks(page, "console")) if "titanic" in each).splitlines()
     uuid = next(line for line in lines if re.fullmatch("[0-9a-f]{32}", line))
     with broker() as (_, at):
@@ -169,11 +216,23 @@ def test_the_toml_example(tmp_path):
         running.line("ipc://", "stdout")
 
 
+def script(name):
+    """A program in `docs/`, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_the_command_reference_is_what_help_says():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    assert (ROOT / "docs" / "commands.md").read_text() == generate.reference(), "run python docs/generate.py"
+    assert (ROOT / "docs" / "commands.md").read_text() == script("generate").reference(), "run python docs/generate.py"
+
+
+def test_the_command_reference_is_wrapped():
+    formatted = "Usage: x\n\n  " + "word " * 29 + "word\n  the end\n\n  kept\n    as it is\n"
+    words = ["  " + " ".join(["word"] * 19), "  " + "word " * 11 + "the end"]
+    assert script("generate").wrapped(formatted).splitlines() == ["Usage: x", "", *words, "", "  kept", "    as it is"]
+    assert max(map(len, (ROOT / "docs" / "commands.md").read_text().splitlines())) <= 100
 
 
 def test_every_reason_and_count_is_documented():
@@ -200,12 +259,90 @@ def test_every_limit_is_an_option():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    targets = [t for t in re.findall(r"\]\(([^)#]+)", page.read_text()) if "://" not in t]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
+    targets = [(page.parent / path if path else page, anchor) for path, _, anchor in (x.partition("#") for x in links)]
+    assert [path for path, _ in targets if not path.exists()] == []
+    assert [(path.name, anchor) for path, anchor in targets if anchor and anchor not in anchors(path)] == []
 
 
-def test_files_that_the_architecture_names_exist():
-    folders = "mdp|mmi|clients|workers|titanic|spark|src|tests"
-    names = re.findall(rf"`((?:{folders})/[\w/]+(?:\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text())
+def anchors(page):
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_the_files_that_a_page_names_exist(page):
+    folders = "mdp|mmi|clients|workers|titanic|spark|migrations|src|tests|docs"
+    names = re.findall(rf"`((?:{folders})/[\w./-]+)`", (ROOT / page).read_text())
     assert names
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+# ── conformance and glossary ─────────────────────────────────────────────────────────────────────────────────────────
+
+RULES = re.findall(r"^- \*\*C(\d+)\*\* ", (ROOT / "docs" / "conformance.md").read_text(), re.MULTILINE)
+CODE = ["mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations", "src", "tests", "bench", "examples"]
+
+
+def test_the_rules_are_numbered_without_gaps():
+    assert [int(number) for number in RULES] == list(range(1, len(RULES) + 1))
+
+
+def test_every_rule_that_is_cited_exists():
+    files = [path for top in CODE for kind in ("*.py", "*.pyx") for path in (ROOT / top).rglob(kind)]
+    cited = {
+        (number, str(path.relative_to(ROOT)))
+        for path in [*files, *PAGES]
+        # C01 and C02 are the headers of MDP, not rules.
+        for number in re.findall(r"\bC([1-9]\d?)\b", path.read_text())
+    }
+    assert len({number for number, _ in cited}) > 30
+    assert sorted((number, path) for number, path in cited if number not in RULES) == []
+
+
+def test_every_rule_that_is_implemented_is_cited_by_a_test():
+    page = (ROOT / "docs" / "conformance.md").read_text()
+    rules = dict(re.findall(r"^- \*\*C(\d+)\*\* (.*?)(?=^- |^## )", page, re.MULTILINE | re.DOTALL))
+    assert list(rules) == RULES
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    cited = set(re.findall(r"\bC(\d+)\b", tests))
+    cited |= {str(n) for a, b in re.findall(r"\bC(\d+) to C(\d+)\b", tests) for n in range(int(a), int(b))}
+    open_ = {number for number, text in rules.items() if "mplemented" in text}
+    assert sorted(rules.keys() - cited - open_, key=int) == []
+
+
+def test_the_glossary_is_in_order():
+    terms = re.findall(r"^- \*\*([^*]+)\*\*: ", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert terms == sorted(terms, key=str.lower)
+    assert {"address", "credit", "envelope", "suspect", "X1"} <= set(terms)
+
+
+# ── width ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LONG = "word " * 25
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("x" * 100, []),
+        ("x" * 101, [1]),
+        (f"short\n{LONG}\n", [2]),
+        (f"```\n{LONG}\n```\n{LONG}", [4]),
+        (f"text:\n\n    {LONG}\n    {LONG}\n{LONG}", [5]),
+        (f"- item\n    {LONG}", [2]),  # continues the item
+        (f"| a | {LONG} |", []),
+        (f"[a link](https://{'x' * 100})", []),
+        (f"[a link](page.md) {LONG}", [1]),
+        (f"<https://{'x' * 100}>", []),
+    ],
+)
+def test_lines_that_are_too_long_are_found(text, found):
+    assert script("check_width").long_lines(text) == found
+
+
+def test_the_pages_that_people_write_are_checked():
+    names = {page.name for page in script("check_width").pages()}
+    assert {"README.md", "CONTRIBUTING.md", "x1.md"} <= names
+    assert names.isdisjoint({"commands.md", "benchmarks.md"})

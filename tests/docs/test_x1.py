@@ -1,7 +1,7 @@
 """docs/x1.md is true: the broker sends what its examples show, its programs run, its tables name all there is.
 
-An example says who sends what to whom.  What peers send in it is fed to a broker, on a clock that stands still unless
-the example says how much later it is; what the broker sends in return must be what the example shows.
+An example shows who sends what to whom.  The test feeds the peers' messages to a broker, on a clock that moves only
+where the example says how much time passes, and compares what the broker sends with what the example shows.
 """
 
 import random
@@ -35,7 +35,7 @@ EXAMPLES = re.findall(r"^```x1 (\S+)(?: (\S+))?\n(.*?)^```$", PAGE, re.MULTILINE
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 HEADERS = {wire.CX1, wire.WX1, wire.C02, wire.W02}
 FIRST_ADDRESS, NEXT_FIRST_ADDRESS = 417, 5301
-"""Where the addresses of the broker begin, and those of the next."""
+"""The first addresses of the broker and of the restarted broker."""
 
 
 # ── examples ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -43,14 +43,14 @@ FIRST_ADDRESS, NEXT_FIRST_ADDRESS = 417, 5301
 
 @dataclass
 class Entry:
-    """A message, or without frames an event."""
+    """A message, or an event if it has no frames."""
 
     heading: str
     frames: list[bytes] = field(default_factory=list)
 
 
 class World:
-    """A broker and its peers, whose messages are written by hand."""
+    """A broker and its peers, whose messages come from an example."""
 
     def __init__(self, service):
         self.said = []
@@ -61,7 +61,7 @@ class World:
             self._hear("worker", [b"", wire.WX1, b"\1", service.encode()])
 
     def take(self, entry):
-        """Do what `entry` says, if it is not the broker that does it, and write down what is sent."""
+        """Perform `entry`, unless it is a message of the broker, and record what is sent."""
         sender, _, _ = entry.heading.partition(" → broker")
         if sender != entry.heading:
             self.said.append(Entry(f"{sender} → broker: {command(entry.frames)}", entry.frames))
@@ -108,7 +108,7 @@ TOKEN = re.compile(r"""([0-9]+) × "(.)"|"(.*?)"(?= |$)|([0-9a-f]{2})(?= |$)|(re
 
 
 def parsed(block):
-    """The entries of an example: (events), and messages, whose indented lines have more frames, or records."""
+    """The entries of an example: events in parentheses, and messages; indented lines have more frames or records."""
     entries = []
     for line in block.splitlines():
         if line.startswith("("):
@@ -138,7 +138,7 @@ def record_bytes(text):
 
 
 def written(said):
-    """A conversation as the page writes it."""
+    """A conversation in the notation of the page."""
     width = max(len(each.heading) for each in said if each.frames)
     lines = []
     for each in said:
@@ -177,7 +177,7 @@ def test_an_example_is_what_is_really_sent(service, block):
 
 
 def test_our_client_and_worker_say_what_the_batched_example_shows():
-    """They are fed with what the broker says there, and say their parts."""
+    """They receive the broker's messages of the example, and must send the others."""
     (entries,) = [parsed(block) for name, _, block in EXAMPLES if name == "batched"]
     expected = {way: [each.frames for each in entries if each.heading.startswith(way)] for way in ("client", "worker")}
     told = [each.frames for each in entries if each.heading.startswith("broker → ")]
@@ -220,7 +220,7 @@ def test_our_client_and_worker_say_what_the_batched_example_shows():
 
 @contextmanager
 def running(number, endpoint, interval="1.0"):
-    """One of the two programs of the page, against the broker at `endpoint`."""
+    """Run one of the two programs of the page with the broker at `endpoint`."""
     program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", endpoint)
     assert endpoint in program
     assert ", 1.0, 5 " in program or "= 1.0, 5 " in program
@@ -329,8 +329,8 @@ VALUES = {
 SIZES = {"u8": 1, "u16": 2, "u32": 4}
 
 
-def packed_as_told(code, number, fields):
-    """A record as its row says, and its attachments."""
+def packed_as_described(code, number, fields):
+    """A record packed as its row describes, and its attachments."""
     data, attachments = b"", []
     for told in [] if fields == "none" else fields.strip("`").split(", "):
         if told == "body":
@@ -367,7 +367,7 @@ def test_a_record_is_packed_as_its_row_says(name, way, fields):
         ("READY", header): lambda: packed.ready(v["credit"], v["service"], v["options"]),
         ("CREDIT", header): lambda: packed.credit(v["credit"]),
     }[kind, header]()
-    assert packed.messages() == [[b"", header, wire.BATCH, *packed_as_told(code, number, fields)]]
+    assert packed.messages() == [[b"", header, wire.BATCH, *packed_as_described(code, number, fields)]]
 
 
 def test_every_code_has_its_row_which_tells_whether_it_is_the_brokers():
@@ -488,7 +488,7 @@ LARGE = (23).to_bytes(4) + b"\1" + (9).to_bytes(8) + b"\0\0\0\0" + b"\1e" + b"\0
 
 @pytest.mark.parametrize(("beginning", "record"), BAD_RECORDS.items(), ids=BAD_RECORDS)
 def test_what_a_receiver_does_is_told(beginning, record):
-    """The record is followed by a good one, and by one with an attachment; then there is an attachment more."""
+    """The record is followed by a valid one, by one with an attachment, and by one attachment too many."""
     ((_, reason, consequence),) = [cells for cells in rows("What receivers do") if cells[0].startswith(beginning)]
     message = [b"", wire.CX1, b"\x09", record + CANCEL + LARGE, b"attached"]
     if not record:
@@ -528,7 +528,3 @@ def test_the_numbers_in_the_text_are_those_of_the_code():
         assert said.format(number) in text, said
     assert wire.MAX_TTL == 10**15
     assert "10¹⁵" in text
-
-
-def test_lines_are_short():
-    assert [line for line in PAGE.splitlines() if len(line) > 100 and not line.startswith("|")] == []

@@ -1,0 +1,207 @@
+"""Imports between the packages of the product point one way, and cheap imports stay cheap."""
+
+import ast
+import pydoc
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import zmdp
+
+ROOT = Path(__file__).parents[1]
+TOP = ("mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations")
+LEAVES = {"zmdp", "mdp", "mdp.wire", "mdp.transport"}
+"""What every program may use: errors, limits, frames, sockets."""
+CALLERS = LEAVES | {"clients", "workers", "mdp.cli"}
+
+ALLOWED = {
+    "zmdp": {"clients", "workers", "titanic"},  # the public names, imported when they are first used
+    "mdp": {"zmdp"},
+    "mdp.wire": {"zmdp", "mdp"},
+    "mdp.transport": {"zmdp", "mdp", "mdp.wire"},
+    "mmi": {"zmdp", "mdp", "mdp.wire"},
+    "mdp.broker": LEAVES | {"mmi"},
+    "mdp.cli": LEAVES | {"mdp.broker"},
+    "mdp.testing": LEAVES | {"mdp.broker", "clients", "workers", "titanic"},
+    "clients": LEAVES | {"mdp.cli"},
+    "workers": LEAVES | {"mdp.cli"},
+    "titanic": CALLERS | {"titanic.store"},
+    "migrations": {"titanic", "titanic.store"},
+    "titanic.store": {"mdp", "titanic"},
+    "titanic.cli": CALLERS | {"titanic", "titanic.store"},
+    "spark": CALLERS | {"titanic", "titanic.store", "titanic.cli"},
+    "spark.batch": CALLERS | {"titanic", "titanic.cli", "spark"},
+    "spark.fleet": CALLERS | {"titanic.cli", "spark", "spark.batch"},
+    "spark.pipeline": CALLERS | {"titanic", "spark"},
+    "spark.datasource": CALLERS | {"titanic", "titanic.store"},
+}
+"""The packages from which each package may import, at any time and for any purpose, named without `zmdp.`; a package
+does not include those inside it."""
+
+
+def sources():
+    """Every module of the product and its file."""
+    found = {}
+    for path in sorted(
+        [*(ROOT / "src" / "zmdp").glob("*.py"), *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
+    ):
+        inside = path.relative_to(ROOT / "src" if "src" in path.relative_to(ROOT).parts else ROOT).with_suffix("")
+        parts = [part for part in inside.parts if part not in {"zmdp", "__init__"}]
+        found[".".join(["zmdp", *parts])] = path
+    return found
+
+
+SOURCES = sources()
+PACKAGES = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
+
+
+def imports(name):
+    """The modules of the product that `name` imports, each with whether that happens when `name` is loaded."""
+    found = []
+
+    def visit(node, loading):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ImportFrom | ast.Import):
+                found.extend((target, loading) for target in targets(name, child))
+            else:
+                visit(child, loading and not is_for_later(child))
+
+    visit(ast.parse(SOURCES[name].read_text()), True)
+    return found
+
+
+def is_for_later(node):
+    """Whether the imports in `node` are not executed when the module is loaded."""
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test).endswith("TYPE_CHECKING")
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def targets(name, statement):
+    """The modules that an import statement of the module `name` names."""
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names if alias.name in SOURCES]
+    base = statement.module or ""
+    if statement.level:
+        package = name.split(".") if name in PACKAGES else name.split(".")[:-1]
+        package = package[: len(package) - statement.level + 1]
+        base = ".".join([*package, *([base] if base else [])])
+    if base not in SOURCES:
+        return []
+    inner = [f"{base}.{alias.name}" for alias in statement.names]
+    return [each if each in SOURCES else base for each in inner]
+
+
+def package_of(name):
+    """The package that has the module, without `zmdp.`."""
+    package = name if name in PACKAGES else name.rpartition(".")[0]
+    return package.removeprefix("zmdp.")
+
+
+def test_the_modules_are_found():
+    assert {"zmdp", "zmdp.pure", "zmdp.mdp.errors", "zmdp.mdp.wire.commands", "zmdp.clients"} <= SOURCES.keys()
+    assert ("zmdp.mdp.errors", True) in imports("zmdp.mdp.limits")
+    assert ("zmdp.clients", False) in imports("zmdp")
+    assert ("zmdp.mdp.wire.batch", True) in imports("zmdp.workers.session")
+
+
+def test_every_package_has_its_rule():
+    assert {package_of(name) for name in SOURCES} == ALLOWED.keys() | {"migrations.versions"}
+
+
+KNOWN = {
+    "mmi": "mmi.answers imports the broker's classes for their types",
+}
+"""Packages that break their rule, and why."""
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(each, marks=pytest.mark.xfail(strict=True, reason=KNOWN[each])) if each in KNOWN else each
+        for each in ALLOWED
+    ],
+)
+def test_a_package_imports_only_from_packages_below_it(folder):
+    wrong = [
+        f"{name} imports {target}"
+        for name in SOURCES
+        if package_of(name) == folder
+        for target, _ in imports(name)
+        if package_of(target) not in ALLOWED[folder] | {folder}
+    ]
+    assert wrong == []
+
+
+def test_the_rules_themselves_have_no_cycle():
+    """Except for the public names in `zmdp`, and for Titanic and its store, which import modules of each other."""
+    below = {folder: set(allowed) for folder, allowed in ALLOWED.items()}
+    below["zmdp"] = set()
+    below["titanic.store"] = below["titanic.store"] - {"titanic"}
+    TopologicalSorter(below).prepare()
+
+
+def test_no_module_imports_itself_while_it_is_loaded():
+    graph = {}
+    for name in SOURCES:
+        loaded = {target for target, loading in imports(name) if loading}
+        # To import a module loads the packages around it first.  Those around the importer are being loaded already.
+        around = {".".join(each.split(".")[:depth]) for each in loaded for depth in range(1, each.count(".") + 1)}
+        graph[name] = (loaded | {each for each in around if not f"{name}.".startswith(f"{each}.")}) - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def loaded_by(statement):
+    """The modules that a fresh interpreter has loaded after `statement`."""
+    program = f"{statement}\nimport sys\nprint(*sys.modules)"
+    return set(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+def test_errors_come_without_sockets_and_without_the_broker():
+    loaded = loaded_by("import zmdp.mdp.errors")
+    assert "zmdp.mdp.errors" in loaded
+    assert not [name for name in loaded if name.split(".")[0] in {"zmq", "socket", "click", "sqlalchemy"}]
+    ours = {name for name in loaded if name.startswith("zmdp")}
+    assert ours == {"zmdp", "zmdp.pure", "zmdp.mdp", "zmdp.mdp.errors"}
+
+
+def test_the_package_comes_without_its_subpackages():
+    assert {name for name in loaded_by("import zmdp") if name.startswith("zmdp")} == {"zmdp", "zmdp.pure"}
+
+
+@pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.cli"])
+def test_a_client_comes_without_workers_titanic_and_the_broker(statement):
+    packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
+    assert "clients" in packages
+    assert not packages & {"workers", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
+
+
+@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.cli"])
+def test_a_worker_comes_without_clients_titanic_and_the_broker(statement):
+    packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
+    assert "workers" in packages
+    assert not packages & {"clients", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
+
+
+def test_callers_of_titanic_do_not_load_its_database():
+    loaded = loaded_by("from zmdp import Titanic, AsyncTitanic")
+    assert "zmdp.titanic.client" in loaded
+    assert not [name for name in loaded if name.split(".")[0] in {"sqlalchemy", "alembic"}]
+
+
+def test_the_help_of_the_package_names_the_public_classes():
+    public = {name for name in zmdp.__all__ if name != "__version__"}
+    assert public == {"AsyncClient", "AsyncTitanic", "AsyncWorker", "Client", "Titanic", "Worker"}
+    page = pydoc.plain(pydoc.render_doc(zmdp))
+    classes = page.partition("\nCLASSES\n")[2]
+    for name in public:
+        assert f"`{name}`" in zmdp.__doc__
+        assert f"class {name}(" in classes
