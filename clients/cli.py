@@ -19,9 +19,9 @@ from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
 from ..mdp.transport.reach import check_listening
 from . import bodies
 from .aio import AsyncClient
-from .arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT
+from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
 from .load import Progress, Result, mixed, one_by_one, pipelined
-from .mdclient import MAX_OUTSTANDING, Client
+from .mdclient import Client
 from .top import View, lines, with_rates
 
 MMI_TIMEOUT: Final = 0.5

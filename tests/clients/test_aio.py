@@ -268,7 +268,7 @@ def test_a_stream_that_stops(endpoint, protocol):
     async def scenario(client):
         parts = client.stream("stop", timeout=0.1)
         assert await anext(parts) == [b"first"]
-        with pytest.raises(StreamInterrupted, match=r"nothing came for 0\.1 s after a part"):
+        with pytest.raises(StreamInterrupted, match=r"nothing arrived for 0\.1 s after a part"):
             await anext(parts)
         go_on.set()
         assert await client.request("echo", b"x") == [b"x"]
@@ -464,7 +464,7 @@ def test_through_inproc_and_ipc_with_one_context(tmp_path, protocol):
         (lambda c: c.request(""), "'' is no service name"),
         (lambda c: c.request("echo", timeout=0), "timeout is 0: it takes a number of seconds above 0"),
         (lambda c: anext(c.stream("echo", timeout=-1)), "timeout is -1"),
-        (lambda c: anext(c.stream("echo", deadline=0)), "timeout is 0"),
+        (lambda c: anext(c.stream("echo", deadline=0)), "deadline is 0"),
         (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it is one of json, msgpack, arrow"),
     ],
 )
@@ -502,11 +502,11 @@ def test_wrong_settings_are_told(settings, message):
 def test_what_only_x1_can_carry(endpoint, protocol):
     async def scenario(client):
         for settings in ({"wait": False}, {"headers": {"a": "b"}}, {"options": {"key": 1}}):
-            with pytest.raises(SettingError, match="take protocol X1"):
+            with pytest.raises(SettingError, match="require protocol X1"):
                 await client.request("echo", **settings)
-            with pytest.raises(SettingError, match="take protocol X1"):
+            with pytest.raises(SettingError, match="require protocol X1"):
                 await anext(client.stream("echo", **settings))
-        with pytest.raises(SettingError, match="take protocol X1"):
+        with pytest.raises(SettingError, match="require protocol X1"):
             await anext(client.stream("echo", deadline=1))
 
     with_client(endpoint, scenario, protocol=protocol)
@@ -572,7 +572,7 @@ def test_more_than_may_be_outstanding_wait_for_a_connection(endpoint):
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [r for n, r in enumerate(results) if n % 3] == [[b] for n, b in enumerate(asked) if n % 3]
-        assert len(client._pirates._idle) <= 3
+        assert len(client._dialog._idle) <= 3
 
     with_client(endpoint, scenario, protocol="0.2", max_outstanding=3)
 
@@ -667,14 +667,14 @@ def test_a_stream_that_is_left_early_is_cancelled(endpoint):
 
 
 def test_a_stream_that_is_read_too_slowly_ends_within_bounds(endpoint, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD", 10_000)
+    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD_BYTES", 10_000)
 
     async def scenario(client):
         parts = client.stream("flood", b"200")
         await anext(parts)
         await client.request("flood", b"0")  # the same worker: all parts of the first have come
         assert [await anext(parts) for _ in range(20)] == [[b"x" * 100]] * 20
-        with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
+        with pytest.raises(StreamInterrupted, match="arrives faster than it is read"):
             await collect(parts)
         assert len(await collect(client.stream("flood", b"2"))) == 3
 

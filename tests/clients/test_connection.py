@@ -10,7 +10,8 @@ from support.batched import replies, requests
 from support.processes import eventually
 
 from zmdp.clients import AsyncClient
-from zmdp.clients.connection import Connection
+from zmdp.clients.connection import ClientConnection
+from zmdp.clients.endpoints import Endpoints
 from zmdp.clients.session import ClientSession
 from zmdp.mdp.transport.multipart import receive
 
@@ -36,15 +37,15 @@ def router(context):
 def connection(router, context):
     def deliver(events):
         for call, outcome in events:
-            call.taker.append(outcome)
+            call.receiver.append(outcome)
 
-    made = Connection(ClientSession(), [router.last_endpoint.decode()], context, deliver)
+    made = ClientConnection(ClientSession(), Endpoints([router.last_endpoint.decode()]), context, deliver)
     yield made
     made.drop()
 
 
 def ask(connection, outcomes):
-    connection.session.request(ECHO, [b"body"], time.monotonic(), taker=outcomes)
+    connection.session.request(ECHO, [b"body"], time.monotonic(), receiver=outcomes)
 
 
 def take(router):
@@ -76,7 +77,7 @@ def test_what_came_before_the_end_is_taken_in(router, connection):
     descriptor.register(int(connection.monitor.get(zmq.FD)), zmq.POLLIN)
     router.close()
     assert descriptor.poll(10_000)
-    connection.rung = True
+    connection.monitor_reported = True
     connection.step(time.monotonic())
     assert outcomes == [[b"reply"]]
     step_until(connection, lambda: connection.session.lost)
@@ -92,10 +93,10 @@ def test_more_that_came_before_the_end_than_is_taken_in_at_a_time(router, connec
         router.send_multipart(replies((asked, [b"%d" % number])))
     router.close()
     while len(outcomes) < 8:
-        connection.rung = True
+        connection.monitor_reported = True
         connection.step(time.monotonic())
     assert outcomes == [[b"%d" % number] for number in range(8)]
-    connection.rung = True
+    connection.monitor_reported = True
     step_until(connection, lambda: connection.session.lost)
 
 
@@ -109,7 +110,7 @@ def test_the_monitor_is_asked_when_it_is_new_and_when_it_rings(router, connectio
         ask(connection, outcomes)
         connection.step(time.monotonic())
     assert next(asked) == 1
-    connection.rung = True
+    connection.monitor_reported = True
     connection.step(time.monotonic())
     assert next(asked) == 3
 
@@ -130,7 +131,9 @@ def test_after_the_last_reply_there_is_no_look_for_another(router, connection, m
 
 def test_outcomes_are_delivered_together(router, context):
     deliveries = []
-    connection = Connection(ClientSession(), [router.last_endpoint.decode()], context, deliveries.append)
+    connection = ClientConnection(
+        ClientSession(), Endpoints([router.last_endpoint.decode()]), context, deliveries.append
+    )
     for _ in range(10):
         ask(connection, None)
     connection.step(time.monotonic())

@@ -263,6 +263,21 @@ def test_what_threads_ask_when_their_replies_come_together_goes_out_in_few_messa
     assert messages < 160
 
 
+def test_a_request_that_is_cancelled_while_the_clients_thread_has_the_lock(client, router):
+    """The canceller does not wait for the lock: the thread cancels the request when it has released it."""
+    client.send("echo", b"x")
+    asked = router.requests(1)
+    thread, shared = client._dialog._futures, client._dialog._shared
+    with shared.lock:
+        cancelling = threading.Thread(target=client.reset)
+        cancelling.start()
+        cancelling.join()
+        assert shared.session.outstanding == 1
+        thread._nap(0)
+        assert shared.session.outstanding == 0
+    assert router.recv()[3:] == [b"\x09", b"\0\0\0\x09\x05" + asked[0].number.to_bytes(8, "big")]
+
+
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

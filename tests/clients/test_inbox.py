@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from zmdp.clients.inbox import MAX_UNREAD, Inbox
+from zmdp.clients.inbox import MAX_UNREAD_BYTES, Inbox
 from zmdp.clients.reply import Reply
 from zmdp.mdp.errors import StreamInterrupted
 
@@ -34,15 +34,15 @@ def test_what_was_taken_does_not_count_whichever_threads_come_and_take():
             inbox.take()
             taken += 1
     coming.join()
-    largest = Reply([b"x" * (MAX_UNREAD - 1000)], service="s", final=False)
+    largest = Reply([b"x" * (MAX_UNREAD_BYTES - 1000)], service="s", final=False)
     assert inbox.add(largest)
     assert inbox.take() is largest  # and not an error, because so much had come before
 
 
 def test_more_than_may_wait_is_an_error_after_what_came_before():
     inbox = Inbox()
-    part = Reply([b"x" * (MAX_UNREAD // 2)], service="s", final=False)
+    part = Reply([b"x" * (MAX_UNREAD_BYTES // 2)], service="s", final=False)
     assert [inbox.add(part) for _ in range(3)] == [True, True, False]
     assert inbox.take() is part
-    with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
+    with pytest.raises(StreamInterrupted, match="arrives faster than it is read"):
         inbox.take()

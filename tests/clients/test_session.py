@@ -339,8 +339,8 @@ def test_a_record_without_sense_does_not_touch_those_before_it() -> None:
 
 
 def test_the_shell_finds_what_takes_the_outcomes() -> None:
-    session, taker = connected(), object()
-    assert session.request(b"echo", [b"x"], 100.0, taker=taker).taker is taker
+    session, receiver = connected(), object()
+    assert session.request(b"echo", [b"x"], 100.0, receiver=receiver).receiver is receiver
 
 
 def test_nothing_is_taken_twice() -> None:
@@ -379,12 +379,12 @@ def test_partials_are_delivered_as_they_arrive() -> None:
 
 
 def test_what_is_collected_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_REPLY", 210)  # frames have an overhead of 100 each
+    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 210)  # frames have an overhead of 100 each
     session, (call,) = asking(timeout=5.0)
     session.receive(partial(1, b"x" * 6, b"x" * 4), 101.0)
     assert events(session) == []
     session.receive(partial(1, b"x"), 101.0)
-    text = "the parts of the reply of service 'echo' have more than 210 bytes: use stream()"
+    text = "the parts of the reply of service 'echo' exceed 210 bytes: use stream()"
     assert events(session) == [(1, RequestRejected, text, "echo", 413)]
     assert sent(session) == [cancel(1)]
     assert call.ended
@@ -394,7 +394,7 @@ def test_what_is_collected_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_REPLY", 10)
+    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 10)
     session, _ = asking(stream=True)
     for _ in range(3):
         session.receive(partial(1, b"x" * 9), 101.0)
@@ -574,7 +574,7 @@ def test_a_silence_has_a_limit(stream: bool) -> None:
     session.tick(103.92)
     assert call.ended
     outcome = events(session)[-1]
-    stopped = (1, StreamInterrupted, "the stream of service 'echo' stopped: nothing came for 2 s after a part")
+    stopped = (1, StreamInterrupted, "the stream of service 'echo' stopped: nothing arrived for 2 s after a part")
     timeout = (1, RequestTimeout, "no reply from service 'echo' through tcp://here within 2 s")
     assert outcome == (*(stopped if stream else timeout), "echo", None)
     assert sent(session)[-1] == cancel(1)
@@ -803,7 +803,7 @@ def test_what_is_outstanding_is_sent_again_under_its_old_number() -> None:
     assert sent(session) == []
     session.connected("tcp://there", 101.0)
     assert sent(session) == [request(1), request(3)]
-    assert (session.lost, session.where, session.heard) == (None, "tcp://there", False)
+    assert (session.lost, session.endpoint, session.heard) == (None, "tcp://there", False)
     session.receive(final(3, b"x"), 102.0)
     assert events(session)[-1] == (3, [b"x"], "echo", True)
 
@@ -840,7 +840,7 @@ def test_what_was_asked_without_a_connection_goes_out_in_order() -> None:
 
 
 def test_parts_that_were_collected_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_REPLY", 303)
+    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 303)
     session, _ = asking()
     session.receive(partial(1, b"1", b"2"), 101.0)
     session.lose("test", 101.0)
@@ -980,7 +980,7 @@ def test_each_request_ends_once_whatever_happens(
 
 def test_a_large_request_that_is_cut_off_again_and_again_is_given_up() -> None:
     session, _ = asking()
-    large = session.request(b"echo", [b"x" * (module.LARGE_REQUEST + 1)], 100.0)
+    large = session.request(b"echo", [b"x" * (module.LARGE_REQUEST_BYTES + 1)], 100.0)
     for losses in range(1, module.MAX_LOSSES + 1):
         assert not large.ended
         session.lose("there was never a connection", 101.0)

@@ -48,7 +48,7 @@ def test_a_stream_may_be_closed_by_the_garbage_collector_wherever_that_runs(endp
 def test_a_place_is_waited_for_within_the_time_of_the_request(endpoint):
     with Client(endpoint, max_outstanding=1, timeout=60) as client:
         held = client.submit("nobody")
-        with pytest.raises(RequestTimeout, match="1 requests were outstanding"):
+        with pytest.raises(RequestTimeout, match=r"1 others \(max_outstanding\) were outstanding"):
             client.request("echo", timeout=0.05, retries=0)
         held.cancel()
         assert client.request("echo", b"x") == [b"x"]
@@ -87,7 +87,7 @@ def test_a_forked_process_is_told_to_make_a_client_of_its_own(endpoint):
         child = context.Process(target=forked, args=(client, results))
         child.start()
         for _ in range(5):
-            assert "make one after fork()" in results.get()
+            assert "create one after fork()" in results.get()
         child.join(10)
         assert client.request("echo", b"parent") == [b"parent"]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.clients.pirate import GiveUp, PirateSession, Reply, Resend
+from zmdp.clients.legacy_session import GiveUp, LegacySession, Reply, Resend
 from zmdp.mdp.errors import SettingError
 
 REQUEST = [b"MDPC02", b"\x01", b"echo", b"hello"]
@@ -23,9 +23,9 @@ def told(reply: Reply | None) -> tuple[list[bytes], str, bool] | None:
     return None if reply is None else (list(reply), reply.service, reply.final)
 
 
-def asking(*, retries: int = 2, stream: bool = False) -> PirateSession:
+def asking(*, retries: int = 2, stream: bool = False) -> LegacySession:
     """A session that has sent `REQUEST` at 100 s, with a timeout of 5 s."""
-    session = PirateSession()
+    session = LegacySession()
     message = session.request(b"echo", [b"hello"], 100.0, timeout=5.0, retries=retries, stream=stream)
     assert message == REQUEST
     return session
@@ -42,7 +42,7 @@ def asking(*, retries: int = 2, stream: bool = False) -> PirateSession:
     ],
 )
 def test_a_request(protocol: str, message: list[bytes]) -> None:
-    session = PirateSession(protocol)
+    session = LegacySession(protocol)
     assert session.encode(b"echo", [b"a", b"b"]) == message
     assert not session.waiting
     assert session.request(b"echo", [b"a", b"b"], 0.0, timeout=1.0, retries=0) == message
@@ -51,11 +51,11 @@ def test_a_request(protocol: str, message: list[bytes]) -> None:
 
 def test_a_request_with_an_envelope() -> None:
     # C36
-    session = PirateSession("0.2", envelope=True)
+    session = LegacySession("0.2", envelope=True)
     assert session.request(b"echo", [b"a"], 0.0, timeout=1.0, retries=1) == [b"", *REQUEST[:3], b"a"]
     assert session.tick(1.0) == Resend([b"", *REQUEST[:3], b"a"])
     assert told(session.receive([b"", *final(b"x")], 1.5)) == ([b"x"], "echo", True)  # C22
-    assert PirateSession("0.1", envelope=True).encode(b"echo", [b"a"]) == [b"", b"MDPC01", b"echo", b"a"]
+    assert LegacySession("0.1", envelope=True).encode(b"echo", [b"a"]) == [b"", b"MDPC01", b"echo", b"a"]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_a_request_with_an_envelope() -> None:
     ],
 )
 def test_a_reply(protocol: str, message: list[bytes], reply: tuple[list[bytes], str, bool] | None) -> None:
-    assert told(PirateSession(protocol).decode(message)) == reply
+    assert told(LegacySession(protocol).decode(message)) == reply
 
 
 def test_a_protocol_that_does_not_exist() -> None:
     with pytest.raises(SettingError, match=r"protocol is .0\.3.: it is one of 0\.2, 0\.1"):
-        PirateSession("0.3")
+        LegacySession("0.3")
 
 
 # ── a request and its reply ──────────────────────────────────────────────────────────────────────────────────────────
@@ -113,7 +113,7 @@ def test_what_was_collected_is_told_from_the_final() -> None:
 
 @pytest.mark.parametrize("protocol", ["0.2", "0.1"])
 def test_a_failure_told_in_a_final_is_recognized(protocol: str) -> None:
-    session = PirateSession(protocol)
+    session = LegacySession(protocol)
     session.request(b"echo", [b"x"], 0.0, timeout=1.0, retries=0)
     head = [b"MDPC02", b"\x03", b"echo"] if protocol == "0.2" else [b"", b"MDPC01", b"echo"]
     reply = session.receive([*head, b"zmdp.error", b"500", b"it broke"], 0.5)
@@ -139,7 +139,7 @@ def test_what_is_no_reply_to_the_request_is_ignored() -> None:
 
 
 def test_nothing_is_taken_before_a_request() -> None:
-    assert PirateSession().receive(final(b"hello"), 100.0) is None
+    assert LegacySession().receive(final(b"hello"), 100.0) is None
 
 
 def test_one_request_after_the_other() -> None:
@@ -225,7 +225,7 @@ frames = st.one_of(
 
 @given(protocol=st.sampled_from(["0.1", "0.2"]), stream=st.booleans(), messages=st.lists(st.lists(frames, max_size=6)))
 def test_no_bytes_do_harm(protocol: str, stream: bool, messages: list[list[bytes]]) -> None:
-    session = PirateSession(protocol)
+    session = LegacySession(protocol)
     session.request(b"echo", [b"hello"], 0.0, timeout=1.0, retries=0, stream=stream)
     replies = [reply for message in messages if (reply := session.receive(message, 0.0)) is not None]
     assert {reply.service for reply in replies} <= {"echo"}
