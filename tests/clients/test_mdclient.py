@@ -880,6 +880,7 @@ def test_ctrl_c_while_waiting(x1, holding, driven_by):
     other = x1.submit("hold", b"other") if driven_by == "another thread" else None
     if other is not None:
         holding.wait_taken()
+        eventually(lambda: x1._dialog._shared.driver is not None)
 
     def interrupt():
         main, shared = threading.main_thread().ident, x1._dialog._shared
