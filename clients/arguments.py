@@ -30,14 +30,14 @@ def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
     """Return `timeout` if it is a number of seconds above 0.  Errors call it `name`."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise SettingError(f"{name} is {timeout!r}: it takes a number of seconds above 0")
+        raise SettingError(f"{name} is {timeout!r}: it must be a number of seconds above 0")
     return timeout
 
 
 def checked_retries(retries: int) -> int:
     """Return `retries` if it is a whole number, 0 or more."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise SettingError(f"retries is {retries!r}: it takes a whole number, 0 or more")
+        raise SettingError(f"retries is {retries!r}: it must be a whole number, 0 or more")
     return retries
 
 
@@ -45,14 +45,14 @@ def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
     """Return the endpoints in `broker`, at least one."""
     endpoints = list(broker) if isinstance(broker, list | tuple) else [broker]
     if not endpoints:
-        raise SettingError("broker is empty: it takes an endpoint such as tcp://127.0.0.1:5555, or several")
+        raise SettingError("broker is empty: it must be an endpoint such as tcp://127.0.0.1:5555, or several")
     return [checked_endpoint(endpoint) for endpoint in endpoints]
 
 
 def checked_max_outstanding(most: int) -> int:
     """Return `most` if it is a whole number, 1 or more."""
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise SettingError(f"max_outstanding is {most!r}: it takes a number of requests, 1 or more")
+        raise SettingError(f"max_outstanding is {most!r}: it must be a whole number, 1 or more")
     return most
 
 
@@ -65,5 +65,5 @@ def check_legacy(wait: bool, *extensions: object) -> None:
 def checked_protocol(protocol: str) -> str:
     """Return `protocol` if clients speak it."""
     if protocol != "X1" and protocol not in HEADERS:
-        raise SettingError(f"protocol is {protocol!r}: it is one of X1, {', '.join(HEADERS)}")
+        raise SettingError(f"protocol is {protocol!r}: it must be one of X1, {', '.join(HEADERS)}")
     return protocol

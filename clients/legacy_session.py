@@ -41,7 +41,7 @@ class LegacySession:
 
     def __init__(self, protocol: str = "0.2", *, envelope: bool = False) -> None:
         if protocol not in HEADERS:
-            raise SettingError(f"protocol is {protocol!r}: it is one of {', '.join(HEADERS)}")
+            raise SettingError(f"protocol is {protocol!r}: it must be one of {', '.join(HEADERS)}")
         self._route, self._header = HEADERS[protocol]
         if envelope:
             self._route = (b"",)

@@ -100,9 +100,9 @@ class ClientSession:
 
     def __init__(self, *, heartbeat: float = 1.0, liveness: int = 5, rng: random.Random | None = None) -> None:
         if not SHORTEST_HEARTBEAT <= heartbeat < LARGEST:
-            raise SettingError(f"heartbeat is {heartbeat!r}: it takes {SHORTEST_HEARTBEAT} seconds or more")
+            raise SettingError(f"heartbeat is {heartbeat!r}: it must be {SHORTEST_HEARTBEAT} seconds or more")
         if liveness < 2:
-            raise SettingError(f"liveness is {liveness!r}: it takes a number of intervals, 2 or more")
+            raise SettingError(f"liveness is {liveness!r}: it must be a number of intervals, 2 or more")
         self.unsent = 0
         """Commands that `take_messages` would return."""
         self.outstanding = 0
@@ -169,7 +169,7 @@ class ClientSession:
         if options or headers or not wait:
             raw = _encode_options(options, headers, wait)
         if len(body) > batch.MAX_BODY_FRAMES:
-            raise SettingError(f"the body has {len(body)} frames: it takes at most {batch.MAX_BODY_FRAMES}")
+            raise SettingError(f"the body has {len(body)} frames: it may have at most {batch.MAX_BODY_FRAMES}")
         self._last_number += 1
         call = Call(self._last_number, service, body, raw)
         call.stream = stream

@@ -1,4 +1,4 @@
-"""What callers may pass: every keyword is typed, so that type checkers and Python refuse a misspelt one."""
+"""The public methods declare every keyword, so that type checkers and Python refuse a misspelt one."""
 
 import asyncio
 import inspect
@@ -17,7 +17,7 @@ CALLS = ["request", "stream", "call", "call_stream", "submit"]
 
 
 def keywords(kind, name):
-    """The keyword-only parameters of a method, with what is declared of them."""
+    """The annotations and defaults of a method's keyword-only parameters, by name."""
     parameters = inspect.signature(getattr(kind, name)).parameters.values()
     return {each.name: (each.annotation, each.default) for each in parameters if each.kind is each.KEYWORD_ONLY}
 

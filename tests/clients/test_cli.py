@@ -16,7 +16,7 @@ from zmdp.workers import Worker
 
 @contextmanager
 def without_mmi():
-    """A 0.2 broker that answers `echo` and nothing else; it keeps the envelope.  Yields it and what it was asked."""
+    """A 0.2 broker that answers only `echo` and keeps the envelope.  Yields its endpoint and the messages received."""
     with Router() as router:
         asked, ended = [], threading.Event()
 
@@ -73,7 +73,7 @@ def test_with_an_envelope():
 
 
 @pytest.mark.parametrize("protocol", ["X1", "0.2"])
-def test_a_service_that_is_not_there_is_told_at_once(protocol):
+def test_a_missing_service_is_reported_at_once(protocol):
     with running_broker() as server:
         with pytest.raises(ServiceNotFound, match=r"no worker offers 'nobody' at tcp://.* --wait waits for this one"):
             run("call", "nobody", "--broker", server.endpoints[0], "--protocol", protocol)
@@ -109,7 +109,7 @@ def test_the_broker_that_answers_is_named(given, protocol):
 
 
 @pytest.mark.parametrize("given", ["tcp://127.0.0.1:1,nonsense", "nonsense", ",", ""])
-def test_an_invalid_endpoint_is_told(given):
+def test_an_invalid_endpoint(given):
     with pytest.raises(click.BadParameter, match="endpoint such as tcp"):
         run("ping", "--broker", given)
 

@@ -1,4 +1,4 @@
-"""An X1 client's connection, stepped by hand against a ROUTER, and how seldom its shells step."""
+"""An X1 client's connection, stepped by hand against a ROUTER, and how few messages its dialogs send."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ def take(router):
 
 
 def answer(router, *bodies):
-    """Reply to the requests of the next message, each reply a message."""
+    """Reply to the requests in the next message, with one message per reply."""
     for asked, body in zip(take(router), bodies, strict=True):
         router.send_multipart(replies((asked, [body])))
 
@@ -67,7 +67,7 @@ def step_until(connection, condition):
     eventually(stepped)
 
 
-def test_what_came_before_the_end_is_taken_in(router, connection):
+def test_replies_that_arrived_before_the_end_are_delivered(router, connection):
     connection.step(time.monotonic())  # from then on the monitor's descriptor tells
     outcomes = []
     ask(connection, outcomes)
@@ -83,7 +83,7 @@ def test_what_came_before_the_end_is_taken_in(router, connection):
     step_until(connection, lambda: connection.session.lost)
 
 
-def test_more_that_came_before_the_end_than_is_taken_in_at_a_time(router, connection, monkeypatch):
+def test_more_replies_before_the_end_than_a_step_receives(router, connection, monkeypatch):
     monkeypatch.setattr("zmdp.clients.connection.MAX_MESSAGES", 3)
     outcomes = []
     for _ in range(10):
@@ -100,7 +100,7 @@ def test_more_that_came_before_the_end_than_is_taken_in_at_a_time(router, connec
     step_until(connection, lambda: connection.session.lost)
 
 
-def test_the_monitor_is_asked_when_it_is_new_and_when_it_rings(router, connection, monkeypatch):
+def test_the_monitor_is_asked_only_when_it_is_new_or_has_reported(router, connection, monkeypatch):
     del router
     asked = count()
     ended = connection._ended
@@ -115,7 +115,7 @@ def test_the_monitor_is_asked_when_it_is_new_and_when_it_rings(router, connectio
     assert next(asked) == 3
 
 
-def test_after_the_last_reply_there_is_no_look_for_another(router, connection, monkeypatch):
+def test_after_the_last_reply_nothing_more_is_received(router, connection, monkeypatch):
     looks = count()
     monkeypatch.setattr(
         "zmdp.clients.connection.receive", lambda socket: (message := receive(socket)) and (next(looks), message)[1]
@@ -144,8 +144,8 @@ def test_outcomes_are_delivered_together(router, context):
     connection.drop()
 
 
-def test_what_a_turn_of_the_loop_asks_for_is_one_message(router):
-    """The first request goes out at once, because nothing else is outstanding; then all others together."""
+def test_requests_of_one_turn_of_the_loop_are_one_message(router):
+    """The first request is sent at once, because nothing else is outstanding; then all others are sent together."""
 
     async def scenario():
         async with AsyncClient(router.last_endpoint.decode()) as client:
@@ -162,8 +162,8 @@ def test_what_a_turn_of_the_loop_asks_for_is_one_message(router):
     asyncio.run(scenario())
 
 
-def test_what_callers_ask_when_their_replies_come_is_one_message(router):
-    """And it takes one turn of the event loop: that of the tasks, at whose end it is sent."""
+def test_requests_made_when_replies_arrive_are_one_message(router):
+    """It takes one turn of the event loop: the message is sent at the end of the turn in which the tasks run."""
     turns = count()
 
     async def ask_twice(client, number):
@@ -188,7 +188,7 @@ def test_what_callers_ask_when_their_replies_come_is_one_message(router):
     asyncio.run(scenario())
 
 
-def test_the_shells_send_a_bare_header_to_a_silent_broker(router):
+def test_a_silent_broker_is_sent_a_bare_header(router):
     async def scenario():
         async with AsyncClient(router.last_endpoint.decode(), heartbeat=0.01, liveness=100_000) as client:
             asking = asyncio.create_task(client.request("echo"))

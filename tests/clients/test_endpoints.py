@@ -1,4 +1,4 @@
-"""The rule of failover: which broker is next, as a pure function and over real connections."""
+"""The rule of failover, as a pure function and over real connections."""
 
 import asyncio
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ from zmdp.clients.endpoints import Endpoints
 
 
 def followed(count, *losses):
-    """The endpoints in use, by number, as brokers are lost that have answered (True) or have not (False)."""
+    """The numbers of the endpoints used, while brokers are lost that have answered (True) or have not (False)."""
     endpoints = Endpoints([str(number) for number in range(count)])
     used = [endpoints.current]
     for answered in losses:
@@ -38,7 +38,7 @@ def test_which_endpoint_is_next(count, losses, used):
 
 
 def test_a_client_returns_to_the_first_broker():
-    """And not to the third, which it has never tried."""
+    """It does not go on to the third, which it has never tried."""
     with ExitStack() as ends, ExitStack() as first_ends, ExitStack() as second_ends:
         first, second = first_ends.enter_context(BatchedRouter()), second_ends.enter_context(BatchedRouter())
         third = ends.enter_context(BatchedRouter())

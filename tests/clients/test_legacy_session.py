@@ -1,4 +1,4 @@
-"""The client's machine for 0.2 and 0.1: C1 to C5 and the client's part of C24."""
+"""The client's state machine for 0.2 and 0.1: C1 to C5 and the client's part of C24."""
 
 import pytest
 from hypothesis import given
@@ -79,7 +79,7 @@ def test_a_reply(protocol: str, message: list[bytes], reply: tuple[list[bytes], 
 
 
 def test_a_protocol_that_does_not_exist() -> None:
-    with pytest.raises(SettingError, match=r"protocol is .0\.3.: it is one of 0\.2, 0\.1"):
+    with pytest.raises(SettingError, match=r"protocol is .0\.3.: it must be one of 0\.2, 0\.1"):
         LegacySession("0.3")
 
 
@@ -103,7 +103,7 @@ def test_partials_are_collected_before_the_final() -> None:
     assert told(session.receive(final(b"4"), 103.0)) == ([b"1", b"2", b"3", b"4"], "echo", True)
 
 
-def test_what_was_collected_is_told_from_the_final() -> None:
+def test_collected_frames_are_told_apart_from_those_of_the_final() -> None:
     session = asking()
     session.receive(partial(b"1", b"2"), 101.0)
     reply = session.receive(final(b"3"), 101.0)
@@ -112,7 +112,7 @@ def test_what_was_collected_is_told_from_the_final() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["0.2", "0.1"])
-def test_a_failure_told_in_a_final_is_recognized(protocol: str) -> None:
+def test_a_failure_reported_in_a_final_is_recognized(protocol: str) -> None:
     session = LegacySession(protocol)
     session.request(b"echo", [b"x"], 0.0, timeout=1.0, retries=0)
     head = [b"MDPC02", b"\x03", b"echo"] if protocol == "0.2" else [b"", b"MDPC01", b"echo"]
@@ -122,14 +122,14 @@ def test_a_failure_told_in_a_final_is_recognized(protocol: str) -> None:
     assert not session.waiting
 
 
-def test_partials_are_handed_out_as_they_come() -> None:
+def test_partials_are_returned_as_they_arrive() -> None:
     session = asking(stream=True)
     assert told(session.receive(partial(b"1"), 101.0)) == ([b"1"], "echo", False)
     assert told(session.receive(partial(b"2"), 102.0)) == ([b"2"], "echo", False)
     assert told(session.receive(final(b"3"), 103.0)) == ([b"3"], "echo", True)
 
 
-def test_what_is_no_reply_to_the_request_is_ignored() -> None:
+def test_other_messages_are_ignored() -> None:
     session = asking()
     assert session.receive(final(b"hello", service=b"other"), 101.0) is None
     assert session.receive([b"MDPW02", b"\x06"], 101.0) is None
@@ -138,7 +138,7 @@ def test_what_is_no_reply_to_the_request_is_ignored() -> None:
     assert session.deadline() == 105.0
 
 
-def test_nothing_is_taken_before_a_request() -> None:
+def test_a_reply_before_any_request_is_ignored() -> None:
     assert LegacySession().receive(final(b"hello"), 100.0) is None
 
 
@@ -179,14 +179,14 @@ def test_a_reply_to_a_later_try() -> None:
     assert told(session.receive(final(b"late"), 107.0)) == ([b"late"], "echo", True)
 
 
-def test_a_partial_is_no_silence() -> None:
+def test_a_partial_ends_the_silence() -> None:
     session = asking()
     session.receive(partial(b"1"), 104.0)
     assert session.deadline() == 109.0
     assert session.tick(105.0) is None
 
 
-def test_another_try_begins_anew() -> None:
+def test_another_try_discards_collected_parts() -> None:
     # C5: parts of a reply that broke off are not part of the next
     session = asking()
     session.receive(partial(b"1"), 101.0)
@@ -196,7 +196,7 @@ def test_another_try_begins_anew() -> None:
     assert told(session.receive(final(b"end"), 109.0)) == ([b"1", b"end"], "echo", True)
 
 
-def test_a_stream_that_has_begun_is_not_begun_again() -> None:
+def test_a_stream_that_has_begun_is_not_sent_again() -> None:
     session = asking(stream=True)
     session.receive(partial(b"1"), 101.0)
     assert session.tick(106.0) == GiveUp(tries=1, streamed=True)
@@ -224,7 +224,7 @@ frames = st.one_of(
 
 
 @given(protocol=st.sampled_from(["0.1", "0.2"]), stream=st.booleans(), messages=st.lists(st.lists(frames, max_size=6)))
-def test_no_bytes_do_harm(protocol: str, stream: bool, messages: list[list[bytes]]) -> None:
+def test_any_bytes_are_harmless(protocol: str, stream: bool, messages: list[list[bytes]]) -> None:
     session = LegacySession(protocol)
     session.request(b"echo", [b"hello"], 0.0, timeout=1.0, retries=0, stream=stream)
     replies = [reply for message in messages if (reply := session.receive(message, 0.0)) is not None]
