@@ -59,7 +59,7 @@ Outcome = Reply | ZmdpError
 
 
 class Call(Timed):
-    """One request, from its creation until its FINAL or ERROR."""
+    """One request, from when it is made until its FINAL or ERROR."""
 
     __slots__ = (
         "body", "collected", "collected_bytes", "deadline", "ended", "losses", "number", "options", "receiver",
@@ -311,7 +311,7 @@ class ClientSession:
     def _process(self, command: Any, now: float) -> None:
         if isinstance(command, wire.Answer):
             call = self._calls.get(command.number)
-            if call is not None:  # otherwise it was cancelled
+            if call is not None:  # else it was cancelled
                 self._answered(call, command, now)
         elif isinstance(command, wire.Error):
             call = self._calls.get(command.number)
