@@ -404,7 +404,9 @@ def top(*, interval: float, count: int | None, as_json: bool, **connection: Any)
     with _client(connection) as client, _advice(connection, "mmi.stats"), suppress(KeyboardInterrupt):
         check_listening(connection["broker"])
         for number in itertools.count(1):
-            view = View.made_of(*(_ask(client, question) for question in ("mmi.services", "mmi.workers", "mmi.stats")))
+            view = View.from_answers(
+                *(_ask(client, question) for question in ("mmi.services", "mmi.workers", "mmi.stats"))
+            )
             shown = with_rates(view, before)
             if as_json:
                 bodies.print_json(shown)

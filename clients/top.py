@@ -16,8 +16,8 @@ class View:
     moment: float
 
     @classmethod
-    def made_of(cls, services: Mapping[str, Any], workers: Mapping[str, Any], stats: Mapping[str, Any]) -> "View":
-        """Return the view made of the answers to `mmi.services`, `mmi.workers` and `mmi.stats`."""
+    def from_answers(cls, services: Mapping[str, Any], workers: Mapping[str, Any], stats: Mapping[str, Any]) -> "View":
+        """Create a view from the answers to `mmi.services`, `mmi.workers` and `mmi.stats`."""
         return cls(services["services"], workers["workers"], dict(stats), time.monotonic())
 
 

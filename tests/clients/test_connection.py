@@ -1,6 +1,7 @@
 """An X1 client's connection, stepped by hand against a ROUTER, and how few messages its dialogs send."""
 
 import asyncio
+import errno
 import time
 from itertools import count
 
@@ -199,3 +200,25 @@ def test_a_silent_broker_is_sent_a_bare_header(router):
             assert await asking == [b"x"]
 
     asyncio.run(scenario())
+
+
+def test_a_socket_that_cannot_be_opened_is_not_tried_again_at_once(router, connection, monkeypatch):
+    """Even if the broker before it had answered, after which a client reconnects at once."""
+    outcomes = []
+    ask(connection, outcomes)
+    connection.flush(time.monotonic())
+    answer(router, b"reply")
+    step_until(connection, lambda: outcomes)
+
+    def fail(endpoint, now):
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(connection, "_open", fail)
+    session = connection.session
+    ask(connection, outcomes)
+    now = time.monotonic()
+    session.lose("the broker closed the connection", now)
+    assert session.retry_at == now
+    connection.step(now)
+    assert session.lost == "Too many open files"
+    assert session.retry_at > now

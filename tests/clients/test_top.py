@@ -131,7 +131,7 @@ def test_the_view_of_a_real_broker():
 
             def look():
                 asked = ("mmi.services", "mmi.workers", "mmi.stats")
-                return View.made_of(*(json.loads(client.request(question)[0]) for question in asked))
+                return View.from_answers(*(json.loads(client.request(question)[0]) for question in asked))
 
             before = look()
             for _ in range(10):
