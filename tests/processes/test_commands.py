@@ -85,15 +85,15 @@ def test_services_and_info_and_ping(mdclient):
         (["call", "nobody", "--protocol", "0.2"], 4, "no worker offers 'nobody' at tcp://"),
         (["call", "echo", "--protocol", "3"], 2, "'3' is not one of 'X1', '0.2', '0.1'"),
         (["call", "echo", "--header", "nameonly"], 2, "'nameonly': it takes NAME=VALUE"),
-        (["call", "echo", "--header", "a=b", "--protocol", "0.2"], 2, "--header takes protocol X1"),
+        (["call", "echo", "--header", "a=b", "--protocol", "0.2"], 2, "--header requires protocol X1"),
         (["bench", "nobody"], 4, "no worker offers 'nobody' at tcp://"),
         (["bench", "echo", "--load", "mixed"], 2, "--slow BODY goes with --load mixed"),
         (["bench", "echo", "--slow", "x"], 2, "--slow BODY goes with --load mixed"),
-        (["bench", "echo", "--protocol", "0.2"], 2, "--load pipelined and mixed take protocol X1"),
+        (["bench", "echo", "--protocol", "0.2"], 2, "--load pipelined and mixed require protocol X1"),
         (["bench", "echo", "--outstanding", "0"], 2, "'0': it takes a whole number of requests, above 0"),
         (["bench", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there"),
         (["top", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there"),
-        (["top", "--count", "0"], 2, "it takes a whole number of looks, above 0"),
+        (["top", "--count", "0"], 2, "it takes a whole number of updates, above 0"),
         (["call", "nobody", "--wait", "--timeout", "0.05", "--retries", "1"], 3, "service 'nobody'"),
         (
             ["call", "echo", "--broker", "tcp://127.0.0.1:1"],
@@ -175,7 +175,8 @@ def test_bench_for_people(mdclient):
     shown = mdclient("bench", "echo", "x", "--seconds", "0.3", *load).stdout.decode().splitlines()
     assert " replies in " in shown[0]
     assert shown[1] == "errors: none"
-    assert sorted(line.split(" in ms")[0] for line in shown[2:]) == ["latency of the short", "latency of the slow"]
+    kinds = ["latency of short requests", "latency of slow requests"]
+    assert sorted(line.split(" in ms")[0] for line in shown[2:]) == kinds
 
 
 def test_top(mdclient):
