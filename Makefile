@@ -83,7 +83,7 @@ test-spark: $(VENV)/dev.installed java
 	$(BIN)/pytest tests/spark tests/docs/test_fleet_page.py
 
 # What is compiled is tested compiled; the core, its conformance and its simulation on Python alone as well.
-UNIT := $(shell find tests/mdp -name 'test_*.py') tests/mmi tests/clients/test_pirate.py tests/clients/test_session.py tests/workers/test_session.py
+UNIT := $(shell find tests/mdp -name 'test_*.py') tests/mmi tests/clients/test_legacy_session.py tests/clients/test_session.py tests/workers/test_session.py
 # Those that count instructions take five times as long while coverage counts as well.
 COUNTED := tests/mdp/broker/test_cost.py tests/mdp/broker/test_work.py
 BROKER := $(wildcard tests/mdp/broker/test_broker*.py)
@@ -103,7 +103,7 @@ unit: $(VENV)/dev.installed
 	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(BROKER) & broker=$$!; \
 	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(filter-out $(BROKER) $(COUNTED),$(UNIT)) && wait $$broker
 	$(BIN)/coverage combine -q
-	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/machine.py,*/mdp/broker/registry.py,*/mdp/broker/scheduling.py,*/clients/session.py,*/clients/pirate.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
+	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/machine.py,*/mdp/broker/registry.py,*/mdp/broker/scheduling.py,*/clients/session.py,*/clients/legacy_session.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
 	$(BIN)/pytest -n 2 $(UNIT)
 
 sim: $(VENV)/dev.installed

@@ -1,4 +1,4 @@
-"""Call services: `Client`, what it returns and what it raises."""
+"""Call services: `Client` and `AsyncClient`, what they return and what they raise."""
 
 from ..mdp.errors import (
     BrokerUnreachable,

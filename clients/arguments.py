@@ -1,19 +1,16 @@
-"""What callers pass: checked, and as the sessions want it."""
+"""Check what callers pass, and convert it to what the dialogs expect.  Everything here raises `SettingError`."""
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..mdp.errors import SettingError
 from ..mdp.transport.sockets import checked_endpoint
-from .pirate import HEADERS
-
-DEFAULT_TIMEOUT: Final = 5.0
-DEFAULT_RETRIES: Final = 2
+from .legacy_session import HEADERS
 
 
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
-    """`frames` as bytes; the protocol requires at least one (C2)."""
+    """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
     if len(frames) == 1 and type(frames[0]) is bytes:  # the common case
         return frames
     body = []
@@ -30,43 +27,43 @@ def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
     return body or [b""]
 
 
-def checked_timeout(timeout: float) -> float:
-    """`timeout`, if it is a number of seconds above 0."""
+def checked_timeout(timeout: float, name: str = "timeout") -> float:
+    """Return `timeout` if it is a number of seconds above 0.  Errors call it `name`."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise SettingError(f"timeout is {timeout!r}: it takes a number of seconds above 0")
+        raise SettingError(f"{name} is {timeout!r}: it must be a number of seconds above 0")
     return timeout
 
 
 def checked_retries(retries: int) -> int:
-    """`retries`, if it is a whole number from 0 on."""
-    if not isinstance(retries, int) or retries < 0:
-        raise SettingError(f"retries is {retries!r}: it takes a whole number, 0 or more")
+    """Return `retries` if it is a whole number, 0 or more."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise SettingError(f"retries is {retries!r}: it must be a whole number, 0 or more")
     return retries
 
 
 def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
-    """The endpoints in `broker`, at least one."""
+    """Return the endpoints in `broker`, at least one."""
     endpoints = list(broker) if isinstance(broker, list | tuple) else [broker]
     if not endpoints:
-        raise SettingError("broker is empty: it takes an endpoint such as tcp://127.0.0.1:5555, or several")
+        raise SettingError("broker is empty: it must be an endpoint such as tcp://127.0.0.1:5555, or several")
     return [checked_endpoint(endpoint) for endpoint in endpoints]
 
 
-def checked_most(most: int) -> int:
-    """`most`, if so many requests may be outstanding."""
-    if not isinstance(most, int) or most < 1:
-        raise SettingError(f"max_outstanding is {most!r}: it takes a number of requests, 1 or more")
+def checked_max_outstanding(most: int) -> int:
+    """Return `most` if it is a whole number, 1 or more."""
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise SettingError(f"max_outstanding is {most!r}: it must be a whole number, 1 or more")
     return most
 
 
-def check_plain(wait: bool, *extensions: object) -> None:
-    """Refuse what MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, not to wait."""
+def check_legacy(wait: bool, *extensions: object) -> None:
+    """Refuse what MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, `wait=False`."""
     if not wait or any(extensions):
-        raise SettingError("headers, options, deadline and wait=False take protocol X1: MDP/0.2 cannot carry them")
+        raise SettingError("headers, options, deadline and wait=False require protocol X1: MDP/0.2 cannot carry them")
 
 
 def checked_protocol(protocol: str) -> str:
-    """`protocol`, if clients speak it."""
+    """Return `protocol` if clients speak it."""
     if protocol != "X1" and protocol not in HEADERS:
-        raise SettingError(f"protocol is {protocol!r}: it is one of X1, {', '.join(HEADERS)}")
+        raise SettingError(f"protocol is {protocol!r}: it must be one of X1, {', '.join(HEADERS)}")
     return protocol

@@ -1,4 +1,4 @@
-"""Bodies on a command line: frames that are arguments, files or stdin, and replies on stdout."""
+"""Bodies on a command line: frames from arguments, files or stdin, and replies on stdout."""
 
 import base64
 import json
@@ -19,11 +19,11 @@ HEADER = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     callback=lambda context, option, values: _headers(values),
-    help="Header for the service. Can be repeated.",
+    help="Header for the handler. Can be repeated.",
 )
 BODY_HELP = (
-    "Each BODY is a frame of the request: text; @FILE for a file's content; - for stdin; @@TEXT for text that begins "
-    "with @. Without any, the request has one empty frame. Files and stdin are sent byte for byte."
+    "Each BODY is one frame of the request: text, @FILE for the content of a file, - for stdin, or @@TEXT for text "
+    "that begins with @. Without a BODY the request has one empty frame. Files and stdin are sent byte for byte."
 )
 
 
@@ -38,7 +38,7 @@ def _headers(values: Sequence[str]) -> dict[str, str]:
 
 
 def frames(body: Sequence[str]) -> list[bytes]:
-    """The frames that `body` stands for (see `BODY_HELP`).  Raises `click.UsageError` for an unreadable file."""
+    """Return the frames that `body` stands for (see `BODY_HELP`).  Raises `click.UsageError` for an unreadable file."""
     found = []
     for part in body:
         if part == "-":
@@ -46,25 +46,25 @@ def frames(body: Sequence[str]) -> list[bytes]:
         elif part.startswith("@@"):
             found.append(os.fsencode(part[1:]))
         elif part == "@":
-            raise click.UsageError("@ takes the name of a file: @FILE")
+            raise click.UsageError("@ must be followed by the name of a file: @FILE")
         elif part.startswith("@"):
             try:
                 found.append(Path(part[1:]).read_bytes())
             except OSError as error:
                 raise click.UsageError(f"cannot read {part[1:]}: {error.strerror}") from None
         else:
-            # As the shell gave it, also where that is no UTF-8.
+            # Exactly as the shell passed it, even if it is not UTF-8.
             found.append(os.fsencode(part))
     return found
 
 
 def described(reply: Reply) -> dict[str, Any]:
-    """`reply` for --json."""
+    """Return `reply` as --json prints it."""
     return {"service": reply.service, "final": reply.final, "frames": [text_or_base64(frame) for frame in reply]}
 
 
 def text_or_base64(frame: bytes) -> str | dict[str, str]:
-    """A frame for --json."""
+    """Return a frame as --json prints it."""
     try:
         return frame.decode()
     except UnicodeDecodeError:
@@ -72,12 +72,12 @@ def text_or_base64(frame: bytes) -> str | dict[str, str]:
 
 
 def print_json(value: object) -> None:
-    """Print a value on a line of its own, now."""
+    """Print a value on a line of its own, and flush."""
     click.echo(json.dumps(value, ensure_ascii=False))
     sys.stdout.flush()
 
 
 def write(data: bytes, *, newline: bool) -> None:
-    """Print bytes as they are, now."""
+    """Print bytes as they are, and flush."""
     sys.stdout.buffer.write(data + b"\n" if newline else data)
     sys.stdout.buffer.flush()

@@ -6,57 +6,61 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
 
 import click
 
 from ..mdp import wire
-from ..mdp.cli.console import EXIT_FAILED, Endpoint, Number, run, version_option, with_default
+from ..mdp.cli.console import EXIT_FAILED, Endpoints, Number, run, version_option, with_default
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
 from ..mdp.transport.reach import check_listening
 from . import bodies
 from .aio import AsyncClient
-from .arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT
+from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
 from .load import Progress, Result, mixed, one_by_one, pipelined
-from .mdclient import MAX_OUTSTANDING, Client
+from .mdclient import Client
 from .top import View, lines, with_rates
 
-MMI_TIMEOUT: Final = 0.5
-"""Seconds that a broker may take to say whether a service has workers: those that implement MMI answer at once."""
+MMI_TIMEOUT_SECONDS: Final = 0.5
+"""How long a broker may take to say whether a service has workers: one that implements MMI answers at once."""
 
 
-def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options that all subcommands have."""
+def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that every subcommand has."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         options = [
             click.option(
                 "--broker",
-                type=Endpoint(),
+                type=Endpoints(),
                 multiple=True,
                 default=[DEFAULT_ENDPOINT],
                 envvar="MDP_BROKER",
                 show_envvar=True,
-                help=with_default("Broker to ask. Can be repeated: each retry goes to the next.", DEFAULT_ENDPOINT),
+                callback=lambda context, option, values: [each for several in values for each in several],
+                help=with_default(
+                    "Broker to connect to. Repeat it, or separate endpoints with commas, to name others to use when "
+                    "the first does not answer.",
+                    DEFAULT_ENDPOINT,
+                ),
             ),
             click.option(
                 "--timeout",
                 type=Number("seconds"),
                 default=DEFAULT_TIMEOUT,
-                help=with_default("How long a try may take; see --retries.", DEFAULT_TIMEOUT, "seconds"),
+                help=with_default("How long each try may take; see --retries.", DEFAULT_TIMEOUT, "seconds"),
             ),
             click.option(
                 "--retries",
                 type=Number("retries", whole=True, zero=True),
                 default=DEFAULT_RETRIES,
                 help=with_default(
-                    "Tries after the first: in all, TIMEOUT × (1 + RETRIES). X1 asks again only when a connection is "
-                    "lost; 0.2 and 0.1 after each try.",
+                    "Tries after the first. A command gives up after TIMEOUT × (1 + RETRIES) seconds. With X1 a "
+                    "request is only sent again if the connection is lost, with 0.2 and 0.1 after each TIMEOUT.",
                     DEFAULT_RETRIES,
-                    "times",
                 ),
             ),
             click.option(
@@ -65,15 +69,15 @@ def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[...,
                 default="X1",
                 envvar="MDP_PROTOCOL",
                 show_envvar=True,
-                help=with_default("What to speak: 0.2 or 0.1 with a broker that is not zmdp's.", "X1"),
+                help=with_default("Protocol to speak: 0.2 or 0.1 if the broker is not zmdp's.", "X1"),
             ),
             click.option(
                 "--envelope",
                 is_flag=True,
-                help="With 0.2: begin each message with an empty frame, as a ROUTER-DEALER proxy needs it. X1 and 0.1 "
-                "always do.",
+                help="With 0.2: begin each message with an empty frame, as a ROUTER-DEALER proxy between client and "
+                "broker requires. X1 and 0.1 always do.",
             ),
-            click.option("--json", "as_json", is_flag=True, help=json_lines),
+            click.option("--json", "as_json", is_flag=True, help=json_help),
         ]
         for option in reversed(options):
             command = option(command)
@@ -82,23 +86,25 @@ def _options(*, json_lines: str) -> Callable[[Callable[..., Any]], Callable[...,
     return add
 
 
-@click.group(context_settings={"max_content_width": 110}, invoke_without_command=True)
+@click.group(
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]}, invoke_without_command=True
+)
 @version_option()
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Call services through a broker, and ask it who is there.
+    """Call services through a broker and inspect the broker.
 
     \b
-    mdclient call echo hello           one reply
-    mdclient stream count @book.txt    each part as it comes
-    mdclient services                  who is there
-    mdclient top                       the same, live
-    mdclient bench echo hello          how fast it is
+    mdclient call echo hello           print the reply
+    mdclient stream count @book.txt    print each part of the reply as it arrives
+    mdclient services                  list the services
+    mdclient top                       watch the broker
+    mdclient bench echo hello          measure a service
 
     Replies go to stdout, everything else to stderr.
 
     \b
-    Exit codes: 0 done; 1 another failure; 2 bad usage; 3 timeout; 4 no such service; 5 refused: no broker there;
+    Exit codes: 0 success; 1 other failure; 2 invalid usage; 3 timeout; 4 no such service; 5 no broker reachable;
     6 the service failed; 7 refused for now, retry later; 130 interrupted.
     """
     if context.invoked_subcommand is None:
@@ -106,13 +112,13 @@ def cli(context: click.Context) -> None:
 
 
 _SERVICE = click.argument("service")
-_WAIT = click.option("--wait", is_flag=True, help="Wait for the service if nobody offers it yet, or for the broker.")
+_WAIT = click.option("--wait", is_flag=True, help="Wait until the broker is running and a worker offers the service.")
 
 
 @cli.command(epilog=bodies.BODY_HELP)
 @_SERVICE
 @bodies.BODY
-@_options(json_lines='Print the reply as a JSON object; frames that are no text as {"base64": …}.')
+@_connection_options(json_help='Print the reply as a JSON object; a frame that is not text becomes {"base64": …}.')
 @bodies.HEADER
 @_WAIT
 def call(
@@ -122,16 +128,17 @@ def call(
     headers: dict[str, str],
     as_json: bool,
     wait: bool,
-    **asked: Any,
+    **connection: Any,
 ) -> None:
     """Call SERVICE and print its reply.
 
-    A reply of one frame is printed byte for byte (to a terminal, with a newline); several frames, one a line.
+    A reply of one frame is printed byte for byte (to a terminal, with a newline), one of several frames with each frame
+    on a line of its own.
     """
     frames = bodies.frames(body)
-    with _client(asked) as client, _hint(asked["broker"], service):
-        settings = _settings(client, service, headers, wait=wait, **asked)
-        reply = client.request(service, *frames, **settings)
+    with _client(connection) as client, _advice(connection, service):
+        arguments = _request_arguments(client, service, headers, wait=wait, connection=connection)
+        reply = client.request(service, *frames, **arguments)
     if as_json:
         bodies.print_json(bodies.described(reply))
     else:
@@ -141,7 +148,7 @@ def call(
 @cli.command(epilog=bodies.BODY_HELP)
 @_SERVICE
 @bodies.BODY
-@_options(json_lines='Print each part as a JSON object on a line of its own; "final" tells the last.')
+@_connection_options(json_help='Print each part as a JSON object on a line of its own; "final" marks the last.')
 @bodies.HEADER
 @_WAIT
 def stream(
@@ -151,16 +158,16 @@ def stream(
     headers: dict[str, str],
     as_json: bool,
     wait: bool,
-    **asked: Any,
+    **connection: Any,
 ) -> None:
-    """Call SERVICE and print each part of its reply as it comes, the last being the FINAL.
+    """Call SERVICE and print each part of its reply as it arrives.
 
-    Frames are printed one a line.
+    Each frame is printed on a line of its own.
     """
     frames = bodies.frames(body)
-    with _client(asked) as client, _hint(asked["broker"], service):
-        settings = _settings(client, service, headers, wait=wait, **asked)
-        for part in client.stream(service, *frames, **settings):
+    with _client(connection) as client, _advice(connection, service):
+        arguments = _request_arguments(client, service, headers, wait=wait, connection=connection)
+        for part in client.stream(service, *frames, **arguments):
             if as_json:
                 bodies.print_json(bodies.described(part))
             else:
@@ -168,11 +175,11 @@ def stream(
 
 
 @cli.command()
-@_options(json_lines="Print a JSON list.")
-def services(*, as_json: bool, **asked: Any) -> None:
+@_connection_options(json_help="Print a JSON list.")
+def services(*, as_json: bool, **connection: Any) -> None:
     """List the services that have a worker or a waiting request."""
-    with _client(asked) as client:
-        check_listening(asked["broker"])
+    with _client(connection) as client, _advice(connection, "mmi.services"):
+        check_listening(connection["broker"])
         answer = _ask(client, "mmi.services")
     rows = answer["services"]
     if as_json:
@@ -189,11 +196,11 @@ def services(*, as_json: bool, **asked: Any) -> None:
 
 
 @cli.command()
-@_options(json_lines="Print a JSON object.")
-def info(*, as_json: bool, **asked: Any) -> None:
-    """Show the broker's version, settings and counts."""
-    with _client(asked) as client:
-        check_listening(asked["broker"])
+@_connection_options(json_help="Print a JSON object.")
+def info(*, as_json: bool, **connection: Any) -> None:
+    """Show the broker's version, settings and statistics."""
+    with _client(connection) as client, _advice(connection, "mmi.broker"):
+        check_listening(connection["broker"])
         answer = {"broker": _ask(client, "mmi.broker"), "stats": _ask(client, "mmi.stats")}
     if as_json:
         bodies.print_json(answer)
@@ -207,18 +214,15 @@ def info(*, as_json: bool, **asked: Any) -> None:
 
 
 @cli.command()
+@click.option("--count", type=Number("pings", whole=True), default=4, help=with_default("Number of pings.", 4))
 @click.option(
-    "--count", type=Number("pings", whole=True), default=4, help=with_default("How often to ask.", 4, "times")
+    "--interval", type=Number("seconds"), default=0.5, help=with_default("Pause between two pings.", 0.5, "seconds")
 )
-@click.option(
-    "--interval", type=Number("seconds"), default=0.5, help=with_default("Pause between two.", 0.5, "seconds")
-)
-@_options(json_lines="Print each round trip as a JSON object.")
-def ping(*, count: int, interval: float, as_json: bool, **asked: Any) -> None:
-    """Measure round trips to the broker (not to a worker)."""
-    broker = asked["broker"]
-    with _client(asked) as client:
-        check_listening(broker)
+@_connection_options(json_help="Print each round trip as a JSON object.")
+def ping(*, count: int, interval: float, as_json: bool, **connection: Any) -> None:
+    """Measure the round-trip time to the broker (not to a worker)."""
+    with _client(connection) as client, _advice(connection, "mmi.service"):
+        check_listening(connection["broker"])
         trips = []
         for number in range(count):
             if number:
@@ -227,9 +231,9 @@ def ping(*, count: int, interval: float, as_json: bool, **asked: Any) -> None:
             client.available("ping")
             trips.append((time.perf_counter() - started) * 1000)
             if as_json:
-                bodies.print_json({"broker": broker[0], "ms": round(trips[-1], 3)})
+                bodies.print_json({"broker": client.endpoint, "ms": round(trips[-1], 3)})
             else:
-                click.echo(f"{broker[0]}: {trips[-1]:.2f} ms")
+                click.echo(f"{client.endpoint}: {trips[-1]:.2f} ms")
     if not as_json:
         least, mean, most = min(trips), sum(trips) / len(trips), max(trips)
         click.echo(f"{count} round trips: min {least:.2f}, mean {mean:.2f}, max {most:.2f} ms", err=True)
@@ -252,22 +256,27 @@ class _Share(click.FloatRange):
     type=click.Choice(["sync", "pipelined", "mixed"]),
     default="pipelined",
     help=with_default(
-        "sync: one request after the other. pipelined: OUTSTANDING at a time, one connection. mixed: RATE a second at "
-        "random moments, whether those before are done or not, a SHARE of them with the body SLOW.",
+        "sync: one request after the other. pipelined: OUTSTANDING requests at a time, over one connection. mixed: "
+        "RATE requests per second at random moments, whether or not earlier ones have finished; a SHARE of them has "
+        "the body SLOW.",
         "pipelined",
     ),
 )
-@click.option("--seconds", type=Number("seconds"), default=5.0, help=with_default("How long to ask.", 5, "seconds"))
+@click.option(
+    "--seconds", type=Number("seconds"), default=5.0, help=with_default("Duration of the benchmark.", 5, "seconds")
+)
 @click.option(
     "--outstanding",
     type=Number("requests", whole=True),
     default=64,
-    help=with_default("For pipelined: requests at a time.", 64),
+    help=with_default("With pipelined: requests at a time.", 64),
 )
-@click.option("--rate", type=Number("requests"), default=200.0, help=with_default("For mixed: requests a second.", 200))
-@click.option("--slow", help="For mixed: the body of the slow requests, written as BODY is.")
-@click.option("--share", type=_Share(), default=0.05, help=with_default("For mixed: the part of slow requests.", 0.05))
-@_options(json_lines="Print a JSON object.")
+@click.option(
+    "--rate", type=Number("requests"), default=200.0, help=with_default("With mixed: requests per second.", 200)
+)
+@click.option("--slow", help="With mixed: the body of slow requests, written like a BODY.")
+@click.option("--share", type=_Share(), default=0.05, help=with_default("With mixed: fraction of slow requests.", 0.05))
+@_connection_options(json_help="Print a JSON object.")
 def bench(
     *,
     service: str,
@@ -279,26 +288,30 @@ def bench(
     slow: str | None,
     share: float,
     as_json: bool,
-    **asked: Any,
+    **connection: Any,
 ) -> int:
-    """Put a load on SERVICE and show how it bears it: requests a second, latencies by percentile.
+    """Benchmark SERVICE: throughput and latency percentiles.
 
     \b
     mdworker zmdp.workers.sleep:worker --processes 4
     mdclient bench sleep 1 --load mixed --slow 200
 
-    Each latency is kept to within one part in 128.  In a mixed load it counts from the moment at which the request was
-    to be sent, so that a service that falls behind is not spared.  The exit code is 1 if there was no reply at all.
+    Latencies are accurate to one part in 128.  In a mixed load a request's latency counts from the moment at which it
+    was due to be sent, so a service that falls behind does not look better than it is.  The exit code is 1 if there was
+    no reply at all.
     """
     frames = bodies.frames(body)
     if (load == "mixed") != (slow is not None):
         raise click.UsageError("--slow BODY goes with --load mixed: it is the body of the slow requests")
-    if load != "sync" and asked["protocol"] != "X1":
-        raise click.UsageError("--load pipelined and mixed take protocol X1; 0.2 asks one after the other: --load sync")
-    with _client(asked) as client, _hint(asked["broker"], service):
-        check_listening(asked["broker"])
-        if _is_missing(client, service, asked["timeout"]):
-            raise ServiceNotFound(service)
+    if load != "sync" and connection["protocol"] != "X1":
+        raise click.UsageError("--load pipelined and mixed require protocol X1: with 0.2 and 0.1 use --load sync")
+    with _client(connection) as client:
+        check_listening(connection["broker"])
+        if _is_missing(client, service, connection["timeout"]):
+            raise ServiceNotFound(
+                f"no worker offers {service!r} at {client.endpoint}: `mdclient services` lists the services that exist",
+                service=service,
+            )
     with click.progressbar(length=1000, label=service, file=sys.stderr, show_percent=False) as bar:
 
         def progress(part: float) -> None:
@@ -306,7 +319,7 @@ def bench(
 
         slow_frames = bodies.frames([slow]) if slow is not None else []
         result = _run_load(
-            load, asked, service, frames, slow_frames,
+            load, connection, service, frames, slow_frames,
             outstanding=outstanding, rate=rate, share=share, seconds=seconds, progress=progress,
         )  # fmt: skip
     figures = result.as_dict()
@@ -315,13 +328,13 @@ def bench(
     else:
         errors = ", ".join(f"{count} {name}" for name, count in result.errors.items()) or "none"
         click.echo(
-            f"{figures['replies']} replies in {figures['seconds']:g} s: {figures['replies_per_second']:,} a second"
+            f"{figures['replies']} replies in {figures['seconds']:g} s: {figures['replies_per_second']:,} per second"
         )
         click.echo(f"errors: {errors}")
         for kind, text in result.samples.items():
-            click.echo(f"  the first {kind}: {text}")
+            click.echo(f"  first {kind}: {text}")
         for kind, found in figures["latency_ms"].items():
-            title = "latency" if kind == "all" else f"latency of the {kind}"
+            title = "latency" if kind == "all" else f"latency of {kind} requests"
             percentiles = "  ".join(f"{name} {value:g}" for name, value in found.items() if name != "count")
             click.echo(f"{title} in ms ({found['count']}): {percentiles}")
     return 0 if result.replies else EXIT_FAILED
@@ -329,7 +342,7 @@ def bench(
 
 def _run_load(
     load: str,
-    asked: dict[str, Any],
+    connection: dict[str, Any],
     service: str,
     frames: list[bytes],
     slow_frames: list[bytes],
@@ -341,14 +354,14 @@ def _run_load(
     progress: Progress,
 ) -> Result:
     if load == "sync":
-        with _client(asked) as client:
-            wait = asked["protocol"] != "X1"
+        with _client(connection) as client:
+            wait = connection["protocol"] != "X1"
             return one_by_one(client, service, frames, wait=wait, seconds=seconds, progress=progress)
 
     async def run() -> Result:
-        patience = asked["timeout"] * (1 + asked["retries"])
-        most = max(MAX_OUTSTANDING, outstanding)
-        async with AsyncClient(asked["broker"], timeout=patience, max_outstanding=most) as client:
+        async with AsyncClient(
+            connection["broker"], timeout=_total_timeout(connection), max_outstanding=max(MAX_OUTSTANDING, outstanding)
+        ) as client:
             if load == "pipelined":
                 return await pipelined(
                     client, service, frames, outstanding=outstanding, seconds=seconds, progress=progress
@@ -362,27 +375,30 @@ def _run_load(
 
 @cli.command()
 @click.option(
-    "--interval", type=Number("seconds"), default=1.0, help=with_default("Pause between two looks.", 1, "seconds")
+    "--interval", type=Number("seconds"), default=1.0, help=with_default("Pause between two updates.", 1, "second")
 )
-@click.option("--count", type=Number("looks", whole=True), help=with_default("How often to look.", "until Ctrl-C"))
-@_options(json_lines="Print each look as a JSON object on a line of its own.")
-def top(*, interval: float, count: int | None, as_json: bool, **asked: Any) -> None:
-    """Watch the broker: services, queues, workers, and what happens a second.
+@click.option("--count", type=Number("updates", whole=True), help=with_default("Number of updates.", "until Ctrl-C"))
+@_connection_options(json_help="Print each update as a JSON object on a line of its own.")
+def top(*, interval: float, count: int | None, as_json: bool, **connection: Any) -> None:
+    """Watch the broker: services, queues, workers and rates.
 
-    Services with the longest queues come first.  The first look shows means since the broker's start.
+    The services with the longest queues come first.  The rates of the first update are averages since the broker was
+    started.
     """
     live = sys.stdout.isatty() and not as_json
     before = None
-    with _client(asked) as client, suppress(KeyboardInterrupt):
-        check_listening(asked["broker"])
+    with _client(connection) as client, _advice(connection, "mmi.stats"), suppress(KeyboardInterrupt):
+        check_listening(connection["broker"])
         for number in itertools.count(1):
-            view = View.made_of(*(_ask(client, question) for question in ("mmi.services", "mmi.workers", "mmi.stats")))
+            view = View.from_answers(
+                *(_ask(client, question) for question in ("mmi.services", "mmi.workers", "mmi.stats"))
+            )
             shown = with_rates(view, before)
             if as_json:
                 bodies.print_json(shown)
             else:
                 height = shutil.get_terminal_size().lines if live else 1000
-                text = "\n".join(lines(shown, ", ".join(asked["broker"]), height))
+                text = "\n".join(lines(shown, client.endpoint, height))
                 click.echo(f"\x1b[H\x1b[2J{text}" if live else f"{text}\n")
                 sys.stdout.flush()
             if number == count:
@@ -392,28 +408,36 @@ def top(*, interval: float, count: int | None, as_json: bool, **asked: Any) -> N
 
 
 def _ask(client: Client, question: str) -> dict[str, Any]:
-    """The JSON answer of the broker to an `mmi.*` question."""
+    """Return the broker's JSON answer to an `mmi.*` question."""
     answer = b" ".join(client.request(question))
     with suppress(ValueError):
         value = json.loads(answer)
         if isinstance(value, dict):
             return value
-    text = f"the broker does not know {question} (it answered {answer.decode(errors='replace')}): it is not zmdp's"
-    raise ServiceNotFound(text, service=question)
+    text = answer.decode(errors="replace")
+    raise ServiceNotFound(
+        f"the broker at {client.endpoint} does not know {question} (it answered {text}): it is not zmdp's",
+        service=question,
+    )
 
 
-def _client(asked: dict[str, Any]) -> Client:
+def _client(connection: dict[str, Any]) -> Client:
     return Client(
-        asked["broker"], timeout=asked["timeout"], retries=asked["retries"], protocol=asked["protocol"],
-        envelope=asked["envelope"],
+        connection["broker"], timeout=connection["timeout"], retries=connection["retries"],
+        protocol=connection["protocol"], envelope=connection["envelope"],
     )  # fmt: skip
 
 
+def _total_timeout(connection: dict[str, Any]) -> float:
+    timeout: float = connection["timeout"] * (1 + connection["retries"])
+    return timeout
+
+
 def _is_missing(client: Client, service: str, timeout: float) -> bool:
-    """Whether the broker says that no worker offers `service`.  One that does not implement MMI does not say it."""
+    """Return whether the broker says that no worker offers `service`: False if it does not implement MMI."""
     try:
         return client.request(
-            "mmi.service", wire.service_name(service), timeout=min(timeout, MMI_TIMEOUT), retries=0
+            "mmi.service", wire.service_name(service), timeout=min(timeout, MMI_TIMEOUT_SECONDS), retries=0
         ) == [b"404"]
     except BrokerUnreachable:
         raise
@@ -421,40 +445,44 @@ def _is_missing(client: Client, service: str, timeout: float) -> bool:
         return False
 
 
-def _settings(
-    client: Client,
-    service: str,
-    headers: dict[str, str],
-    *,
-    wait: bool,
-    broker: Sequence[str],
-    protocol: str,
-    timeout: float,
-    **_: Any,
+def _request_arguments(
+    client: Client, service: str, headers: dict[str, str], *, wait: bool, connection: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of `request` and `stream`.  Raises if nobody offers the service, unless the user wants to wait."""
+    """Return the keywords for `request` and `stream`.
+
+    Unless the user wants to `wait`, raises `BrokerUnreachable` if no broker is listening, and `ServiceNotFound` if
+    nobody offers the service and X1 cannot say so with the request itself.
+    """
     if not wait:
-        check_listening(broker)
-    if protocol == "X1":
+        check_listening(connection["broker"])
+    if connection["protocol"] == "X1":
         return {"wait": wait, "headers": headers}
     if headers:
-        raise click.UsageError("--header takes protocol X1: MDP/0.2 cannot carry headers")
-    if not wait and not service.startswith("mmi.") and _is_missing(client, service, timeout):
+        raise click.UsageError("--header requires protocol X1: MDP/0.2 and 0.1 cannot carry headers")
+    if not wait and not service.startswith("mmi.") and _is_missing(client, service, connection["timeout"]):
         raise ServiceNotFound(f"no worker offers {service!r}", service=service)
     return {}
 
 
 @contextmanager
-def _hint(broker: Sequence[str], service: str) -> Iterator[None]:
-    """Say what to do about a service that nobody offers."""
+def _advice(connection: dict[str, Any], service: str) -> Iterator[None]:
+    """Add to an error of a request to `service` what the user can do about it."""
     try:
         yield
+    except BrokerUnreachable:
+        raise
     except ServiceNotFound:
+        if service.startswith("mmi."):
+            raise
         raise ServiceNotFound(
-            f"no worker offers {service!r} at {', '.join(broker)}: `mdclient services` lists what is there, "
-            "--wait waits for it",
+            f"no worker offers {service!r} at {', '.join(connection['broker'])}: `mdclient services` lists the "
+            "services that exist, --wait waits for this one",
             service=service,
         ) from None
+    except RequestTimeout as error:
+        timeout, retries = f"{connection['timeout']:g}", connection["retries"]
+        limits = f"--timeout {timeout} × (1 + --retries {retries}) = {_total_timeout(connection):g} s"
+        raise RequestTimeout(f"{error}; the limit was {limits}", service=service) from None
 
 
 def main() -> NoReturn:

@@ -1,7 +1,7 @@
-"""An X1 client's connection: the session on a DEALER, which is replaced whenever it is lost."""
+"""An X1 client's connection: its session on a DEALER socket, which is replaced whenever the connection is lost."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -10,27 +10,28 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..mdp.errors import SettingError
 from ..mdp.transport.multipart import receive, send
+from .endpoints import Endpoints
 from .session import Call, ClientSession, Outcome
 
 MAX_MESSAGES: Final = 100
 """Messages processed before their outcomes are delivered."""
 LINGER_MS: Final = 100
-"""How long the last messages (CANCEL) may take to be sent after the socket is closed."""
-MAX_TICK_DELAY: Final = 1.0
-"""Seconds that due work may be delayed while messages keep arriving."""
-NEVER_MS: Final = 3_600_000
-"""ZeroMQ's own reconnection interval: long after the socket has been replaced."""
+"""How long the last messages (CANCEL) may take to leave after the socket is closed."""
+MAX_TICK_DELAY_SECONDS: Final = 1.0
+"""How long due work may be delayed while messages keep arriving."""
+RECONNECT_IVL_MS: Final = 3_600_000
+"""ZeroMQ's own reconnection interval: long after this client has replaced the socket."""
 
 Deliver = Callable[[list[tuple[Call, Outcome]]], None]
 
 
-class Connection:
-    """A connection to one of several brokers; each time it is lost, to the next of them.
+class ClientConnection:
+    """A connection to one of several brokers, chosen by `endpoints`; when it is lost, another is opened.
 
     ZeroMQ would reconnect by itself and silently, to a broker that knows nothing of the outstanding requests.  So a
     socket is used for one connection only: a monitor reports when that ends, and then another socket is opened.
 
-    `deliver` is called with the outcomes of requests, all that a step has brought at once.
+    `deliver` is called with the outcomes of requests, all those of a step at once.
 
     Raises `SettingError` for an invalid endpoint.
     """
@@ -38,35 +39,39 @@ class Connection:
     def __init__(
         self,
         session: ClientSession,
-        endpoints: Sequence[str],
+        endpoints: Endpoints,
         context: zmq.Context[zmq.Socket[bytes]],
         deliver: Deliver,
     ) -> None:
         self.session = session
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
-        """Readable when the connection has ended, or could not be made."""
-        self.rung = False
-        """Set by the shell when the monitor's descriptor is readable.  To ask the monitor each time would cost more
-        than everything else."""
-        self.before_drop: Callable[[], None] = _nothing
-        """Set by the shell; called before the socket is closed."""
+        """Readable when the connection has ended or could not be established."""
+        self.monitor_reported = False
+        """Set by the dialog when the monitor's descriptor is readable.  Asking the monitor at every step would cost
+        more than everything else."""
+        self.before_drop: Callable[[], None] = _do_nothing
+        """Set by the dialog; called before the socket is closed."""
         self._endpoints = endpoints
         self._context = context
         self._deliver = deliver
-        self._turn = 0
         self._ticked_at = 0.0
-        for endpoint in reversed(endpoints):  # the first is the one that stays
+        for endpoint in reversed(endpoints.all):  # the connection to the first is kept
             self.drop()
             try:
                 self._open(endpoint, time.monotonic())
             except zmq.ZMQError as error:
                 raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
 
+    @property
+    def endpoint(self) -> str:
+        """The endpoint in use."""
+        return self._endpoints.current
+
     def step(self, now: float) -> bool:
         """Send, receive, do what is due, and deliver.  Return whether to step again at once.
 
-        If it returns False, everything that somebody waits for has been received: the socket's descriptor, which
+        If it returns False, everything that a caller waits for has been received: the socket's descriptor, which
         reports changes only, will report what arrives from now on.
         """
         session = self.session
@@ -80,23 +85,23 @@ class Connection:
                     break
                 session.receive(message, now)
                 if not session.outstanding:
-                    break  # nobody waits for anything else
+                    break  # no caller waits for anything else
             else:
                 more = True
-            if self.rung and not more:
+            if self.monitor_reported and not more:
                 self._check_monitor(socket, now)
-        if not more or now - self._ticked_at > MAX_TICK_DELAY:  # a reply that is already there is not late
+        if not more or now - self._ticked_at > MAX_TICK_DELAY_SECONDS:  # a reply that has already arrived is not late
             self._ticked_at = now
             session.tick(now)
         if session.events:
             self.deliver()
         if session.unsent or session.lost is not None:
-            more |= self._send(now)  # meanwhile something may have arrived unreported
+            more |= self._send(now)  # sending may have hidden from the descriptor that something has arrived
             self.deliver()
         return more
 
     def flush(self, now: float) -> None:
-        """Send what is unsent, reconnect if that is due, and deliver.  A step must follow."""
+        """Send what is unsent, reconnect if that is due, and deliver.  `step` must be called soon afterwards."""
         self._send(now)
         self.deliver()
 
@@ -106,22 +111,22 @@ class Connection:
         if session.lost is not None:
             self.drop()
             if session.outstanding and now >= session.retry_at:
-                self._turn += 1
                 try:
-                    self._open(self._endpoints[self._turn % len(self._endpoints)], now)
-                except zmq.ZMQError as error:  # no file descriptor left, for example
+                    self._open(self._endpoints.fail_over(answered=session.heard), now)
+                except zmq.ZMQError as error:  # no file descriptor is left, for example
+                    session.heard = False  # so that it waits before it tries again
                     session.lose(str(error), now)
         if not session.unsent or self.socket is None:
             return False
         for message in session.take_messages():
-            if send(self.socket, message):  # there is no high-water mark: it is not connected any more
+            if send(self.socket, message):  # there is no high-water mark, so it is no longer connected
                 session.lose("the connection was closed", now)
                 self.drop()
                 break
         return True
 
     def deliver(self) -> None:
-        """Deliver the outcomes that have come."""
+        """Deliver the outcomes that have arrived."""
         session = self.session
         while session.events:
             events, session.events = session.events, []
@@ -129,31 +134,30 @@ class Connection:
 
     def _check_monitor(self, socket: zmq.Socket[bytes], now: float) -> None:
         """The monitor has reported something: lose the connection if it has ended."""
-        self.rung = False
+        self.monitor_reported = False
         ended = self._ended()
         if ended is not None:
-            while (message := receive(socket)) is not None:  # what came before the end
+            while (message := receive(socket)) is not None:  # what arrived before the end
                 self.session.receive(message, now)
             reason, cut = ended
             self.session.lose(reason, now, cut=cut)
 
     def _ended(self) -> tuple[str, bool] | None:
-        """Why the connection has ended, and whether there was one that was closed; None if it has not."""
+        """Return why the connection has ended and whether the other end closed it, or None if it has not ended."""
         if self.monitor is None or not self.monitor.poll(0):
             return None
         if self.session.heard:
             return "the broker closed the connection", True
         if recv_monitor_message(self.monitor)["event"] == zmq.Event.DISCONNECTED:
             return "what listens there closed the connection: is it a broker?", True
-        endpoint = self.session.where
-        return f"nobody listens there. Is the broker running? `mdp-broker --bind {endpoint}` starts one", False
+        return f"nobody listens there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one", False
 
     def _open(self, endpoint: str, now: float) -> None:
         socket = self._context.socket(zmq.DEALER)
         try:
-            # Not -1: libzmq 4.3.5 then loses a session whose handshake fails, and the context never ends.
-            socket.set(zmq.RECONNECT_IVL, NEVER_MS)
-            socket.set(zmq.SNDHWM, 0)  # what is sent is bounded by what may be outstanding
+            # Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates.
+            socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
+            socket.set(zmq.SNDHWM, 0)  # max_outstanding limits what is sent
             self.monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED)
             socket.connect(endpoint)
         except zmq.ZMQError:
@@ -161,7 +165,7 @@ class Connection:
             self.drop()
             raise
         self.socket = socket
-        self.rung = True  # its descriptor reports nothing before the first look
+        self.monitor_reported = True  # its descriptor reports nothing until the monitor has been asked once
         self.session.connected(endpoint, now)
 
     def close(self, now: float) -> None:
@@ -185,5 +189,5 @@ class Connection:
             socket.close(linger_ms)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

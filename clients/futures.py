@@ -1,4 +1,4 @@
-"""The futures of `Client.submit`, and the client's own thread, which serves them while no caller waits."""
+"""The futures of `Client.submit`, and the client's own thread, which drives the connection while no caller waits."""
 
 import logging
 import threading
@@ -19,9 +19,9 @@ PENDING: Final = "PENDING"
 CANCELLED: Final = "CANCELLED_AND_NOTIFIED"
 FINISHED: Final = "FINISHED"
 
-NAP: Final = 0.002
-"""Seconds that a request may remain unsent, and replies uncollected, while callers are expected to wait for replies."""
-MAX_NAP: Final = 0.1
+NAP_SECONDS: Final = 0.002
+"""How long requests may remain unsent, and replies unread, while callers are expected to wait for replies."""
+MAX_NAP_SECONDS: Final = 0.1
 
 log = logging.getLogger("zmdp.client")
 
@@ -29,12 +29,12 @@ log = logging.getLogger("zmdp.client")
 class ReplyFuture(Future[Reply]):
     """The future of a reply.  Cancelling it cancels the request.
 
-    A thread that waits for its result drives the connection.  It shares one lock with all futures of the client and is
-    settled without a call for each step, which is several times as fast as `Future`'s own methods.
+    A thread that waits for its result drives the connection.  All futures of a client share one lock, and are settled
+    without `Future`'s own methods, which take several times as long.
     """
 
     def __init__(self, thread: "FutureThread") -> None:
-        # As `Future.__init__`, but for the lock.
+        # As `Future.__init__`, except for the lock.
         self._condition = thread.settling
         self._state = PENDING
         self._result: Reply | None = None
@@ -49,7 +49,7 @@ class ReplyFuture(Future[Reply]):
         return self._state != PENDING
 
     def put(self, outcome: Outcome) -> None:
-        """Settle it, under the lock of the futures.  Its callbacks are called by the client's own thread."""
+        """Settle the future, under the lock of all futures.  The client's own thread runs its callbacks."""
         self._thread.promised -= 1
         if self._state != PENDING:
             return  # it was cancelled
@@ -80,7 +80,7 @@ class ReplyFuture(Future[Reply]):
         return super().exception(0)
 
     def cancel(self) -> bool:
-        """Cancel the request.  Return False if its reply has come."""
+        """Cancel the request.  Return False if its outcome has arrived."""
         with self._condition:
             if self._state != PENDING:
                 return self._state == CANCELLED
@@ -92,50 +92,51 @@ class ReplyFuture(Future[Reply]):
         return True
 
     def run_callbacks(self) -> None:
-        """Call what was to be called when it is done."""
+        """Run the callbacks that were added before the future was done."""
         callbacks, self._done_callbacks = self._done_callbacks, []
         for callback in callbacks:
             try:
                 callback(self)
-            except BaseException:  # such as SystemExit: the other callbacks are to be called all the same
+            except BaseException:  # even SystemExit: the other callbacks must run all the same
                 log.exception("a future's callback failed")
 
 
 class FutureThread:
-    """The client's own thread: it calls the futures' callbacks, and drives the connection while no caller does.
+    """The client's own thread: it runs the futures' callbacks, and drives the connection while no caller does.
 
-    It drives at once, unless callers have lately waited for their futures.  Those do so again in the next moment, and a
-    thread that drives itself has its replies without a change of threads.  So it naps then, and only takes over when
-    nothing has happened meanwhile.
+    It starts to drive at once, unless callers have recently waited for their futures.  Those callers are likely to wait
+    again in a moment, and a caller that drives gets its replies without a switch between threads.  So this thread naps
+    first, and drives only if nothing has happened meanwhile.
     """
 
     def __init__(self, shared: SharedConnection) -> None:
         self.promised = 0
-        """Futures that are not settled, except those that were cancelled."""
+        """Futures that are neither settled nor cancelled."""
         self.callbacks: deque[ReplyFuture] = deque()
-        """Futures whose callbacks are to be called."""
+        """Futures whose callbacks are to be run."""
         self.settling = shared.settling
         self.asleep = False
-        """It waits until it is notified."""
+        """The thread sleeps until it is notified."""
         self._shared = shared
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition(shared.lock)
+        self._gate: Any = None
+        """A lock that the thread waits for while it naps."""
         self._ident: int | None = None
-        self._leaves = False
-        """It is to stop driving, because a caller wants to."""
+        self._must_leave = False
+        """The thread must stop driving, because a caller wants to drive."""
         self._awaited = False
-        """Callers have lately waited for their futures."""
+        """Callers have recently waited for their futures."""
         self._submitted = 0
         self._unsent_since = 0.0
-        shared.vacated = self._vacated
-        shared.delivered = self._delivered
+        shared.on_idle = self._on_idle
+        shared.on_delivery = self._on_delivery
 
     # ── what callers do ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def submitted(self, future: ReplyFuture, call: Call) -> None:
-        """Take charge of a future.  Its request is sent at once if no other is outstanding, else a moment later.
+        """Take charge of a future.  Under the lock.
 
-        Under the lock.
+        Its request is sent at once if no other is outstanding, otherwise a moment later.
         """
         future.call = call
         self.promised += 1
@@ -145,11 +146,11 @@ class FutureThread:
         if session.unsent == 1:
             self._unsent_since = now
         if shared.driver is not None:
-            if shared.driver == threading.get_ident() or now - self._unsent_since < NAP:
-                shared.wake()  # it sends all that there is by then
+            if shared.driver == threading.get_ident() or now - self._unsent_since < NAP_SECONDS:
+                shared.wake()  # the driver sends everything that is unsent by then
             else:
                 shared.send()
-        elif session.outstanding == 1 or now - self._unsent_since >= NAP:
+        elif session.outstanding == 1 or now - self._unsent_since >= NAP_SECONDS:
             shared.send()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="zmdp-client", daemon=True)
@@ -158,7 +159,7 @@ class FutureThread:
             self._notify()
 
     def wait(self, future: ReplyFuture, timeout: float | None) -> None:
-        """Wait until `future` is settled, for at most `timeout` seconds."""
+        """Wait at most `timeout` seconds until `future` is settled."""
         shared = self._shared
         until = None if timeout is None else time.monotonic() + timeout
         try:
@@ -166,7 +167,7 @@ class FutureThread:
                 if self._ident != threading.get_ident():
                     self._awaited = True
                     if shared.driver is not None and shared.driver == self._ident:
-                        self._leaves = True
+                        self._must_leave = True
                         shared.wake()
                 shared.wait(future.__bool__, until, future)
         except zmq.ZMQError as error:  # its context was terminated, for example
@@ -187,24 +188,26 @@ class FutureThread:
         shared.cancel_unwanted()
 
     def close(self) -> None:
-        """End the thread, after the client was closed and the callbacks have been called."""
+        """End the thread after it has run the callbacks.  The client has been closed."""
         with self._shared.lock:
-            self._changed.notify_all()
+            self._notify()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _vacated(self) -> None:
+    def _on_idle(self) -> None:
         if self.asleep and (self.promised or self._shared.session.unsent):
             self._notify()
 
-    def _delivered(self) -> None:
+    def _on_delivery(self) -> None:
         if self.callbacks and self._thread is not None:
             self._notify()
 
     def _notify(self) -> None:
         self.asleep = False
-        self._changed.notify()
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.release()
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -235,29 +238,41 @@ class FutureThread:
             self.callbacks.popleft().run_callbacks()
 
     def _serve(self) -> None:
-        """Drive or wait until callbacks are to be called.  Under the lock."""
+        """Drive or wait until there are callbacks to run.  Under the lock."""
         shared, session = self._shared, self._shared.session
-        nap, seen = NAP, -1
+        nap, seen = NAP_SECONDS, -1
         while not self.callbacks and not shared.closed:
             idle = self._progress() == seen
-            if shared.driver is None and self.promised and (idle or not self._awaited):
-                self._awaited = self._leaves = False
+            if shared.free_to_drive and self.promised and (idle or not self._awaited):
+                self._awaited = self._must_leave = False
                 shared.wait(self._stops_driving)
-                nap, seen = NAP, -1
+                nap, seen = NAP_SECONDS, -1
                 continue
-            if shared.driver is None and session.unsent and time.monotonic() - self._unsent_since >= NAP:
+            if shared.driver is None and session.unsent and time.monotonic() - self._unsent_since >= NAP_SECONDS:
                 shared.send()
-            nap = 2 * nap if idle else NAP
+            nap = 2 * nap if idle else NAP_SECONDS
             seen = self._progress()
-            self.asleep = nap > NAP
-            self._changed.wait(nap if nap <= MAX_NAP else None)
+            self.asleep = nap > NAP_SECONDS
+            self._nap(nap if nap <= MAX_NAP_SECONDS else -1)
             if not self.asleep:
-                nap = NAP
+                nap = NAP_SECONDS
             self.asleep = False
 
+    def _nap(self, seconds: float) -> None:
+        """Release the lock until notified, for at most `seconds` (-1: for ever)."""
+        gate = self._gate = threading.Lock()
+        gate.acquire()
+        self._shared.lock.release()
+        try:
+            self._shared.cancel_unwanted()  # a thread that could not get the lock has left its call to this one
+            gate.acquire(timeout=seconds)
+        finally:
+            self._shared.lock.acquire()
+            self._gate = None
+
     def _progress(self) -> int:
-        """A number that changes when anything is submitted or delivered."""
+        """Return a number that changes whenever something is submitted or delivered."""
         return self._submitted + self._shared.deliveries
 
     def _stops_driving(self) -> bool:
-        return self._leaves or bool(self.callbacks) or not self.promised
+        return self._must_leave or bool(self.callbacks) or not self.promised

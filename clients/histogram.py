@@ -1,15 +1,15 @@
-"""Latencies as HDR histograms keep them: any number in little memory, each to within one part in 128."""
+"""Latency histograms like HDR's: any number of values in little memory, each accurate to one part in 128."""
 
 from collections import Counter
 from typing import Final
 
-PRECISION: Final = 8
-"""Bits of a value that are kept."""
+PRECISION_BITS: Final = 8
+"""The leading bits of a value that are kept."""
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
 
 class Histogram:
-    """Counts of seconds, by value."""
+    """Counts of durations in seconds, by value."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -18,16 +18,16 @@ class Histogram:
         self.largest = 0.0
 
     def record(self, seconds: float) -> None:
-        """Add one value."""
+        """Add a value."""
         microseconds = max(0, round(seconds * 1e6))
-        dropped = max(0, microseconds.bit_length() - PRECISION)
+        dropped = max(0, microseconds.bit_length() - PRECISION_BITS)
         self._counts[microseconds >> dropped << dropped] += 1
         self.count += 1
         self.total += seconds
         self.largest = max(self.largest, seconds)
 
     def percentile(self, percent: float) -> float:
-        """The value, in seconds, that `percent` of all values do not exceed; 0 if there are none."""
+        """Return the value, in seconds, that `percent` of all values do not exceed; 0 if there are none."""
         wanted, seen = self.count * percent / 100, 0
         for microseconds, count in sorted(self._counts.items()):
             seen += count
@@ -41,6 +41,6 @@ class Histogram:
         return self.total / self.count if self.count else 0.0
 
     def summary(self) -> dict[str, float]:
-        """Mean, percentiles and maximum, in milliseconds, by name."""
+        """Return the mean, the percentiles and the maximum, in milliseconds, by name."""
         found = {"mean": self.mean, **{f"p{p:g}": self.percentile(p) for p in PERCENTILES}, "max": self.largest}
         return {name: round(seconds * 1000, 3) for name, seconds in found.items()}

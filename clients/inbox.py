@@ -5,33 +5,35 @@ from typing import Final
 
 from ..mdp.errors import StreamInterrupted, ZmdpError
 from .reply import Reply
-from .session import FRAME_OVERHEAD, Outcome
+from .session import FRAME_OVERHEAD_BYTES, Outcome
 
-MAX_UNREAD: Final = 64 << 20
-"""Maximum bytes of a stream that have arrived and have not been taken."""
+MAX_UNREAD_BYTES: Final = 64 << 20
+"""Maximum size of the parts of a stream that have arrived and have not been taken."""
 
 
 class Inbox:
-    """The outcomes of one request, in order.  A stream that is read too slowly ends with an error, within bounds."""
+    """The outcomes of one request, in order.  A stream that is read too slowly ends with `StreamInterrupted`."""
 
     def __init__(self) -> None:
         self._outcomes: deque[Outcome] = deque()
-        # Bytes.  Each is written by one thread only: the one that receives, the one that reads.
-        self._came = 0
-        self._taken = 0
+        # Each counter is written by one thread only: the one that receives, the one that reads.
+        self._arrived_bytes = 0
+        self._taken_bytes = 0
         self.full = False
-        """More has arrived than may wait: the rest is left out."""
+        """More has arrived than may be kept: the rest is discarded."""
 
     def add(self, outcome: Outcome) -> bool:
-        """Add an outcome.  Return False if it is left out."""
+        """Add an outcome.  Return False if it is discarded."""
         if self.full:
             return False
         if isinstance(outcome, Reply):
-            self._came += _size(outcome)
-            unread = self._came - self._taken
-            if unread > MAX_UNREAD and not outcome.final:
+            self._arrived_bytes += _size(outcome)
+            unread = self._arrived_bytes - self._taken_bytes
+            if unread > MAX_UNREAD_BYTES and not outcome.final:
                 self.full = True
-                text = f"the stream of service {outcome.service!r} comes faster than it is read: {unread} bytes wait"
+                text = (
+                    f"the stream of service {outcome.service!r} arrives faster than it is read ({unread} bytes unread)"
+                )
                 outcome = StreamInterrupted(text, service=outcome.service)
         self._outcomes.append(outcome)
         return True
@@ -40,13 +42,13 @@ class Inbox:
         return bool(self._outcomes)
 
     def take(self) -> Reply:
-        """The next part or reply.  Raises what the request failed with; `IndexError` if there is nothing."""
+        """Return the next part or reply.  Raises what the request failed with; `IndexError` if the inbox is empty."""
         outcome = self._outcomes.popleft()
         if isinstance(outcome, ZmdpError):
             raise outcome
-        self._taken += _size(outcome)
+        self._taken_bytes += _size(outcome)
         return outcome
 
 
 def _size(reply: Reply) -> int:
-    return sum(map(len, reply)) + FRAME_OVERHEAD * (len(reply) + 1)
+    return sum(map(len, reply)) + FRAME_OVERHEAD_BYTES * (len(reply) + 1)

@@ -1,4 +1,4 @@
-"""Loads for a service, and how it bears them: what `mdclient bench` does."""
+"""Load generators for `mdclient bench`."""
 
 import asyncio
 import random
@@ -14,16 +14,16 @@ from .histogram import Histogram
 from .mdclient import Client
 
 SEED: Final = 1
-STEP: Final = 0.1
-"""Seconds between two looks at how far it has come."""
+PROGRESS_INTERVAL_SECONDS: Final = 0.1
+"""How often progress is reported."""
 
 Progress = Callable[[float], None]
-"""Called with the part of the time that has passed, from 0 to 1."""
+"""Called with the fraction of the time that has passed, from 0 to 1."""
 
 
 @dataclass
 class Result:
-    """What came of a load: latencies in seconds by kind of request, and errors by type."""
+    """The result of a benchmark: latencies in seconds by kind of request, and errors by type."""
 
     seconds: float = 0.0
     latencies: dict[str, Histogram] = field(default_factory=dict)
@@ -32,25 +32,25 @@ class Result:
     """The text of the first error of each type."""
 
     def record(self, kind: str, seconds: float) -> None:
-        """A request of that kind took so long."""
+        """Record a request of `kind` that took so many `seconds`."""
         histogram = self.latencies.get(kind)
         if histogram is None:
             histogram = self.latencies[kind] = Histogram()
         histogram.record(seconds)
 
     def fail(self, error: RequestError) -> None:
-        """A request failed."""
+        """Record a request that failed."""
         kind = type(error).__name__
         self.errors[kind] += 1
         self.samples.setdefault(kind, str(error))
 
     @property
     def replies(self) -> int:
-        """Requests that brought a reply."""
+        """The number of requests that were answered with a reply."""
         return sum(histogram.count for histogram in self.latencies.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures by name, ready for JSON; latencies in milliseconds."""
+        """Return all figures by name, ready for JSON; latencies in milliseconds."""
         return {
             "seconds": round(self.seconds, 3),
             "replies": self.replies,
@@ -66,7 +66,10 @@ class Result:
 def one_by_one(
     client: Client, service: str, frames: Sequence[bytes], *, wait: bool = False, seconds: float, progress: Progress
 ) -> Result:
-    """A caller that waits for each reply before it asks again.  MDP/0.2 cannot say that it does not `wait`."""
+    """Send requests for so many `seconds`, each when the reply to the one before has arrived.
+
+    With MDP/0.2 and 0.1 `wait` must be true, because they cannot say otherwise.
+    """
     result = Result()
     began = now = time.perf_counter()
     shown = began
@@ -79,7 +82,7 @@ def one_by_one(
         else:
             then, now = now, time.perf_counter()
             result.record("all", now - then)
-        if now - shown >= STEP:
+        if now - shown >= PROGRESS_INTERVAL_SECONDS:
             shown = now
             progress((now - began) / seconds)
     result.seconds = now - began
@@ -95,7 +98,7 @@ async def pipelined(
     seconds: float,
     progress: Progress,
 ) -> Result:
-    """Callers, `outstanding` of them, over one connection, each of which waits for its reply before it asks again."""
+    """Keep `outstanding` requests outstanding for so many `seconds`, over one connection."""
     result = Result()
     began = time.perf_counter()
 
@@ -130,10 +133,10 @@ async def mixed(
     seconds: float,
     progress: Progress,
 ) -> Result:
-    """Requests at random moments, `rate` a second on average; a `share` of them are the slow ones.
+    """Send requests at random moments, `rate` per second on average; a `share` of them has the slow body.
 
-    Each is sent when its moment has come, whether those before are done or not, and its latency counts from that
-    moment: a service that falls behind is not spared.
+    Each is sent when its moment has come, whether or not earlier ones have finished, and its latency counts from that
+    moment: a service that falls behind does not look better than it is.
     """
     result = Result()
     rng = random.Random(SEED)  # noqa: S311 - the same load each time
@@ -162,5 +165,5 @@ async def mixed(
 async def _watch(began: float, seconds: float, progress: Progress) -> None:
     while (passed := time.perf_counter() - began) < seconds:
         progress(passed / seconds)
-        await asyncio.sleep(STEP)
+        await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
     progress(1.0)

@@ -1,8 +1,9 @@
-"""The client's side of X1 as a machine: any number of numbered requests over a connection that may be replaced.
+"""The client's side of X1 as a state machine: any number of numbered requests over a connection that may be replaced.
 
-No socket, no clock.  The shell opens a new socket at `retry_at` and reports it with `connected`.  It feeds `receive`
-and `tick`, sends what `take_messages` returns, and delivers what is in `events`.  When `lost` gives a reason, the shell
-closes the socket: all outstanding requests are sent again, under their old numbers, on the next connection.
+It uses no socket and no clock.  `ClientConnection` opens a new socket at the time `retry_at` and reports it with
+`connected`.  It calls `receive` and `tick`, sends what `take_messages` returns, and delivers what is in `events`.  When
+`lost` gives a reason, it closes the socket: every outstanding request is sent again, under its old number, over the
+next connection.
 
 The session speaks the batched form (`batch`): the commands of one turn are packed into one message.
 """
@@ -36,16 +37,16 @@ from .reply import Reply
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
 BACKOFF: tuple[float, float] = (0.05, 1.0)
-"""Seconds before the first and before the latest attempt to connect to brokers that do not answer."""
+"""The shortest and the longest pause, in seconds, between attempts to connect to brokers that do not answer."""
 GRACE: tuple[float, float] = (0.05, 0.5)
-"""How long the client waits beyond a request's timeout, because the broker's ERROR says more: this part of the timeout,
-and at most so many seconds."""
-LARGEST_REPLY = Limits().max_message
-"""Maximum bytes of the collected PARTIALs of one reply; a stream has no limit."""
-FRAME_OVERHEAD: Final = 100
-"""Bytes charged for each frame that is kept, beside its own."""
-LARGE_REQUEST: Final = 1 << 20
-"""Size in bytes from which a request may be the reason why a broker closes connections."""
+"""How long the client waits beyond a request's timeout for the broker's ERROR, which says more than silence: this
+fraction of the timeout, but at most so many seconds."""
+MAX_REPLY_BYTES = Limits().max_message
+"""Maximum size of the collected PARTIALs of one reply; a stream has no limit."""
+FRAME_OVERHEAD_BYTES: Final = 100
+"""Memory charged for each frame that is kept, in addition to its content."""
+LARGE_REQUEST_BYTES: Final = 1 << 20
+"""Size from which a request may be the reason why a broker closes connections."""
 MAX_LOSSES: Final = 3
 """Connections that may be lost while such a request is outstanding."""
 RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
@@ -53,17 +54,16 @@ RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
 _CANCEL: Final = 5
 """CANCEL's command byte."""
 
-
 Outcome = Reply | ZmdpError
-"""What a request yields: any number of parts, then a final `Reply` or an error."""
+"""What a request results in: any number of parts, then a final `Reply` or an error."""
 
 
 class Call(Timed):
     """One request, from when it is made until its FINAL or ERROR."""
 
     __slots__ = (
-        "body", "collected", "collected_bytes", "deadline", "ended", "losses", "number", "options", "service",
-        "silence", "stream", "streamed", "taker", "timeout",
+        "body", "collected", "collected_bytes", "deadline", "ended", "losses", "number", "options", "receiver",
+        "service", "silence", "stream", "streamed", "timeout",
     )  # fmt: skip
 
     def __init__(self, number: int, service: bytes, body: Sequence[bytes], options: bytes) -> None:
@@ -72,15 +72,15 @@ class Call(Timed):
         self.service = service
         self.body = body
         self.options = options
-        """As they are sent, without the ttl."""
+        """The encoded options, without the ttl."""
         self.stream = False
         """Each PARTIAL is delivered as it arrives; otherwise all are collected."""
-        self.taker: Any = None
-        """Whatever the shell delivers the outcomes to."""
+        self.receiver: Any = None
+        """What the outcomes are delivered to.  The session does not use it."""
         self.streamed = False
-        """A PARTIAL has been delivered, so the request cannot be repeated."""
+        """A PARTIAL has been delivered, so the request cannot be sent again."""
         self.collected: list[bytes] | None = None
-        """The frames of the PARTIALs, if any has come."""
+        """The frames of the PARTIALs, if any has arrived."""
         self.collected_bytes = 0
         self.timeout: float | None = None
         self.silence: float | None = None
@@ -92,31 +92,31 @@ class Call(Timed):
 
 
 class ClientSession:
-    """The dialog of one client with whichever broker it is connected to.
+    """One client's exchange with whichever broker it is connected to.
 
-    `heartbeat` is the interval in seconds after which, while a request is outstanding, a silent broker is asked for a
-    sign of life.  After `liveness` such intervals the broker is considered dead.
+    While a request is outstanding, a broker that has been silent for `heartbeat` seconds is asked for a sign of life.
+    After `liveness` such intervals of silence it is considered dead.
     """
 
     def __init__(self, *, heartbeat: float = 1.0, liveness: int = 5, rng: random.Random | None = None) -> None:
         if not SHORTEST_HEARTBEAT <= heartbeat < LARGEST:
-            raise SettingError(f"heartbeat is {heartbeat!r}: it takes {SHORTEST_HEARTBEAT} seconds or more")
+            raise SettingError(f"heartbeat is {heartbeat!r}: it must be {SHORTEST_HEARTBEAT} seconds or more")
         if liveness < 2:
-            raise SettingError(f"liveness is {liveness!r}: it takes a number of intervals, 2 or more")
+            raise SettingError(f"liveness is {liveness!r}: it must be a number of intervals, 2 or more")
         self.unsent = 0
         """Commands that `take_messages` would return."""
         self.outstanding = 0
         """Requests that have not ended."""
         self.events: list[tuple[Call, Outcome]] = []
-        """What to deliver.  The shell empties it."""
+        """What to deliver.  The connection empties it."""
         self.lost: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
         self.retry_at = 0.0
         """When to connect next, while `lost`."""
-        self.where = ""
-        """The endpoint, for messages to people."""
+        self.endpoint = ""
+        """The endpoint of the latest connection, for messages to people."""
         self.heard = False
-        """Whether the broker has said anything on this connection."""
+        """Whether the broker has said anything over the latest connection."""
         self._trouble: str | None = None
         """Why the last connection was lost, until a broker is heard again."""
         self._heartbeat = heartbeat
@@ -147,39 +147,39 @@ class ClientSession:
         wait: bool = True,
         headers: Mapping[Any, Any] | None = None,
         options: Mapping[str, Any] | None = None,
-        taker: Any = None,
+        receiver: Any = None,
     ) -> Call:
-        """Begin a request.  It is sent now, or when there is a connection.
+        """Begin a request.  It is sent now, or as soon as there is a connection.
 
         Args:
             service: The service's name.
             body: The frames of the request.
-            now: The time.
-            timeout: Seconds until it must be finished; travels with the request, as its ttl.
-            silence: Seconds in which something must arrive, a PARTIAL or the FINAL.
+            now: The current time.
+            timeout: Seconds until the FINAL must have arrived.  It travels with the request as its ttl.
+            silence: Seconds within which something must arrive, a PARTIAL or the FINAL.
             stream: Deliver each PARTIAL as it arrives.
             wait: If false, fail at once when no worker offers the service.
-            headers: Text by name, for the handler.
-            options: More options of the request.
-            taker: What the shell delivers the outcomes to.
+            headers: Texts by name, for the handler.
+            options: Further options of the request.
+            receiver: What the outcomes are to be delivered to.
 
-        Raises `SettingError` for what cannot be sent.
+        Raises `SettingError` for an argument that cannot be sent.
         """
         raw = b""
         if options or headers or not wait:
             raw = _encode_options(options, headers, wait)
         if len(body) > batch.MAX_BODY_FRAMES:
-            raise SettingError(f"the body has {len(body)} frames: it takes at most {batch.MAX_BODY_FRAMES}")
+            raise SettingError(f"the body has {len(body)} frames: it may have at most {batch.MAX_BODY_FRAMES}")
         self._last_number += 1
         call = Call(self._last_number, service, body, raw)
         call.stream = stream
-        call.taker = taker
+        call.receiver = receiver
         call.timeout = timeout
         call.silence = silence
         if timeout is not None:
             call.deadline = now + timeout
             if timeout * 1000 > batch.MAX_TTL_MS:
-                _with_ttl(raw, timeout * 1000)  # raises what cannot be sent
+                _with_ttl(raw, timeout * 1000)  # raises SettingError if it cannot be sent
         if self.lost is None:
             self._send_request(call, now)
         self._set_due(call, now)
@@ -202,7 +202,7 @@ class ClientSession:
             self._due.set(call, due)
 
     def cancel(self, call: Call) -> None:
-        """Forget a request, and have the broker forget it.  Nothing more is delivered for it."""
+        """Abandon a request and tell the broker.  Nothing more is delivered for it."""
         if not call.ended:
             self._forget(call)
             self._send_cancel(call)
@@ -224,7 +224,7 @@ class ClientSession:
             self.unsent += 1
 
     def take_messages(self) -> list[Message]:
-        """Return the messages to send, all commands since the last time in as few as possible."""
+        """Return the messages to send: all commands since the last call, in as few messages as possible."""
         if not self.unsent:
             return []
         messages: list[Message] = self._batch.messages()
@@ -246,10 +246,10 @@ class ClientSession:
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def connected(self, where: str, now: float) -> None:
-        """Report a new socket, connected to `where`: all outstanding requests are sent there."""
+    def connected(self, endpoint: str, now: float) -> None:
+        """Report a new connection, to `endpoint`: every outstanding request is sent there."""
         self.lost = None
-        self.where = where
+        self.endpoint = endpoint
         self.heard = False
         self._expect_sign_of_life(now)
         for call in self._calls.values():
@@ -259,11 +259,11 @@ class ClientSession:
     def lose(self, reason: str, now: float, *, cut: bool = False) -> None:
         """Give up the connection.  Streams that have begun fail; other requests wait for the next connection.
 
-        `cut` says that the other end closed a connection that existed.
+        `cut` tells that the other end closed an established connection.
         """
         self.lost = self._trouble = reason
         self.retry_at = now
-        if not self.heard:  # else the broker may have been restarted: no reason to wait
+        if not self.heard:  # otherwise the broker may have been restarted: there is no reason to wait
             self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
             self._backoff = min(2 * self._backoff, BACKOFF[1])
         self._batch = _new_batch()
@@ -273,21 +273,20 @@ class ClientSession:
             call.losses += cut
             service = call.service.decode()
             if call.streamed:
-                text = (
-                    f"the stream of service {service!r} broke off: the connection to {self.where} was lost ({reason})"
-                )
+                text = f"the stream of service {service!r} broke off: "
+                text += f"the connection to {self.endpoint} was lost ({reason})"
                 self._fail(call, StreamInterrupted(text, service=service))
-            elif call.losses >= MAX_LOSSES and (size := wire.size_of(call.body)) > LARGE_REQUEST:
-                # A broker's libzmq disconnects a peer that sends a frame far over its limit; sent again and again, this
-                # request would have all others repeated each time.
+            elif call.losses >= MAX_LOSSES and (size := wire.size_of(call.body)) > LARGE_REQUEST_BYTES:
+                # A broker's libzmq disconnects a peer that sends a frame far beyond its limit.  Each time this request
+                # is sent again, all others would have to be sent again with it.
                 text = (
-                    f"the connection to {self.where} was lost {call.losses} times with a request of {size} bytes for "
-                    f"service {service!r} outstanding: is that more than the broker's max_message?"
+                    f"the connection to {self.endpoint} was lost {call.losses} times with a request of {size} bytes "
+                    f"for service {service!r} outstanding: does that exceed the broker's max_message?"
                 )
                 self._fail(call, RequestRejected(text, service=service))
 
     def close(self, error: Callable[[], ZmdpError]) -> None:
-        """Cancel all outstanding requests; each ends with an `error`."""
+        """Cancel every outstanding request; each ends with an `error`."""
         for call in list(self._calls.values()):
             self._send_cancel(call)
             self._fail(call, error())
@@ -344,16 +343,16 @@ class ClientSession:
         if call.collected is None:
             call.collected = []
         call.collected += body
-        call.collected_bytes += wire.size_of(body) + FRAME_OVERHEAD * len(body)
-        if call.collected_bytes > LARGEST_REPLY:
-            text = f"the parts of the reply of service {service!r} have more than {LARGEST_REPLY} bytes: use stream()"
+        call.collected_bytes += wire.size_of(body) + FRAME_OVERHEAD_BYTES * len(body)
+        if call.collected_bytes > MAX_REPLY_BYTES:
+            text = f"the parts of the reply of service {service!r} exceed {MAX_REPLY_BYTES} bytes: use stream()"
             self._send_cancel(call)
             self._fail(call, RequestRejected(text, service=service, code=Code.TOO_LARGE))
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> None:
-        """Do what is due: end overdue requests, send heartbeats, leave a broker that has been silent too long."""
+        """Do what is due: end overdue requests, send heartbeats, give up a broker that has been silent for too long."""
         for call in self._due.pop_due(now):
             self._send_cancel(call)
             self._fail(call, self._overdue(call, now))
@@ -376,7 +375,7 @@ class ClientSession:
             self.unsent += 1
 
     def deadline(self) -> float | None:
-        """Return when `tick`, or while `lost` a new connection, is due; None if nothing is outstanding."""
+        """Return when `tick` (or, while `lost`, a new connection) is due; None if nothing is outstanding."""
         if not self.outstanding:
             return None
         then = self.retry_at if self.lost is not None else self._beat_at
@@ -384,7 +383,7 @@ class ClientSession:
         return then if due is None else min(due, then)
 
     def _expect_sign_of_life(self, now: float) -> None:
-        """There was a sign of life, or there is no reason yet to expect one."""
+        """Begin to wait for a sign of life: one has arrived, or there was no reason to expect one until now."""
         self._beat_at = now + self._heartbeat
         self._asked_at = None
 
@@ -392,9 +391,9 @@ class ClientSession:
         service = call.service.decode()
         passed = call.deadline is not None and now >= call.deadline
         waited = call.timeout if passed else call.silence
-        text = f"no reply from service {service!r} through {self.where} within {waited:g} s"
+        text = f"no reply from service {service!r} through {self.endpoint} within {waited:g} s"
         if call.streamed:
-            text = f"the stream of service {service!r} stopped: nothing came for {waited:g} s after a part"
+            text = f"the stream of service {service!r} stopped: nothing arrived for {waited:g} s after a part"
             if passed:
                 text = f"the stream of service {service!r} was not finished within {waited:g} s"
             return StreamInterrupted(text, service=service)
@@ -413,8 +412,8 @@ def _new_batch() -> Any:
 
 
 def _encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:
-    """The options of a request as JSON.  Raises `SettingError` if they cannot be sent."""
-    # The types of headers are checked here: compiled code would raise `TypeError` for other than the declared ones.
+    """Return the options of a request as JSON.  Raises `SettingError` if they cannot be sent."""
+    # The types of headers are checked here: compiled code would raise `TypeError` for types other than those declared.
     given: dict[str, Any] = {}
     if options:
         given.update(options)
@@ -434,16 +433,16 @@ def _encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any
 
 
 def _with_ttl(options: bytes, ttl: float) -> bytes:
-    """`options` with a ttl, in milliseconds, that is too long for a record.  Raises `SettingError` as above."""
+    """Return `options` with a ttl, in milliseconds, that is too long for a record.  Raises `SettingError` as above."""
     values: dict[str, Any] = json.loads(options) if options else {}
     values["ttl"] = round(ttl)
     return wire.encode_options(values)
 
 
 def _error(call: Call, error: wire.Error) -> RequestError:
-    """The exception for an ERROR.
+    """Return the exception for an ERROR.
 
-    One with a detail is the service's own, whatever its code; one without is the broker's.
+    An ERROR with a detail frame is the service's own, whatever its code; one without is the broker's.
     """
     service, code, text = call.service.decode(), error.code, error.text
     if error.detail:

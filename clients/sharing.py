@@ -1,8 +1,8 @@
-"""One X1 connection for any number of threads.
+"""One X1 connection shared by any number of threads.
 
-Of the threads that wait for replies one drives the connection, for all of them; when it has what it waits for, another
-takes over.  While the driving thread sleeps, on the descriptors and not in ZeroMQ, any thread that has the lock may use
-the socket.
+One of the threads that wait for replies, the driver, sends and receives for all of them; the others are its followers.
+When the driver has its own reply, a follower takes over.  The driver sleeps by polling the descriptors, not inside
+ZeroMQ, so meanwhile any thread that holds the lock may use the socket.
 """
 
 import select
@@ -18,20 +18,21 @@ import zmq
 
 from ..mdp.errors import ClosedError, RequestTimeout
 from ..mdp.transport.multipart import milliseconds
-from .connection import Connection
+from .connection import ClientConnection
+from .endpoints import Endpoints
 from .inbox import Inbox
 from .reply import Reply
 from .session import Call, ClientSession, Outcome
 
-FOREVER: Final = 3600.0
-ASK_AGAIN: Final = 0.0002
-"""Seconds in which threads that have just been given replies are likely to send their next requests."""
+MAX_SLEEP_SECONDS: Final = 3600.0
+NEXT_REQUEST_SECONDS: Final = 0.0002
+"""How soon threads that have just received replies are likely to make their next requests."""
 
 
 class Follower:
     """A thread that waits while another drives.
 
-    It is woken once: because what it waits for is there, or because it is to drive.
+    It is woken once, either because what it waits for has arrived or because it is to drive.
     """
 
     __slots__ = ("done", "gate", "woken")
@@ -43,27 +44,27 @@ class Follower:
         self.woken = False
 
     def wake(self) -> None:
-        """Wake it, under the connection's lock."""
+        """Wake the thread.  Under the connection's lock."""
         if not self.woken:
             self.woken = True
             self.gate.release()
 
 
-class Taker(Protocol):
+class Receiver(Protocol):
     """What the outcomes of a request are delivered to."""
 
     follower: Follower | None
-    """The thread that waits for it."""
+    """The thread that waits for it, if it follows."""
 
     def put(self, outcome: Outcome) -> None:
         """Deliver an outcome."""
 
     def __bool__(self) -> bool:
-        """Whether there is something to take."""
+        """Whether an outcome can be taken."""
 
 
-class Answer:
-    """The one outcome of a request that is not streamed."""
+class SingleOutcome:
+    """The outcome of a request that is not streamed."""
 
     __slots__ = ("follower", "outcome")
 
@@ -71,7 +72,7 @@ class Answer:
         self.outcome: Outcome | None = None
         self.follower: Follower | None = None
 
-    def put(self, outcome: Outcome) -> None:  # noqa: D102 - see Taker
+    def put(self, outcome: Outcome) -> None:  # noqa: D102 - see Receiver
         self.outcome = outcome
 
     def __bool__(self) -> bool:
@@ -82,27 +83,27 @@ class Answer:
         outcome = self.outcome
         if isinstance(outcome, Reply):
             return outcome
-        assert outcome is not None  # noqa: S101 - it is only taken when it is there
+        assert outcome is not None  # noqa: S101 - callers wait until there is an outcome
         raise outcome
 
 
-class Parts(Inbox):
+class StreamInbox(Inbox):
     """The outcomes of a stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self.follower: Follower | None = None
 
-    def put(self, outcome: Outcome) -> None:  # noqa: D102 - see Taker
+    def put(self, outcome: Outcome) -> None:  # noqa: D102 - see Receiver
         self.add(outcome)
 
 
 class SharedConnection:
-    """A connection that any number of threads use."""
+    """A connection that any number of threads share."""
 
     def __init__(
         self,
-        endpoints: Sequence[str],
+        endpoints: Endpoints,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
         heartbeat: float,
@@ -110,49 +111,54 @@ class SharedConnection:
         max_outstanding: int,
     ) -> None:
         self.session = ClientSession(heartbeat=heartbeat, liveness=liveness)
-        self.connection = Connection(self.session, endpoints, context, self._deliver)
+        self.connection = ClientConnection(self.session, endpoints, context, self._deliver)
         self.lock = threading.Lock()
-        """Held by whoever uses the session or the socket: the driving thread releases it while it sleeps."""
+        """Held by the thread that uses the session or the socket.  The driver releases it while it sleeps."""
         self.settling = threading.Condition()
-        """The lock of all futures, held while outcomes are delivered."""
+        """The lock of all futures.  Held while outcomes are delivered."""
         self.closed = False
         self.driver: int | None = None
-        """The thread that drives the connection."""
-        self.vacated: Callable[[], None] = _nothing
+        """The identifier of the thread that drives the connection."""
+        self.on_idle: Callable[[], None] = _do_nothing
         """Set by the client's own thread; called when a thread has stopped driving and none waits to take over."""
-        self.delivered: Callable[[], None] = _nothing
+        self.on_delivery: Callable[[], None] = _do_nothing
         """Set by the client's own thread; called when outcomes have been delivered."""
         self.deliveries = 0
         self._max_outstanding = max_outstanding
-        self._driven_for: Callable[[], bool] = _never
-        """What the driving thread waits for."""
-        self._left = threading.Condition(self.lock)
-        """Notified when a thread has stopped driving and the client is being closed."""
+        self._driver_done: Callable[[], bool] = _never
+        """Whether the driver has what it waits for."""
+        self._driver_left = threading.Condition(self.lock)
+        """Notified when the driver stops and the client is being closed."""
         self._followers: dict[Follower, None] = {}
-        """The threads that wait while another drives, in the order in which they came."""
-        self._watching: dict[Follower, None] = {}
-        """Those of them that no taker wakes: whether what they wait for is there is checked after each step."""
-        self._roused = 0
-        """Threads that have just been given their replies and have not asked again, until `_roused_until`."""
-        self._roused_until = 0.0
+        """The threads that wait while another drives, in the order in which they began to wait."""
+        self._checked: dict[Follower, None] = {}
+        """The followers that no receiver wakes: their condition is checked after each step."""
+        self._just_woken = 0
+        """Threads that have just received replies and, until `_just_woken_until`, are likely to make new requests."""
+        self._just_woken_until = 0.0
         self._poller = select.poll()
         self._polled: zmq.Socket[bytes] | None = None
         self._monitor_descriptor = -1
         self._sleeps_until = 0.0
-        """When the driving thread steps without being woken."""
+        """When the driver steps without being woken."""
         self._woken = False
-        """A wake-up is on its way to the driving thread."""
+        """A wake-up is on its way to the driver."""
         self._unwanted: deque[Call] = deque()
-        """Calls to cancel by whoever has the lock: the thread that does not want them may be unable to wait for it."""
+        """Calls to be cancelled by a thread that holds the lock: the one that gave them up may be unable to wait."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_descriptor = self._wake_out.fileno()
+
+    @property
+    def free_to_drive(self) -> bool:
+        """No thread drives, and none waits to take over: a follower does so when the driver leaves."""
+        return self.driver is None and not self._followers
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(
         self,
-        taker: Taker,
+        receiver: Receiver,
         service: bytes,
         body: Sequence[bytes],
         *,
@@ -163,29 +169,32 @@ class SharedConnection:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Call:
-        """Begin a request, as `ClientSession.request` does.  It is not sent yet.  Under the lock."""
+        """Begin a request, as `ClientSession.request` does, without sending it.  Under the lock."""
         if self.closed:
             raise ClosedError("this client was closed")
         now = time.monotonic()
         if self.session.outstanding >= self._max_outstanding:
             began = now
-            now = self._await_place(now, service, timeout or silence)
+            now = self._await_slot(now, service, timeout or silence)
             if timeout is not None:
                 timeout -= now - began
         return self.session.request(
             service, body, now, timeout=timeout, silence=silence, stream=stream, wait=wait, headers=headers,
-            options=options, taker=taker,
+            options=options, receiver=receiver,
         )  # fmt: skip
 
-    def _await_place(self, now: float, service: bytes, limit: float | None) -> float:
-        """Wait until one more request may be outstanding, for no longer than it may take in all; return the time."""
+    def _await_slot(self, now: float, service: bytes, limit: float | None) -> float:
+        """Wait at most `limit` seconds until another request may be outstanding.  Return the time."""
         until = None if limit is None else now + limit
         while self.session.outstanding >= self._max_outstanding:
             self.wait(lambda: self.session.outstanding < self._max_outstanding, until)
             self.check_open()
             now = time.monotonic()
             if until is not None and now >= until:
-                text = f"{self._max_outstanding} requests were outstanding for {limit:g} s: see max_outstanding"
+                text = (
+                    f"the request to service {service.decode()!r} was not sent: {self._max_outstanding} others "
+                    f"(max_outstanding) were outstanding for {limit:g} s"
+                )
                 raise RequestTimeout(text, service=service.decode())
         return now
 
@@ -197,18 +206,18 @@ class SharedConnection:
             self.connection.flush(now)
         elif self.driver == threading.get_ident() or self.session.lost is not None:
             self.wake()
-        elif self._roused > 1 and now < self._roused_until:
-            self._roused -= 1  # other threads are about to ask as well: the last of them sends for all
-        else:  # the driving thread sleeps, and to wake it would take longer
+        elif self._just_woken > 1 and now < self._just_woken_until:
+            self._just_woken -= 1  # other threads are about to make requests too: the last of them sends for all
+        else:  # the driver sleeps, and waking it would take longer than sending
             again = self.connection.step(now)
-            self._roused = 0  # the driving thread does not know of those that this has roused
-            self._wake_watching()
+            self._just_woken = 0  # the driver does not know of the threads that this step has woken
+            self._wake_checked()
             due = self.session.deadline()
             if (
                 again
                 or self.connection.socket is not self._polled
                 or (due is not None and due < self._sleeps_until)
-                or self._driven_for()
+                or self._driver_done()
             ):
                 self.wake()
 
@@ -219,9 +228,9 @@ class SharedConnection:
             self.cancel_unwanted()
 
     def cancel_unwanted(self) -> None:
-        """Cancel what is no longer wanted, or leave that to the thread that has the lock."""
-        # Never wait for the lock: the garbage collector closes streams in any thread, perhaps in one that holds it.
-        # The holder looks again after it has released the lock.
+        """Cancel the calls that were given up, or leave that to the thread that holds the lock."""
+        # Never wait for the lock: the garbage collector may close a stream in the very thread that holds it.  The
+        # holder checks again after it has released the lock.
         while self._unwanted:
             if not self.lock.acquire(blocking=False):
                 self.wake()
@@ -238,7 +247,7 @@ class SharedConnection:
                 self.lock.release()
 
     def _drop_unwanted(self) -> None:
-        """Cancel what is no longer wanted.  Under the lock, by whoever may use the connection."""
+        """Cancel the calls that were given up.  Under the lock, by a thread that may use the connection."""
         while self._unwanted:
             self.session.cancel(self._unwanted.popleft())
 
@@ -246,18 +255,18 @@ class SharedConnection:
         self.deliveries += 1
         with self.settling:
             for call, outcome in events:
-                taker = call.taker
-                taker.put(outcome)
-                follower = taker.follower
+                receiver = call.receiver
+                receiver.put(outcome)
+                follower = receiver.follower
                 if follower is not None and not follower.woken:
                     follower.wake()
-                    self._roused += 1
-        if self._roused > 1:
-            self._roused_until = time.monotonic() + ASK_AGAIN
-        self.delivered()
+                    self._just_woken += 1
+        if self._just_woken > 1:
+            self._just_woken_until = time.monotonic() + NEXT_REQUEST_SECONDS
+        self.on_delivery()
 
-    def _wake_watching(self) -> None:
-        for follower in self._watching:
+    def _wake_checked(self) -> None:
+        for follower in self._checked:
             if not follower.woken and follower.done():
                 follower.wake()
 
@@ -267,139 +276,139 @@ class SharedConnection:
             raise ClosedError("this client was closed")
 
     def close(self, error: Callable[[], ClosedError]) -> None:
-        """Cancel all outstanding requests, and close.  Under the lock."""
+        """Cancel every outstanding request and close the connection.  Under the lock."""
         self.closed = True
         self.session.close(error)
         if self.driver not in {None, threading.get_ident()}:
             self.wake()
             while self.driver is not None:
-                self._left.wait()
+                self._driver_left.wait()
         self.connection.close(time.monotonic())
         for follower in self._followers:
             follower.wake()
 
     def close_descriptors(self) -> None:
-        """Close what threads are woken by; when none uses it any more."""
+        """Close the descriptors that wake the driver.  Called when no thread uses them any more."""
         self._wake_in.close()
         self._wake_out.close()
 
     def fail(self, error: Callable[[], ClosedError]) -> None:
-        """End all outstanding requests: the connection cannot be used."""
+        """End every outstanding request with an `error`: the connection cannot be used."""
         with self.lock:
             self.session.close(error)
             self.connection.deliver()
-            self._wake_watching()
+            self._wake_checked()
 
     # ── waiting and driving ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def next(self, taker: Taker) -> None:
-        """Wait until there is something in `taker`.  Raises `ClosedError`."""
+    def next(self, receiver: Receiver) -> None:
+        """Wait until an outcome can be taken from `receiver`.  Raises `ClosedError`."""
         with self.lock:
-            self.wait(taker.__bool__, taker=taker)
-            if not taker:
+            self.wait(receiver.__bool__, receiver=receiver)
+            if not receiver:
                 self.check_open()
         if self._unwanted:
             self.cancel_unwanted()
 
-    def wait(self, done: Callable[[], bool], until: float | None = None, taker: Taker | None = None) -> None:
-        """Wait until `done` or the time `until`, driving the connection if no other thread does.  Under the lock.
+    def wait(self, done: Callable[[], bool], until: float | None = None, receiver: Receiver | None = None) -> None:
+        """Wait until `done()` or the time `until`, driving the connection if no other thread does.  Under the lock.
 
-        With `taker`, `done` is whether there is something in it.
+        With a `receiver`, `done` tells whether an outcome can be taken from it.
         """
         try:
             while not done() and not (self.closed and self.driver is None):
-                left = FOREVER if until is None else until - time.monotonic()
+                left = MAX_SLEEP_SECONDS if until is None else until - time.monotonic()
                 if left <= 0:
                     return
                 if self.driver is None:
                     self._drive(done, until)
                 else:
-                    self._follow(done, left, taker)
+                    self._follow(done, left, receiver)
         finally:
             if self.driver is None:
                 if self._followers:
-                    next(iter(self._followers)).wake()  # it drives, or has what it waits for and passes this on
+                    next(iter(self._followers)).wake()  # it drives, or it has its outcome and wakes the next
                 else:
-                    self.vacated()
+                    self.on_idle()
 
-    def _follow(self, done: Callable[[], bool], left: float, taker: Taker | None) -> None:
-        """Sleep until what is waited for is there, or no thread drives any more, for at most `left` seconds."""
+    def _follow(self, done: Callable[[], bool], left: float, receiver: Receiver | None) -> None:
+        """Sleep for at most `left` seconds, until `done()` or until this thread is to drive."""
         follower = Follower(done)
         self._followers[follower] = None
-        watching = taker is None or taker.follower is not None
-        if watching or taker is None:
-            self._watching[follower] = None
+        checked = receiver is None or receiver.follower is not None
+        if checked or receiver is None:
+            self._checked[follower] = None
         else:
-            taker.follower = follower
+            receiver.follower = follower
         try:
             try:
                 self.lock.release()
-                follower.gate.acquire(timeout=min(left, FOREVER))
+                follower.gate.acquire(timeout=min(left, MAX_SLEEP_SECONDS))
             finally:
                 self._lock_again()
         finally:
             del self._followers[follower]
-            if watching or taker is None:
-                del self._watching[follower]
+            if checked or receiver is None:
+                del self._checked[follower]
             else:
-                taker.follower = None
+                receiver.follower = None
 
     def _drive(self, done: Callable[[], bool], until: float | None) -> None:
         self.driver = threading.get_ident()
-        self._driven_for = done
+        self._driver_done = done
         try:
             while True:
                 now = time.monotonic()
-                if self._roused > 1 and now < self._roused_until:
+                if self._just_woken > 1 and now < self._just_woken_until:
                     self._yield()
                     now = time.monotonic()
-                self._roused = 0
+                self._just_woken = 0
                 if self._unwanted:
                     self._drop_unwanted()
                 more = self.connection.step(now)
-                if self._watching:
-                    self._wake_watching()
+                if self._checked:
+                    self._wake_checked()
                 if done() or self.closed or (until is not None and now >= until):
                     return
-                if more or self._unwanted or self._roused > 1:
+                if more or self._unwanted or self._just_woken > 1:
                     continue
                 if self._polled is not self.connection.socket or self._polled is None:
                     self._watch()
                 self._sleep(now, until)
         finally:
             self.driver = None
-            self._driven_for = _never
+            self._driver_done = _never
             if self.closed:
-                self._left.notify_all()
+                self._driver_left.notify_all()
 
     def _yield(self) -> None:
-        """Without the lock, give other threads time for their next requests, which then go out together."""
+        """Release the lock while other threads make their next requests, which then go out together."""
         try:
             self.lock.release()
-            time.sleep(ASK_AGAIN)
+            time.sleep(NEXT_REQUEST_SECONDS)
         finally:
             self._lock_again()
 
     def _sleep(self, now: float, until: float | None) -> None:
-        """Without the lock, until something arrives or is due, or another thread wakes this one."""
+        """Release the lock until something arrives or is due, or another thread wakes this one."""
         due = self.session.deadline()
-        self._sleeps_until = now + FOREVER if due is None else due
+        self._sleeps_until = now + MAX_SLEEP_SECONDS if due is None else due
         if until is not None and until < self._sleeps_until:
             self._sleeps_until = until
         try:
-            self.lock.release()  # an interrupt right after that finds what is below
+            self.lock.release()  # inside the `try`, because Ctrl-C may interrupt right after it
             ready = self._poller.poll(milliseconds(self._sleeps_until - now))
         finally:
             self._lock_again()
         for descriptor, _ in ready:
             if descriptor == self._monitor_descriptor:
-                self.connection.rung = True
+                self.connection.monitor_reported = True
             elif descriptor == self._wake_descriptor:
                 self._wake_out.recv(4096)
-                self._woken = False  # and not earlier: a thread that finds it set sends nothing
+                self._woken = False  # not earlier: a thread that finds it set sends no wake-up
 
     def _lock_again(self) -> None:
-        """Take the lock; an interrupt meanwhile is raised when that is done."""
+        """Acquire the lock.  A Ctrl-C meanwhile is raised once it is acquired."""
         interrupt = None
         while True:
             try:
@@ -421,14 +430,14 @@ class SharedConnection:
             self._poller.register(int(socket.get(zmq.FD)), select.POLLIN)
 
     def wake(self) -> None:
-        """Wake the driving thread, if it sleeps."""
+        """Wake the driver, if it sleeps."""
         if not self._woken:
             self._woken = True
             with suppress(OSError):
                 self._wake_in.send(b"!")
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 

@@ -16,13 +16,13 @@ class View:
     moment: float
 
     @classmethod
-    def made_of(cls, services: Mapping[str, Any], workers: Mapping[str, Any], stats: Mapping[str, Any]) -> "View":
-        """Make it from the answers to `mmi.services`, `mmi.workers` and `mmi.stats`."""
+    def from_answers(cls, services: Mapping[str, Any], workers: Mapping[str, Any], stats: Mapping[str, Any]) -> "View":
+        """Create a view from the answers to `mmi.services`, `mmi.workers` and `mmi.stats`."""
         return cls(services["services"], workers["workers"], dict(stats), time.monotonic())
 
 
 def with_rates(view: View, before: View | None) -> dict[str, Any]:
-    """The view with rates per second since `before`, ready for JSON."""
+    """Return the view with rates per second since `before`, ready for JSON."""
     seconds = view.moment - before.moment if before is not None else view.stats["up_seconds"]
     counted = {row["name"]: row["dispatched"] for row in before.services} if before is not None else {}
 
@@ -49,7 +49,7 @@ def with_rates(view: View, before: View | None) -> dict[str, Any]:
 
 
 def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
-    """The view as lines of text, at most `height` of them."""
+    """Yield the view as lines of text, at most `height` of them."""
     totals = shown["totals"]
     yield f"{broker}   up {_duration(totals['up_seconds'])}"
     yield (
@@ -76,7 +76,7 @@ def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
     workers = [
         {
             **row,
-            **{key: row[key] or "-" for key in ("name", "host", "pid", "version")},  # only X1 workers tell
+            **{key: row[key] or "-" for key in ("name", "host", "pid", "version")},  # only X1 workers report them
             "up": _duration(row["up_seconds"]),
             "silent": f"{row['silent_seconds']:.1f} s",
         }

@@ -15,7 +15,7 @@ import click
 from ..mdp import wire
 from ..mdp.cli.console import (
     CONTEXT_SETTINGS,
-    Endpoint,
+    Endpoints,
     Number,
     log_level_option,
     log_to_stderr,
@@ -45,7 +45,7 @@ log = logging.getLogger("zmdp.worker")
 @click.argument("target", metavar="MODULE:WORKER")
 @click.option(
     "--broker",
-    type=Endpoint(),
+    type=Endpoints(),
     multiple=True,
     callback=one_broker("mdworker"),
     envvar="MDP_BROKER",

@@ -192,13 +192,30 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
         return str(value)
 
 
-def one_broker(command: str) -> Callable[[click.Context, click.Parameter, Sequence[str]], str | None]:
-    """Return the callback of a `--broker` option with `multiple=True` for a `command` that serves one broker only.
+class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """One ZeroMQ endpoint, or several separated by commas."""
 
-    Without `multiple`, Click would silently use the last of several.
+    name = "ENDPOINT"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return ENDPOINT."""
+        del param, ctx
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        """Return the list of endpoints in `value`."""
+        endpoints = [each.strip() for each in value.split(",") if each.strip()]
+        return [Endpoint().convert(each, param, ctx) for each in endpoints or [value]]
+
+
+def one_broker(command: str) -> Callable[[click.Context, click.Parameter, Sequence[Sequence[str]]], str | None]:
+    """Return the callback of a `--broker` option for a `command` that serves one broker only.
+
+    The option has the type `Endpoints`, and is `multiple`: otherwise Click would silently use the last of several.
     """
 
-    def only(context: click.Context, option: click.Parameter, endpoints: Sequence[str]) -> str | None:
+    def only(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> str | None:
+        endpoints = [endpoint for value in values for endpoint in value]
         if len(endpoints) > 1:
             origin = "--broker is given"
             if context.get_parameter_source(option.name or "") is ParameterSource.ENVIRONMENT:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...clients import Client, SettingError
 from ...clients.arguments import checked_endpoints, checked_timeout
-from ...clients.mdclient import MAX_OUTSTANDING
+from ...clients.defaults import MAX_OUTSTANDING
 from ...mdp import wire
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...titanic.submission import MAX_TIME

@@ -49,7 +49,7 @@ def fail_late(request):
 
 
 def flood(request):
-    """As many parts of 100 bytes as the request says."""
+    """Stream as many parts of 100 bytes as the request says."""
     for _ in range(int(request[0] or b"0")):
         yield b"x" * 100
     return b"end"
@@ -152,7 +152,7 @@ def protocol(request):
 
 
 def with_client(endpoint, scenario, **settings):
-    """Run `scenario(client)`; nothing may be left for the event loop to complain of."""
+    """Run `scenario(client)`, and check that the event loop reports no error."""
     complaints = []
 
     async def run():
@@ -268,7 +268,7 @@ def test_a_stream_that_stops(endpoint, protocol):
     async def scenario(client):
         parts = client.stream("stop", timeout=0.1)
         assert await anext(parts) == [b"first"]
-        with pytest.raises(StreamInterrupted, match=r"nothing came for 0\.1 s after a part"):
+        with pytest.raises(StreamInterrupted, match=r"nothing arrived for 0\.1 s after a part"):
             await anext(parts)
         go_on.set()
         assert await client.request("echo", b"x") == [b"x"]
@@ -278,7 +278,7 @@ def test_a_stream_that_stops(endpoint, protocol):
 
 
 def test_a_task_that_is_cancelled(endpoint, holding, protocol):
-    """Replies that come later are not taken for those of others."""
+    """Replies that arrive later are not mistaken for those to other requests."""
 
     async def scenario(client):
         tasks = [asyncio.create_task(client.request("hold", b"%d" % number)) for number in range(4)]
@@ -398,7 +398,7 @@ def test_close_while_requests_are_outstanding(endpoint, begun, holding, protocol
     asyncio.run(scenario())
 
 
-def test_it_belongs_to_one_event_loop(endpoint, protocol):
+def test_a_client_belongs_to_one_event_loop(endpoint, protocol):
     client = AsyncClient(endpoint, protocol=protocol)
 
     async def ask():
@@ -418,7 +418,7 @@ def test_a_client_that_was_never_used(endpoint, protocol):
     asyncio.run(AsyncClient(endpoint, protocol=protocol).close())
 
 
-def test_nobody_listening_is_told(protocol):
+def test_broker_unreachable_says_that_nobody_listens(protocol):
     async def scenario(client):
         for ask in (
             lambda: client.request("echo", timeout=0.1),
@@ -462,13 +462,13 @@ def test_through_inproc_and_ipc_with_one_context(tmp_path, protocol):
     [
         (lambda c: c.request("echo", "text"), "frame 0 is of type str: a frame is bytes"),
         (lambda c: c.request(""), "'' is no service name"),
-        (lambda c: c.request("echo", timeout=0), "timeout is 0: it takes a number of seconds above 0"),
+        (lambda c: c.request("echo", timeout=0), "timeout is 0: it must be a number of seconds above 0"),
         (lambda c: anext(c.stream("echo", timeout=-1)), "timeout is -1"),
-        (lambda c: anext(c.stream("echo", deadline=0)), "timeout is 0"),
+        (lambda c: anext(c.stream("echo", deadline=0)), "deadline is 0"),
         (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it must be one of json, msgpack, arrow"),
     ],
 )
-def test_wrong_arguments_are_told(endpoint, ask, message, protocol):
+def test_invalid_arguments(endpoint, ask, message, protocol):
     async def scenario(client):
         with pytest.raises(SettingError, match=message):
             await ask(client)
@@ -483,14 +483,14 @@ def test_wrong_arguments_are_told(endpoint, ask, message, protocol):
         ({"broker": []}, "broker is empty"),
         ({"broker": "nonsense"}, "'nonsense' is no endpoint"),
         ({"broker": "nonsense", "protocol": "0.2"}, "'nonsense' is not a valid endpoint"),
-        ({"protocol": "3"}, "protocol is '3': it is one of X1, 0.2, 0.1"),
+        ({"protocol": "3"}, "protocol is '3': it must be one of X1, 0.2, 0.1"),
         ({"timeout": 0}, "timeout is 0"),
         ({"codec": "pickle"}, "codec is 'pickle'"),
         ({"heartbeat": 0}, "heartbeat is 0"),
         ({"liveness": 1}, "liveness is 1"),
     ],
 )
-def test_wrong_settings_are_told(settings, message):
+def test_invalid_settings(settings, message):
     with pytest.raises(SettingError, match=message):
         AsyncClient(**settings)
 
@@ -499,20 +499,20 @@ def test_wrong_settings_are_told(settings, message):
 
 
 @pytest.mark.parametrize("protocol", ["0.2", "0.1"])
-def test_what_only_x1_can_carry(endpoint, protocol):
+def test_legacy_protocols_refuse_what_only_x1_can_carry(endpoint, protocol):
     async def scenario(client):
         for settings in ({"wait": False}, {"headers": {"a": "b"}}, {"options": {"key": 1}}):
-            with pytest.raises(SettingError, match="take protocol X1"):
+            with pytest.raises(SettingError, match="require protocol X1"):
                 await client.request("echo", **settings)
-            with pytest.raises(SettingError, match="take protocol X1"):
+            with pytest.raises(SettingError, match="require protocol X1"):
                 await anext(client.stream("echo", **settings))
-        with pytest.raises(SettingError, match="take protocol X1"):
+        with pytest.raises(SettingError, match="require protocol X1"):
             await anext(client.stream("echo", deadline=1))
 
     with_client(endpoint, scenario, protocol=protocol)
 
 
-def test_connections_are_used_again_but_not_those_whose_reply_may_still_come():
+def test_connections_are_reused_unless_a_late_reply_may_arrive():
     async def scenario(client):
         async def ask(body):
             return await client.request("echo", body)
@@ -547,7 +547,7 @@ def test_connections_are_used_again_but_not_those_whose_reply_may_still_come():
         with_client(router.endpoint, scenario, protocol="0.2")
 
 
-def test_after_a_failover_the_connections_to_the_dead_broker_are_not_used_again(endpoint):
+def test_connections_to_a_dead_broker_are_not_reused_after_failover(endpoint):
     async def scenario(client):
         tasks = [asyncio.create_task(client.request("echo", b"%d" % number)) for number in range(3)]
         for _ in tasks:
@@ -563,7 +563,7 @@ def test_after_a_failover_the_connections_to_the_dead_broker_are_not_used_again(
         with_client([router.endpoint, endpoint], scenario, protocol="0.2")
 
 
-def test_more_than_may_be_outstanding_wait_for_a_connection(endpoint):
+def test_requests_beyond_max_outstanding_wait_for_a_connection(endpoint):
     async def scenario(client):
         asked = [b"%d" % number for number in range(100)]
         tasks = [asyncio.create_task(client.request("echo", body)) for body in asked]
@@ -572,7 +572,7 @@ def test_more_than_may_be_outstanding_wait_for_a_connection(endpoint):
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [r for n, r in enumerate(results) if n % 3] == [[b] for n, b in enumerate(asked) if n % 3]
-        assert len(client._pirates._idle) <= 3
+        assert len(client._dialog._idle) <= 3
 
     with_client(endpoint, scenario, protocol="0.2", max_outstanding=3)
 
@@ -580,7 +580,7 @@ def test_more_than_may_be_outstanding_wait_for_a_connection(endpoint):
 # ── X1 ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_travels_with_a_request(endpoint):
+def test_headers_options_and_ttl_reach_the_handler(endpoint):
     async def scenario(client):
         (found,) = await client.request("look", headers={"tenant": "größer"}, options={"key": [1]}, timeout=100)
         told = json.loads(found)
@@ -622,7 +622,7 @@ def test_values_in_a_stream(endpoint):
     with_client(endpoint, scenario)
 
 
-def test_a_ttl_that_passes(endpoint, holding, monkeypatch):
+def test_an_expired_ttl(endpoint, holding, monkeypatch):
     monkeypatch.setattr("zmdp.clients.session.GRACE", (100, 100))  # so that the broker is the first to tell
 
     async def scenario(client):
@@ -667,21 +667,21 @@ def test_a_stream_that_is_left_early_is_cancelled(endpoint):
 
 
 def test_a_stream_that_is_read_too_slowly_ends_within_bounds(endpoint, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD", 10_000)
+    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD_BYTES", 10_000)
 
     async def scenario(client):
         parts = client.stream("flood", b"200")
         await anext(parts)
         await client.request("flood", b"0")  # the same worker: all parts of the first have come
         assert [await anext(parts) for _ in range(20)] == [[b"x" * 100]] * 20
-        with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
+        with pytest.raises(StreamInterrupted, match="arrives faster than it is read"):
             await collect(parts)
         assert len(await collect(client.stream("flood", b"2"))) == 3
 
     with_client(endpoint, scenario)
 
 
-def test_so_many_are_outstanding_and_not_more(endpoint):
+def test_max_outstanding_is_respected(endpoint):
     guard, active, most = threading.Lock(), [0], [0]
 
     def work(request):
@@ -708,7 +708,7 @@ def test_so_many_are_outstanding_and_not_more(endpoint):
     assert most[0] <= 4
 
 
-def test_those_who_wait_for_a_place_when_the_client_is_closed(endpoint, holding):
+def test_requests_that_wait_for_a_slot_when_the_client_is_closed(endpoint, holding):
     async def scenario():
         client = AsyncClient(endpoint, max_outstanding=1)
         tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
@@ -743,7 +743,7 @@ def test_the_broker_is_stopped_and_started_again():
     asyncio.run(scenario())
 
 
-def test_what_is_outstanding_when_a_broker_dies_is_sent_to_the_next(endpoint):
+def test_outstanding_requests_go_to_the_next_broker_when_one_dies(endpoint):
     async def scenario():
         with BatchedRouter() as dying:
             client = AsyncClient([dying.endpoint, endpoint], timeout=20)
@@ -761,7 +761,7 @@ def test_what_is_outstanding_when_a_broker_dies_is_sent_to_the_next(endpoint):
     asyncio.run(scenario())
 
 
-def test_a_broker_that_falls_silent_is_left(endpoint):
+def test_a_silent_broker_is_given_up(endpoint):
     async def scenario(client):
         assert await client.request("echo", b"x") == [b"x"]
 
@@ -769,7 +769,7 @@ def test_a_broker_that_falls_silent_is_left(endpoint):
         with_client([silent.endpoint, endpoint], scenario, heartbeat=0.05, liveness=3)
 
 
-def test_what_listens_does_not_speak_x1():
+def test_a_server_that_does_not_speak_x1():
     async def scenario(client):
         with pytest.raises(BrokerUnreachable, match=r"if it is not zmdp's broker, try protocol 0\.2"):
             await client.request("echo", timeout=0.5)
@@ -778,8 +778,8 @@ def test_what_listens_does_not_speak_x1():
         with_client(other.endpoint, scenario, heartbeat=0.05, liveness=2)
 
 
-def test_asyncio_has_nothing_to_complain_of(endpoint, holding, caplog):
-    """In its debug mode, with a client that was never closed and tasks that were never awaited."""
+def test_asyncio_logs_no_errors(endpoint, holding, caplog):
+    """In debug mode, with a client that was never closed and tasks that were never awaited."""
 
     async def scenario():
         client = AsyncClient(endpoint)
@@ -799,7 +799,7 @@ def test_asyncio_has_nothing_to_complain_of(endpoint, holding, caplog):
 # ── the event loop ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_replies_that_are_always_there_at_once_leave_other_tasks_their_turns(endpoint, monkeypatch):
+def test_immediate_replies_do_not_starve_other_tasks(endpoint, monkeypatch):
     def wait_and_receive(socket):
         socket.poll(5_000)
         return receive(socket)

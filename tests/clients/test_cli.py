@@ -1,21 +1,22 @@
-"""`mdclient` with brokers of other makes."""
+"""`mdclient` with several brokers, with third-party brokers, and what it says when something goes wrong."""
 
 import threading
 from contextlib import contextmanager
 
+import click
 import pytest
 from click.testing import CliRunner
 from support.router import Router
 
 from zmdp.clients.cli import cli
-from zmdp.mdp.errors import ServiceNotFound
+from zmdp.mdp.errors import RequestTimeout, ServiceNotFound
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
 
 @contextmanager
 def without_mmi():
-    """A 0.2 broker that answers `echo` and nothing else; it keeps the envelope.  Yields it and what it was asked."""
+    """A 0.2 broker that answers only `echo` and keeps the envelope.  Yields its endpoint and the messages received."""
     with Router() as router:
         asked, ended = [], threading.Event()
 
@@ -40,8 +41,8 @@ def without_mmi():
             thread.join()
 
 
-def run(*arguments):
-    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
+def run(*arguments, **env):
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False, env=env)
     if result.exception is not None:
         raise result.exception
     return result.stdout_bytes
@@ -72,10 +73,55 @@ def test_with_an_envelope():
 
 
 @pytest.mark.parametrize("protocol", ["X1", "0.2"])
-def test_a_service_that_is_not_there_is_told_at_once(protocol):
+def test_a_missing_service_is_reported_at_once(protocol):
     with running_broker() as server:
-        with pytest.raises(ServiceNotFound, match=r"no worker offers 'nobody' at tcp://.* --wait waits for it"):
+        with pytest.raises(ServiceNotFound, match=r"no worker offers 'nobody' at tcp://.* --wait waits for this one"):
             run("call", "nobody", "--broker", server.endpoints[0], "--protocol", protocol)
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)
+def test_help(command, option):
+    shown = run(*command, option).decode()
+    assert shown.startswith("Usage: cli")
+    assert "-h, --help" in shown
+
+
+NOBODY = "tcp://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("protocol", ["X1", "0.2"])
+@pytest.mark.parametrize("given", ["options", "commas", "environment", "environment with commas"])
+def test_the_broker_that_answers_is_named(given, protocol):
+    with running_broker() as server:
+        at = server.endpoints[0]
+        arguments, env = {
+            "options": (["--broker", NOBODY, "--broker", at], {}),
+            "commas": (["--broker", f"{NOBODY},{at}"], {}),
+            "environment": ([], {"MDP_BROKER": f"{NOBODY} {at}"}),
+            "environment with commas": ([], {"MDP_BROKER": f"{NOBODY}, {at}"}),
+        }[given]
+        limits = ["--protocol", protocol, "--timeout", "0.5"]
+        assert run("services", "--json", "--broker", f"ipc:///no/such/broker,{at}") == b"[]\n"
+        pings = run("ping", "--count", "2", "--interval", "0.01", *arguments, *limits, **env).decode()
+        assert [line.split(": ")[0] for line in pings.splitlines() if "min" not in line] == [at, at]
+        assert at in run("top", "--count", "1", *arguments, *limits, **env).decode().splitlines()[0]
+
+
+@pytest.mark.parametrize("given", ["tcp://127.0.0.1:1,nonsense", "nonsense", ",", ""])
+def test_an_invalid_endpoint(given):
+    with pytest.raises(click.BadParameter, match="endpoint such as tcp"):
+        run("ping", "--broker", given)
+
+
+@pytest.mark.parametrize("command", ["call", "stream"])
+@pytest.mark.parametrize("protocol", ["X1", "0.2"])
+def test_a_timeout_says_which_options_set_it(command, protocol):
+    limits = ("--timeout", "0.25", "--retries", "1")
+    with running_broker() as server:
+        with pytest.raises(RequestTimeout, match=r"--timeout 0\.25 × \(1 \+ --retries 1\) = 0\.5 s$") as caught:
+            run(command, "nobody", "--wait", "--broker", server.endpoints[0], "--protocol", protocol, *limits)
+        assert caught.value.service == "nobody"
 
 
 def test_the_live_view_shows_each_connection():

@@ -1,6 +1,7 @@
-"""An X1 client's connection, stepped by hand against a ROUTER, and how seldom its shells step."""
+"""An X1 client's connection, stepped by hand against a ROUTER, and how few messages its dialogs send."""
 
 import asyncio
+import errno
 import time
 from itertools import count
 
@@ -10,7 +11,8 @@ from support.batched import replies, requests
 from support.processes import eventually
 
 from zmdp.clients import AsyncClient
-from zmdp.clients.connection import Connection
+from zmdp.clients.connection import ClientConnection
+from zmdp.clients.endpoints import Endpoints
 from zmdp.clients.session import ClientSession
 from zmdp.mdp.transport.multipart import receive
 
@@ -36,15 +38,15 @@ def router(context):
 def connection(router, context):
     def deliver(events):
         for call, outcome in events:
-            call.taker.append(outcome)
+            call.receiver.append(outcome)
 
-    made = Connection(ClientSession(), [router.last_endpoint.decode()], context, deliver)
+    made = ClientConnection(ClientSession(), Endpoints([router.last_endpoint.decode()]), context, deliver)
     yield made
     made.drop()
 
 
 def ask(connection, outcomes):
-    connection.session.request(ECHO, [b"body"], time.monotonic(), taker=outcomes)
+    connection.session.request(ECHO, [b"body"], time.monotonic(), receiver=outcomes)
 
 
 def take(router):
@@ -53,7 +55,7 @@ def take(router):
 
 
 def answer(router, *bodies):
-    """Reply to the requests of the next message, each reply a message."""
+    """Reply to the requests in the next message, with one message per reply."""
     for asked, body in zip(take(router), bodies, strict=True):
         router.send_multipart(replies((asked, [body])))
 
@@ -66,7 +68,7 @@ def step_until(connection, condition):
     eventually(stepped)
 
 
-def test_what_came_before_the_end_is_taken_in(router, connection):
+def test_replies_that_arrived_before_the_end_are_delivered(router, connection):
     connection.step(time.monotonic())  # from then on the monitor's descriptor tells
     outcomes = []
     ask(connection, outcomes)
@@ -76,13 +78,13 @@ def test_what_came_before_the_end_is_taken_in(router, connection):
     descriptor.register(int(connection.monitor.get(zmq.FD)), zmq.POLLIN)
     router.close()
     assert descriptor.poll(10_000)
-    connection.rung = True
+    connection.monitor_reported = True
     connection.step(time.monotonic())
     assert outcomes == [[b"reply"]]
     step_until(connection, lambda: connection.session.lost)
 
 
-def test_more_that_came_before_the_end_than_is_taken_in_at_a_time(router, connection, monkeypatch):
+def test_more_replies_before_the_end_than_a_step_receives(router, connection, monkeypatch):
     monkeypatch.setattr("zmdp.clients.connection.MAX_MESSAGES", 3)
     outcomes = []
     for _ in range(10):
@@ -92,14 +94,14 @@ def test_more_that_came_before_the_end_than_is_taken_in_at_a_time(router, connec
         router.send_multipart(replies((asked, [b"%d" % number])))
     router.close()
     while len(outcomes) < 8:
-        connection.rung = True
+        connection.monitor_reported = True
         connection.step(time.monotonic())
     assert outcomes == [[b"%d" % number] for number in range(8)]
-    connection.rung = True
+    connection.monitor_reported = True
     step_until(connection, lambda: connection.session.lost)
 
 
-def test_the_monitor_is_asked_when_it_is_new_and_when_it_rings(router, connection, monkeypatch):
+def test_the_monitor_is_asked_only_when_it_is_new_or_has_reported(router, connection, monkeypatch):
     del router
     asked = count()
     ended = connection._ended
@@ -109,12 +111,12 @@ def test_the_monitor_is_asked_when_it_is_new_and_when_it_rings(router, connectio
         ask(connection, outcomes)
         connection.step(time.monotonic())
     assert next(asked) == 1
-    connection.rung = True
+    connection.monitor_reported = True
     connection.step(time.monotonic())
     assert next(asked) == 3
 
 
-def test_after_the_last_reply_there_is_no_look_for_another(router, connection, monkeypatch):
+def test_after_the_last_reply_nothing_more_is_received(router, connection, monkeypatch):
     looks = count()
     monkeypatch.setattr(
         "zmdp.clients.connection.receive", lambda socket: (message := receive(socket)) and (next(looks), message)[1]
@@ -130,7 +132,9 @@ def test_after_the_last_reply_there_is_no_look_for_another(router, connection, m
 
 def test_outcomes_are_delivered_together(router, context):
     deliveries = []
-    connection = Connection(ClientSession(), [router.last_endpoint.decode()], context, deliveries.append)
+    connection = ClientConnection(
+        ClientSession(), Endpoints([router.last_endpoint.decode()]), context, deliveries.append
+    )
     for _ in range(10):
         ask(connection, None)
     connection.step(time.monotonic())
@@ -141,8 +145,8 @@ def test_outcomes_are_delivered_together(router, context):
     connection.drop()
 
 
-def test_what_a_turn_of_the_loop_asks_for_is_one_message(router):
-    """The first request goes out at once, because nothing else is outstanding; then all others together."""
+def test_requests_of_one_turn_of_the_loop_are_one_message(router):
+    """The first request is sent at once, because nothing else is outstanding; then all others are sent together."""
 
     async def scenario():
         async with AsyncClient(router.last_endpoint.decode()) as client:
@@ -159,8 +163,8 @@ def test_what_a_turn_of_the_loop_asks_for_is_one_message(router):
     asyncio.run(scenario())
 
 
-def test_what_callers_ask_when_their_replies_come_is_one_message(router):
-    """And it takes one turn of the event loop: that of the tasks, at whose end it is sent."""
+def test_requests_made_when_replies_arrive_are_one_message(router):
+    """It takes one turn of the event loop: the message is sent at the end of the turn in which the tasks run."""
     turns = count()
 
     async def ask_twice(client, number):
@@ -185,7 +189,7 @@ def test_what_callers_ask_when_their_replies_come_is_one_message(router):
     asyncio.run(scenario())
 
 
-def test_the_shells_send_a_bare_header_to_a_silent_broker(router):
+def test_a_silent_broker_is_sent_a_bare_header(router):
     async def scenario():
         async with AsyncClient(router.last_endpoint.decode(), heartbeat=0.01, liveness=100_000) as client:
             asking = asyncio.create_task(client.request("echo"))
@@ -196,3 +200,25 @@ def test_the_shells_send_a_bare_header_to_a_silent_broker(router):
             assert await asking == [b"x"]
 
     asyncio.run(scenario())
+
+
+def test_a_socket_that_cannot_be_opened_is_not_tried_again_at_once(router, connection, monkeypatch):
+    """Even if the broker before it had answered, after which a client reconnects at once."""
+    outcomes = []
+    ask(connection, outcomes)
+    connection.flush(time.monotonic())
+    answer(router, b"reply")
+    step_until(connection, lambda: outcomes)
+
+    def fail(endpoint, now):
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(connection, "_open", fail)
+    session = connection.session
+    ask(connection, outcomes)
+    now = time.monotonic()
+    session.lose("the broker closed the connection", now)
+    assert session.retry_at == now
+    connection.step(now)
+    assert session.lost == "Too many open files"
+    assert session.retry_at > now

@@ -1,4 +1,4 @@
-"""The futures of `Client.submit`: true futures, settled in bulk, collected by whoever waits."""
+"""The futures of `Client.submit`: real futures, settled in bulk, by whichever thread waits."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ def pool():
 
 
 def submit(client, router, many=1):
-    """Futures of requests that have reached the broker, and the requests."""
+    """Return futures whose requests have reached the broker, and these requests."""
     futures = [client.submit("echo", b"%d" % number) for number in range(many)]
     return futures, router.requests(many)
 
@@ -74,7 +74,7 @@ def test_a_future_that_fails(client):
         future.result()
 
 
-def test_a_future_is_settled_by_nobody_else(client, router):
+def test_only_the_client_settles_a_future(client, router):
     (future,), asked = submit(client, router)
     answer(router, asked)
     future.result(10)
@@ -183,7 +183,7 @@ def test_a_callback_may_wait_for_another_future(client, router):
     assert waited == [[b"1"]]
 
 
-def test_a_callback_that_blocks_keeps_no_other_future_from_who_waits(client, router):
+def test_a_blocking_callback_does_not_delay_a_thread_that_waits(client, router):
     blocked, go_on = threading.Event(), threading.Event()
 
     def block(_):
@@ -202,7 +202,7 @@ def test_a_callback_that_blocks_keeps_no_other_future_from_who_waits(client, rou
 # ── what goes out together, and that everything goes out ─────────────────────────────────────────────────────────────
 
 
-def test_what_is_submitted_in_a_row_goes_out_in_few_messages(client, router):
+def test_requests_submitted_in_a_row_share_messages(client, router):
     router.reply((submit(client, router)[1][0], [b"x"]))
     submitted = [client.submit("echo", b"%d" % number) for number in range(200)]
     taken, messages = [], 0
@@ -216,8 +216,8 @@ def test_what_is_submitted_in_a_row_goes_out_in_few_messages(client, router):
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["while another waits", "after somebody has waited"])
-def test_nothing_remains_unsent(client, router, pool, first):
-    """Whether or not anybody waits for it, and whoever drives."""
+def test_every_submitted_request_is_sent(client, router, pool, first):
+    """Whether or not a thread waits for it, and whichever thread drives."""
     (_, other), asked = submit(client, router, 2)
     if first:
         pool.submit(other.result, 60)
@@ -234,7 +234,7 @@ def test_nothing_remains_unsent(client, router, pool, first):
 
 
 def test_a_caller_that_waits_drives(client, router, pool):
-    """It takes over from the client's own thread, which drives on when the caller has what it waited for."""
+    """It takes over from the client's own thread, which goes on driving when the caller has its reply."""
     thread, shared = client._dialog._futures, client._dialog._shared
     (first, second), asked = submit(client, router, 2)
     eventually(lambda: shared.driver == thread._ident is not None)
@@ -250,7 +250,7 @@ def test_a_caller_that_waits_drives(client, router, pool):
     assert called.wait(10)
 
 
-def test_what_threads_ask_when_their_replies_come_together_goes_out_in_few_messages(client, router, pool):
+def test_requests_of_threads_whose_replies_arrive_together_share_messages(client, router, pool):
     asking = [pool.submit(lambda: [client.request("echo", b"x") for _ in range(20)]) for _ in range(8)]
     messages = 0
     for _ in range(20):
@@ -263,10 +263,25 @@ def test_what_threads_ask_when_their_replies_come_together_goes_out_in_few_messa
     assert messages < 160
 
 
+def test_a_request_that_is_cancelled_while_the_clients_thread_has_the_lock(client, router):
+    """The caller does not wait for the lock: the client's thread cancels the request after it has released the lock."""
+    client.send("echo", b"x")
+    asked = router.requests(1)
+    thread, shared = client._dialog._futures, client._dialog._shared
+    with shared.lock:
+        cancelling = threading.Thread(target=client.reset)
+        cancelling.start()
+        cancelling.join()
+        assert shared.session.outstanding == 1
+        thread._nap(0)
+        assert shared.session.outstanding == 0
+    assert router.recv()[3:] == [b"\x09", b"\0\0\0\x09\x05" + asked[0].number.to_bytes(8, "big")]
+
+
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_closing_settles_all(router):
+def test_closing_settles_every_future(router):
     client, called = Client(router.endpoint, timeout=60), []
     futures, _ = submit(client, router, 10)
     for future in futures:
@@ -277,7 +292,7 @@ def test_closing_settles_all(router):
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["while a caller waits", "while none waits"])
-def test_a_context_that_is_terminated_settles_all(router, waits):
+def test_terminating_the_context_settles_every_future(router, waits):
     context = zmq.Context()
     client = Client(router.endpoint, timeout=60, context=context)
     futures, _ = submit(client, router, 3)

@@ -1,11 +1,11 @@
-"""What has come and has not been taken."""
+"""The inbox: what has arrived and has not been taken, and its limit."""
 
 import sys
 import threading
 
 import pytest
 
-from zmdp.clients.inbox import MAX_UNREAD, Inbox
+from zmdp.clients.inbox import MAX_UNREAD_BYTES, Inbox
 from zmdp.clients.reply import Reply
 from zmdp.mdp.errors import StreamInterrupted
 
@@ -19,7 +19,7 @@ def _many_switches():
 
 
 @pytest.mark.usefixtures("_many_switches")
-def test_what_was_taken_does_not_count_whichever_threads_come_and_take():
+def test_only_unread_bytes_count_whichever_threads_add_and_take():
     inbox, parts = Inbox(), [Reply([b"x" * 1000], service="s", final=False)] * 100_000
 
     def come():
@@ -34,15 +34,15 @@ def test_what_was_taken_does_not_count_whichever_threads_come_and_take():
             inbox.take()
             taken += 1
     coming.join()
-    largest = Reply([b"x" * (MAX_UNREAD - 1000)], service="s", final=False)
+    largest = Reply([b"x" * (MAX_UNREAD_BYTES - 1000)], service="s", final=False)
     assert inbox.add(largest)
     assert inbox.take() is largest  # and not an error, because so much had come before
 
 
-def test_more_than_may_wait_is_an_error_after_what_came_before():
+def test_an_overflow_is_an_error_after_the_parts_before_it():
     inbox = Inbox()
-    part = Reply([b"x" * (MAX_UNREAD // 2)], service="s", final=False)
+    part = Reply([b"x" * (MAX_UNREAD_BYTES // 2)], service="s", final=False)
     assert [inbox.add(part) for _ in range(3)] == [True, True, False]
     assert inbox.take() is part
-    with pytest.raises(StreamInterrupted, match="comes faster than it is read"):
+    with pytest.raises(StreamInterrupted, match="arrives faster than it is read"):
         inbox.take()

@@ -1,4 +1,4 @@
-"""Loads for a service, against a real broker."""
+"""The load generators, against a real broker."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def test_one_after_the_other_before_x1(endpoint, protocol):
     assert (result.replies > 0, result.errors) == (True, Counter())
 
 
-def test_so_many_at_a_time(endpoint):
+def test_outstanding_requests_at_a_time(endpoint):
     together, active, most = threading.Lock(), [0], [0]
 
     def work(request):

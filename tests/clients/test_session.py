@@ -1,4 +1,4 @@
-"""The client's machine of X1: numbers, times, a connection that may be replaced, and what each ERROR becomes."""
+"""The client's state machine for X1: numbers, timeouts, connections that are replaced, and the errors raised."""
 
 import random
 from collections.abc import Callable
@@ -60,7 +60,7 @@ ASKING = ("HEARTBEAT",)
 
 
 def sent(session: ClientSession) -> list[Command]:
-    """The commands that the session sends; it is rid of them then."""
+    """Take the commands that the session sends."""
     commands: list[Command] = []
     for message in session.take_messages():
         found = wire.decode_peer([b"amy", *message], 1 << 30, 1024)
@@ -127,14 +127,14 @@ def plain(outcome: Outcome) -> tuple[Any, ...]:
 
 
 def events(session: ClientSession) -> list[tuple[Any, ...]]:
-    """What the session hands out, as (number, outcome); the session is rid of it then."""
+    """Take the outcomes that the session delivers, as (number, outcome)."""
     told = [(call.number, *plain(outcome)) for call, outcome in session.events]
     session.events.clear()
     return told
 
 
 def connected(**settings: Any) -> ClientSession:
-    """A session that has connected at 100 s, with a heartbeat of 1 s and a patience of 5 s."""
+    """A session that has connected at 100 s, with a heartbeat of 1 s, that gives up a broker after 5 s of silence."""
     session = ClientSession(rng=Highest(), **settings)
     session.connected("tcp://here", 100.0)
     return session
@@ -149,7 +149,7 @@ def asking(*, many: int = 1, **settings: Any) -> tuple[ClientSession, list[Call]
 
 
 def is_empty(session: ClientSession) -> bool:
-    """Whether the session keeps nothing of the requests there were."""
+    """Return whether the session keeps nothing of earlier requests."""
     kept = session.outstanding, session._due.next_due(), session._due._buckets, session.deadline()
     return not any(each for each in kept)
 
@@ -160,10 +160,10 @@ def is_empty(session: ClientSession) -> bool:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"heartbeat": 0.001}, "heartbeat is 0.001: it takes 0.01 seconds or more"),
-        ({"heartbeat": float("nan")}, "heartbeat is nan: it takes 0.01 seconds or more"),
-        ({"heartbeat": float("inf")}, "heartbeat is inf: it takes 0.01 seconds or more"),
-        ({"liveness": 1}, "liveness is 1: it takes a number of intervals, 2 or more"),
+        ({"heartbeat": 0.001}, "heartbeat is 0.001: it must be 0.01 seconds or more"),
+        ({"heartbeat": float("nan")}, "heartbeat is nan: it must be 0.01 seconds or more"),
+        ({"heartbeat": float("inf")}, "heartbeat is inf: it must be 0.01 seconds or more"),
+        ({"liveness": 1}, "liveness is 1: it must be a number of intervals, 2 or more"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], text: str) -> None:
@@ -260,7 +260,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing(session: ClientSession, se
     assert is_empty(session)
 
 
-def test_a_broker_that_has_stopped_to_answer_is_named_when_the_time_is_up() -> None:
+def test_a_timeout_mentions_a_broker_that_has_stopped_answering() -> None:
     session, _ = asking(timeout=3.0)
     session.receive(HEARTBEAT, 100.5)
     for now in (101.5, 102.5, 103.5):
@@ -270,7 +270,7 @@ def test_a_broker_that_has_stopped_to_answer_is_named_when_the_time_is_up() -> N
     assert text.endswith("within 3 s; the broker has been silent for 3.0 s")
 
 
-def test_the_options_of_the_caller_are_not_changed_and_not_followed() -> None:
+def test_the_callers_options_are_copied() -> None:
     session = ClientSession()
     options = {"key": 1}
     session.request(b"echo", [b"x"], 0.0, options=options, wait=False, timeout=1.0)
@@ -325,25 +325,25 @@ IGNORED = {
 
 
 @pytest.mark.parametrize("message", IGNORED.values(), ids=IGNORED)
-def test_what_is_no_reply_is_ignored(message: list[bytes]) -> None:
+def test_anything_but_replies_is_ignored(message: list[bytes]) -> None:
     session, (call,) = asking()
     session.receive(message, 100.5)
     assert (events(session), call.ended, session.outstanding) == ([], False, 1)
 
 
-def test_a_record_without_sense_does_not_touch_those_before_it() -> None:
+def test_an_invalid_record_does_not_affect_those_before_it() -> None:
     session, _ = asking(many=2)
     message = batched(final(1, b"x"), final(2, b"y"))
     session.receive([*message[:3], message[3][:-1]], 100.5)
     assert events(session) == [(1, [b"x"], "echo", True)]
 
 
-def test_the_shell_finds_what_takes_the_outcomes() -> None:
-    session, taker = connected(), object()
-    assert session.request(b"echo", [b"x"], 100.0, taker=taker).taker is taker
+def test_a_call_keeps_its_receiver() -> None:
+    session, receiver = connected(), object()
+    assert session.request(b"echo", [b"x"], 100.0, receiver=receiver).receiver is receiver
 
 
-def test_nothing_is_taken_twice() -> None:
+def test_a_second_final_is_ignored() -> None:
     session, _ = asking()
     session.receive(final(1, b"x"), 101.0)
     events(session)
@@ -378,13 +378,13 @@ def test_partials_are_delivered_as_they_arrive() -> None:
     ]
 
 
-def test_what_is_collected_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_REPLY", 210)  # frames have an overhead of 100 each
+def test_the_size_of_collected_parts_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 210)  # frames have an overhead of 100 each
     session, (call,) = asking(timeout=5.0)
     session.receive(partial(1, b"x" * 6, b"x" * 4), 101.0)
     assert events(session) == []
     session.receive(partial(1, b"x"), 101.0)
-    text = "the parts of the reply of service 'echo' have more than 210 bytes: use stream()"
+    text = "the parts of the reply of service 'echo' exceed 210 bytes: use stream()"
     assert events(session) == [(1, RequestRejected, text, "echo", 413)]
     assert sent(session) == [cancel(1)]
     assert call.ended
@@ -394,7 +394,7 @@ def test_what_is_collected_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_REPLY", 10)
+    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 10)
     session, _ = asking(stream=True)
     for _ in range(3):
         session.receive(partial(1, b"x" * 9), 101.0)
@@ -402,7 +402,7 @@ def test_a_stream_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(events(session)) == 4
 
 
-def test_a_failure_that_a_worker_of_02_told_in_its_final() -> None:
+def test_a_failure_in_the_final_of_a_legacy_worker() -> None:
     session, _ = asking()
     session.receive(partial(1, b"1"), 101.0)
     session.receive(final(1, b"zmdp.error", b"500", b"it broke"), 101.0)
@@ -491,7 +491,7 @@ def test_a_request_can_be_cancelled() -> None:
     assert is_empty(session)
 
 
-def test_what_has_ended_is_not_cancelled() -> None:
+def test_a_request_that_has_ended_is_not_cancelled() -> None:
     session, (call,) = asking()
     session.receive(final(1, b"x"), 101.0)
     session.cancel(call)
@@ -499,7 +499,7 @@ def test_what_has_ended_is_not_cancelled() -> None:
     assert sent(session) == []
 
 
-def test_what_is_cancelled_without_a_connection_is_never_sent() -> None:
+def test_a_request_cancelled_without_a_connection_is_never_sent() -> None:
     session = ClientSession()
     calls = [session.request(b"echo", [b"x"], 0.0) for _ in range(2)]
     session.cancel(calls[0])
@@ -507,7 +507,7 @@ def test_what_is_cancelled_without_a_connection_is_never_sent() -> None:
     assert sent(session) == [request(2)]
 
 
-def test_the_end() -> None:
+def test_closing() -> None:
     session, calls = asking(many=2, timeout=5.0, silence=3.0)
     session.close(lambda: ClosedError("closed"))
     assert sent(session) == [cancel(1), cancel(2)]
@@ -517,14 +517,14 @@ def test_the_end() -> None:
     assert is_empty(session)
 
 
-def test_the_end_makes_an_error_for_each() -> None:
+def test_closing_creates_an_error_for_each_request() -> None:
     session, _ = asking(many=2)
     session.close(lambda: ClosedError("closed"))
     (_, one), (_, two) = session.events
     assert one is not two
 
 
-def test_the_end_without_a_connection() -> None:
+def test_closing_without_a_connection() -> None:
     session = ClientSession()
     session.request(b"echo", [b"x"], 0.0)
     session.close(lambda: ClosedError("closed"))
@@ -548,14 +548,14 @@ def test_a_request_that_is_not_finished_in_time() -> None:
     assert is_empty(session)
 
 
-def test_the_brokers_word_comes_first() -> None:
+def test_the_brokers_error_takes_precedence() -> None:
     session, _ = asking(timeout=2.0)
     session.receive(error(1, b"408", b"its time passed"), 102.05)
     session.tick(103.0)
     assert events(session) == [(1, RequestTimeout, "service 'echo': its time passed (408)", "echo", 408)]
 
 
-def test_parts_do_not_lengthen_the_timeout() -> None:
+def test_parts_do_not_extend_the_timeout() -> None:
     session, _ = asking(timeout=2.0, stream=True)
     session.receive(partial(1, b"1"), 101.9)
     session.tick(102.12)
@@ -574,7 +574,7 @@ def test_a_silence_has_a_limit(stream: bool) -> None:
     session.tick(103.92)
     assert call.ended
     outcome = events(session)[-1]
-    stopped = (1, StreamInterrupted, "the stream of service 'echo' stopped: nothing came for 2 s after a part")
+    stopped = (1, StreamInterrupted, "the stream of service 'echo' stopped: nothing arrived for 2 s after a part")
     timeout = (1, RequestTimeout, "no reply from service 'echo' through tcp://here within 2 s")
     assert outcome == (*(stopped if stream else timeout), "echo", None)
     assert sent(session)[-1] == cancel(1)
@@ -602,7 +602,7 @@ def test_timeout_and_silence_together(timeout: float, silence: float, due: float
     assert events(session) == [(1, RequestTimeout, text, "echo", None)]
 
 
-def test_requests_have_times_of_their_own() -> None:
+def test_requests_have_their_own_time_limits() -> None:
     session = connected()
     for timeout in (3.0, 1.0, 2.0, None):
         session.request(b"echo", [b"x"], 100.0, timeout=timeout)
@@ -612,7 +612,7 @@ def test_requests_have_times_of_their_own() -> None:
     assert session.outstanding == 2
 
 
-def test_a_request_without_times_waits_for_ever() -> None:
+def test_a_request_without_time_limits_waits_for_ever() -> None:
     session, (call,) = asking()
     for now in range(101, 1000):
         session.tick(now)
@@ -620,7 +620,7 @@ def test_a_request_without_times_waits_for_ever() -> None:
     assert (call.ended, session.lost) == (False, None)
 
 
-def test_a_request_whose_time_passes_while_no_broker_answers() -> None:
+def test_a_timeout_while_no_broker_answers() -> None:
     session = ClientSession(rng=Highest())
     session.request(b"echo", [b"x"], 100.0, timeout=1.0)
     session.tick(101.07)
@@ -629,7 +629,7 @@ def test_a_request_whose_time_passes_while_no_broker_answers() -> None:
     assert sent(session) == []
 
 
-def test_a_request_whose_time_passes_after_a_connection_was_lost_and_none_came() -> None:
+def test_a_timeout_after_the_connection_was_lost() -> None:
     session, _ = asking(timeout=1.0)
     session.lose("refused", 100.2)
     session.connected("tcp://there", 100.3)
@@ -650,7 +650,7 @@ def test_trouble_is_forgotten_once_a_broker_is_heard() -> None:
     assert events(session)[0][1] is RequestTimeout
 
 
-def test_a_broker_that_was_heard_is_not_to_blame() -> None:
+def test_a_broker_that_was_heard_is_not_blamed() -> None:
     session, _ = asking(timeout=1.0)
     session.receive(HEARTBEAT, 100.4)
     session.lose("gone", 100.9)
@@ -716,7 +716,7 @@ def test_any_command_is_a_sign_of_life(sign: list[bytes]) -> None:
         [b"MDPCX1", b"\x01", b"echo", b"", b"x"],
     ],
 )
-def test_anything_else_is_no_sign_of_life(noise: list[bytes]) -> None:
+def test_other_messages_are_not_signs_of_life(noise: list[bytes]) -> None:
     session, _ = asking()
     session.tick(101.0)
     session.receive(noise, 104.9)
@@ -739,7 +739,7 @@ def test_a_broker_that_is_silent_too_long_is_lost() -> None:
     assert sent(session) == []
 
 
-def test_a_client_that_slept_asks_before_it_despairs() -> None:
+def test_a_client_that_slept_asks_before_it_gives_up_the_broker() -> None:
     # the broker's messages may all be there, unread
     session, _ = asking()
     session.tick(500.0)
@@ -748,7 +748,7 @@ def test_a_client_that_slept_asks_before_it_despairs() -> None:
     assert session.lost == STRANGER.format(5)
 
 
-def test_the_shortest_patience() -> None:
+def test_the_lowest_liveness() -> None:
     session = connected(heartbeat=0.5, liveness=2)
     session.request(b"echo", [b"x"], 100.0)
     session.tick(100.5)
@@ -776,7 +776,7 @@ def test_the_silence_of_a_broker_that_was_not_asked_does_not_count() -> None:
     assert (session.lost, sent(session), session.deadline()) == (None, [], 301.0)
 
 
-def test_a_request_does_not_put_off_the_heartbeat_of_another() -> None:
+def test_a_request_does_not_postpone_the_heartbeat() -> None:
     session, _ = asking()
     session.request(b"echo", [b"x"], 100.9)
     sent(session)
@@ -784,7 +784,7 @@ def test_a_request_does_not_put_off_the_heartbeat_of_another() -> None:
     assert sent(session) == [ASKING]
 
 
-def test_the_deadline_is_the_first_of_all() -> None:
+def test_the_deadline_is_the_earliest_due_time() -> None:
     session, _ = asking(timeout=0.2)
     assert session.deadline() == pytest.approx(100.21, abs=0.011)
     session, _ = asking(timeout=20.0)
@@ -796,19 +796,19 @@ def test_the_deadline_is_the_first_of_all() -> None:
 # ── losing the connection ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_outstanding_is_sent_again_under_its_old_number() -> None:
+def test_outstanding_requests_are_sent_again_under_their_old_numbers() -> None:
     session, _ = asking(many=3)
     session.receive(final(2, b"x"), 100.5)
     session.lose("test", 101.0)
     assert sent(session) == []
     session.connected("tcp://there", 101.0)
     assert sent(session) == [request(1), request(3)]
-    assert (session.lost, session.where, session.heard) == (None, "tcp://there", False)
+    assert (session.lost, session.endpoint, session.heard) == (None, "tcp://there", False)
     session.receive(final(3, b"x"), 102.0)
     assert events(session)[-1] == (3, [b"x"], "echo", True)
 
 
-def test_what_is_left_of_the_ttl_is_sent() -> None:
+def test_the_remaining_ttl_is_sent_again() -> None:
     session, _ = asking(timeout=5.0)
     session.lose("test", 101.0)
     session.connected("tcp://there", 101.5)
@@ -821,7 +821,7 @@ def test_what_is_left_of_the_ttl_is_sent() -> None:
     assert sent(session) == [request(1, ttl=1)]
 
 
-def test_what_had_not_gone_out_goes_out_once() -> None:
+def test_unsent_requests_are_sent_once() -> None:
     session = connected()
     session.request(b"echo", [b"x"], 100.0)
     session.cancel(session.request(b"echo", [b"x"], 100.0))
@@ -830,7 +830,7 @@ def test_what_had_not_gone_out_goes_out_once() -> None:
     assert sent(session) == [request(1)]
 
 
-def test_what_was_asked_without_a_connection_goes_out_in_order() -> None:
+def test_requests_made_without_a_connection_are_sent_in_order() -> None:
     session = ClientSession()
     for body in (b"a", b"b"):
         session.request(b"echo", [body], 100.0, timeout=5.0)
@@ -839,8 +839,8 @@ def test_what_was_asked_without_a_connection_goes_out_in_order() -> None:
     assert sent(session) == [request(1, b"a", ttl=4000), request(2, b"b", ttl=4000)]
 
 
-def test_parts_that_were_collected_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_REPLY", 303)
+def test_collected_parts_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 303)
     session, _ = asking()
     session.receive(partial(1, b"1", b"2"), 101.0)
     session.lose("test", 101.0)
@@ -863,7 +863,7 @@ def test_a_stream_that_has_begun_breaks_off() -> None:
     assert sent(session) == [request(2, ttl=4000)]
 
 
-def test_nothing_is_taken_in_without_a_connection() -> None:
+def test_messages_without_a_connection_are_ignored() -> None:
     session, _ = asking()
     session.lose("test", 101.0)
     session.receive(final(1, b"x"), 101.0)
@@ -877,7 +877,7 @@ def test_a_broker_that_was_heard_is_tried_again_at_once() -> None:
     assert session.retry_at == 101.0
 
 
-def test_brokers_that_do_not_answer_are_tried_later_and_later() -> None:
+def test_unanswered_attempts_back_off() -> None:
     session, _ = asking()
     waits = []
     for now in range(1000, 1700, 100):
@@ -894,7 +894,7 @@ def test_brokers_that_do_not_answer_are_tried_later_and_later() -> None:
     assert session.retry_at == 1702.05
 
 
-def test_a_connection_that_cannot_be_made_is_lost_once_more() -> None:
+def test_a_connection_that_cannot_be_established_is_lost_again() -> None:
     session = ClientSession(rng=Highest())
     session.request(b"echo", [b"x"], 100.0)
     session.lose("refused", 100.0)
@@ -915,7 +915,7 @@ def test_a_new_request_does_not_wait_for_a_long_backoff() -> None:
     assert session.retry_at == 111.0
 
 
-def test_many_clients_do_not_come_back_at_the_same_time() -> None:
+def test_reconnections_are_jittered() -> None:
     waits = []
     for seed in range(200):
         session = ClientSession(rng=random.Random(seed))
@@ -948,9 +948,7 @@ happenings = st.one_of(
 
 
 @given(stream=st.booleans(), times=st.sampled_from([None, 1.0, 50.0]), course=st.lists(happenings, max_size=20))
-def test_each_request_ends_once_whatever_happens(
-    stream: bool, times: float | None, course: list[list[bytes] | str]
-) -> None:
+def test_each_request_ends_exactly_once(stream: bool, times: float | None, course: list[list[bytes] | str]) -> None:
     session = ClientSession()
     calls = [session.request(b"echo", [b"x"], 0.0, stream=stream, timeout=times) for _ in range(2)]
     cancelled: set[Call] = set()
@@ -978,9 +976,9 @@ def test_each_request_ends_once_whatever_happens(
     assert is_empty(session)
 
 
-def test_a_large_request_that_is_cut_off_again_and_again_is_given_up() -> None:
+def test_a_large_request_that_keeps_losing_connections_is_rejected() -> None:
     session, _ = asking()
-    large = session.request(b"echo", [b"x" * (module.LARGE_REQUEST + 1)], 100.0)
+    large = session.request(b"echo", [b"x" * (module.LARGE_REQUEST_BYTES + 1)], 100.0)
     for losses in range(1, module.MAX_LOSSES + 1):
         assert not large.ended
         session.lose("there was never a connection", 101.0)

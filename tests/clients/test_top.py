@@ -1,4 +1,4 @@
-"""The live view of a broker, as pure functions, and of what a real broker tells."""
+"""The live view of a broker, as pure functions and of a real broker."""
 
 import json
 import os
@@ -35,14 +35,14 @@ def view(services=(), workers=(), moment=0.0, **counts):
     return View(list(services), list(workers), stats(**counts), moment)
 
 
-def test_the_first_look_shows_means_since_the_start():
+def test_the_first_update_shows_averages_since_the_start():
     shown = with_rates(view([service("echo", dispatched=50)], requests=100, replies=90, errors=5), None)
     assert shown["services"] == [{**service("echo", dispatched=50), "per_second": 5.0}]
     totals = shown["totals"]
     assert [totals[f"{each}_per_second"] for each in ("requests", "replies", "errors")] == [10.0, 9.0, 0.5]
 
 
-def test_the_next_look_shows_what_has_changed_since():
+def test_the_next_update_shows_what_has_changed():
     before = view([service("echo", dispatched=50), service("gone", dispatched=9)], moment=100.0, requests=100)
     after = view([service("echo", dispatched=150), service("new", dispatched=8)], moment=104.0, requests=160)
     shown = with_rates(after, before)
@@ -50,7 +50,7 @@ def test_the_next_look_shows_what_has_changed_since():
     assert shown["totals"]["requests_per_second"] == 15.0
 
 
-def test_counts_that_began_anew_are_not_negative():
+def test_rates_after_a_restart_are_not_negative():
     before = view([service("echo", dispatched=1000)], moment=1.0, requests=1000)
     after = view([service("echo", dispatched=10)], moment=2.0, requests=10)
     shown = with_rates(after, before)
@@ -113,7 +113,7 @@ def test_an_empty_broker():
 
 @pytest.mark.parametrize("height", [1, 7, 10, 24, 50])
 @pytest.mark.parametrize("rows", [0, 1, 5, 100])
-def test_not_more_lines_than_the_terminal_has(height, rows):
+def test_the_view_fits_the_terminal(height, rows):
     shown = with_rates(
         view([service(f"s{n}") for n in range(rows)], [worker(n, f"s{n}") for n in range(rows)]), None
     )  # fmt: skip
@@ -123,7 +123,7 @@ def test_not_more_lines_than_the_terminal_has(height, rows):
         assert sum(line.startswith("… and ") and line.endswith(" more") for line in told) == 2
 
 
-def test_of_a_real_broker():
+def test_the_view_of_a_real_broker():
     with running_broker() as server, Client(server.endpoints[0], timeout=20) as client:
         with Worker("echo", list, broker=server.endpoints[0], concurrency=2):
             for _ in range(10):
@@ -131,7 +131,7 @@ def test_of_a_real_broker():
 
             def look():
                 asked = ("mmi.services", "mmi.workers", "mmi.stats")
-                return View.made_of(*(json.loads(client.request(question)[0]) for question in asked))
+                return View.from_answers(*(json.loads(client.request(question)[0]) for question in asked))
 
             before = look()
             for _ in range(10):

@@ -85,15 +85,15 @@ def test_services_and_info_and_ping(mdclient):
         (["call", "nobody", "--protocol", "0.2"], 4, "no worker offers 'nobody' at tcp://"),
         (["call", "echo", "--protocol", "3"], 2, "'3' is not one of 'X1', '0.2', '0.1'"),
         (["call", "echo", "--header", "nameonly"], 2, "'nameonly': it takes NAME=VALUE"),
-        (["call", "echo", "--header", "a=b", "--protocol", "0.2"], 2, "--header takes protocol X1"),
+        (["call", "echo", "--header", "a=b", "--protocol", "0.2"], 2, "--header requires protocol X1"),
         (["bench", "nobody"], 4, "no worker offers 'nobody' at tcp://"),
         (["bench", "echo", "--load", "mixed"], 2, "--slow BODY goes with --load mixed"),
         (["bench", "echo", "--slow", "x"], 2, "--slow BODY goes with --load mixed"),
-        (["bench", "echo", "--protocol", "0.2"], 2, "--load pipelined and mixed take protocol X1"),
+        (["bench", "echo", "--protocol", "0.2"], 2, "--load pipelined and mixed require protocol X1"),
         (["bench", "echo", "--outstanding", "0"], 2, "expected a whole number of requests (greater than 0), got '0'"),
         (["bench", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there"),
         (["top", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there"),
-        (["top", "--count", "0"], 2, "expected a whole number of looks (greater than 0), got '0'"),
+        (["top", "--count", "0"], 2, "expected a whole number of updates (greater than 0), got '0'"),
         (["call", "nobody", "--wait", "--timeout", "0.05", "--retries", "1"], 3, "service 'nobody'"),
         (
             ["call", "echo", "--broker", "tcp://127.0.0.1:1"],
@@ -175,7 +175,8 @@ def test_bench_for_people(mdclient):
     shown = mdclient("bench", "echo", "x", "--seconds", "0.3", *load).stdout.decode().splitlines()
     assert " replies in " in shown[0]
     assert shown[1] == "errors: none"
-    assert sorted(line.split(" in ms")[0] for line in shown[2:]) == ["latency of the short", "latency of the slow"]
+    kinds = ["latency of short requests", "latency of slow requests"]
+    assert sorted(line.split(" in ms")[0] for line in shown[2:]) == kinds
 
 
 def test_top(mdclient):
@@ -389,7 +390,9 @@ def test_a_worker_waits_for_its_broker(tmp_path):
     [
         (["tcp://h:1", "ipc:///s"], "", "--broker is given 2 endpoints, tcp://h:1, ipc:///s"),
         (["tcp://h:1", "ipc:///s"], "tcp://h:3", "--broker is given 2 endpoints, tcp://h:1, ipc:///s"),
+        (["tcp://h:1,ipc:///s"], "", "--broker is given 2 endpoints, tcp://h:1, ipc:///s"),
         ([], "tcp://h:1 ipc:///s tcp://h:3", "MDP_BROKER names 3 endpoints, tcp://h:1, ipc:///s, tcp://h:3"),
+        ([], "tcp://h:1,tcp://h:2", "MDP_BROKER names 2 endpoints, tcp://h:1, tcp://h:2"),
     ],
 )
 def test_a_worker_that_is_told_of_several_brokers_serves_none_of_them(flags, variable, origin):

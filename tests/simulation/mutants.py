@@ -4,7 +4,7 @@ import copy
 import random
 from typing import Any
 
-from zmdp.clients.pirate import PirateSession
+from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.broker.journal import Drop
@@ -322,11 +322,11 @@ def never_give_up(session: WorkerSession, request: Any, now: float, *, ended: bo
 # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def asleep(session: PirateSession, now: float) -> None:
+def asleep(session: LegacySession, now: float) -> None:
     """A client does nothing when it is time to."""
 
 
-def repeat_stream(session: PirateSession, now: float, tick: Any = PirateSession.tick) -> Any:
+def repeat_stream(session: LegacySession, now: float, tick: Any = LegacySession.tick) -> Any:
     """A client sends again though a part was handed out."""
     session._streamed = False
     return tick(session, now)
@@ -431,8 +431,8 @@ MUTANTS = [
     (WorkerSession, "_announce", secretive, "not recovered"),
     (WorkerSession, "begin", greedy, "runs too many handlers"),
     (WorkerSession, "abandon", never_give_up, "not recovered"),
-    (PirateSession, "tick", asleep, "time stands still"),
-    (PirateSession, "tick", repeat_stream, "C17"),
+    (LegacySession, "tick", asleep, "time stands still"),
+    (LegacySession, "tick", repeat_stream, "C17"),
     (ClientSession, "_send_cancel", late_cancel, "did not send CANCEL"),
     (ClientSession, "lose", restream_x1, "after a part of its reply"),
     (ClientSession, "connected", renumber, "under a number of no call"),

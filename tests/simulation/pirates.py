@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from zmdp.clients.pirate import GiveUp, PirateSession, Resend
+from zmdp.clients.legacy_session import GiveUp, LegacySession, Resend
 from zmdp.mdp import wire
 from zmdp.mdp.testing.network import Dealer
 from zmdp.mdp.wire import Message
@@ -32,7 +32,7 @@ class Call:
 
 
 class PirateProcess(Process):
-    """`PirateSession`, run as `Client` runs it: one call after the other."""
+    """`LegacySession`, run as `Client` runs it: one call after the other."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class PirateProcess(Process):
         connect: Callable[..., Socket] = Dealer,
     ) -> None:
         super().__init__(world, name)
-        self.session = PirateSession(protocol)
+        self.session = LegacySession(protocol)
         self._protocol = protocol
         self._connect = connect
         self.idle = True
@@ -159,7 +159,7 @@ class BurstProcess(Process):
 
     def __init__(self, world: Stage, name: str, protocol: str, choose: Callable[[], Call], pause: float) -> None:
         super().__init__(world, name)
-        self.session = PirateSession(protocol)
+        self.session = LegacySession(protocol)
         self._choose = choose
         self._pause = pause
         self._dealer = Dealer(world.network, name, self._arrived)

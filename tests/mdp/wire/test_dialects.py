@@ -2,7 +2,7 @@
 
 import pytest
 
-from zmdp.clients.pirate import PirateSession
+from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
@@ -101,7 +101,7 @@ class PirateCaller(Caller):
 
     def __init__(self, protocol):
         super().__init__()
-        self.session = PirateSession(protocol)
+        self.session = LegacySession(protocol)
 
     def ask(self, *body):
         self.messages = [self.session.request(b"echo", body, 0, timeout=100, retries=0, stream=True)]

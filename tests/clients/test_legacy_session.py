@@ -1,10 +1,10 @@
-"""The client's machine for 0.2 and 0.1: C1 to C5 and the client's part of C24."""
+"""The client's state machine for 0.2 and 0.1: C1 to C5 and the client's part of C24."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.clients.pirate import GiveUp, PirateSession, Reply, Resend
+from zmdp.clients.legacy_session import GiveUp, LegacySession, Reply, Resend
 from zmdp.mdp.errors import SettingError
 
 REQUEST = [b"MDPC02", b"\x01", b"echo", b"hello"]
@@ -23,9 +23,9 @@ def told(reply: Reply | None) -> tuple[list[bytes], str, bool] | None:
     return None if reply is None else (list(reply), reply.service, reply.final)
 
 
-def asking(*, retries: int = 2, stream: bool = False) -> PirateSession:
+def asking(*, retries: int = 2, stream: bool = False) -> LegacySession:
     """A session that has sent `REQUEST` at 100 s, with a timeout of 5 s."""
-    session = PirateSession()
+    session = LegacySession()
     message = session.request(b"echo", [b"hello"], 100.0, timeout=5.0, retries=retries, stream=stream)
     assert message == REQUEST
     return session
@@ -42,7 +42,7 @@ def asking(*, retries: int = 2, stream: bool = False) -> PirateSession:
     ],
 )
 def test_a_request(protocol: str, message: list[bytes]) -> None:
-    session = PirateSession(protocol)
+    session = LegacySession(protocol)
     assert session.encode(b"echo", [b"a", b"b"]) == message
     assert not session.waiting
     assert session.request(b"echo", [b"a", b"b"], 0.0, timeout=1.0, retries=0) == message
@@ -51,11 +51,11 @@ def test_a_request(protocol: str, message: list[bytes]) -> None:
 
 def test_a_request_with_an_envelope() -> None:
     # C36
-    session = PirateSession("0.2", envelope=True)
+    session = LegacySession("0.2", envelope=True)
     assert session.request(b"echo", [b"a"], 0.0, timeout=1.0, retries=1) == [b"", *REQUEST[:3], b"a"]
     assert session.tick(1.0) == Resend([b"", *REQUEST[:3], b"a"])
     assert told(session.receive([b"", *final(b"x")], 1.5)) == ([b"x"], "echo", True)  # C22
-    assert PirateSession("0.1", envelope=True).encode(b"echo", [b"a"]) == [b"", b"MDPC01", b"echo", b"a"]
+    assert LegacySession("0.1", envelope=True).encode(b"echo", [b"a"]) == [b"", b"MDPC01", b"echo", b"a"]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_a_request_with_an_envelope() -> None:
     ],
 )
 def test_a_reply(protocol: str, message: list[bytes], reply: tuple[list[bytes], str, bool] | None) -> None:
-    assert told(PirateSession(protocol).decode(message)) == reply
+    assert told(LegacySession(protocol).decode(message)) == reply
 
 
 def test_a_protocol_that_does_not_exist() -> None:
-    with pytest.raises(SettingError, match=r"protocol is .0\.3.: it is one of 0\.2, 0\.1"):
-        PirateSession("0.3")
+    with pytest.raises(SettingError, match=r"protocol is .0\.3.: it must be one of 0\.2, 0\.1"):
+        LegacySession("0.3")
 
 
 # ── a request and its reply ──────────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +103,7 @@ def test_partials_are_collected_before_the_final() -> None:
     assert told(session.receive(final(b"4"), 103.0)) == ([b"1", b"2", b"3", b"4"], "echo", True)
 
 
-def test_what_was_collected_is_told_from_the_final() -> None:
+def test_collected_frames_are_told_apart_from_those_of_the_final() -> None:
     session = asking()
     session.receive(partial(b"1", b"2"), 101.0)
     reply = session.receive(final(b"3"), 101.0)
@@ -112,8 +112,8 @@ def test_what_was_collected_is_told_from_the_final() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["0.2", "0.1"])
-def test_a_failure_told_in_a_final_is_recognized(protocol: str) -> None:
-    session = PirateSession(protocol)
+def test_a_failure_reported_in_a_final_is_recognized(protocol: str) -> None:
+    session = LegacySession(protocol)
     session.request(b"echo", [b"x"], 0.0, timeout=1.0, retries=0)
     head = [b"MDPC02", b"\x03", b"echo"] if protocol == "0.2" else [b"", b"MDPC01", b"echo"]
     reply = session.receive([*head, b"zmdp.error", b"500", b"it broke"], 0.5)
@@ -122,14 +122,14 @@ def test_a_failure_told_in_a_final_is_recognized(protocol: str) -> None:
     assert not session.waiting
 
 
-def test_partials_are_handed_out_as_they_come() -> None:
+def test_partials_are_returned_as_they_arrive() -> None:
     session = asking(stream=True)
     assert told(session.receive(partial(b"1"), 101.0)) == ([b"1"], "echo", False)
     assert told(session.receive(partial(b"2"), 102.0)) == ([b"2"], "echo", False)
     assert told(session.receive(final(b"3"), 103.0)) == ([b"3"], "echo", True)
 
 
-def test_what_is_no_reply_to_the_request_is_ignored() -> None:
+def test_other_messages_are_ignored() -> None:
     session = asking()
     assert session.receive(final(b"hello", service=b"other"), 101.0) is None
     assert session.receive([b"MDPW02", b"\x06"], 101.0) is None
@@ -138,8 +138,8 @@ def test_what_is_no_reply_to_the_request_is_ignored() -> None:
     assert session.deadline() == 105.0
 
 
-def test_nothing_is_taken_before_a_request() -> None:
-    assert PirateSession().receive(final(b"hello"), 100.0) is None
+def test_a_reply_before_any_request_is_ignored() -> None:
+    assert LegacySession().receive(final(b"hello"), 100.0) is None
 
 
 def test_one_request_after_the_other() -> None:
@@ -179,14 +179,14 @@ def test_a_reply_to_a_later_try() -> None:
     assert told(session.receive(final(b"late"), 107.0)) == ([b"late"], "echo", True)
 
 
-def test_a_partial_is_no_silence() -> None:
+def test_a_partial_ends_the_silence() -> None:
     session = asking()
     session.receive(partial(b"1"), 104.0)
     assert session.deadline() == 109.0
     assert session.tick(105.0) is None
 
 
-def test_another_try_begins_anew() -> None:
+def test_another_try_discards_collected_parts() -> None:
     # C5: parts of a reply that broke off are not part of the next
     session = asking()
     session.receive(partial(b"1"), 101.0)
@@ -196,7 +196,7 @@ def test_another_try_begins_anew() -> None:
     assert told(session.receive(final(b"end"), 109.0)) == ([b"1", b"end"], "echo", True)
 
 
-def test_a_stream_that_has_begun_is_not_begun_again() -> None:
+def test_a_stream_that_has_begun_is_not_sent_again() -> None:
     session = asking(stream=True)
     session.receive(partial(b"1"), 101.0)
     assert session.tick(106.0) == GiveUp(tries=1, streamed=True)
@@ -224,8 +224,8 @@ frames = st.one_of(
 
 
 @given(protocol=st.sampled_from(["0.1", "0.2"]), stream=st.booleans(), messages=st.lists(st.lists(frames, max_size=6)))
-def test_no_bytes_do_harm(protocol: str, stream: bool, messages: list[list[bytes]]) -> None:
-    session = PirateSession(protocol)
+def test_any_bytes_are_harmless(protocol: str, stream: bool, messages: list[list[bytes]]) -> None:
+    session = LegacySession(protocol)
     session.request(b"echo", [b"hello"], 0.0, timeout=1.0, retries=0, stream=stream)
     replies = [reply for message in messages if (reply := session.receive(message, 0.0)) is not None]
     assert {reply.service for reply in replies} <= {"echo"}

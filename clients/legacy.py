@@ -1,7 +1,9 @@
-"""The synchronous shell of MDP/0.2 and 0.1: one request at a time, sent again on a new connection (C4, C5)."""
+"""MDP/0.2 and 0.1 for threads: one request at a time, sent again over a new connection after a silence (C4, C5)."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import zmq
 
@@ -11,6 +13,7 @@ from ..mdp.errors import (
     ClosedError,
     RequestTimeout,
     ServiceError,
+    SettingError,
     StreamInterrupted,
 )
 from ..mdp.limits import Limits
@@ -18,16 +21,22 @@ from ..mdp.transport.multipart import milliseconds, receive, send
 from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
 from ..mdp.wire import Message
-from .pirate import GiveUp, PirateSession, Resend
+from .arguments import check_legacy
+from .endpoints import Endpoints
+from .legacy_session import GiveUp, LegacySession, Resend
 from .reply import Reply
 
 
-class LazyPirate:
-    """Requests over MDP/0.2 or 0.1.  One at a time; not for several threads at once."""
+class LegacyDialog:
+    """Requests over MDP/0.2 or 0.1: one at a time, and not from several threads at once.
+
+    A legacy broker does not report failures, so silence is the only sign of one.  After each silence the request, or
+    if it has used up its tries the next request, goes to the next broker, as `Endpoints` says.
+    """
 
     def __init__(
         self,
-        endpoints: Sequence[str],
+        endpoints: Endpoints,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
         protocol: str,
@@ -36,33 +45,77 @@ class LazyPirate:
     ) -> None:
         self._endpoints = endpoints
         self._linger = linger
-        self._session = PirateSession(protocol, envelope=envelope)
+        self._session = LegacySession(protocol, envelope=envelope)
         self._context = context
         self._socket: zmq.Socket[bytes] | None = None
-        self._turn = 0
+        self._answered = False
+        """The broker in use has replied since the last failover."""
         self._busy = False
         self._outstanding = 0
+        """Requests made with `send` whose FINAL has not been received."""
         self._last_service = ""
         self._closed = False
+        for endpoint in endpoints.all:  # raises SettingError if one is invalid
+            dealer(context, endpoint, {zmq.LINGER: 0}).close(0)
         self._connect()
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+        return self._endpoints.current
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def request(self, service: bytes, body: Sequence[bytes], *, timeout: float, retries: int) -> Reply:
-        """Send a request and wait for all of its reply; raises what it fails with."""
-        (reply,) = self._dialog(service, body, timeout, retries, False)
+    def request(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float,
+        retries: int,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Reply:
+        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+        check_legacy(wait, headers, options)
+        (reply,) = self._exchange(service, body, timeout, retries, False)
         return reply
 
     def stream(
-        self, service: bytes, body: Sequence[bytes], *, timeout: float, retries: int
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float,
+        retries: int,
+        deadline: float | None,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of its reply as it comes; raises what it fails with."""
-        return self._dialog(service, body, timeout, retries, True)
+        """Send a request and yield each part of the reply as it arrives.  Raises whatever the request failed with."""
+        check_legacy(wait, headers, options, deadline)
+        return self._exchange(service, body, timeout, retries, True)
 
-    def _dialog(
+    def submit(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float,
+        retries: int,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> "Future[Reply]":
+        """Raise `SettingError`: a legacy protocol allows one request at a time."""
+        raise SettingError("submit() requires protocol X1: MDP/0.2 and 0.1 do not number requests")
+
+    def _exchange(
         self, service: bytes, body: Sequence[bytes], timeout: float, retries: int, stream: bool
     ) -> Generator[Reply, None, None]:
-        """Send a request and yield what comes of it, the FINAL last."""
+        """Send a request and yield its replies, the FINAL last."""
         self._check_free()
         self._last_service = service.decode()
         session = self._session
@@ -77,6 +130,7 @@ class LazyPirate:
                 now = time.monotonic()
                 reply = session.receive(arrived, now) if arrived is not None else None
                 if reply is not None:
+                    self._answered = True
                     if reply.final:
                         finished, self._busy = True, False
                     _raise_failure(reply)
@@ -86,22 +140,23 @@ class LazyPirate:
                     continue
                 step = session.tick(now)
                 if isinstance(step, Resend):
-                    self._connect()
+                    self._disconnect()
+                    self._fail_over()
                     self._send(step.message, now + timeout)
                 elif isinstance(step, GiveUp):
                     error = self._gave_up(step, service.decode(), timeout, sum(map(len, body)))
-                    self._turn += 1  # the next request tries the next broker
+                    self._fail_over()
                     raise error
         finally:
             if not finished:
                 self._busy = False
-                # Replies to this request may still come; on a new connection they cannot be taken for another's.
+                # A reply to this request may still arrive; a new connection cannot mistake it for another's.
                 self._disconnect()
 
     def _gave_up(self, step: GiveUp, service: str, timeout: float, size: int) -> Exception:
-        endpoint = self._endpoint
+        endpoint = self.endpoint
         if step.streamed:
-            text = f"the stream of service {service!r} stopped: nothing came for {timeout:g} s after a part"
+            text = f"the stream of service {service!r} stopped: nothing arrived for {timeout:g} s after a part"
             return StreamInterrupted(text, service=service)
         tries = "1 try" if step.tries == 1 else f"{step.tries} tries"
         if service.startswith("mmi."):
@@ -112,58 +167,58 @@ class LazyPirate:
         if reason is not None:
             return BrokerUnreachable(f"{text}: {reason}", service=service)
         if size > Limits().max_message // 2:
-            text += f"; the request has {size} bytes: is that more than the broker's max_message?"
+            text += f"; the request has {size} bytes: does that exceed the broker's max_message?"
         return RequestTimeout(text, service=service)
 
     # ── the Guide's lower level ──────────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, service: bytes, body: Sequence[bytes], timeout: float) -> None:
-        """Send a request whose reply `recv` will take."""
+    def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
+        """Send a request whose reply `recv` returns.  Raises `RequestTimeout` if it cannot be sent in `timeout`."""
         if self._busy:
             raise BusyError("this client is in the middle of a stream: finish or close it, or use a second client")
         self._last_service = service.decode()
         self._send(self._session.encode(service, body), time.monotonic() + timeout)
         self._outstanding += 1
 
-    def recv(self, timeout: float) -> Reply:
-        """The next reply, or part of one, to what `send` sent."""
+    def recv(self, *, timeout: float) -> Reply:
+        """Return the next reply, or part of one, to a request made with `send`."""
         if not self._outstanding:
-            raise BusyError("nothing was sent: recv() takes the replies to send()")
+            raise BusyError("nothing was sent: recv() returns the replies to send()")
         until = time.monotonic() + timeout
         while True:
             message = self._receive(until)
             if message is None:
-                text = f"no reply through {self._endpoint}; {self._outstanding} requests are outstanding"
+                count = self._outstanding
+                text = f"no reply through {self.endpoint} within {timeout:g} s; outstanding requests: {count}"
                 raise RequestTimeout(text, service=self._last_service)
             reply = self._session.decode(message)
             if reply is not None:
+                self._answered = True
                 self._outstanding -= reply.final
                 _raise_failure(reply)
                 return reply
 
     def reset(self) -> None:
-        """Forget what is outstanding: replies to earlier `send`s will not be received."""
+        """Abandon every request made with `send`: their replies go to a connection that is closed."""
         self._disconnect()
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def _endpoint(self) -> str:
-        return self._endpoints[self._turn % len(self._endpoints)]
 
     def _check_free(self) -> None:
         if self._busy:
             raise BusyError("this client is in the middle of another request: use one client for each thread or stream")
         if self._outstanding:
-            raise BusyError(f"{self._outstanding} replies to send() are outstanding: take them with recv(), or reset()")
+            count = self._outstanding
+            raise BusyError(f"replies to send() are outstanding ({count}): receive them with recv(), or call reset()")
+
+    def _fail_over(self) -> None:
+        """Have the next connection go to the next broker (C5)."""
+        self._endpoints.fail_over(answered=self._answered)
+        self._answered = False
 
     def _connect(self) -> zmq.Socket[bytes]:
-        """Open a new connection, to the next endpoint if there was one before (C5)."""
-        if self._socket is not None:
-            self._disconnect()
-            self._turn += 1
-        # As many replies as were sent for may come before anybody calls `recv`.
-        self._socket = dealer(self._context, self._endpoint, {zmq.RCVHWM: 0})
+        # There is no high-water mark: any number of replies to `send` may arrive before `recv` is called.
+        self._socket = dealer(self._context, self.endpoint, {zmq.RCVHWM: 0})
         return self._socket
 
     def _disconnect(self) -> None:
@@ -181,11 +236,11 @@ class LazyPirate:
         socket = self._open()
         while send(socket, message):
             if not socket.poll(milliseconds(until - time.monotonic()), zmq.POLLOUT) and time.monotonic() >= until:
-                text = f"the broker at {self._endpoint} takes no more requests"
+                text = f"the broker at {self.endpoint} accepts no more requests"
                 raise RequestTimeout(text, service=self._last_service)
 
     def _receive(self, until: float) -> Message | None:
-        """The next message, or None if there is none at the time `until`."""
+        """Return the next message, or None if none arrives before the time `until`."""
         socket = self._open()
         message = receive(socket)
         while message is None:
@@ -200,7 +255,7 @@ class LazyPirate:
         """Close the connection."""
         self._closed = True
         if self._socket is not None:
-            # What `send` sent has the client's timeout to get out.
+            # What `send` sent has the client's timeout to leave.
             self._socket.close(round(self._linger * 1000) if self._outstanding else 0)
             self._socket = None
 

@@ -1,6 +1,7 @@
-"""The client's side of MDP/0.2 and 0.1 as a machine: one request at a time, with Lazy Pirate recovery (C1 to C5).
+"""The client's side of MDP/0.2 and 0.1 as a state machine: one request at a time, resent after a silence (C1 to C5).
 
-No socket, no clock: the shell sends what `request` and `tick` return, and feeds `receive` with what arrives.
+It uses no socket and no clock: the dialog sends what `request` and `tick` return, and passes what arrives to `receive`.
+The ZeroMQ Guide calls this way of recovering the Lazy Pirate.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from ..mdp.wire import Message, Route
 from .reply import Reply
 
 HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.C02), "0.1": ((b"",), wire.C01)}
-"""For each protocol version the envelope and the header of a client's messages (C2, C24)."""
+"""The envelope and the header of a client's messages, by protocol version (C2, C24)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,14 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No reply came.  `tries` counts the sendings; `streamed` tells whether a PARTIAL had been handed out."""
+    """No reply arrived within the last of `tries`.  `streamed` tells whether a PARTIAL had been delivered."""
 
     tries: int
     streamed: bool
 
 
-class PirateSession:
-    """The dialog of one client with whichever broker it is connected to.
+class LegacySession:
+    """One client's exchange with whichever broker it is connected to.
 
     With `envelope`, messages of 0.2 begin with an empty frame, as those of 0.1 always do: a ROUTER–DEALER proxy between
     the client and the broker needs it (C36).  A broker that returns the envelope (C22) must be behind that proxy.
@@ -40,7 +41,7 @@ class PirateSession:
 
     def __init__(self, protocol: str = "0.2", *, envelope: bool = False) -> None:
         if protocol not in HEADERS:
-            raise SettingError(f"protocol is {protocol!r}: it is one of {', '.join(HEADERS)}")
+            raise SettingError(f"protocol is {protocol!r}: it must be one of {', '.join(HEADERS)}")
         self._route, self._header = HEADERS[protocol]
         if envelope:
             self._route = (b"",)
@@ -60,11 +61,11 @@ class PirateSession:
         return self._due is not None
 
     def encode(self, service: bytes, body: Sequence[bytes]) -> Message:
-        """A REQUEST, without keeping anything of it: for those who pipeline and match replies themselves."""
+        """Return a REQUEST without keeping track of it, for callers that pipeline."""
         return wire.request(self._route, self._header, service, body)
 
     def decode(self, message: Message) -> Reply | None:
-        """The PARTIAL or FINAL in `message`; None if it is anything else."""
+        """Return the PARTIAL or FINAL in `message`, or None if it is anything else."""
         answer = wire.decode_broker(message)
         if not isinstance(answer, wire.Answer) or answer.header != self._header:
             return None
@@ -76,10 +77,10 @@ class PirateSession:
     def request(
         self, service: bytes, body: Sequence[bytes], now: float, *, timeout: float, retries: int, stream: bool = False
     ) -> Message:
-        """Begin a request; returns what to send.
+        """Begin a request and return the message to send.
 
-        `timeout` is the silence, in seconds, after which it is sent again, at most `retries` times.  With `stream` each
-        PARTIAL is handed out as it comes, else all is collected and handed out with the FINAL.
+        After `timeout` seconds of silence it is sent again, at most `retries` times.  With `stream`, `receive` returns
+        each PARTIAL as it arrives; otherwise it returns all frames with the FINAL.
         """
         self._message = self.encode(service, body)
         self._service = service
@@ -91,7 +92,7 @@ class PirateSession:
         return self._message
 
     def receive(self, message: Message, now: float) -> Reply | None:
-        """The reply, or the part of one, that `message` brings; None if there is nothing to hand out."""
+        """Return the reply, or the part of one, to deliver after `message`; None if there is nothing to deliver."""
         if self._due is None:
             return None
         reply = self.decode(message)
@@ -110,7 +111,7 @@ class PirateSession:
         return reply
 
     def tick(self, now: float) -> Resend | GiveUp | None:
-        """What to do about a silence that has lasted too long."""
+        """Return what to do if the silence has lasted too long, otherwise None."""
         if self._due is None or now < self._due:
             return None
         if self._streamed or self._tries > self._retries:
@@ -122,5 +123,5 @@ class PirateSession:
         return Resend(self._message)
 
     def deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return when `tick` has something to do, or None."""
         return self._due

@@ -1,4 +1,4 @@
-"""What is particular to the synchronous client over X1: its lock, its processes, its bounds."""
+"""The synchronous client over X1: its lock, forked processes, its limits."""
 
 import gc
 import multiprocessing
@@ -30,7 +30,7 @@ def endpoint():
             yield at
 
 
-def test_a_stream_may_be_closed_by_the_garbage_collector_wherever_that_runs(endpoint):
+def test_the_garbage_collector_may_close_a_stream_anywhere(endpoint):
     before = gc.get_threshold()
     gc.set_threshold(20)  # so that it runs within the client, time and again
     try:
@@ -45,17 +45,17 @@ def test_a_stream_may_be_closed_by_the_garbage_collector_wherever_that_runs(endp
         gc.set_threshold(*before)
 
 
-def test_a_place_is_waited_for_within_the_time_of_the_request(endpoint):
+def test_waiting_for_a_slot_counts_towards_the_timeout(endpoint):
     with Client(endpoint, max_outstanding=1, timeout=60) as client:
         held = client.submit("nobody")
-        with pytest.raises(RequestTimeout, match="1 requests were outstanding"):
+        with pytest.raises(RequestTimeout, match=r"1 others \(max_outstanding\) were outstanding"):
             client.request("echo", timeout=0.05, retries=0)
         held.cancel()
         assert client.request("echo", b"x") == [b"x"]
 
 
 @pytest.mark.parametrize("most", [0, -1, "many"])
-def test_how_many_may_be_outstanding_is_checked(endpoint, most):
+def test_max_outstanding_is_checked(endpoint, most):
     with pytest.raises(SettingError, match="max_outstanding"):
         Client(endpoint, max_outstanding=most)
 
@@ -79,7 +79,7 @@ def forked(client, results):
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
 )  # newer Pythons warn of fork() with threads: that is the point
-def test_a_forked_process_is_told_to_make_a_client_of_its_own(endpoint):
+def test_a_forked_process_must_create_its_own_client(endpoint):
     context = multiprocessing.get_context("fork")
     with Client(endpoint) as client:
         client.submit("echo").result(10)
@@ -87,12 +87,12 @@ def test_a_forked_process_is_told_to_make_a_client_of_its_own(endpoint):
         child = context.Process(target=forked, args=(client, results))
         child.start()
         for _ in range(5):
-            assert "make one after fork()" in results.get()
+            assert "create one after fork()" in results.get()
         child.join(10)
         assert client.request("echo", b"parent") == [b"parent"]
 
 
-def test_a_request_that_breaks_the_connection_again_and_again_is_given_up():
+def test_a_request_that_keeps_breaking_the_connection_is_rejected():
     with (
         running_broker(limits=Limits(max_message=100_000)) as server,
         Client(server.endpoints[0], timeout=60) as client,
@@ -110,7 +110,7 @@ def test_a_request_that_breaks_the_connection_again_and_again_is_given_up():
             assert client.request("echo", b"last") == [b"last"]
 
 
-def test_a_callback_that_raises_does_not_keep_others_from_their_futures(endpoint, logged):
+def test_a_callback_that_raises_does_not_affect_other_futures(endpoint, logged):
     def leave(_):
         raise SystemExit(3)
 
@@ -126,7 +126,7 @@ def test_a_callback_that_raises_does_not_keep_others_from_their_futures(endpoint
 
 @pytest.fixture
 def held(endpoint):
-    """`held` sets an event when a request of the service `hold` has come, which then waits for `let_go`."""
+    """A service `hold` that sets `taken` when a request has arrived, and then waits for `let_go`."""
     taken, let_go = threading.Event(), threading.Event()
 
     def hold(request):
@@ -141,7 +141,7 @@ def held(endpoint):
             let_go.set()
 
 
-def test_a_future_is_settled_while_a_thread_of_the_callers_drives(endpoint, held):
+def test_a_future_is_settled_while_a_caller_drives(endpoint, held):
     with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
         client.submit("echo").result(10)
         eventually(lambda: client._dialog._futures.asleep)
@@ -156,7 +156,7 @@ def test_a_future_is_settled_while_a_thread_of_the_callers_drives(endpoint, held
         assert driving.result(10) == [b"x"]
 
 
-def test_a_request_is_over_in_time_while_another_thread_drives(endpoint, held):
+def test_a_request_times_out_while_another_thread_drives(endpoint, held):
     with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
         driving = pool.submit(client.request, "hold", b"x")
         assert held.taken.wait(10)
@@ -167,7 +167,7 @@ def test_a_request_is_over_in_time_while_another_thread_drives(endpoint, held):
         assert driving.result(10) == [b"x"]
 
 
-def test_the_thread_of_the_futures_sleeps_while_none_is_outstanding(endpoint):
+def test_the_clients_thread_sleeps_while_no_future_is_outstanding(endpoint):
     with Client(endpoint, timeout=20) as client:
         assert client.submit("echo", b"x").result(10) == [b"x"]
         futures = client._dialog._futures
@@ -178,7 +178,7 @@ def test_the_thread_of_the_futures_sleeps_while_none_is_outstanding(endpoint):
             assert client.submit("echo", b"z").result(10) == [b"z"]
 
 
-def test_many_wake_ups_are_one(endpoint, held):
+def test_wake_ups_are_merged(endpoint, held):
     with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
         shared = client._dialog._shared
         driving = pool.submit(client.request, "hold", b"x")
@@ -195,8 +195,8 @@ def test_many_wake_ups_are_one(endpoint, held):
         assert driving.result(10) == [b"x"]
 
 
-def test_threads_that_ask_in_every_way_at_once(endpoint):
-    """None waits for ever, and each gets what it asked for."""
+def test_threads_that_use_every_method_at_once(endpoint):
+    """No thread waits for ever, and each gets its own replies."""
 
     def ask(client, who):
         for number in range(60):

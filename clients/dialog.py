@@ -1,0 +1,112 @@
+"""What `Client` and `AsyncClient` need of a protocol.
+
+Each chooses an implementation once, when it is created: `X1Dialog` or `LegacyDialog` for threads, `X1AsyncDialog` or
+`LegacyAsyncDialog` for asyncio.  A dialog owns the connection; the client above it checks arguments, encodes values and
+knows which process and event loop it belongs to.
+"""
+
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from .reply import Reply
+
+
+class Dialog(Protocol):
+    """Requests over one protocol, made by threads.
+
+    Every method that waits raises whatever the request failed with.  X1 allows `timeout × (1 + retries)` seconds;
+    a legacy protocol sends the request again after each `timeout`, at most `retries` times.
+    """
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+
+    def request(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float,
+        retries: int,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+    ) -> Reply:
+        """Send a request and return the whole reply."""
+
+    def stream(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float,
+        retries: int,
+        deadline: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+    ) -> Generator[Reply, None, None]:
+        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
+
+    def submit(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float,
+        retries: int,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+    ) -> "Future[Reply]":
+        """Send a request and return the future of its reply."""
+
+    def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
+        """Send a request whose reply `recv` returns.  `timeout` limits the sending."""
+
+    def recv(self, *, timeout: float) -> Reply:
+        """Return the next reply, or part of one, to a request made with `send`."""
+
+    def reset(self) -> None:
+        """Abandon every request made with `send`."""
+
+    def close(self) -> None:
+        """Cancel every outstanding request, if the protocol can, and close the connection."""
+
+
+class AsyncDialog(Protocol):
+    """Requests over one protocol, made by the tasks of one event loop."""
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+
+    async def request(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+    ) -> Reply:
+        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+
+    def stream(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None,
+        deadline: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+    ) -> AsyncGenerator[Reply, None]:
+        """Send a request and yield each part of the reply as it arrives, the FINAL last.  Raises as `request`."""
+
+    def close(self) -> None:
+        """End every outstanding request with `ClosedError` and close the connection."""

@@ -1,0 +1,305 @@
+"""X1 for asyncio: any number of requests at once over one connection, whose descriptors the event loop watches."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import zmq
+
+from ..mdp import tracing
+from ..mdp.errors import ClosedError, RequestTimeout, ZmdpError
+from .connection import ClientConnection
+from .endpoints import Endpoints
+from .inbox import Inbox
+from .reply import Reply
+from .session import Call, ClientSession, Outcome
+
+
+class X1AsyncDialog:
+    """Requests over X1, made by the tasks of one event loop."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        heartbeat: float,
+        liveness: int,
+        max_outstanding: int,
+    ) -> None:
+        self._session = ClientSession(heartbeat=heartbeat, liveness=liveness)
+        self._connection = ClientConnection(self._session, endpoints, context, self._deliver)
+        self._connection.before_drop = self._unwatch
+        self._max_outstanding = max_outstanding
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._watched: zmq.Socket[bytes] | None = None
+        """The socket whose descriptors the event loop watches."""
+        self._descriptors: tuple[int, int] = (-1, -1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._flush_is_due = False
+        """`_flush` will be called in this turn of the event loop or in the next."""
+        self._step_again = False
+        """There is more to receive."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        """Requests that wait because `max_outstanding` others are outstanding."""
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+        return self._connection.endpoint
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def request(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Reply:
+        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+        headers, finish = tracing.calling(service.decode(), headers)
+        call: Call | None = None
+        try:
+            loop = self._check_open()
+            session = self._session
+            if session.outstanding >= self._max_outstanding:
+                timeout = await self._await_slot(service, timeout)
+            future: asyncio.Future[Reply] = loop.create_future()
+            call = session.request(
+                service, body, monotonic(), timeout=timeout, wait=wait, headers=headers, options=options,
+                receiver=future,
+            )  # fmt: skip
+            self._send()
+            if future.done():
+                await asyncio.sleep(0)  # a caller whose replies are always there at once must let other tasks run
+            reply = await future
+        except BaseException as error:
+            if call is not None:
+                self._cancel(call)
+            finish(error)
+            raise
+        if finish is not tracing.untraced:
+            finish(None)
+        return reply
+
+    async def stream(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None,
+        deadline: float | None = None,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Reply, None]:
+        """Send a request and yield each part of the reply as it arrives.  Raises whatever the request failed with."""
+        headers, finish = tracing.calling(service.decode(), headers)
+        inbox = _AsyncInbox()
+        call: Call | None = None
+        try:
+            self._check_open()
+            if self._session.outstanding >= self._max_outstanding:
+                deadline = await self._await_slot(service, deadline, timeout)
+            call = self._session.request(
+                service, body, monotonic(), timeout=deadline, silence=timeout, stream=True, wait=wait, headers=headers,
+                options=options, receiver=inbox,
+            )  # fmt: skip
+            self._send()
+            while True:
+                part = await inbox.get()
+                yield part
+                if part.final:
+                    break
+        except BaseException as error:
+            if call is not None:
+                self._cancel(call)
+            finish(error if isinstance(error, ZmdpError) else None)
+            raise
+        finish(None)
+
+    async def _await_slot(self, service: bytes, timeout: float | None, silence: float | None = None) -> float | None:
+        """Wait until another request may be outstanding, and return what is left of its `timeout`."""
+        limit = timeout or silence
+        began = monotonic()
+        try:
+            async with asyncio.timeout(limit):
+                while self._session.outstanding >= self._max_outstanding:
+                    await self._take_slot()
+                    self._check_open()
+        except TimeoutError:
+            text = (
+                f"the request to service {service.decode()!r} was not sent: {self._max_outstanding} others "
+                f"(max_outstanding) were outstanding for {limit:g} s"
+            )
+            raise RequestTimeout(text, service=service.decode()) from None
+        return None if timeout is None else max(began + timeout - monotonic(), 0.001)
+
+    async def _take_slot(self) -> None:
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(slot)
+        try:
+            await slot
+        except BaseException:
+            if slot.cancelled() or not slot.done():
+                with suppress(ValueError):
+                    self._waiting.remove(slot)
+            else:  # it was granted, but this request no longer wants it
+                self._grant_slots()
+            raise
+
+    def _grant_slots(self) -> None:
+        free = self._max_outstanding - self._session.outstanding
+        while self._waiting and free > 0:
+            slot = self._waiting.popleft()
+            if not slot.done():
+                slot.set_result(None)
+                free -= 1
+
+    def _cancel(self, call: Call) -> None:
+        if not call.ended:
+            self._session.cancel(call)
+            if not self._closed:
+                self._flush_soon()
+
+    def _check_open(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop.  Raises `ClosedError`."""
+        if self._closed:
+            raise ClosedError("this client was closed")
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self) -> None:
+        """Send a new request: at once if it is the only one, otherwise at the end of this turn of the event loop.
+
+        All requests of a turn then go out as one message.
+        """
+        if self._flush_is_due:
+            return
+        if self._session.outstanding == 1:
+            self._step()
+        else:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_is_due and self._loop is not None:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._session.unsent or self._step_again or self._session.lost is not None:
+            self._step()
+
+    def _monitor_reported(self) -> None:
+        """The monitor's descriptor is readable: the connection may have ended."""
+        self._connection.monitor_reported = True
+        self._step()
+
+    def _step(self) -> None:
+        if self._closed or self._loop is None:
+            return
+        connection, session = self._connection, self._session
+        self._step_again = connection.step(monotonic())
+        if self._step_again:
+            self._flush_soon()
+        if self._watched is not connection.socket or self._watched is None:
+            self._watch()
+        if self._waiting:
+            self._grant_slots()
+        due = session.deadline()
+        if due is not None and (self._timer is None or due < self._timer_at):
+            self._set_timer(due)
+
+    def _deliver(self, events: list[tuple[Call, Outcome]]) -> None:
+        for call, outcome in events:
+            receiver = call.receiver
+            if call.stream:
+                receiver.put(outcome)
+            elif not receiver.done():
+                if isinstance(outcome, Reply):
+                    receiver.set_result(outcome)
+                else:
+                    receiver.set_exception(outcome)
+        # Called after the tasks that this wakes, and in the same turn: their next requests go out without another turn.
+        if (self._session.outstanding or len(events) > 1) and not self._closed:
+            self._flush_soon()
+
+    def _set_timer(self, due: float) -> None:
+        """Step again at the time `due`.  A timer that fires too early is harmless, so it is rarely replaced."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._loop is not None:
+            self._timer_at = due
+            self._timer = self._loop.call_later(max(0.0, due - monotonic()), self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._step()
+
+    def _watch(self) -> None:
+        """Watch the connection's present sockets."""
+        self._unwatch()
+        socket, monitor, loop = self._connection.socket, self._connection.monitor, self._loop
+        if socket is not None and monitor is not None and loop is not None:
+            self._watched = socket
+            self._descriptors = int(socket.get(zmq.FD)), int(monitor.get(zmq.FD))
+            loop.add_reader(self._descriptors[0], self._step)
+            loop.add_reader(self._descriptors[1], self._monitor_reported)
+            self._step_again = True  # the descriptors report changes only
+            self._flush_soon()
+
+    def _unwatch(self) -> None:
+        watched, self._watched = self._watched, None
+        if watched is not None and self._loop is not None and not self._loop.is_closed():
+            for descriptor in self._descriptors:
+                self._loop.remove_reader(descriptor)
+
+    def close(self) -> None:
+        """Cancel every outstanding request and close the connection."""
+        self._closed = True
+        self._session.close(_closed_error)
+        if self._loop is not None and self._loop.is_closed():
+            self._session.events.clear()  # nobody is waiting any more
+        self._connection.close(monotonic())
+        if self._timer is not None:
+            self._timer.cancel()
+        for slot in self._waiting:
+            if not slot.done() and not slot.get_loop().is_closed():
+                slot.set_result(None)
+
+
+class _AsyncInbox(Inbox):
+    """An inbox that a task can await."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, outcome: Outcome) -> None:
+        self.add(outcome)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def get(self) -> Reply:
+        while not self:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self.take()
+
+
+def _closed_error() -> ZmdpError:
+    return ClosedError("this client was closed")
