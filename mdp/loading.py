@@ -26,7 +26,12 @@ def load(target: str, example: str) -> object:
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:  # noqa: BLE001 - a user's module may raise anything
-        raise SettingError(f"cannot use {target}: {_in_one_line(error)}") from None
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module}.".startswith(f"{missing}."):  # else a module that the user's module imports
+            reason = f"{error} in {os.getcwd()} or among the installed packages"
+        else:
+            reason = _in_one_line(error)
+        raise SettingError(f"cannot use {target}: {reason}") from None
     return found
 
 

@@ -339,7 +339,8 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["no.such.module:worker"], "cannot use no.such.module:worker: ModuleNotFoundError: No module named 'no'"),
+        (["no.such.module:worker"], "cannot use no.such.module:worker: No module named 'no' in /"),
+        (["missing:worker"], "cannot use missing:worker: ModuleNotFoundError: No module named 'nowhere' (/"),
         (["os:nothing"], "AttributeError: module 'os' has no attribute 'nothing'"),
         (["os"], "expected MODULE:WORKER, for example zmdp.workers.echo:worker, got 'os'"),
         (["./app.py:worker"], "'./app.py:worker' names a file instead of a module: use app:worker"),
@@ -366,6 +367,7 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
 def test_what_cannot_be_served_is_told_in_one_line(tmp_path, arguments, told):
     (tmp_path / "broken.py").write_text("def\n")
     (tmp_path / "raising.py").write_text("\n1/0\n")
+    (tmp_path / "missing.py").write_text("import nowhere\n")
     text = "import asyncio\nfrom zmdp.workers import Worker\nworker = Worker('x', asyncio.sleep)\n"
     (tmp_path / "eager.py").write_text(text)
     with process("mdworker", *arguments, cwd=tmp_path) as running:
