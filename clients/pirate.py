@@ -61,12 +61,12 @@ class PirateSession:
 
     def encode(self, service: bytes, body: Sequence[bytes]) -> Message:
         """A REQUEST, without keeping anything of it: for those who pipeline and match replies themselves."""
-        return wire.request(self._route, self._header, service, body)
+        return wire.request_to_broker(self._route, self._header, service, body)
 
     def decode(self, message: Message) -> Reply | None:
         """The PARTIAL or FINAL in `message`; None if it is anything else."""
         answer = wire.decode_broker(message)
-        if not isinstance(answer, wire.Answer) or answer.header != self._header:
+        if not isinstance(answer, wire.Reply) or answer.header != self._header:
             return None
         reply = Reply(answer.body, service=answer.service.decode(errors="replace"), final=answer.final)
         if answer.final:

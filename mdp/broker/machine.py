@@ -108,7 +108,7 @@ class Broker:
         """Workers that are leaving, and in this turn finished the last that they held."""
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
             wire.Cancel: self._cancel,
-            wire.Failure: self._failure,
+            wire.Error: self._error,
             wire.Oversized: self._oversized,
             wire.Heartbeat: self._heartbeat,
             wire.Ready: self._ready,
@@ -342,23 +342,23 @@ class Broker:
         if route is not None and isinstance(number, int) and len(body) <= batch.MAX_BODY_FRAMES:
             self._batch_for(client, route, wire.CX1).reply(_FINAL if final else _PARTIAL, number, body)
         else:
-            self._say(client, wire.answer(request.route, request.header, final, request.service.name, body))
+            self._say(client, wire.reply_to_client(request.route, request.header, final, request.service.name, body))
 
     def _send_error(
-        self, client: Client, number: wire.Number, service: bytes, code: int, text: bytes, detail: list[bytes]
+        self, client: Client, number: wire.RequestId, service: bytes, code: int, text: bytes, detail: list[bytes]
     ) -> None:
         route = client.batch_route
         if route is not None and isinstance(number, int):
             self._batch_for(client, route, wire.CX1).error(_ERROR, number, code, text, detail)
         else:
             envelope = (*client.path, *wire.envelope_of(number))
-            self._say(client, wire.error(envelope, service, b"%03d" % code, text, detail))
+            self._say(client, wire.error_to_client(envelope, service, code, text, detail))
 
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _request(self, command: wire.Request, client: Client, now: float) -> None:
         self.stats.requests += 1
-        name, number, options = command.service, command.number, command.options
+        name, number, options = command.service, command.id, command.options
         if number is not None and number in client.numbered:
             self._invalid(wire.Invalid(Reason.NUMBER_IN_USE, command.route, number, name), now)
             return
@@ -411,12 +411,12 @@ class Broker:
 
     def _cancel(self, command: wire.Cancel, now: float) -> None:
         client = self._client(command.route)
-        request = client.numbered.get(command.number)
+        request = client.numbered.get(command.id)
         if request is not None and command.service in {None, request.service.name}:
             self._queue_service(request.service, now)
             self._drop(request, Drop.CANCELLED, now)
-        elif request is not None or not self.registry.ended_lately(client, command.number):
-            invalid = wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.number, command.service or b"")
+        elif request is not None or not self.registry.ended_lately(client, command.id):
+            invalid = wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id, command.service or b"")
             self._invalid(invalid, now)
         # else it crossed the request's end, which the client has been told
 
@@ -429,7 +429,7 @@ class Broker:
                 code = Code.TOO_LARGE
                 text = f"a message may have {self.limits.max_message} bytes in {self.limits.max_frames} frames"
             client = self._client(command.route)
-            self._send_error(client, command.number, command.service, code.value, text.encode(), [])
+            self._send_error(client, command.id, command.service, code.value, text.encode(), [])
 
     def _count_invalid(self, reason: Reason, now: float) -> None:
         self.stats.invalid[reason] += 1
@@ -503,13 +503,13 @@ class Broker:
                 raw, beside = wire.options_with(options, ttl, 1), 0
             if len(raw) <= wire.MAX_OPTIONS:  # written anew they may be longer than they came
                 packed = self._batch_for(worker, worker.route, wire.WX1)
-                packed.work(address, beside, request.handed, raw, request.body)
+                packed.request_to_worker(address, beside, request.handed, raw, request.body)
                 return
         if request.handed > 1 or (ttl is not None and (request.late or options.ttl_apart)):
             raw = wire.options_with(options, ttl, request.handed)
         else:
             raw = options.raw
-        self._say(worker, wire.work(worker.route, worker.header, address, request.body, raw))
+        self._say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
 
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -530,7 +530,7 @@ class Broker:
                 if worker.batched:
                     self._batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
                 else:
-                    self._out.append(wire.withdraw(worker.route, attempt.address))
+                    self._out.append(wire.cancel_to_worker(worker.route, attempt.address))
 
     def _finish(self, request: Request, reason: Drop, now: float) -> None:
         """End a request, which is not queued any more, and report why."""
@@ -660,7 +660,7 @@ class Broker:
         collected.add(body)
         return collected.size <= self._max_message and len(collected.frames) <= self._max_frames
 
-    def _failure(self, command: wire.Failure, now: float) -> None:
+    def _error(self, command: wire.Error, now: float) -> None:
         attempt = self._attempt(command, now)
         if attempt is None:
             return
@@ -686,7 +686,7 @@ class Broker:
         worker = self.registry.workers.get(key_of(command.route))
         if worker is None or worker.header != command.header:
             return
-        attempt = worker.held.get(command.address) if isinstance(command.address, int) else None
+        attempt = worker.held.get(command.id) if isinstance(command.id, int) else None
         if attempt is None:
             return
         request = attempt.request
@@ -730,12 +730,12 @@ class Broker:
             self._say(worker, wire.disconnect(worker.route, worker.header))
             self._lose([(worker, Loss.DISCONNECTED)], now)
 
-    def _attempt(self, command: wire.Reply | wire.Failure | wire.Release, now: float) -> Attempt | None:
+    def _attempt(self, command: wire.Reply | wire.Error | wire.Release, now: float) -> Attempt | None:
         """The attempt that `command` is about; None if there is none (C14, C18, C32)."""
         worker = self._seen(command, now)
         if worker is None:
             return None
-        address = command.address
+        address = command.id
         if isinstance(address, int):
             attempt = worker.held.get(address)
             if attempt is not None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..linked_lists import Line
 from ..timers import Timed
-from ..wire import CX1, EMPTY, NO_OPTIONS, Number, Options, Route, envelope_of, size_of
+from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, envelope_of, size_of
 from .scheduling import FairQueue, Pool, Schedule, Turn
 
 REQUEST_OVERHEAD: Final = 512
@@ -43,7 +43,7 @@ class Client:
         self.key = key
         self.requests = 0
         """How many have been accepted and not finished."""
-        self.numbered: dict[Number, Request] = {}
+        self.numbered: dict[RequestId, Request] = {}
         """The X1 requests among them."""
         self.running: Line[Request] = Line()
         """Those that workers hold."""
@@ -91,7 +91,7 @@ class Request(Timed):
         service: Service,
         body: Sequence[bytes],
         *,
-        number: Number = None,
+        number: RequestId = None,
         delimited: bool = False,
         options: Options = NO_OPTIONS,
         deadline: float = NEVER,
@@ -261,8 +261,8 @@ class Registry:
         self.queued = 0
         self.queued_bytes = 0
         self.running = 0
-        self._ended: set[tuple[PeerKey, Number]] = set()
-        self._ended_before: set[tuple[PeerKey, Number]] = set()
+        self._ended: set[tuple[PeerKey, RequestId]] = set()
+        self._ended_before: set[tuple[PeerKey, RequestId]] = set()
 
     def service(self, name: bytes) -> Service:
         """The service of that name, created if necessary; call `forget_if_empty` if nothing came of it."""
@@ -422,13 +422,13 @@ class Registry:
         """All X1 requests that have not ended."""
         return [each for client in self.clients.values() for each in client.numbered.values()]
 
-    def remember(self, client: Client, number: Number) -> None:
+    def remember(self, client: Client, number: RequestId) -> None:
         """An X1 request of that number has ended."""
         if len(self._ended) >= REMEMBERED:
             self._ended_before, self._ended = self._ended, set()
         self._ended.add((client.key, number))
 
-    def ended_lately(self, client: Client, number: Number) -> bool:
+    def ended_lately(self, client: Client, number: RequestId) -> bool:
         """Whether an X1 request of that number was among the last to end."""
         return (client.key, number) in self._ended or (client.key, number) in self._ended_before
 

@@ -390,15 +390,13 @@ class Network:
 def describe(message: Message) -> str:
     """`message`, without its identity frame, for a reader."""
     frames = [show(frame) if frame else '""' for frame in message]
-    for at, frame in enumerate(message[: wire.MAX_ENVELOPE + 1]):
-        codes = wire.CODES.get(frame)
-        if codes is not None and at + 1 < len(message):
-            names = {code: kind.value for kind, code in codes.items()}
-            if message[at + 1] == wire.BATCH and at + 2 < len(message):
-                frames[at + 1 : at + 3] = ["batch", f"[{', '.join(_records(message[at + 2], names))}]"]
-            else:
-                frames[at + 1] = names.get(message[at + 1], frames[at + 1])
-            break
+    at = wire.header_at(message, 0)
+    if 0 <= at < len(message) - 1 and message[at] in wire.CODES:
+        names = {code: kind.value for kind, code in wire.CODES[message[at]].items()}
+        if message[at + 1] == wire.BATCH and at + 2 < len(message):
+            frames[at + 1 : at + 3] = ["batch", f"[{', '.join(_records(message[at + 2], names))}]"]
+        else:
+            frames[at + 1] = names.get(message[at + 1], frames[at + 1])
     return " ".join(frames)
 
 

@@ -330,7 +330,7 @@ def test_a_timeout_of_months(client):
     [
         (lambda c: c.request("echo", "text"), "frame 0 is of type str: a frame is bytes"),
         (lambda c: c.request("echo", b"x", None), "frame 1 is of type NoneType"),
-        (lambda c: c.request(""), "'' is no service name"),
+        (lambda c: c.request(""), "'' is not a valid service name"),
         (lambda c: c.request("a\nb"), "no service name"),
         (lambda c: c.request(b"\xff"), "no service name"),
         (lambda c: c.request("x" * 256), "no service name"),

@@ -107,7 +107,7 @@ def test_services_and_info_and_ping(mdclient):
             2,
             "'localhost': it takes an endpoint such as tcp://127.0.0.1:5555",
         ),
-        (["call", "a\tb"], 2, "is no service name"),
+        (["call", "a\tb"], 2, "is not a valid service name"),
         (["call"], 2, "Missing argument 'SERVICE'"),
         (["cal"], 2, "No such command 'cal'"),
     ],
@@ -336,7 +336,7 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
         (["os:name"], "os:name is of type str: it must be a zmdp.workers.Worker or AsyncWorker, or a function"),
         (["os:getcwd"], "os:getcwd is a function: name the service it offers with --service NAME"),
         (["zmdp.workers.echo:worker", "--concurrency", "0"], "'0': it takes a whole number of requests, above 0"),
-        (["zmdp.workers.echo:worker", "--service", "a\tb"], "is no service name"),
+        (["zmdp.workers.echo:worker", "--service", "a\tb"], "is not a valid service name"),
         (
             ["zmdp.workers.echo:worker", "--codec", "json"],
             "is a worker, which has a codec of its own: leave out --codec",

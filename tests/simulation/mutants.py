@@ -102,12 +102,14 @@ def same_options(given: wire.Options, ttl: float | None, attempt: int) -> bytes:
     return given.raw
 
 
-def first_attempt(packed: Batch, address: int, ttl: int, attempt: int, *rest: Any, work: Any = Batch.work) -> None:
+def first_attempt(
+    packed: Batch, address: int, ttl: int, attempt: int, *rest: Any, work: Any = Batch.request_to_worker
+) -> None:
     """A worker is not told that it is not the first."""
     work(packed, address, ttl, 1, *rest)
 
 
-def lost_record(packed: Batch, address: int, *rest: Any, work: Any = Batch.work) -> None:
+def lost_record(packed: Batch, address: int, *rest: Any, work: Any = Batch.request_to_worker) -> None:
     """Some records get lost when they are packed."""
     if address % 20:
         work(packed, address, *rest)
@@ -143,7 +145,7 @@ def any_address(broker: Broker, command: Any, now: float, attempt: Any = Broker.
         command = copy.copy(command) if isinstance(command, wire.Reply) else command
         address = next(iter(worker.held))
         if isinstance(command, wire.Reply):
-            command.address = address
+            command.id = address
         else:
             command = command._replace(address=address)
     return attempt(broker, command, now)
@@ -158,7 +160,7 @@ def no_late(broker: Broker, command: Any, now: float, attempt: Any = Broker._att
 def blame_release(broker: Broker, command: Any, now: float, release: Any = Broker._release) -> None:
     """RELEASE counts as an attempt."""
     worker = broker.registry.workers.get(key_of(command.route))
-    attempt = None if worker is None else worker.held.get(command.address)
+    attempt = None if worker is None else worker.held.get(command.id)
     if attempt is not None and worker is not None:
         worker.suspects += not attempt.request.attempts
         attempt.request.attempts += 1
@@ -168,7 +170,7 @@ def blame_release(broker: Broker, command: Any, now: float, release: Any = Broke
 def had_it(broker: Broker, command: Any, now: float, release: Any = Broker._release) -> None:
     """Who released a request is told of as one who had it."""
     worker = broker.registry.workers.get(key_of(command.route))
-    attempt = None if worker is None else worker.held.get(command.address)
+    attempt = None if worker is None else worker.held.get(command.id)
     if attempt is not None:
         attempt.request.handed += 1
     release(broker, command, now)
@@ -240,13 +242,15 @@ def tell_all(broker: Broker, request: Any, reason: Drop, now: float, report: Any
     """A client that does not speak X1 is told too."""
     report(broker, request, reason, now)
     if request.header == wire.C02:
-        broker._out.append(wire.error((*request.client.path, b"1", b""), request.service.name, b"500", b"it failed"))
+        broker._out.append(
+            wire.error_to_client((*request.client.path, b"1", b""), request.service.name, 500, b"it failed")
+        )
 
 
-def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._failure) -> None:
+def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._error) -> None:
     """An ERROR for an abandoned request goes to its client all the same."""
     worker = broker.registry.workers.get(key_of(command.route))
-    attempt = None if worker is None else worker.held.get(command.address)
+    attempt = None if worker is None else worker.held.get(command.id)
     failure(broker, command, now)
     if attempt is not None and attempt.request.abandoned and attempt.request.header == wire.CX1:
         request = attempt.request
@@ -266,7 +270,7 @@ def let_all_wait(registry: Registry, request: Any, *, front: bool = False, enque
     enqueue(registry, request, front=front)
 
 
-def forget_ended(registry: Registry, client: Any, number: wire.Number) -> bool:
+def forget_ended(registry: Registry, client: Any, number: wire.RequestId) -> bool:
     """The broker does not know of requests that have ended."""
     return False
 
@@ -398,8 +402,8 @@ MUTANTS = [
     (Broker, "_dispatch", no_ttl, "lives on after its time has passed"),
     (Broker, "_dispatch", old_address, "C32"),
     (wire, "options_with", same_options, "X1: "),
-    (Batch, "work", first_attempt, "is told to be the attempt"),
-    (Batch, "work", lost_record, "C12"),
+    (Batch, "request_to_worker", first_attempt, "is told to be the attempt"),
+    (Batch, "request_to_worker", lost_record, "C12"),
     (Batch, "reply", lost_reply, "C3, C18, C32"),
     (Broker, "_place_again", forget_request, "was lost"),
     (Broker, "_send_reply", restream, "WORKER_LOST"),
@@ -419,7 +423,7 @@ MUTANTS = [
     (Broker, "_report", twice, "X1: ERROR"),
     (Broker, "_report", never, "X1: ERROR"),
     (Broker, "_report", tell_all, "X1: ERROR"),
-    (Broker, "_failure", tell_late, "X1: ERROR"),
+    (Broker, "_error", tell_late, "X1: ERROR"),
     (Broker, "_refusal", patient, "X1: ERROR"),
     (Registry, "enqueue", let_all_wait, "are not to wait"),
     (Registry, "ended_lately", forget_ended, "X1: ERROR"),

@@ -144,7 +144,7 @@ RARE = [
     "invalid: unknown-command",
     "invalid: unknown-number",
     "late",
-    "late Failure",
+    "late Error",
     "late Release",
     "late Reply",
     "lost: broker-closing",

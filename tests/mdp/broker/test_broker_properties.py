@@ -168,7 +168,9 @@ almost = st.builds(
 short = st.sampled_from([b"", b"x", b"echo", b"mmi.stats", b"\n", b'{"wait":false}', b"["])
 number = st.integers(0, 5) | st.just((1 << 64) - 1)
 some_records = {
-    CX1: st.tuples(st.just("request"), number, st.sampled_from([0, 1, 5000]), short, short, st.lists(short, max_size=2))
+    CX1: st.tuples(
+        st.just("request_to_broker"), number, st.sampled_from([0, 1, 5000]), short, short, st.lists(short, max_size=2)
+    )
     | st.tuples(st.just("signal"), st.sampled_from([5, 6]), number),
     WX1: st.tuples(st.just("reply"), st.sampled_from([3, 4, 9]), number, st.lists(short, max_size=2))
     | st.tuples(
@@ -528,12 +530,12 @@ class BrokerMachine(RuleBasedStateMachine):
             self.watch(message[0], from_outside)
             if message[at + 1 : at + 2] == [wire.BATCH]:
                 for command in from_outside:
-                    key = (message[0], command.number) if message[at] == CX1 else (message[0],)
+                    key = (message[0], command.id) if message[at] == CX1 else (message[0],)
                     by_peer[key].append(("record", prefix, self.record(command)))
                 continue
             entry = ("frames", *message)
             if message[at] in {CX1, C01, C02}:
-                key = message[0], wire.number_of(message[at - 2]) if message[at] == CX1 and at > 2 else None
+                key = message[0], wire.id_of(message[at - 2]) if message[at] == CX1 and at > 2 else None
                 if message[at + 1 : at + 2] == [b"\x04"] and message[at + 3] != b"%d" % OWN:
                     assert len(message[at + 4]) > 8
                     entry = ("frames", *message[: at + 4], b"", *message[at + 5 :])
@@ -548,26 +550,26 @@ class BrokerMachine(RuleBasedStateMachine):
     @staticmethod
     def record(command):
         match command:
-            case wire.Work():
+            case wire.Request():
                 ttl = None if command.ttl is None else round(command.ttl * 1000)
                 options = json.loads(command.options.raw or b"{}")
-                return "REQUEST", command.address, ttl, command.attempt, options, command.body[0]
-            case wire.Withdraw():
-                return "CANCEL", command.address
-            case wire.Answer():
-                return "FINAL" if command.final else "PARTIAL", command.number, *command.body
+                return "REQUEST", command.id, ttl, command.attempt, options, command.body[0]
+            case wire.Cancel():
+                return "CANCEL", command.id
+            case wire.Reply():
+                return "FINAL" if command.final else "PARTIAL", command.id, *command.body
             case wire.Error():
-                return "ERROR", command.number, command.code, *command.detail
+                return "ERROR", command.id, command.code, *command.detail
 
     def watch(self, identity, commands):
         """Rules that need no model."""
         assert identity not in {worker.identity for worker in self.told_to_go}  # C16
         for command in commands:
-            if isinstance(command, wire.Work):
-                assert command.address not in self.addresses  # C32
-                self.addresses.add(command.address)
-            elif isinstance(command, wire.Answer | wire.Error) and command.number is not None:
-                key = identity, command.number
+            if isinstance(command, wire.Request):
+                assert command.id not in self.addresses  # C32
+                self.addresses.add(command.id)
+            elif isinstance(command, wire.Reply | wire.Error) and command.id is not None:
+                key = identity, command.id
                 if isinstance(command, wire.Error) and command.code == 400:
                     continue
                 assert key not in self.ended  # C18, X1: nothing comes after the one FINAL or ERROR
@@ -1015,7 +1017,7 @@ class BrokerMachine(RuleBasedStateMachine):
         deadline = None if ttl is None else self.now + ttl / 1000
         asked = Asked(client, service, body, number, values, apart, deadline)
         options = json.dumps(values).encode() if values else b""
-        record = ("request", number, ttl if apart else 0, service, options, [body]) if batched else None
+        record = ("request_to_broker", number, ttl if apart else 0, service, options, [body]) if batched else None
         self.say(client, asked.frames(b"\x01", service, options, body), record)
         if not self.is_ignored(client):
             self.batched[client] = batched
@@ -1047,7 +1049,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.say(client, asked.frames(b"\x05", b"sum"))
             self.refuse_number(asked, b"sum", batched=False)
         elif how == "its number again":
-            record = ("request", asked.number, 0, asked.service, b"", [b"again"]) if batched else None
+            record = ("request_to_broker", asked.number, 0, asked.service, b"", [b"again"]) if batched else None
             self.say(client, asked.frames(b"\x01", asked.service, b"", b"again"), record)
             self.refuse_number(asked, asked.service, batched=batched)
         else:

@@ -158,7 +158,8 @@ def the_reply(broker, sent):
 
 
 def a_batch_of_requests_and_replies(broker):
-    sent = broker.receive(batched(b"new", b"MDPCX1", *[("request", n, 0, b"other", b"", [b"x"]) for n in range(5)]), 0)
+    requests = [("request_to_broker", n, 0, b"other", b"", [b"x"]) for n in range(5)]
+    sent = broker.receive(batched(b"new", b"MDPCX1", *requests), 0)
     broker.receive(batched(b"newer", b"MDPWX1", ("ready", 5, b"other", b"")), 0)
     with uncounted():
         held = list(broker.registry.workers[b"newer"].held)
