@@ -30,7 +30,7 @@ from ..mdp.errors import (
     ZmdpError,
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
-from ..mdp.timers import Timed, Timers
+from ..mdp.timers import TimerNode, Timers
 from ..mdp.wire import Message, batch
 from .reply import Reply
 
@@ -58,7 +58,7 @@ Outcome = Reply | ZmdpError
 """What a request yields: any number of parts, then a final `Reply` or an error."""
 
 
-class Call(Timed):
+class Call(TimerNode):
     """One request, from when it is made until its FINAL or ERROR."""
 
     __slots__ = (

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar, cast
 
 
-class Linked:
-    """A thing that can stand in one `Line` at a time."""
+class Node:
+    """A thing that can stand in one `LinkedList` at a time."""
 
     __slots__ = ("after", "before")
 
     def __init__(self) -> None:
-        self.before: Linked | None = None
-        self.after: Linked | None = None
+        self.before: Node | None = None
+        self.after: Node | None = None
 
 
-T = TypeVar("T", bound=Linked)
+T = TypeVar("T", bound=Node)
 
 
-class Line(Generic[T]):
+class LinkedList(Generic[T]):
     """Things in order.  Whatever is done takes the same time however many there are."""
 
     __slots__ = ("first", "last", "size")

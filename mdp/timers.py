@@ -10,14 +10,14 @@ import heapq
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from .linked_lists import Linked
+from .linked_lists import Node
 
 SLACK: Final = 64
 """Numbers of buckets that are gone: at most so many more of them than of buckets, so that tidying up costs little."""
 
 
-class Timed(Linked):
-    """A thing that can be in one `Timers` at a time, and in a `Line` besides.
+class TimerNode(Node):
+    """A thing that can be in one `Timers` at a time, and in a `LinkedList` besides.
 
     (`registry.Request` sets these attributes itself: one is made for each request.)
     """
@@ -29,8 +29,8 @@ class Timed(Linked):
         self.after = None
         self.bucket: Bucket | None = None
         """What is due when it is; None if it is in no `Timers`."""
-        self.sooner: Timed | None = None
-        self.later: Timed | None = None
+        self.sooner: TimerNode | None = None
+        self.later: TimerNode | None = None
 
 
 class Bucket:
@@ -40,11 +40,11 @@ class Bucket:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.first: Timed | None = None
-        self.last: Timed | None = None
+        self.first: TimerNode | None = None
+        self.last: TimerNode | None = None
 
 
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=TimerNode)
 
 
 class Timers(Generic[T]):
@@ -105,10 +105,12 @@ class Timers(Generic[T]):
     def pop_due(self, now: float) -> Iterator[T]:
         """Each thing whose time has come, taken out.  The caller may set and clear others meanwhile."""
         while self._order and self._order[0] * self._grain <= now:
-            bucket = self._buckets.pop(heapq.heappop(self._order), None)
-            while bucket is not None and bucket.first is not None:
+            bucket = self._buckets.get(self._order[0])
+            if bucket is None or bucket.first is None:
+                heapq.heappop(self._order)
+            else:  # one at a time, so that the others stay if the caller does not go on
                 thing = bucket.first
-                self.clear(thing)  # type: ignore[arg-type]  # no other sort of thing is put in
+                self.clear(thing)  # type: ignore[arg-type]  # only such things are put in
                 yield thing  # type: ignore[misc]
 
     def next_due(self) -> float | None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..linked_lists import Line, Linked
+from ..linked_lists import LinkedList, Node
 
 if TYPE_CHECKING:
     from .registry import Client, Request, Worker
 
 
-class Turn(Linked):
+class Turn(Node):
     """The requests of one client in one queue, and their place among those of the others."""
 
     __slots__ = ("client", "requests")
@@ -26,7 +26,7 @@ class Turn(Linked):
     def __init__(self, client: Client) -> None:
         super().__init__()
         self.client = client
-        self.requests: Line[Request] = Line()
+        self.requests: LinkedList[Request] = LinkedList()
 
 
 class FairQueue:
@@ -36,7 +36,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self.size = 0
-        self._turns: Line[Turn] = Line()
+        self._turns: LinkedList[Turn] = LinkedList()
 
     def append(self, request: Request) -> None:
         """Put `request` behind the others of its client."""
@@ -87,7 +87,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.size = 0
-        self._lines: list[Line[Worker]] = []
+        self._lines: list[LinkedList[Worker]] = []
         self._loads = 0
         """The loads at which there are workers, as bits."""
 
@@ -95,7 +95,7 @@ class Pool:
         """Add a worker behind all others that hold as many requests."""
         load = worker.load
         while len(self._lines) <= load:
-            self._lines.append(Line())
+            self._lines.append(LinkedList())
         self._lines[load].append(worker)
         self._loads |= 1 << load
         self.size += 1

@@ -105,7 +105,7 @@ def test_408_running(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"slow")
     client.request(b"slow", b"hello", options=b'{"ttl":50}')
     address = worker.work(b"hello", options=b'{"ttl":50}')
-    assert "its time passed while a worker was at it" in client.error(b"slow", b"408")
+    assert "its time passed while a worker was processing it" in client.error(b"slow", b"408")
     worker.cancelled(address)
     worker.partial(address, b"too")
     worker.final(address, b"late")

@@ -92,7 +92,7 @@ class World:
 
     @property
     def failures(self):
-        return sum(each.stats.failures for each in self._brokers)
+        return sum(each.stats.internal_errors for each in self._brokers)
 
 
 def command(frames):

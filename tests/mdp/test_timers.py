@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp.timers import SLACK, Timed, Timers
+from zmdp.mdp.timers import SLACK, TimerNode, Timers
 
 GRAIN = 0.5
 
@@ -13,7 +13,7 @@ NAMES = {}
 
 
 def named(name):
-    thing = Timed()
+    thing = TimerNode()
     NAMES[thing] = name
     return thing
 
@@ -65,7 +65,7 @@ def test_a_cleared_thing_does_not_come_up():
 
 def test_clearing_a_thing_without_due_time_is_harmless():
     timers, things = timers_with(a=1)
-    timers.clear(Timed())
+    timers.clear(TimerNode())
     assert due_names(timers, 9) == ["a"]
     timers.clear(things["a"])
     assert timers.next_due() is None
@@ -151,7 +151,7 @@ def test_a_thing_set_again_and_again_in_the_same_grain_comes_up_once():
 )
 def test_never_early_and_at_most_one_grain_late(grain, dues, times):
     timers = Timers(grain)
-    waiting = {Timed(): due for due in dues}
+    waiting = {TimerNode(): due for due in dues}
     for thing, due in waiting.items():
         timers.set(thing, due)
     for now in [*sorted(times), 2e7]:
@@ -159,3 +159,14 @@ def test_never_early_and_at_most_one_grain_late(grain, dues, times):
             assert waiting.pop(thing) <= now
         assert all(now < due + grain * 1.001 for due in waiting.values())
         assert (timers.next_due() is None) == (not waiting)
+
+
+def test_what_is_due_stays_if_the_caller_does_not_go_on():
+    timers = Timers(1.0)
+    first, second = TimerNode(), TimerNode()
+    timers.set(first, 0.5)
+    timers.set(second, 0.5)
+    assert next(timers.pop_due(2.0)) is first
+    assert timers.next_due() == 1.0
+    assert list(timers.pop_due(2.0)) == [second]
+    assert timers.next_due() is None

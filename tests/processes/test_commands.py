@@ -226,7 +226,7 @@ def test_the_default_endpoint_is_loopback():
 def test_a_port_already_taken(endpoint):
     result = run("mdp-broker", "--bind", endpoint)
     assert (result.returncode, result.stdout) == (1, b"")
-    assert one_line(result) == f"mdp-broker: cannot listen on {endpoint}: another program listens there"
+    assert one_line(result) == f"mdp-broker: cannot listen on {endpoint}: another program is listening there"
 
 
 def test_a_unix_socket_already_taken_and_one_left_behind(tmp_path):
@@ -243,7 +243,7 @@ def test_a_file_is_not_replaced_by_a_socket(tmp_path):
     (tmp_path / "precious").write_text("data")
     result = run("mdp-broker", "--bind", f"ipc://{tmp_path}/precious")
     assert result.returncode == 1
-    assert one_line(result).endswith("exists and is no socket")
+    assert one_line(result).endswith("exists and is not a socket")
     assert (tmp_path / "precious").read_text() == "data"
 
 

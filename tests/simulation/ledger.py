@@ -11,7 +11,8 @@ from itertools import count
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop, Loss, Refusal, Stats
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Loss, Refusal, Stats
 from zmdp.mdp.broker.machine import GIVEN_UP
 from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code

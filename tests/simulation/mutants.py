@@ -7,12 +7,14 @@ from typing import Any
 from zmdp.clients.pirate import PirateSession
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop
+from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import NEVER, Registry, key_of
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.wire.batch_python import Batch
 from zmdp.workers.session import WorkerSession
+
+_enqueue = Registry.enqueue
 
 # ── who gets what ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -78,16 +80,16 @@ def over_credit(schedule: Schedule, worker: Any, update: Any = Schedule.update) 
     worker.credit -= 1
 
 
-def dispatch_late(broker: Broker, request: Any, now: float, *, front: bool = False, queue: Any = Broker._queue) -> None:
+def dispatch_late(registry: Registry, request: Any, now: float, *, front: bool = False) -> None:
     """A request that waits is dispatched though its time has passed."""
     request.deadline = NEVER
-    queue(broker, request, now, front=front)
+    _enqueue(registry, request, now, front=front)
 
 
 def no_ttl(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
     """The time of a request stands still while a worker has it."""
     dispatch(broker, worker, request, now)
-    broker._expiries.clear(request)
+    broker.registry.expiries.clear(request)
 
 
 def old_address(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
@@ -124,14 +126,15 @@ def lost_reply(packed: Batch, command: int, number: int, body: Any, reply: Any =
 # ── the end of workers and requests ──────────────────────────────────────────────────────────────────────────────────
 
 
-def forget_request(broker: Broker, request: Any, now: float) -> None:
+def forget_request(broker: Broker, attempt: Any, now: float) -> None:
     """The request is lost with its worker."""
 
 
 def restream(broker: Broker, request: Any, *rest: Any, send: Any = Broker._send_reply) -> None:
     """A stream is begun again by another worker."""
     send(broker, request, *rest)
-    request.streamed = False
+    if request.attempt is not None:
+        request.attempt.streamed = False
 
 
 def keep_service(registry: Registry, service: Any) -> None:
@@ -252,7 +255,7 @@ def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._e
     worker = broker.registry.workers.get(key_of(command.route))
     attempt = None if worker is None else worker.held.get(command.id)
     failure(broker, command, now)
-    if attempt is not None and attempt.request.abandoned and attempt.request.header == wire.CX1:
+    if attempt is not None and attempt.abandoned and attempt.request.header == wire.CX1:
         request = attempt.request
         broker._send_error(request.client, request.number, request.service.name, command.code, b"", [])
 
@@ -263,11 +266,11 @@ def patient(broker: Broker, request: Any, now: float, refusal: Any = Broker._ref
     return None if drop is Drop.NO_WORKER else drop
 
 
-def let_all_wait(registry: Registry, request: Any, *, front: bool = False, enqueue: Any = Registry.enqueue) -> None:
+def let_all_wait(registry: Registry, request: Any, now: float, *, front: bool = False) -> None:
     """A request goes on waiting when the last worker has left."""
     raw, ttl, _, only_ttl, ttl_apart = request.options
     request.options = wire.Options(raw, ttl, True, only_ttl, ttl_apart)
-    enqueue(registry, request, front=front)
+    _enqueue(registry, request, now, front=front)
 
 
 def forget_ended(registry: Registry, client: Any, number: wire.RequestId) -> bool:
@@ -398,7 +401,7 @@ MUTANTS = [
     (Schedule, "update", to_the_leaving, "C6: "),
     (Schedule, "update", over_credit, "C6: "),
     (Broker, "_credit", without_credit, "C"),
-    (Broker, "_queue", dispatch_late, "has the ttl"),
+    (Registry, "enqueue", dispatch_late, "has the ttl"),
     (Broker, "_dispatch", no_ttl, "lives on after its time has passed"),
     (Broker, "_dispatch", old_address, "C32"),
     (wire, "options_with", same_options, "X1: "),
@@ -407,7 +410,7 @@ MUTANTS = [
     (Batch, "reply", lost_reply, "C3, C18, C32"),
     (Broker, "_place_again", forget_request, "was lost"),
     (Broker, "_send_reply", restream, "WORKER_LOST"),
-    (Registry, "forget_if_empty", keep_service, "nothing is left"),
+    (Registry, "_forget_if_empty", keep_service, "nothing is left"),
     (Broker, "_attempt", any_address, "C3, C18, C32"),
     (Broker, "_attempt", no_late, "C14"),
     (Broker, "_release", blame_release, "C17"),

@@ -13,7 +13,8 @@ from itertools import combinations, islice, permutations, product
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop, Loss
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.broker.machine import GIVEN_UP, Broker
 from zmdp.mdp.broker.registry import Request
 from zmdp.mdp.codes import Code

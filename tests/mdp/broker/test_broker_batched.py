@@ -6,7 +6,8 @@ import struct
 import pytest
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop, Loss, Refusal
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import CX1, WX1, batch

@@ -53,10 +53,10 @@ def check_books(broker):
     waiting = [request for service in services for request in waiting_in(service)]
     attempts = [attempt for worker in workers for attempt in worker.held.values()]
     running = [attempt.request for attempt in attempts]
-    outstanding = [request for request in [*waiting, *running] if not request.abandoned]
+    outstanding = [*waiting, *(attempt.request for attempt in attempts if not attempt.abandoned)]
 
     # The turn is over.
-    assert [*broker._out, *broker._open, *broker._finished, *broker._unsettled] == []
+    assert [*broker._out, *broker._open, *registry.finished, *registry.unsettled] == []
     assert not any(service.arrived or service.unsettled for service in services)
     assert not any(peer.batch for peer in [*workers, *registry.clients.values()])
 
@@ -65,7 +65,8 @@ def check_books(broker):
     assert registry.queued_bytes == sum(request.charge() for request in waiting)
     assert registry.running == len(running) == sum(service.running for service in services)
     assert len({*waiting, *running}) == len(waiting) + len(running)
-    assert all(request.attempt is None and not request.abandoned for request in waiting)
+    assert all(request.attempt is None and request.queued for request in waiting)
+    assert not any(request.queued for request in running)
     for worker in workers:
         for address, attempt in worker.held.items():
             assert (attempt.worker, attempt.address, attempt.request.attempt) == (worker, address, attempt)
@@ -108,9 +109,9 @@ def check_books(broker):
     assert all(worker.bucket for worker in workers)
     assert all(request.bucket for request in waiting)
     timed = {request for request in running if request.bucket}
-    assert timed == {request for request in running if request.deadline < NEVER and not request.abandoned}
+    assert timed == {each.request for each in attempts if each.request.deadline < NEVER and not each.abandoned}
     assert (len(broker._beats) > 0) == bool(workers)
-    assert (len(broker._expiries) > 0) == bool(waiting or timed)
+    assert (len(broker.registry.expiries) > 0) == bool(waiting or timed)
 
 
 def check_schedule(service):

@@ -6,7 +6,7 @@ from zmdp.clients.pirate import PirateSession
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop
+from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.limits import Limits
