@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp.timers import SLACK, TimerNode, Timers
+from zmdp.mdp.timers import MAX_STALE_NUMBERS, TimerNode, Timers
 
 GRAIN = 0.5
 
@@ -37,7 +37,7 @@ def test_without_things_nothing_is_due():
     assert due_names(timers, 1e9) == []
 
 
-def test_a_thing_comes_up_at_the_end_of_its_grain():
+def test_a_thing_comes_up_at_the_end_of_its_resolution():
     timers, _ = timers_with(a=1.2)
     assert timers.next_due() == 1.5
     assert due_names(timers, 1.49) == []
@@ -80,7 +80,7 @@ def test_next_due_passes_over_what_was_cleared():
     assert timers.next_due() is None
 
 
-def test_a_thing_can_be_set_again_in_the_same_grain():
+def test_a_thing_can_be_set_again_in_the_same_resolution():
     timers, things = timers_with(a=1)
     timers.clear(things["a"])
     timers.set(things["a"], 1)
@@ -126,14 +126,14 @@ def test_what_was_cleared_leaves_nothing_behind():
         timers.clear(things["a"])
         timers.set(things["a"], 2 + number)
         timers.clear(things["a"])
-        assert len(timers._order) <= 2 * len(timers._buckets) + SLACK + 1
+        assert len(timers._order) <= 2 * len(timers._buckets) + MAX_STALE_NUMBERS + 1
     assert len(timers._buckets) == 1
     assert timers.next_due() == 50_000.5
     assert due_names(timers, 60_000) == ["b"]
     assert timers.next_due() is None
 
 
-def test_a_thing_set_again_and_again_in_the_same_grain_comes_up_once():
+def test_a_thing_set_again_and_again_in_the_same_resolution_comes_up_once():
     timers, things = timers_with(a=1, z=1e6)
     for _ in range(10):
         timers.clear(things["a"])
@@ -149,7 +149,7 @@ def test_a_thing_set_again_and_again_in_the_same_grain_comes_up_once():
     dues=st.lists(st.floats(0, 1e7), min_size=1, max_size=20),
     times=st.lists(st.floats(0, 1e7), max_size=5),
 )
-def test_never_early_and_at_most_one_grain_late(grain, dues, times):
+def test_never_early_and_at_most_one_resolution_late(grain, dues, times):
     timers = Timers(grain)
     waiting = {TimerNode(): due for due in dues}
     for thing, due in waiting.items():

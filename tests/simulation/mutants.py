@@ -29,14 +29,14 @@ def no_turns(queue: FairQueue) -> Any:
 def newest_first(pool: Pool, worker: Any, add: Any = Pool.add) -> None:
     """Of workers with the same load the one that was used last is next."""
     add(pool, worker)
-    line = pool._lines[worker.load]
+    line = pool._lists[worker.load]
     line.remove(worker)
     line.prepend(worker)
 
 
 def most_loaded(pool: Pool) -> Any:
     """The worker that holds the most requests gets the next one."""
-    return pool._lines[pool._loads.bit_length() - 1].first if pool._loads else None
+    return pool._lists[pool._loads.bit_length() - 1].first if pool._loads else None
 
 
 def suspects_together(schedule: Schedule) -> Any:

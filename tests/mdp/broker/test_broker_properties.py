@@ -42,7 +42,7 @@ def picture(broker):
         {key: list(client.numbered) for key, client in registry.clients.items()},
         (registry.queued, registry.queued_bytes, registry.running),
         (broker.stats.dropped.copy(), broker.stats.disconnected.copy(), broker.stats.lost.copy()),
-        broker.deadline(),
+        (broker._beats.next_due(), registry.expiries.next_due()),
     )
 
 
@@ -125,13 +125,13 @@ def check_schedule(service):
         assert all(turn.requests.first is not None for turn in turns)
         assert all(turn.client.waiting[queue] is turn for turn in turns)
         assert len({turn.client for turn in turns}) == len(turns)
-    pools = {schedule._clean: [], schedule._suspicious: []}
+    pools = {schedule._without_suspect: [], schedule._with_suspect: []}
     capacity = 0
     for worker in service.workers:
         free = 0 if worker.leaving else max(0, worker.credit - worker.load)
         capacity += free
         assert worker.free == free
-        pool = (schedule._suspicious if worker.suspects else schedule._clean) if free else None
+        pool = (schedule._with_suspect if worker.suspects else schedule._without_suspect) if free else None
         assert worker.pool is pool
         if pool is not None:
             assert worker.pooled_load == worker.load
@@ -139,12 +139,13 @@ def check_schedule(service):
     assert schedule.capacity == capacity
     for pool, members in pools.items():
         assert pool.size == len(members)
-        lines = {load: list(line) for load, line in enumerate(pool._lines) if line.first is not None}
+        lines = {load: list(line) for load, line in enumerate(pool._lists) if line.first is not None}
         assert pool._loads == sum(1 << load for load in lines)
         assert {worker: load for load, line in lines.items() for worker in line} == {w: w.load for w in members}
         assert all(line == sorted(line, key=lambda worker: worker.pooled) for line in lines.values())
     assert not (schedule.queue.size and capacity), "a worker has credit while a request waits"
-    assert not (schedule.suspects.size and pools[schedule._clean]), "a worker has credit while a suspect waits"
+    clean = pools[schedule._without_suspect]
+    assert not (schedule.suspects.size and clean), "a worker has credit while a suspect waits"
 
 
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────
