@@ -89,7 +89,7 @@ def _with_large(command: Request | Reply | Error, whole: Message) -> Request | R
     """Return `command` with the frames of its body, or its text and detail, as they arrived."""
     if isinstance(command, Error):
         at = len(whole) - len(command.detail)
-        return command._replace(text=bytes(whole[at - 1]), detail=whole[at:])
+        return command._replace(text=bytes(cast("list[Any]", whole)[at - 1]), detail=whole[at:])
     if isinstance(command, Reply) or not command.service.startswith(MMI):
         command.body = whole[len(whole) - len(command.body) :]
     # else the broker itself reads the body, and OVERLONG names no service

@@ -8,6 +8,7 @@ from types import MethodType
 
 import pytest
 
+from zmdp.mdp import compiled
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
@@ -1141,6 +1142,10 @@ def test_a_bug_is_counted_and_logged_with_its_traceback(caplog):
     assert broker.receive(request(), now=0) == [work()]
 
 
+unpatchable = pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
+
+
+@unpatchable
 def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monkeypatch):
     broker = broker_with()
     for name, service in ((b"w", b"echo"), (b"v", b"sum")):
@@ -1164,6 +1169,7 @@ def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monk
     assert (broker.registry.queued, broker.registry.running) == (0, 2)
 
 
+@unpatchable
 def test_a_request_that_always_fails_to_be_dispatched_is_dropped(monkeypatch):
     broker = broker_with(b"w", max_attempts=3)
 
