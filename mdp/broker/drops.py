@@ -82,7 +82,7 @@ def text_of(drop: Drop, request: Request, limits: Limits) -> str:
     if drop not in {Drop.EXPIRED, Drop.TTL_PASSED}:
         return REPORTS[drop].text.format(request=request, limits=limits)
     if request.attempt is not None:
-        return "its time passed while a worker was processing it"
+        return "its time passed while a worker held it"
     service = request.service
     workers = f"{service.available} offer it" if service.available else "none offers it"
     if service.available and not service.schedule.capacity:

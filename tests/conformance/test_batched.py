@@ -213,7 +213,7 @@ def test_a_ttl_that_passes(bench: Bench) -> None:
     client, worker = bench.batch_client(), bench.batch_worker(b"echo")
     client.request(b"echo", b"hello", ttl=50)
     address = worker.work(b"hello")
-    assert "at it" in client.error(b"echo", b"408")
+    assert "held it" in client.error(b"echo", b"408")
     worker.cancelled(address)
     client.request(b"echo", b"waits", ttl=1)
     assert "all busy" in client.error(b"echo", b"408")

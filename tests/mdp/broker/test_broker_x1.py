@@ -82,7 +82,7 @@ def error(code, text, number=b"1", *, client=b"c", service=b"echo", detail=()):
 FREE = "its time passed before a worker was free for it: 1 offer it"
 BUSY = "its time passed before a worker was free for it: 1 offer it, all busy"
 NOBODY = "its time passed before a worker was free for it: none offers it"
-RUNNING = "its time passed while a worker was processing it"
+RUNNING = "its time passed while a worker held it"
 NO_WORKER = "no worker offers the service"
 DRAINING = "the broker is draining and takes no new requests: retry later, or at another broker"
 CLOSING = "the broker shut down before the request was done: retry later, or at another broker"
