@@ -750,7 +750,7 @@ def test_plain_functions_are_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"service": ""}, "no service name"),
+        ({"service": ""}, "not a valid service name"),
         ({"service": "mmi.mine"}, "'mmi.mine' is reserved"),
         ({"concurrency": 0}, "concurrency is 0"),
         ({"concurrency": 2, "max_concurrency": 1}, "max_concurrency is 1: it must be 2 or more"),
