@@ -34,6 +34,7 @@ MACHINES = [
     "zmdp/workers/heartbeats.py",
     "zmdp/workers/session.py",
     "zmdp/mdp/broker/departures.py",
+    "zmdp/mdp/broker/drops.py",
     "zmdp/mdp/broker/journal.py",
     "zmdp/mdp/broker/machine.py",
     "zmdp/mdp/broker/outbox.py",

@@ -62,12 +62,12 @@ class LegacySession:
 
     def encode(self, service: bytes, body: Sequence[bytes]) -> Message:
         """Return a REQUEST without keeping track of it, for callers that pipeline."""
-        return wire.request(self._route, self._header, service, body)
+        return wire.request_to_broker(self._route, self._header, service, body)
 
     def decode(self, message: Message) -> Reply | None:
         """Return the PARTIAL or FINAL in `message`, or None if it is anything else."""
         answer = wire.decode_broker(message)
-        if not isinstance(answer, wire.Answer) or answer.header != self._header:
+        if not isinstance(answer, wire.Reply) or answer.header != self._header:
             return None
         reply = Reply(answer.body, service=answer.service.decode(errors="replace"), final=answer.final)
         if answer.final:

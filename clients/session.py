@@ -31,7 +31,7 @@ from ..mdp.errors import (
     ZmdpError,
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
-from ..mdp.timers import Timed, Timers
+from ..mdp.timers import TimerNode, Timers
 from ..mdp.wire import Message, batch
 from .reply import Reply
 
@@ -58,7 +58,7 @@ Outcome = Reply | ZmdpError
 """What a request results in: any number of parts, then a final `Reply` or an error."""
 
 
-class Call(Timed):
+class Call(TimerNode):
     """One request, from when it is made until its FINAL or ERROR."""
 
     __slots__ = (
@@ -215,7 +215,7 @@ class ClientSession:
             if ttl > batch.MAX_TTL_MS:
                 options = _with_ttl(options, ttl)
                 ttl = 0
-        self._batch.request(call.number, ttl, call.service, options, call.body)
+        self._batch.request_to_broker(call.number, ttl, call.service, options, call.body)
         self.unsent += 1
 
     def _send_cancel(self, call: Call) -> None:
@@ -309,16 +309,16 @@ class ClientSession:
             self._process(found, now)
 
     def _process(self, command: Any, now: float) -> None:
-        if isinstance(command, wire.Answer):
-            call = self._calls.get(command.number)
+        if isinstance(command, wire.Reply):
+            call = self._calls.get(command.id)
             if call is not None:  # else it was cancelled
                 self._answered(call, command, now)
         elif isinstance(command, wire.Error):
-            call = self._calls.get(command.number)
+            call = self._calls.get(command.id)
             if call is not None:
                 self._fail(call, _error(call, command))
 
-    def _answered(self, call: Call, answer: wire.Answer, now: float) -> None:
+    def _answered(self, call: Call, answer: wire.Reply, now: float) -> None:
         service = call.service.decode()
         body = answer.body
         if answer.final:
@@ -444,7 +444,7 @@ def _error(call: Call, error: wire.Error) -> RequestError:
 
     An ERROR with a detail frame is the service's own, whatever its code; one without is the broker's.
     """
-    service, code, text = call.service.decode(), error.code, error.text
+    service, code, text = call.service.decode(), error.code, error.text.decode(errors="replace")
     if error.detail:
         return ServiceError(code, text, error.detail[0] or None, service=service)
     kind = StreamInterrupted if call.streamed and code == Code.WORKER_LOST else _ERRORS.get(code)

@@ -1,4 +1,4 @@
-"""Lines that anyone in them can leave at once: lists linked through the things that stand in them."""
+"""Doubly linked lists whose nodes are the listed objects themselves, so that each can be removed in constant time."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar, cast
 
 
-class Linked:
-    """A thing that can stand in one `Line` at a time."""
+class Node:
+    """An object that can be in one `LinkedList` at a time."""
 
     __slots__ = ("after", "before")
 
     def __init__(self) -> None:
-        self.before: Linked | None = None
-        self.after: Linked | None = None
+        self.before: Node | None = None
+        self.after: Node | None = None
 
 
-T = TypeVar("T", bound=Linked)
+T = TypeVar("T", bound=Node)
 
 
-class Line(Generic[T]):
-    """Things in order.  Whatever is done takes the same time however many there are."""
+class LinkedList(Generic[T]):
+    """Nodes in order.  Every operation takes constant time."""
 
     __slots__ = ("first", "last", "size")
 
@@ -29,49 +29,49 @@ class Line(Generic[T]):
         self.last: T | None = None
         self.size = 0
 
-    def append(self, thing: T) -> None:
-        """Put `thing`, which is in no line, last."""
+    def append(self, node: T) -> None:
+        """Add `node`, which is in no list, at the end."""
         last = self.last
         if last is None:
-            self.first = thing
+            self.first = node
         else:
-            last.after = thing
-            thing.before = last
-        self.last = thing
+            last.after = node
+            node.before = last
+        self.last = node
         self.size += 1
 
-    def prepend(self, thing: T) -> None:
-        """Put `thing`, which is in no line, first."""
+    def prepend(self, node: T) -> None:
+        """Add `node`, which is in no list, at the front."""
         first = self.first
         if first is None:
-            self.last = thing
+            self.last = node
         else:
-            first.before = thing
-            thing.after = first
-        self.first = thing
+            first.before = node
+            node.after = first
+        self.first = node
         self.size += 1
 
-    def remove(self, thing: T) -> None:
-        """Take `thing` out, which is in this line."""
-        before, after = thing.before, thing.after
+    def remove(self, node: T) -> None:
+        """Remove `node`, which is in this list."""
+        before, after = node.before, node.after
         if before is None:
             self.first = cast("T | None", after)
         else:
             before.after = after
-            thing.before = None
+            node.before = None
         if after is None:
             self.last = cast("T | None", before)
         else:
             after.before = before
-            thing.after = None
+            node.after = None
         self.size -= 1
 
     def __len__(self) -> int:
         return self.size
 
     def __iter__(self) -> Iterator[T]:
-        thing = self.first
-        while thing is not None:
-            after = thing.after  # read first: the caller may take `thing` out
-            yield thing
-            thing = cast("T | None", after)
+        node = self.first
+        while node is not None:
+            after = node.after  # read first, since the caller may remove `node`
+            yield node
+            node = cast("T | None", after)

@@ -1,7 +1,7 @@
-"""Due times for any number of things: O(1) to set and to clear, and what is due comes without a scan.
+"""Timers for any number of nodes: set and clear in constant time, and get what is due without a scan.
 
-Things due within the same `grain` of time share a bucket; only buckets are ordered.  A thing comes up at the end of its
-bucket, so at most one grain late and never early.
+Nodes that are due within the same interval of `resolution` seconds share a bucket, and only buckets are ordered.  A
+node comes up at the end of its bucket: at most `resolution` late, and never early.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import heapq
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from .linked_lists import Linked
+from .linked_lists import Node
 
-SLACK: Final = 64
-"""Numbers of buckets that are gone: at most so many more of them than of buckets, so that tidying up costs little."""
+MAX_STALE_NUMBERS: Final = 64
+"""Minimum number of stale bucket numbers in the heap before it is rebuilt, so that rebuilding costs little."""
 
 
-class Timed(Linked):
-    """A thing that can be in one `Timers` at a time, and in a `Line` besides.
+class TimerNode(Node):
+    """A node that can be in one `Timers` at a time, and in one `LinkedList`.
 
-    (`registry.Request` sets these attributes itself: one is made for each request.)
+    `registry.Request` sets these attributes itself, which is faster: one is created for each request.
     """
 
     __slots__ = ("bucket", "later", "sooner")
@@ -28,91 +28,93 @@ class Timed(Linked):
         self.before = None
         self.after = None
         self.bucket: Bucket | None = None
-        """What is due when it is; None if it is in no `Timers`."""
-        self.sooner: Timed | None = None
-        self.later: Timed | None = None
+        """The bucket that it is in; None if it is in no `Timers`."""
+        self.sooner: TimerNode | None = None
+        self.later: TimerNode | None = None
 
 
 class Bucket:
-    """What is due in the same grain of time, in the order in which it was set."""
+    """The nodes that are due in the same interval, in the order in which they were set."""
 
     __slots__ = ("first", "last", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.first: Timed | None = None
-        self.last: Timed | None = None
+        self.first: TimerNode | None = None
+        self.last: TimerNode | None = None
 
 
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=TimerNode)
 
 
 class Timers(Generic[T]):
-    """The due times of things of one sort."""
+    """The due times of nodes of one type."""
 
-    __slots__ = ("_buckets", "_grain", "_order")
+    __slots__ = ("_buckets", "_order", "_resolution")
 
-    def __init__(self, grain: float) -> None:
-        self._grain = grain
+    def __init__(self, resolution: float) -> None:
+        self._resolution = resolution
         self._buckets: dict[int, Bucket] = {}
-        # A heap of their numbers, and some of buckets that are gone.
+        # A heap of the numbers of the buckets, and of some that no longer exist.
         self._order: list[int] = []
 
     def __len__(self) -> int:
-        """How many buckets there are."""
+        """Return the number of buckets."""
         return len(self._buckets)
 
-    def set(self, thing: T, due: float) -> None:
-        """Have `thing`, which has no due time now, come up at `due`."""
-        number = int(due / self._grain) + 1
+    def set(self, node: T, due: float) -> None:
+        """Set the due time of `node`, which has none."""
+        number = int(due / self._resolution) + 1
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = Bucket(number)
             heapq.heappush(self._order, number)
         last = bucket.last
         if last is None:
-            bucket.first = thing
+            bucket.first = node
         else:
-            last.later = thing
-            thing.sooner = last
-        bucket.last = thing
-        thing.bucket = bucket
+            last.later = node
+            node.sooner = last
+        bucket.last = node
+        node.bucket = bucket
 
-    def clear(self, thing: T) -> None:
-        """Forget `thing`'s due time, if it has one."""
-        bucket = thing.bucket
+    def clear(self, node: T) -> None:
+        """Clear the due time of `node`, if it has one."""
+        bucket = node.bucket
         if bucket is None:
             return
-        sooner, later = thing.sooner, thing.later
+        sooner, later = node.sooner, node.later
         if sooner is None:
             bucket.first = later
         else:
             sooner.later = later
-            thing.sooner = None
+            node.sooner = None
         if later is None:
             bucket.last = sooner
         else:
             later.sooner = sooner
-            thing.later = None
-        thing.bucket = None
+            node.later = None
+        node.bucket = None
         if bucket.first is None and self._buckets.get(bucket.number) is bucket:
-            # Its time may be years off: nothing of it is kept until then.
+            # Its time may be years ahead, so nothing of it is kept.
             del self._buckets[bucket.number]
-            if len(self._order) > 2 * len(self._buckets) + SLACK:
+            if len(self._order) > 2 * len(self._buckets) + MAX_STALE_NUMBERS:
                 self._order = list(self._buckets)
                 heapq.heapify(self._order)
 
     def pop_due(self, now: float) -> Iterator[T]:
-        """Each thing whose time has come, taken out.  The caller may set and clear others meanwhile."""
-        while self._order and self._order[0] * self._grain <= now:
-            bucket = self._buckets.pop(heapq.heappop(self._order), None)
-            while bucket is not None and bucket.first is not None:
-                thing = bucket.first
-                self.clear(thing)  # type: ignore[arg-type]  # no other sort of thing is put in
-                yield thing  # type: ignore[misc]
+        """Yield each node that is due, cleared.  The caller may set and clear others meanwhile."""
+        while self._order and self._order[0] * self._resolution <= now:
+            bucket = self._buckets.get(self._order[0])
+            if bucket is None or bucket.first is None:
+                heapq.heappop(self._order)
+            else:  # one at a time, so that the others stay if the caller does not go on
+                node = bucket.first
+                self.clear(node)  # type: ignore[arg-type]  # only such things are put in
+                yield node  # type: ignore[misc]
 
     def next_due(self) -> float | None:
-        """When `pop_due` next has something to do, or None."""
+        """Return when `pop_due` next has something to do, or None."""
         while self._order and self._order[0] not in self._buckets:
             heapq.heappop(self._order)
-        return self._order[0] * self._grain if self._order else None
+        return self._order[0] * self._resolution if self._order else None

@@ -1,1 +1,1 @@
-"""The Majordomo Management Interface: what the broker says of itself."""
+"""The Majordomo Management Interface: what a broker reports about itself."""

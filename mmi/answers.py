@@ -1,44 +1,136 @@
-"""Answers to `mmi.*`: functions of the broker's state (RFC 8, C25, C26).
+"""Answer requests to `mmi.*` from a broker's state (RFC 8, C25, C26).
 
     mmi.service   name           200 if a worker offers the service, else 404
     mmi.services  [name]         JSON: services, their workers and what waits
     mmi.workers   [service]      JSON: workers, what they do and since when
-    mmi.stats     anything       JSON: counts since the start, and what there is now
+    mmi.stats     anything       JSON: counts since the start, and the current numbers
     mmi.broker    anything       JSON: version, uptime, dialects, limits
 
-An answer is one frame.  Any other `mmi.*` is 501.  Lists are cut at `ROWS` rows; `more` says how many were left out.
+An answer is one frame.  The answer to any other `mmi.*` is 501.  Lists are cut at `MAX_ROWS` rows; `more` is the number
+of rows that were left out.  This module knows the broker only by the protocols below.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from .. import __version__
 from ..mdp import compiled
+from ..mdp.limits import Limits
 from ..mdp.wire import DIALECTS
 from ..mdp.wire.names import show
 
-if TYPE_CHECKING:
-    from ..mdp.broker.machine import Broker
-    from ..mdp.broker.registry import Service, Worker
+MAX_ROWS: Final = 1000
 
-ROWS: Final = 1000
+
+class Schedule(Protocol):
+    """The schedule of a service."""
+
+    capacity: int
+
+    @property
+    def free(self) -> int:
+        """Number of workers with free credit."""
+
+
+class Service(Protocol):
+    """A service that has a worker or a request."""
+
+    name: bytes
+    available: int
+    running: int
+    dispatched: int
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its requests and free workers."""
+
+    @property
+    def workers(self) -> Collection[Worker]:
+        """Its workers."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+
+
+class Worker(Protocol):
+    """A registered worker."""
+
+    id: int
+    header: bytes
+    name: str
+    host: str
+    pid: int
+    version: str
+    credit: int
+    suspects: int
+    leaving: bool
+    since: float
+    last_seen: float
+
+    @property
+    def service(self) -> Service:
+        """The service that it offers."""
+
+    @property
+    def load(self) -> int:
+        """Number of requests that it holds."""
+
+
+class Registry(Protocol):
+    """All services, workers and requests."""
+
+    queued: int
+    queued_bytes: int
+    running: int
+
+    @property
+    def services(self) -> Mapping[bytes, Service]:
+        """By name."""
+
+    @property
+    def workers(self) -> Mapping[Any, Worker]:
+        """By a key of the broker's own."""
+
+
+class Stats(Protocol):
+    """Counts since the broker started."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts by name."""
+
+
+class Broker(Protocol):
+    """What is asked about."""
+
+    limits: Limits
+    started: float
+    draining: bool
+
+    @property
+    def registry(self) -> Registry:
+        """Its services, workers and requests."""
+
+    @property
+    def stats(self) -> Stats:
+        """Its counts."""
 
 
 def answer(name: bytes, body: list[bytes], broker: Broker, now: float) -> list[bytes]:
-    """The body of the FINAL that answers a request for `name`, which begins with `mmi.`."""
+    """Return the body of the FINAL that answers a request for `name`, which begins with `mmi.`."""
     if name == b"mmi.service":
-        # C26: busy workers count; a service only ever asked for is 404.
+        # C26: busy workers count; a service without a worker is 404.
         service = broker.registry.services.get(body[0])
         return [b"200" if service is not None and service.available else b"404"]
-    tell = _TELL.get(name)
-    if tell is None:
+    describe = _ANSWERS.get(name)
+    if describe is None:
         return [b"501"]
-    return [json.dumps(tell(broker, body[0], now)).encode()]
+    return [json.dumps(describe(broker, body[0], now)).encode()]
 
 
 def _services(broker: Broker, wanted: bytes, _: float) -> dict[str, Any]:
@@ -92,7 +184,7 @@ def _workers(broker: Broker, wanted: bytes, now: float) -> dict[str, Any]:
 
 
 def _rows(title: str, count: int, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    shown = list(islice(rows, ROWS))
+    shown = list(islice(rows, MAX_ROWS))
     return {title: shown, "more": count - len(shown)}
 
 
@@ -121,7 +213,7 @@ def _broker(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
     }
 
 
-_TELL: Final[dict[bytes, Callable[[Broker, bytes, float], dict[str, Any]]]] = {
+_ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, float], dict[str, Any]]]] = {
     b"mmi.services": _services,
     b"mmi.workers": _workers,
     b"mmi.stats": _stats,

@@ -55,9 +55,9 @@ def add(random: Random, batch: Any) -> None:
     service, options = random.choice(SERVICES), random.choice(OPTIONS)
     kind = random.randrange(7)
     if kind == 0:
-        batch.request(number, integer(random, 4), service, options, body)
+        batch.request_to_broker(number, integer(random, 4), service, options, body)
     elif kind == 1:
-        batch.work(number, integer(random, 4), integer(random, 2), options, body)
+        batch.request_to_worker(number, integer(random, 4), integer(random, 2), options, body)
     elif kind == 2:
         batch.reply(random.choice([2, 3, 4]), number, body)
     elif kind == 3:
@@ -122,7 +122,7 @@ def message_of(random: Random) -> list[Any]:
 
 
 def body_of(command: Any) -> list[Any]:
-    if isinstance(command, wire.Failure | wire.Error):
+    if isinstance(command, wire.Error | wire.Error):
         return command.detail
     return getattr(command, "body", [])
 

@@ -12,7 +12,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ..mdp import wire
 from ..mdp.codes import Code
@@ -38,7 +38,6 @@ UNHEARD_PATIENCE_SECONDS: Final = 0.5
 _PARTIAL, _FINAL, _ERROR, _RELEASE = (
     wire.CODES[wire.WX1][kind][0] for kind in (wire.PARTIAL, wire.FINAL, wire.ERROR, wire.RELEASE)
 )
-_NOT_FOR_WORKERS: Final = (wire.Answer, wire.Error, wire.Invalid)
 
 
 class WorkerSession:
@@ -215,7 +214,7 @@ class WorkerSession:
             self._seen(now)
             for each in batch.to_worker(message, command.at):
                 self._take(each, now)
-        elif isinstance(command, _NOT_FOR_WORKERS) or command.header != self._header:
+        elif isinstance(command, wire.Invalid) or command.header != self._header:
             return
         elif isinstance(command, wire.Disconnect):
             # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
@@ -227,10 +226,10 @@ class WorkerSession:
             self._take(command, now)
 
     def _take(self, command: wire.FromBroker | wire.Invalid, now: float) -> None:
-        if isinstance(command, wire.Work):
+        if isinstance(command, wire.Request):
             self._given(command, now)
-        elif isinstance(command, wire.Withdraw):
-            self._withdrawn(command.address, now)
+        elif isinstance(command, wire.Cancel):
+            self._withdrawn(cast("Address", command.id), now)
 
     def _seen(self, now: float) -> None:
         self.heard = True
@@ -242,8 +241,8 @@ class WorkerSession:
         self.heard = True
         self._backoff = BACKOFF_SECONDS[0]
 
-    def _given(self, work: wire.Work, now: float) -> None:
-        address = work.address
+    def _given(self, work: wire.Request, now: float) -> None:
+        address = cast("Address", work.id)
         if address in self.held:
             if not self._x1:
                 self.lose("the broker sent a second request with the address of the first", now)
@@ -336,7 +335,7 @@ class WorkerSession:
         if isinstance(address, int):
             self._batch.error(_ERROR, address, code, raw, detail)
         else:
-            self._send(wire.failure(self._route, address, code, raw, detail))
+            self._send(wire.error_to_broker(self._route, address, code, raw, detail))
         self._settle(now)
         return True
 
@@ -420,7 +419,7 @@ class WorkerSession:
         if self._x1 and isinstance(address, int):
             self._batch.reply(_FINAL if kind is wire.FINAL else _PARTIAL, address, body)
         else:  # a third-party broker's address may not be a number
-            self._send(wire.reply(self._route, self._header, kind, address, body))
+            self._send(wire.reply_to_broker(self._route, self._header, kind, address, body))
 
     def _send(self, message: Message) -> None:
         if len(self._batch):

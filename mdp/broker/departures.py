@@ -1,8 +1,8 @@
-"""Which peers' connections have ended, noticed at once: through libzmq's monitor and the descriptors of messages.
+"""Notice at once which peers' connections have ended, through libzmq's monitor and the descriptors of messages.
 
-The monitor reports DISCONNECTED with the descriptor of the connection, and each message tells the descriptor that it
-came from.  Descriptors are reused, and the monitor may be ahead of the socket, so this only says whom to probe: a
-message that cannot be sent (EHOSTUNREACH, with ROUTER_MANDATORY) is the proof.
+The monitor reports DISCONNECTED with the descriptor of the connection, and each message has the descriptor that it came
+from.  Descriptors are reused, and the monitor may be ahead of the socket, so this only decides whom to probe; the proof
+is a message that cannot be sent (EHOSTUNREACH, with ROUTER_MANDATORY).
 """
 
 import struct
@@ -13,33 +13,33 @@ import zmq
 from ..transport.multipart import receive
 
 PROBES: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03, 0.1, 0.3)
-"""Seconds after a connection has ended at which its peers are probed; the socket notices within about a millisecond."""
+"""When to probe the peers of a connection, in seconds after its end; the socket notices within about a millisecond."""
 DISCONNECTED: Final = int(zmq.Event.DISCONNECTED)
 
 
 class Departures:
-    """The ends of the connections to `socket`, a ROUTER."""
+    """The ended connections of `socket`, a ROUTER."""
 
     def __init__(self, socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.known: dict[bytes, int] = {}
-        """The descriptor of each peer's connection; `receive` reports those that are not here (`add`)."""
+        """The descriptor of each peer's connection; `receive` reports unknown ones through `add`."""
         self._peers: dict[int, list[bytes]] = {}
         self._ended: set[int] = set()
         """Descriptors of connections that ended before a message came from them."""
         self._due: list[tuple[float, int, bytes]] = []
-        """When to probe, how many probes went before, and whom; in no order, since there are few."""
+        """Due time, number of earlier probes, and peer; unordered, since there are few."""
         self._socket = socket
         endpoint = f"inproc://zmdp-departures-{id(socket)}"
         socket.monitor(endpoint, DISCONNECTED)
         self._monitor = context.socket(zmq.PAIR)
-        self._monitor.set(zmq.RCVHWM, 0)  # a full monitor would hold up libzmq's thread
+        self._monitor.set(zmq.RCVHWM, 0)  # a full monitor would block libzmq's thread
         self._monitor.connect(endpoint)
         self.descriptor = int(self._monitor.get(zmq.FD))
         """Readable when a connection may have ended."""
         self.look(0.0)  # libzmq signals the descriptor only after a first read has found nothing
 
     def add(self, identity: bytes, descriptor: int) -> None:
-        """A message came from a peer that was not known, through `descriptor`; negative if it has none (inproc)."""
+        """Record the `descriptor` of an unknown peer that sent a message; negative if it has none (inproc)."""
         if descriptor >= 0:
             self.known[identity] = descriptor
             self._peers.setdefault(descriptor, []).append(identity)
@@ -48,7 +48,7 @@ class Departures:
                 self._due.append((0.0, 0, identity))
 
     def look(self, now: float) -> None:
-        """Take in what the monitor says."""
+        """Read the monitor's events."""
         while (event := receive(self._monitor)) is not None:
             _, descriptor = struct.unpack("=HI", event[0])
             identities = self._peers.pop(descriptor, None)
@@ -60,11 +60,11 @@ class Departures:
                 self._due.append((now, 0, identity))
 
     def deadline(self) -> float | None:
-        """When a probe is due, or None."""
+        """Return when a probe is due, or None."""
         return min(self._due)[0] if self._due else None
 
     def to_probe(self, now: float) -> list[bytes]:
-        """The routing ids of the peers that are to be sent something now."""
+        """Return the routing ids of the peers to probe now."""
         if not self._due:
             return []
         due = [each for each in self._due if each[0] <= now]
@@ -75,7 +75,7 @@ class Departures:
         return [identity for _, _, identity in due]
 
     def forget(self, identity: bytes) -> None:
-        """A peer is known to be gone, and need not be probed any more."""
+        """Stop probing a peer, which is known to be gone."""
         if self._due:
             self._due = [each for each in self._due if each[2] != identity]
 

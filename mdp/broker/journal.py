@@ -1,4 +1,4 @@
-"""What happens in a broker: counted always, logged at a bounded rate."""
+"""Events in a broker: always counted, logged at a bounded rate."""
 
 import logging
 from collections import Counter
@@ -9,28 +9,11 @@ from typing import Any, Final
 from ..wire.names import show
 
 LINES: Final = 5
-"""Log lines of one kind that are written within `PERIOD`; the rest are only counted."""
+"""Maximum number of log lines of one kind in a period; further ones are counted."""
+WORKER_LINES: Final = 200
+"""The same for workers that register or are lost: each is worth a line, unless a peer loops."""
 PERIOD: Final = 10.0
-"""Seconds."""
-
-
-class Drop(StrEnum):
-    """Why a valid request was dropped.  The values are the keys under `dropped` in `mmi.stats`."""
-
-    EXPIRED = "expired"
-    QUEUE_FULL = "queue-full"
-    MEMORY_FULL = "memory-full"
-    TOO_MANY_SERVICES = "too-many-services"
-    DRAINING = "draining"
-    CLIENT_GONE = "client-gone"
-    WORKERS_LOST = "workers-lost"
-    LOST_AFTER_PARTIAL = "worker-lost-after-partial"
-    REPLY_TOO_LARGE = "reply-too-large"
-    NO_WORKER = "no-worker"
-    TTL_PASSED = "ttl-passed"
-    CANCELLED = "cancelled"
-    HANDLER_FAILED = "handler-failed"
-    CLOSING = "broker-closing"
+"""Length of a period, in seconds."""
 
 
 class Refusal(StrEnum):
@@ -59,7 +42,7 @@ class Loss(StrEnum):
 
 @dataclass(slots=True)
 class Stats:
-    """Counts since the broker started; `mmi.stats` shows them."""
+    """Counts since the broker started, as `mmi.stats` reports them."""
 
     requests: int = 0
     dispatched: int = 0
@@ -68,38 +51,78 @@ class Stats:
     replies: int = 0
     errors: int = 0
     late: int = 0
-    """Replies that matched no live request (C32)."""
+    """Replies, ERRORs and RELEASEs that matched no live attempt (C32)."""
     mmi: int = 0
     heartbeats: int = 0
-    failures: int = 0
-    """Messages at which the broker itself failed; anything but 0 is a bug."""
+    internal_errors: int = 0
+    """Exceptions in the broker itself; anything but 0 is a bug."""
     invalid: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     disconnected: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts by name, ready for JSON."""
+        """Return the counts by name, ready for JSON."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
+class _Period:
+    """The lines of one kind within one period."""
+
+    __slots__ = ("ends", "left_out", "level", "lines")
+
+    def __init__(self, ends: float, level: int) -> None:
+        self.ends = ends
+        self.level = level
+        self.lines = 0
+        self.left_out = 0
+
+
 class Journal:
-    """Log lines, bounded for each kind: a peer that misbehaves ten thousand times a second does not fill a disk."""
+    """Log lines at a bounded rate for each kind, so that a misbehaving peer cannot fill the disk.
+
+    If lines were left out, a summary follows at the end of their period: call `flush` at `deadline`.
+    """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._periods: dict[str, tuple[float, int]] = {}
+        self._periods: dict[str, _Period] = {}
+        self._due: float | None = None
 
-    def note(self, now: float, level: int, kind: str, text: str, *values: object) -> None:
-        """Log `text % values`, unless `LINES` of this `kind` were logged within `PERIOD`; bytes go through `show`.
+    def note(self, now: float, level: int, kind: str, text: str, *values: object, lines: int = LINES) -> None:
+        """Log `text % values`, unless `lines` of this `kind` were logged in the period; bytes go through `show`.
 
-        There are as many kinds as the code names; none may come from a peer.
+        The number of kinds is not bounded here: a kind must not contain anything that comes from a peer.
         """
-        started, lines = self._periods.get(kind, (now, 0))
-        if now - started >= PERIOD:
-            if lines > LINES:
-                self._logger.log(level, "%s: %d more like that in the last period", kind, lines - LINES)
-            started, lines = now, 0
-        self._periods[kind] = started, lines + 1
-        if lines < LINES:
+        period = self._periods.get(kind)
+        if period is None or now >= period.ends:
+            if period is not None:
+                self._summarise(kind, period)
+            period = self._periods[kind] = _Period(now + PERIOD, level)
+        if period.lines < lines:
+            period.lines += 1
             self._logger.log(level, text, *(show(value) if isinstance(value, bytes) else value for value in values))
+        else:
+            period.left_out += 1
+            if self._due is None or period.ends < self._due:
+                self._due = period.ends
+
+    def deadline(self) -> float | None:
+        """Return when `flush` is due, or None."""
+        return self._due
+
+    def flush(self, now: float) -> None:
+        """Log how many lines were left out in the periods that have ended."""
+        if self._due is None or now < self._due:
+            return
+        self._due = None
+        for kind, period in list(self._periods.items()):
+            if now >= period.ends:
+                self._summarise(kind, period)
+                del self._periods[kind]
+            elif period.left_out and (self._due is None or period.ends < self._due):
+                self._due = period.ends
+
+    def _summarise(self, kind: str, period: _Period) -> None:
+        if period.left_out:
+            self._logger.log(period.level, "%s: %d more in the last %g s", kind, period.left_out, PERIOD)

@@ -1,16 +1,16 @@
-"""The broker as a machine: given messages and the current time, it returns messages to send.  No socket, no clock.
+"""Sans-I/O broker: given messages and the current time, it returns messages to send.  No socket, no clock.
 
-A *turn* takes in any number of messages (`take`) and ends with `flush`: what has arrived is dispatched, and everything
-there is to say to one peer goes into one message, if the peer speaks the batched form.  `receive`, `tick`,
-`unreachable`, `gone` and `close` each do one thing and end the turn.  Messages are lists of frames that begin with the
-peer's routing id.  `deadline` returns when `tick` is due.  Rules are cited by their conformance numbers (C11 to C45).
+A *turn* takes in any number of messages (`take`) and ends with `flush`, which dispatches the requests that arrived, and
+puts everything for one peer into one message if the peer speaks the batched form.  `receive`, `tick`, `unreachable`,
+`gone` and `close` each do one thing and end the turn.  Messages are lists of frames that begin with the peer's routing
+id.  `deadline` returns when `tick` is due.  Rules are cited by their conformance numbers (C11 to C45).
 """
 
 import logging
 import math
 import secrets
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ...mmi import answers
@@ -19,38 +19,20 @@ from ..codes import Code
 from ..limits import Limits
 from ..timers import Timers
 from ..wire import Message, Reason, batch
-from .journal import Drop, Journal, Loss, Refusal, Stats
+from .drops import REPORTS, Drop, text_of
+from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
 from .registry import NEVER, Attempt, Client, Collected, PeerKey, Registry, Request, Service, Worker, key_of
 
 GIVEN_UP: Final = 60.0
-"""Seconds of its silence for which an X1 client that has missed messages hears nothing, so that it reconnects."""
+"""An X1 client that missed messages is not answered until it has been silent for this many seconds, so that it
+reconnects."""
 MAX_GIVEN_UP: Final = 5000
-"""Such clients that are remembered."""
-EXPIRY_RESOLUTION: Final = 0.01
-"""Seconds by which a request may expire late."""
-TTL: Final = 1000
-"""Units of a ttl in a second."""
-ROUNDING: Final = 0.001
-"""Part of such a unit by which a difference of two times may be wrong."""
-CODES: Final[Mapping[Drop, Code]] = {
-    Drop.EXPIRED: Code.TIME_PASSED,
-    Drop.TTL_PASSED: Code.TIME_PASSED,
-    Drop.QUEUE_FULL: Code.QUEUE_FULL,
-    Drop.MEMORY_FULL: Code.QUEUE_FULL,
-    Drop.TOO_MANY_SERVICES: Code.QUEUE_FULL,
-    Drop.DRAINING: Code.DRAINING,
-    Drop.CLOSING: Code.DRAINING,
-    Drop.WORKERS_LOST: Code.WORKER_LOST,
-    Drop.LOST_AFTER_PARTIAL: Code.WORKER_LOST,
-    Drop.REPLY_TOO_LARGE: Code.TOO_LARGE,
-    Drop.NO_WORKER: Code.NO_WORKER,
-    Drop.CANCELLED: Code.CANCELLED,
-}
-"""The code of the ERROR that an X1 client gets.  CLIENT_GONE has none; HANDLER_FAILED has the worker's own."""
-QUIET: Final = {Drop.CLIENT_GONE, Drop.EXPIRED, Drop.TTL_PASSED, Drop.NO_WORKER, Drop.CANCELLED, Drop.HANDLER_FAILED}
-"""Drops that are not the broker's fault."""
+"""Maximum number of such clients that are remembered."""
+MS_PER_SECOND: Final = 1000
+ROUNDING_MS: Final = 0.001
+"""Rounding error, in milliseconds, allowed for in the difference of two times."""
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
-"""Codes that a client takes for the broker's, unless the ERROR has a detail: no worker has a reason to send them."""
+"""Codes that a client attributes to the broker, unless the ERROR has a detail."""
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 
 # The command bytes of batched records.
@@ -60,8 +42,8 @@ _PARTIAL, _FINAL, _ERROR, _CANCEL_TO_WORKER = 2, 3, 4, 8
 class Broker:
     """One Majordomo broker.
 
-    `first_address` is where the addresses of dispatches begin, for tests; by default that is random, so that a worker's
-    late reply to an earlier broker does not match (C32).
+    `first_address` is the first address of a dispatch, for tests; by default it is random, so that a worker's late
+    reply to an earlier broker does not match (C32).
     """
 
     def __init__(
@@ -75,40 +57,34 @@ class Broker:
         self.limits = limits or Limits()
         self.started = now
         self.draining = False
-        self.registry = Registry()
+        self.registry = Registry(self.limits.expiry)
         self.stats = Stats()
         self.turn = 0
-        """Counts the turns."""
+        """The number of the current turn."""
         self._journal = Journal(logger or logging.getLogger("zmdp.broker"))
-        # Workers that die together are found dead one after the other, within a heartbeat interval or somewhat more.
+        # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.
         self._doubtful_after = max(self.limits.patience - 1.5 * self.limits.heartbeat, self.limits.heartbeat)
         self._beats: Timers[Worker] = Timers(self.limits.heartbeat / 20)
-        self._expiries: Timers[Request] = Timers(min(max(self.limits.expiry / 1000, 0.001), EXPIRY_RESOLUTION))
         self._first_address = secrets.randbits(60) if first_address is None else first_address
         self._next_address = self._first_address
         self._workers_seen = 0
         self._refusals = 0
         self._given_up: dict[PeerKey, float] = {}
-        """Peers that did not keep up, and so have missed messages, and until when they hear nothing.  With a proxy all
-        that are behind it."""
-        # The limits that each request is held against.
+        """Peers that did not keep up and so missed messages, and until when they are not answered.  A proxy stands for
+        all peers behind it."""
+        # Copies of the limits that are checked for each request.
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
         self._max_queue, self._max_queued_bytes = self.limits.max_queue, self.limits.max_queued_bytes
         self._max_services = self.limits.max_services
-        self._expiry = self.limits.expiry
         self._batched = False
-        """The present message is in the batched form."""
-        self._unsettled: list[Service] = []
-        """Services in which something arrived or became free in this turn."""
+        """Whether the current message is in the batched form."""
         self._out: list[Any] = []
-        """What is to be sent: messages, and the open batches."""
+        """Messages to send, and the open batches."""
         self._open: list[Client | Worker] = []
         """The peers of the open batches."""
-        self._finished: list[Worker] = []
-        """Workers that are leaving, and in this turn finished the last that they held."""
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
             wire.Cancel: self._cancel,
-            wire.Failure: self._failure,
+            wire.Error: self._error,
             wire.Oversized: self._oversized,
             wire.Heartbeat: self._heartbeat,
             wire.Ready: self._ready,
@@ -129,7 +105,7 @@ class Broker:
         self._batched = False
         if self._given_up and self._is_ignored(command, now):
             return
-        # The two that come with every request are looked for first.
+        # The two commands of every request are checked first.
         if isinstance(command, wire.Reply):
             self._reply(command, now)
         elif isinstance(command, wire.Request):
@@ -167,15 +143,21 @@ class Broker:
                 worker.last_seen = now  # even if nothing in it was valid
 
     def flush(self, now: float) -> list[Message]:
-        """End the turn: dispatch what waits, and return the messages to send."""
-        if self._finished:
-            finished, self._finished = self._finished, []
+        """End the turn: dispatch the requests that can be, and return the messages to send."""
+        registry = self.registry
+        if registry.finished:
+            finished, registry.finished = registry.finished, []
             for worker in finished:
                 self._left(worker, now)
-        if self._unsettled:
-            for service in self._unsettled:
-                self._settle(service, now)
-            self._unsettled = []
+        if registry.unsettled:
+            unsettled, registry.unsettled = registry.unsettled, []
+            for service in unsettled:
+                try:
+                    self._settle(service, now)
+                except Exception:  # noqa: BLE001 - a bug, which must not affect other services
+                    self.failed(now)
+                    service.unsettled = False
+                    registry.touch(service)
         self.turn += 1
         out, self._out = self._out, []
         if not self._open:
@@ -197,14 +179,15 @@ class Broker:
         return self.flush(now)
 
     def tick(self, now: float) -> list[Message]:
-        """Return what to send because of the time: heartbeats, and what follows from a worker's silence."""
-        self._queue_arrived(now)
+        """Return what to send because of the time: heartbeats, and the consequences of silent workers and expiries."""
+        self._journal.flush(now)
+        self._queue_all_arrived(now)
         lost: list[tuple[Worker, Loss]] = []
         for worker in self._beats.pop_due(now):
-            spoiled = worker.oversized_reply_at
+            oversized_reply_at = worker.oversized_reply_at
             if now >= worker.last_seen + self._patience(worker):
                 lost.append((worker, Loss.SILENT))
-            elif spoiled is not None and worker.held and now >= spoiled + self.limits.patience:
+            elif oversized_reply_at is not None and worker.held and now >= oversized_reply_at + self.limits.patience:
                 for attempt in list(worker.held.values()):
                     self._drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
                 self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, now)
@@ -212,17 +195,18 @@ class Broker:
             else:
                 self._beat(worker, now)
         self._lose(lost, now)
-        for request in self._expiries.pop_due(now):
+        for request in self.registry.expiries.pop_due(now):
             # C12
             self._drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
         return self.flush(now)
 
     def deadline(self) -> float | None:
-        """When `tick` next has something to do, or None."""
-        beat, expiry = self._beats.next_due(), self._expiries.next_due()
-        if beat is None or expiry is None:
-            return expiry if beat is None else beat
-        return min(beat, expiry)
+        """Return when `tick` is due, or None."""
+        due = self._beats.next_due()
+        for other in (self.registry.expiries.next_due(), self._journal.deadline()):
+            if other is not None and (due is None or other < due):
+                due = other
+        return due
 
     def unreachable(self, identity: bytes, turn: int, now: float) -> list[Message]:
         """Return what to send because the peer with that routing id is not connected any more.
@@ -247,16 +231,16 @@ class Broker:
         return self.flush(now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
-        """Return what to send because the peer with that routing id, though it may be there, is treated as gone.
+        """Return what to send because the peer with that routing id is treated as gone, though it may be connected.
 
-        Messages to it were lost.  An X1 client must not go on waiting for them, so from now on it hears nothing on this
-        connection: it finds the broker silent, reconnects, and sends again what is outstanding.
+        Messages to it were lost.  So that an X1 client does not wait for them for ever, it is not answered on this
+        connection from now on: it finds the broker silent, reconnects, and resends its outstanding requests.
         """
         self._give_up(identity, now)
         return self._gone(identity, now)
 
     def _gone(self, identity: bytes, now: float) -> list[Message]:
-        self._queue_arrived(now)
+        self._queue_all_arrived(now)
         for client in self.registry.clients_at(identity):
             for request in [*client.running, *self.registry.waiting_for(client)]:
                 self._drop(request, Drop.CLIENT_GONE, now)
@@ -264,34 +248,35 @@ class Broker:
         return self.flush(now)
 
     def failed(self, now: float) -> None:
-        """Report an exception that came out of `take`: a bug, logged with its traceback."""
-        self.stats.failures += 1
-        text = "a message was dropped, because of a bug in the broker; please report this:\n%s"
-        self._journal.note(now, logging.ERROR, "failure", text, traceback.format_exc())
+        """Count and log the current exception, which is a bug in the broker, with its traceback."""
+        self.stats.internal_errors += 1
+        text = "internal error, please report this bug:\n%s"
+        self._journal.note(now, logging.ERROR, "internal-error", text, traceback.format_exc())
 
     def drain(self) -> None:
-        """Accept no new requests from now on; those accepted before are finished while there are workers."""
+        """Accept no more requests; those already accepted are finished while there are workers."""
         self.draining = True
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is left to finish.  A waiting request whose service has workers keeps them all at work."""
+        """Whether no worker holds a request.  While requests wait that workers can take, the workers hold some."""
         return not self.registry.running
 
     def close(self, now: float) -> list[Message]:
-        """Return ERROR for every X1 request and DISCONNECT to every worker; the machine is at its end."""
-        self._queue_arrived(now)
+        """Return an ERROR for every X1 request and a DISCONNECT to every worker; end the machine."""
+        self._queue_all_arrived(now)
         for request in self.registry.numbered:
             self._drop(request, Drop.CLOSING, now)
         for worker in list(self.registry.workers.values()):
             self._say(worker, wire.disconnect(worker.route, worker.header))
             for attempt in self._forget(worker, Loss.CLOSING, now):
-                if not attempt.request.abandoned:
-                    self.registry.finish(attempt.request)
+                if not attempt.abandoned:
+                    self.registry.drop(attempt.request)
+        self._journal.flush(math.inf)
         return self.flush(now)
 
     def _is_ignored(self, command: wire.FromPeer | wire.Invalid, now: float) -> bool:
-        """Whether `command` is an X1 client's that has been given up.  What is invalid is counted all the same."""
+        """Return whether `command` comes from an X1 client that was given up.  Invalid messages are counted anyway."""
         from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
         return from_x1_client and self._is_given_up(command.route, now)
 
@@ -302,8 +287,8 @@ class Broker:
             self._given_up.pop(key, None)
             self._given_up.pop(route[0], None)
             return False
-        # What it has just said is unanswered too, and it must notice.  One behind a proxy reconnects there: it is given
-        # up by itself, lest those that follow find no end.
+        # This message stays unanswered too, which extends the time.  A peer behind a proxy reconnects to the proxy, so
+        # it is given up by itself; otherwise its peers would keep the whole proxy given up.
         self._give_up(key, now)
         return True
 
@@ -315,7 +300,7 @@ class Broker:
     # ── what is sent ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _batch_for(self, peer: Client | Worker, route: wire.Route, header: bytes) -> Any:
-        """The open batch of a peer that speaks the batched form."""
+        """Return the open batch of a peer that speaks the batched form."""
         if peer.batch is None:
             peer.batch = batch.Batch(route, header)
             self._out.append(peer.batch)
@@ -323,12 +308,12 @@ class Broker:
         return peer.batch
 
     def _say(self, peer: Client | Worker, message: Message) -> None:
-        """Send a framed message after what is in the peer's open batch."""
+        """Send a framed message, after what the peer's open batch contains so far."""
         peer.batch = None
         self._out.append(message)
 
     def _client(self, route: wire.Route) -> Client:
-        """The client whose message this is; it is answered in the form that it speaks now."""
+        """Return the client that sent the current message; it is answered in the form that the message has."""
         client = self.registry.client(route)
         if self._batched:
             client.batch_route = route
@@ -342,23 +327,23 @@ class Broker:
         if route is not None and isinstance(number, int) and len(body) <= batch.MAX_BODY_FRAMES:
             self._batch_for(client, route, wire.CX1).reply(_FINAL if final else _PARTIAL, number, body)
         else:
-            self._say(client, wire.answer(request.route, request.header, final, request.service.name, body))
+            self._say(client, wire.reply_to_client(request.route, request.header, final, request.service.name, body))
 
     def _send_error(
-        self, client: Client, number: wire.Number, service: bytes, code: int, text: bytes, detail: list[bytes]
+        self, client: Client, number: wire.RequestId, service: bytes, code: int, text: bytes, detail: list[bytes]
     ) -> None:
         route = client.batch_route
         if route is not None and isinstance(number, int):
             self._batch_for(client, route, wire.CX1).error(_ERROR, number, code, text, detail)
         else:
             envelope = (*client.path, *wire.envelope_of(number))
-            self._say(client, wire.error(envelope, service, b"%03d" % code, text, detail))
+            self._say(client, wire.error_to_client(envelope, service, code, text, detail))
 
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _request(self, command: wire.Request, client: Client, now: float) -> None:
         self.stats.requests += 1
-        name, number, options = command.service, command.number, command.options
+        name, number, options = command.service, command.id, command.options
         if number is not None and number in client.numbered:
             self._invalid(wire.Invalid(Reason.NUMBER_IN_USE, command.route, number, name), now)
             return
@@ -375,22 +360,14 @@ class Broker:
             self.stats.mmi += 1
             self._send_reply(request, True, answers.answer(name, command.body, self, now))
         elif (drop := self._refusal(request, now)) is not None:
-            self.registry.forget_if_empty(service)
             self._report(request, drop, now)
         else:
-            self.registry.accept(request)
-            if service.waiting < service.schedule.capacity:
-                service.arrived.append(request)
-                self._touch(service)
-            else:  # at once, so that its bytes count against what comes next
-                self._queue_service(service, now)
-                self._queue(request, now)
+            self.registry.accept(request, now)
             return
-        if number is not None:
-            self.registry.remember(client, number)
+        self.registry.refuse(request)
 
     def _refusal(self, request: Request, now: float) -> Drop | None:
-        """Why a request cannot be accepted, or None."""
+        """Return why a request cannot be accepted, or None."""
         service = request.service
         if self.draining:
             return Drop.DRAINING
@@ -401,7 +378,7 @@ class Broker:
             return None
         if not (request.options.wait or service.available):
             return Drop.NO_WORKER
-        if len(self.registry.services) > self._max_services:  # this one is among them
+        if service.name not in self.registry.services and len(self.registry.services) >= self._max_services:
             return Drop.TOO_MANY_SERVICES
         if waiting - service.schedule.capacity >= self._max_queue:
             return Drop.QUEUE_FULL
@@ -411,25 +388,25 @@ class Broker:
 
     def _cancel(self, command: wire.Cancel, now: float) -> None:
         client = self._client(command.route)
-        request = client.numbered.get(command.number)
+        request = client.numbered.get(command.id)
         if request is not None and command.service in {None, request.service.name}:
-            self._queue_service(request.service, now)
+            self.registry.queue_arrived(request.service, now)
             self._drop(request, Drop.CANCELLED, now)
-        elif request is not None or not self.registry.ended_lately(client, command.number):
-            invalid = wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.number, command.service or b"")
+        elif request is not None or not self.registry.ended_lately(client, command.id):
+            invalid = wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id, command.service or b"")
             self._invalid(invalid, now)
-        # else it crossed the request's end, which the client has been told
+        # else it crossed the end of the request, of which the client has been told
 
     def _invalid(self, command: wire.Invalid, now: float) -> None:
-        # C15: dropped and counted by reason; whatever else the peer sends is judged on its own.  An X1 client is told.
+        # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.
         self._count_invalid(command.reason, now)
         if command.route and not self._is_given_up(command.route, now):
             code, text = Code.MALFORMED, f"malformed: {command.reason}"
             if command.over_limit:
                 code = Code.TOO_LARGE
-                text = f"a message may have {self.limits.max_message} bytes in {self.limits.max_frames} frames"
+                text = f"a message may have up to {self.limits.max_message} bytes in {self.limits.max_frames} frames"
             client = self._client(command.route)
-            self._send_error(client, command.number, command.service, code.value, text.encode(), [])
+            self._send_error(client, command.id, command.service, code.value, text.encode(), [])
 
     def _count_invalid(self, reason: Reason, now: float) -> None:
         self.stats.invalid[reason] += 1
@@ -438,49 +415,48 @@ class Broker:
     # ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _settle(self, service: Service, now: float) -> None:
-        """Give the requests of a service to its workers, as far as their credit goes."""
-        schedule = service.schedule
-        if len(service.arrived) <= schedule.capacity and not schedule.waiting:
-            # Whose turn it is does not matter if there is enough for all.
-            arrived, service.arrived = service.arrived, []
-            for request in arrived:
-                worker = schedule.next_worker()
-                assert worker is not None  # noqa: S101 - there is credit for all
-                self._dispatch(worker, request, now)
-        else:
-            self._queue_service(service, now)
-            while (pair := schedule.next_pair()) is not None:
-                request, worker = pair
-                self.registry.dequeued(request)
-                self._expiries.clear(request)
-                if now < request.deadline:
+        """Dispatch the requests of a service, as far as its workers have credit."""
+        registry, schedule = self.registry, service.schedule
+        arrived: list[Request] = []
+        taken = 0
+        request: Request | None = None
+        try:
+            if len(service.arrived) <= schedule.capacity and not schedule.waiting:
+                # There is credit for all, so the order of clients does not matter.
+                arrived, service.arrived = service.arrived, []
+                for request in arrived:
+                    taken += 1
+                    worker = schedule.next_worker()
+                    assert worker is not None  # noqa: S101 - there is credit for all
                     self._dispatch(worker, request, now)
-                else:
-                    self._finish(request, Drop.TTL_PASSED, now)
-        service.unsettled = False
-        self.registry.forget_if_empty(service)
+            else:
+                registry.queue_arrived(service, now)
+                while (pair := registry.take_next(service)) is not None:
+                    request, worker = pair
+                    if now < request.deadline:
+                        self._dispatch(worker, request, now)
+                    else:
+                        self._finish(request, Drop.TTL_PASSED, now)
+        except Exception:
+            service.arrived = arrived[taken:]
+            if request is not None:
+                self._recover(request, now)
+            raise
+        registry.settled(service)
 
-    def _touch(self, service: Service) -> None:
-        """At the end of the turn, see which requests of `service` can be dispatched."""
-        if not service.unsettled:
-            service.unsettled = True
-            self._unsettled.append(service)
+    def _recover(self, request: Request, now: float) -> None:
+        """Queue a request again that could not be dispatched because of a bug, as if its worker had died."""
+        if request.attempt is not None:
+            self.registry.release(request.attempt)
+        request.attempts += 1
+        if request.attempts < self.limits.max_attempts:
+            self.registry.enqueue(request, now, front=True)
+        else:
+            self._finish(request, Drop.WORKERS_LOST, now)
 
-    def _queue_arrived(self, now: float) -> None:
-        for service in self._unsettled:
-            self._queue_service(service, now)
-
-    def _queue_service(self, service: Service, now: float) -> None:
-        """Queue what has arrived in this turn."""
-        arrived, service.arrived = service.arrived, []
-        for request in arrived:
-            self._queue(request, now)
-
-    def _queue(self, request: Request, now: float, *, front: bool = False) -> None:
-        self.registry.enqueue(request, front=front)
-        expires = now + self._expiry
-        self._expiries.set(request, expires if expires < request.deadline else request.deadline)
-        self._touch(request.service)
+    def _queue_all_arrived(self, now: float) -> None:
+        for service in self.registry.unsettled:
+            self.registry.queue_arrived(service, now)
 
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
         self.stats.dispatched += 1
@@ -492,8 +468,7 @@ class Broker:
         worker.last_sent = now
         ttl = None
         if request.deadline < NEVER:
-            self._expiries.set(request, request.deadline)
-            ttl = max(1, math.ceil((request.deadline - now) * TTL - ROUNDING))
+            ttl = max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS))
         options = request.options
         if worker.dialect and request.header != wire.CX1:
             options = wire.LEGACY_OPTIONS[request.header]
@@ -501,28 +476,24 @@ class Broker:
             raw, beside = wire.options_without_ttl(options), ttl or 0
             if beside > batch.MAX_TTL_MS:
                 raw, beside = wire.options_with(options, ttl, 1), 0
-            if len(raw) <= wire.MAX_OPTIONS:  # written anew they may be longer than they came
+            if len(raw) <= wire.MAX_OPTIONS:  # options that were encoded again may have become longer
                 packed = self._batch_for(worker, worker.route, wire.WX1)
-                packed.work(address, beside, request.handed, raw, request.body)
+                packed.request_to_worker(address, beside, request.handed, raw, request.body)
                 return
         if request.handed > 1 or (ttl is not None and (request.late or options.ttl_apart)):
             raw = wire.options_with(options, ttl, request.handed)
         else:
             raw = options.raw
-        self._say(worker, wire.work(worker.route, worker.header, address, request.body, raw))
+        self._say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
 
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _drop(self, request: Request, reason: Drop, now: float) -> None:
-        """Give up a request that is queued or that a worker holds; an X1 worker is told, and may finish it."""
+        """Drop a request wherever it is.  An X1 worker that holds it is told, and may still finish it."""
         attempt = request.attempt
         if attempt is None:
-            self._expiries.clear(request)
-            self.registry.dequeue(request)
             self._finish(request, reason, now)
-            self.registry.forget_if_empty(request.service)
-        elif not request.abandoned:
-            self._expiries.clear(request)
+        elif not attempt.abandoned:
             self._finish(request, reason, now)
             worker = attempt.worker
             if worker.header == wire.WX1:
@@ -530,55 +501,22 @@ class Broker:
                 if worker.batched:
                     self._batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
                 else:
-                    self._out.append(wire.withdraw(worker.route, attempt.address))
+                    self._out.append(wire.cancel_to_worker(worker.route, attempt.address))
 
     def _finish(self, request: Request, reason: Drop, now: float) -> None:
-        """End a request, which is not queued any more, and report why."""
-        request.collected = None
+        """End a request for its client, and report why."""
         self._report(request, reason, now)
-        self.registry.finish(request)
+        self.registry.drop(request)
 
     def _report(self, request: Request, reason: Drop, now: float) -> None:
-        """Count and log a drop.  An X1 client is told; of 0.2 and 0.1 clients, which cannot be, the retry covers it."""
-        name = request.service.name
-        if request.header == wire.CX1 and reason in CODES:
-            text = self._explain(request, reason).encode()
-            self._send_error(request.client, request.number, name, CODES[reason].value, text, [])
+        """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry."""
+        name, report = request.service.name, REPORTS[reason]
+        if request.header == wire.CX1 and report.code is not None:
+            text = text_of(reason, request, self.limits).encode()
+            self._send_error(request.client, request.number, name, report.code, text, [])
         self.stats.dropped[reason] += 1
-        level = logging.INFO if reason in QUIET else logging.WARNING
+        level = logging.INFO if report.quiet else logging.WARNING
         self._journal.note(now, level, f"drop-{reason}", "dropped a request for service %s: %s", name, reason)
-
-    def _explain(self, request: Request, reason: Drop) -> str:
-        """The text of the ERROR for `reason`."""
-        service, limits = request.service, self.limits
-        match reason:
-            case Drop.EXPIRED | Drop.TTL_PASSED if request.attempt is not None:
-                return "its time passed while a worker was at it"
-            case Drop.EXPIRED | Drop.TTL_PASSED:
-                there = f"{service.available} offer it" if service.available else "none offers it"
-                there += ", all busy" if service.available and not service.schedule.capacity else ""
-                what = "its time" if reason is Drop.TTL_PASSED else f"the broker's expiry of {limits.expiry:g} s"
-                return f"{what} passed before a worker was free for it: {there}"
-            case Drop.QUEUE_FULL:
-                return f"{limits.max_queue} requests wait for the service already: retry later"
-            case Drop.MEMORY_FULL:
-                return f"what waits at the broker takes {limits.max_queued_bytes} bytes already: retry later"
-            case Drop.TOO_MANY_SERVICES:
-                return f"no worker offers the service, and {limits.max_services} services are in use: retry later"
-            case Drop.DRAINING:
-                return "the broker is draining and takes no new requests: retry later, or at another broker"
-            case Drop.CLOSING:
-                return "the broker ended before the request was done: retry later, or at another broker"
-            case Drop.WORKERS_LOST:
-                return f"its worker was lost, and it is not tried again: {request.handed} had it"
-            case Drop.LOST_AFTER_PARTIAL:
-                return "its worker was lost after a PARTIAL, so it cannot be repeated"
-            case Drop.REPLY_TOO_LARGE:
-                return f"the reply is over the limits of {limits.max_message} bytes in {limits.max_frames} frames"
-            case Drop.NO_WORKER:
-                return "no worker offers the service"
-            case _:
-                return str(reason)
 
     # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -605,25 +543,24 @@ class Broker:
             self._beats.set(worker, now + limits.heartbeat)
             dialect = wire.DIALECTS[worker.header]
             text = "worker %s offers %s, credit %d (%s)"
-            self._journal.note(now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect)
-            self._freed(worker)
+            self._journal.note(
+                now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect, lines=WORKER_LINES
+            )
 
     def _credit(self, command: wire.Credit, now: float) -> None:
         worker = self._seen(command, now)
         if worker is not None:
-            worker.credit = min(command.credit, self.limits.max_credit)
-            worker.service.schedule.update(worker)
-            self._freed(worker)
+            self.registry.set_credit(worker, min(command.credit, self.limits.max_credit))
 
     def _release(self, command: wire.Release, now: float) -> None:
         attempt = self._attempt(command, now)
         if attempt is None:
             return
         request = attempt.request
-        self._end(attempt)
-        if not request.abandoned:
+        self.registry.release(attempt)
+        if not attempt.abandoned:
             request.handed -= 1
-            self._place_again(request, now)
+            self._place_again(attempt, now)
 
     def _reply(self, command: wire.Reply, now: float) -> None:
         attempt = self._attempt(command, now)
@@ -632,74 +569,74 @@ class Broker:
         request = attempt.request
         if not command.final:
             self.stats.partials += 1
-            if request.abandoned:
+            if attempt.abandoned:
                 pass
             elif request.header == wire.C01:
-                if not self._collect(request, command.body):
+                if not self._collect(attempt, command.body):
                     self._drop(request, Drop.REPLY_TOO_LARGE, now)
             else:
-                request.streamed = True
+                attempt.streamed = True
                 self._send_reply(request, False, command.body)
             return
         self.stats.replies += 1
-        self._end(attempt)
-        if request.abandoned:
+        self.registry.release(attempt)
+        if attempt.abandoned:
             return
         body = command.body
-        if request.collected is not None:
-            if not self._collect(request, body):
+        if attempt.collected is not None:
+            if not self._collect(attempt, body):
                 self._finish(request, Drop.REPLY_TOO_LARGE, now)
                 return
-            body = request.collected.frames
+            body = attempt.collected.frames
         self._send_reply(request, True, body)
-        self.registry.finish(request)
+        self.registry.drop(request)
 
-    def _collect(self, request: Request, body: list[bytes]) -> bool:
-        """Add to the one reply of a 0.1 client (C24); False if that is over the limits of a message."""
-        collected = request.collected = request.collected or Collected()
+    def _collect(self, attempt: Attempt, body: list[bytes]) -> bool:
+        """Add to the one reply of a 0.1 client (C24); return False if it then exceeds the limits of a message."""
+        collected = attempt.collected = attempt.collected or Collected()
         collected.add(body)
         return collected.size <= self._max_message and len(collected.frames) <= self._max_frames
 
-    def _failure(self, command: wire.Failure, now: float) -> None:
+    def _error(self, command: wire.Error, now: float) -> None:
         attempt = self._attempt(command, now)
         if attempt is None:
             return
         request = attempt.request
         self.stats.errors += 1
-        self._end(attempt)
-        if request.abandoned:
+        self.registry.release(attempt)
+        if attempt.abandoned:
             return
         if request.header == wire.CX1:
             detail = command.detail
             if not detail and command.code in BROKER_CODES:
-                detail = [b""]  # so that it is not taken for the broker's own
+                detail = [b""]  # so that the client does not attribute it to the broker
             self._send_error(
                 request.client, request.number, request.service.name, command.code, command.text, detail
             )  # fmt: skip
         else:
             self._report(request, Drop.HANDLER_FAILED, now)
-        self.registry.finish(request)
+        self.registry.drop(request)
 
     def _oversized(self, command: wire.Oversized, now: float) -> None:
-        """A reply over the limits is dropped as invalid, but it leaves a gap in a stream, or a worker that is done."""
+        """Count a reply over the limits as invalid, and drop its request, whose reply is incomplete."""
         self._count_invalid(command.reason, now)
         worker = self.registry.workers.get(key_of(command.route))
         if worker is None or worker.header != command.header:
             return
-        attempt = worker.held.get(command.address) if isinstance(command.address, int) else None
+        attempt = worker.held.get(command.id) if isinstance(command.id, int) else None
         if attempt is None:
             return
         request = attempt.request
         if command.kind is not wire.PARTIAL and worker.header == wire.WX1:
             worker.last_seen = now
-            self._end(attempt)
-            if not request.abandoned:
+            self.registry.release(attempt)
+            if not attempt.abandoned:
                 self._finish(request, Drop.REPLY_TOO_LARGE, now)
             return
         if command.kind is wire.PARTIAL or request.header == wire.CX1:
             self._drop(request, Drop.REPLY_TOO_LARGE, now)
         if command.kind is not wire.PARTIAL:
-            worker.oversized_reply_at = now  # it may yet send one that fits (C15); if not, `tick` ends it
+            worker.oversized_reply_at = now  # it may still send one that fits (C15); if not, `tick` ends it
 
     def _heartbeat(self, command: wire.Heartbeat, now: float) -> None:
         self.stats.heartbeats += 1
@@ -725,17 +662,17 @@ class Broker:
                 self._left(worker, now)
 
     def _left(self, worker: Worker, now: float) -> None:
-        """A worker that is leaving holds nothing any more: answer its DISCONNECT."""
+        """Answer the DISCONNECT of a worker that is leaving and holds nothing any more."""
         if self.registry.workers.get(worker.key) is worker:  # else it was lost in the same turn
             self._say(worker, wire.disconnect(worker.route, worker.header))
             self._lose([(worker, Loss.DISCONNECTED)], now)
 
-    def _attempt(self, command: wire.Reply | wire.Failure | wire.Release, now: float) -> Attempt | None:
-        """The attempt that `command` is about; None if there is none (C14, C18, C32)."""
+    def _attempt(self, command: wire.Reply | wire.Error | wire.Release, now: float) -> Attempt | None:
+        """Return the attempt that `command` is about; None if there is none (C14, C18, C32)."""
         worker = self._seen(command, now)
         if worker is None:
             return None
-        address = command.address
+        address = command.id
         if isinstance(address, int):
             attempt = worker.held.get(address)
             if attempt is not None:
@@ -747,7 +684,7 @@ class Broker:
         return None
 
     def _seen(self, command: Any, now: float) -> Worker | None:
-        """The registered worker that sent `command`, alive by it (C13); anybody else is disconnected (C14)."""
+        """Return the registered worker that sent `command`, a sign of life (C13); disconnect anybody else (C14)."""
         worker = self.registry.workers.get(key_of(command.route))
         if worker is None:
             self._unexpected(command, Refusal.NOT_REGISTERED, now)
@@ -761,7 +698,7 @@ class Broker:
         return worker
 
     def _unexpected(self, command: Any, reason: Refusal, now: float) -> None:
-        """Valid but unexpected: DISCONNECT to that peer, and forget it (C14)."""
+        """Disconnect and forget a peer that sent a valid but unexpected command (C14)."""
         worker = self.registry.workers.get(key_of(command.route))
         if worker is not None:
             worker.batch = None
@@ -777,26 +714,14 @@ class Broker:
 
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
 
-    def _end(self, attempt: Attempt) -> None:
-        """The worker is done with a request."""
-        self.registry.release(attempt)
-        self._expiries.clear(attempt.request)
-        self._freed(attempt.worker)
-
-    def _freed(self, worker: Worker) -> None:
-        """`worker` may have free credit now, or may have nothing left to finish."""
-        self._touch(worker.service)
-        if worker.leaving and not worker.held:
-            self._finished.append(worker)
-
     def _patience(self, worker: Worker) -> float:
-        """Seconds of silence after which a worker is dead; single-threaded ones cannot heartbeat at work (C34)."""
+        """Return the seconds of silence after which a worker is dead.  Before X1, busy workers may be silent (C34)."""
         if worker.held and worker.header != wire.WX1:
             return max(self.limits.patience, self.limits.busy_grace)
         return self.limits.patience
 
     def _beat(self, worker: Worker, now: float) -> None:
-        """HEARTBEAT if nothing else was sent for an interval, whether the worker is busy or not (C13)."""
+        """Send a HEARTBEAT if nothing was sent for an interval, whether the worker is busy or not (C13)."""
         beats = worker.last_sent + self.limits.heartbeat
         if now >= beats:
             worker.last_sent = now
@@ -809,42 +734,43 @@ class Broker:
         return [*worker.route, wire.WX1] if worker.batched else wire.heartbeat(worker.route, worker.header)
 
     def _lose(self, lost: Iterable[tuple[Worker, Loss]], now: float) -> None:
-        """Forget workers; the requests they held go to the front of the queue and to others (C17)."""
-        # All are forgotten before any request is placed again, lest it be given to the next of them.
+        """Forget workers; the requests that they held go to the front of the queue, and to other workers (C17)."""
+        # All workers are forgotten first, so that no request is given to the next one of them.
         attempts = [attempt for worker, reason in lost for attempt in self._forget(worker, reason, now)]
         for attempt in reversed(attempts):  # each goes to the front
-            if not attempt.request.abandoned:
-                self._place_again(attempt.request, now)
+            if not attempt.abandoned:
+                self._place_again(attempt, now)
 
     def _forget(self, worker: Worker, reason: Loss, now: float) -> list[Attempt]:
-        """Forget a worker; returns what it held, which has to be placed again or finished."""
+        """Forget a worker; return what it held, which must be placed again or dropped."""
         self.stats.lost[reason] += 1
         self._beats.clear(worker)
         attempts = self.registry.remove_worker(worker)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
-        self._journal.note(now, level, f"worker-{reason}", text, str(worker), worker.service.name, reason)
+        self._journal.note(
+            now, level, f"worker-{reason}", text, str(worker), worker.service.name, reason, lines=WORKER_LINES
+        )
         for attempt in attempts:
-            self._expiries.clear(attempt.request)
             if 0 <= worker.unreached_from <= attempt.turn:
                 attempt.request.handed -= 1
             elif not (attempt.doubtful and reason is Loss.SILENT):
                 attempt.request.attempts += 1
-        self._touch(worker.service)
         if not worker.service.available:
             self._drop_no_wait(worker.service, now)
         return attempts
 
     def _drop_no_wait(self, service: Service, now: float) -> None:
-        """The last worker has gone: drop the requests that are not to wait for another."""
-        self._queue_service(service, now)
+        """Drop the requests that must not wait, since the last worker of their service is gone."""
+        self.registry.queue_arrived(service, now)
         for request in list(service.no_wait):
-            # A client may take 404 for the word that nobody has begun with it.
+            # 404 tells the client that no worker has begun with the request.
             self._drop(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
 
-    def _place_again(self, request: Request, now: float) -> None:
-        """Queue a request that was released, or whose worker was lost, if it may be repeated (C17)."""
-        if request.streamed:
+    def _place_again(self, attempt: Attempt, now: float) -> None:
+        """Queue a request that was released, or whose worker was lost, if it may be retried (C17)."""
+        request = attempt.request
+        if attempt.streamed:
             self._finish(request, Drop.LOST_AFTER_PARTIAL, now)
         elif request.attempts >= self.limits.max_attempts:
             self._finish(request, Drop.WORKERS_LOST, now)
@@ -854,5 +780,4 @@ class Broker:
             self._finish(request, Drop.TTL_PASSED, now)
         else:
             self.stats.redispatched += 1
-            request.collected = None
-            self._queue(request, now, front=True)
+            self.registry.enqueue(request, now, front=True)

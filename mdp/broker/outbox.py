@@ -1,4 +1,4 @@
-"""Messages for peers that read too slowly: kept in order until the peer takes them, within bounds."""
+"""Messages for peers that read too slowly, kept in order and within limits until they can be sent."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from ..wire import Message
 
 
 class Outbox:
-    """A queue for each slow peer.  Empty as long as all keep up."""
+    """A queue for each slow peer; empty while all peers keep up."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -24,13 +24,13 @@ class Outbox:
 
     @property
     def peers(self) -> list[bytes]:
-        """The peers for which something is kept."""
+        """The peers that have messages here."""
         return list(self._queues)
 
     def add(self, message: Message, turn: int) -> bool:
-        """Keep `message`, which the broker made in `turn`, behind what its peer has not taken yet.
+        """Keep `message`, which the broker created in `turn`, after the others for its peer.
 
-        False if that is more than may be kept.
+        Return False if the limits are exceeded.
         """
         queue = self._queues.setdefault(message[0], deque())
         queue.append((message, turn))
@@ -38,19 +38,19 @@ class Outbox:
         return len(queue) <= self._limits.max_outbox and self._bytes <= self._limits.max_outbox_bytes
 
     def discard(self, peer: bytes) -> None:
-        """Forget what is kept for `peer`."""
+        """Discard the messages for `peer`."""
         self._bytes -= sum(_size(message) for message, _ in self._queues.pop(peer, ()))
 
     def flush(self, send: Callable[[Message], int]) -> Iterator[tuple[bytes, int]]:
-        """Send what the peers take now; yields each peer that turned out to be gone, and the turn of the first message
-        that it has not received.
+        """Send what the peers accept now.
 
-        `send` returns 0 for sent, EAGAIN for later, anything else for gone.
+        Yield each peer that turned out to be gone, with the turn of the first message that it did not receive.  `send`
+        returns 0 if it sent the message, EAGAIN if the peer is still slow, or another error if the peer is gone.
         """
         for peer in list(self._queues):
             queue = self._queues.get(peer)
             if queue is None:
-                continue  # discarded meanwhile, by what follows from another that is gone
+                continue  # discarded meanwhile, because of another peer that is gone
             while queue:
                 message, turn = queue[0]
                 errno = send(message)

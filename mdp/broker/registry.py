@@ -1,11 +1,13 @@
-"""Who is there and what is asked of them: services, workers, clients and requests.
+"""The broker's state: services, workers, clients and requests.
 
-The registry owns every transition of a request, so that its counts and indexes are right whatever the broker decides:
+The registry owns every transition of a request, so that its counts, indexes and timers always agree:
 
-    accept → [enqueue → dequeue] → assign → release → finish        a worker is done with it, or it is dropped
-                 ↑_____________________________|                    the worker was lost, or released it
+    accept → [enqueue → take_next] → assign → release → drop        a worker is done with it
+                 ↑______________________________|                   the worker was lost, or released it
 
-No frames, no clock, no socket.  Every operation takes the same time however many there are.
+`drop` also ends a request that is queued or that a worker holds; `refuse` ends one that was not accepted.
+
+No frames, no clock, no socket.  Every operation takes constant time, whatever the number of peers and requests.
 """
 
 from __future__ import annotations
@@ -13,24 +15,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..linked_lists import Line
-from ..timers import Timed
-from ..wire import CX1, EMPTY, NO_OPTIONS, Number, Options, Route, envelope_of, size_of
+from ..linked_lists import LinkedList
+from ..timers import TimerNode, Timers
+from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, envelope_of, size_of
 from .scheduling import FairQueue, Pool, Schedule, Turn
 
 REQUEST_OVERHEAD: Final = 512
-"""Bytes charged for a waiting request beside its body: what its records take, rounded up."""
+"""Bytes charged for a waiting request beside its body: the size of its objects, rounded up."""
 REMEMBERED: Final = 5000
-"""At least this many of the X1 requests that ended last are remembered, to recognise a CANCEL that crossed the end."""
+"""Minimum number of ended X1 requests that are remembered, to recognise a CANCEL that crossed the end."""
 NEVER: Final = 1e300
 """Seconds; later than any clock reading."""
+EXPIRY_RESOLUTION: Final = 0.01
+"""Maximum delay of an expiry, in seconds."""
 
 PeerKey = bytes | Route
-"""A peer that is connected itself by its routing id, one behind proxies by the proxy's and the envelope's addresses."""
+"""The routing id of a directly connected peer; for a peer behind proxies, the routing id of the proxy and the addresses
+in the envelope."""
 
 
 def key_of(route: Route) -> PeerKey:
-    """The key of the peer whose messages have this route, an X1 request's number left out."""
+    """Return the key of the peer whose messages have this route, which does not contain an X1 request's number."""
     return route[0] if len(route) < 3 else route[:-1]
 
 
@@ -43,45 +48,45 @@ class Client:
         self.key = key
         self.requests = 0
         """How many have been accepted and not finished."""
-        self.numbered: dict[Number, Request] = {}
+        self.numbered: dict[RequestId, Request] = {}
         """The X1 requests among them."""
-        self.running: Line[Request] = Line()
+        self.running: LinkedList[Request] = LinkedList()
         """Those that workers hold."""
         self.waiting: dict[FairQueue, Turn] = {}
         """Those that wait, by queue."""
         self.batch_route: Route | None = None
-        """What stands before the header of batches to it; None if its last message was framed, so that it gets none."""
+        """The route of batches to it; None if its last message was framed, so that it gets no batches."""
         self.batch: Any = None
-        """What it is to be sent at the end of this turn of the broker (`batch.Batch`)."""
+        """The open batch (`batch.Batch`), which is sent at the end of the broker's turn."""
 
     @property
     def path(self) -> Route:
-        """What stands in front of the envelopes of its requests."""
+        """The frames before the envelopes of its requests."""
         return (self.key,) if isinstance(self.key, bytes) else self.key
 
 
 class Collected:
-    """The frames of the PARTIALs of one request."""
+    """The frames of the PARTIALs of one attempt."""
 
     __slots__ = ("frames", "size")
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.size = 0
-        """Bytes of all of them."""
+        """Their total size in bytes."""
 
     def add(self, body: list[bytes]) -> None:
-        """Add the frames of one more."""
+        """Add the frames of one more PARTIAL."""
         self.frames += body
         self.size += size_of(body)
 
 
-class Request(Timed):
-    """A client's request while it waits or a worker holds it."""
+class Request(TimerNode):
+    """A client's request that waits or is held by a worker."""
 
     __slots__ = (
-        "abandoned", "attempt", "attempts", "body", "client", "collected", "deadline", "delimited", "handed", "header",
-        "late", "number", "options", "service", "streamed",
+        "attempt", "attempts", "body", "client", "deadline", "delimited", "handed", "header", "late", "number",
+        "options", "queued", "service",
     )  # fmt: skip
 
     def __init__(
@@ -91,7 +96,7 @@ class Request(Timed):
         service: Service,
         body: Sequence[bytes],
         *,
-        number: Number = None,
+        number: RequestId = None,
         delimited: bool = False,
         options: Options = NO_OPTIONS,
         deadline: float = NEVER,
@@ -105,61 +110,63 @@ class Request(Timed):
         self.header = header
         self.service = service
         self.body = body
-        """While it waits a tuple, which takes less than a list."""
+        """A tuple while the request waits, which takes less memory than a list."""
         self.number = number
         self.delimited = delimited
-        """There was an empty frame before the header (C22)."""
+        """Whether there was an empty frame before the header (C22)."""
         self.options = options
         self.deadline = deadline
-        """When its ttl has passed."""
+        """When its ttl expires."""
         self.attempt: Attempt | None = None
-        """The present attempt; None while it waits."""
+        """The current attempt; None while it waits."""
+        self.queued = False
+        """Whether it is in its service's queue."""
         self.late = False
-        """It has waited, so some of its ttl is gone."""
+        """Whether it has waited, so that part of its ttl is used up."""
         self.handed = 0
-        """Workers that received it and did not release it."""
+        """Number of workers that received it and did not release it."""
         self.attempts = 0
-        """Workers that died while they held it (C17); with one it is a suspect."""
-        self.streamed = False
-        """A PARTIAL of it has been sent to the client, so it cannot be given to another worker (C17)."""
-        self.collected: Collected | None = None
-        """For a 0.1 client, the PARTIALs so far (C24)."""
-        self.abandoned = False
-        """It has been finished while a worker held it: nothing more is sent for it."""
+        """Number of workers that died while they held it (C17); from the first on, it is a suspect."""
 
     @property
     def route(self) -> Route:
-        """What stands before the header of its messages."""
+        """The route of messages to its client about it."""
         path = self.client.path
         if self.header == CX1:
             return (*path, *envelope_of(self.number))
         return (*path, EMPTY) if self.delimited else path
 
     def charge(self) -> int:
-        """Bytes that it takes while it waits."""
+        """Return the bytes charged for it while it waits."""
         number = self.number
         own = len(number) if isinstance(number, bytes) else 0
         return REQUEST_OVERHEAD + size_of(self.body) + len(self.options.raw) + own
 
 
 class Attempt:
-    """A request at a worker, from REQUEST to FINAL, ERROR, RELEASE or the worker's end."""
+    """A request at a worker, from REQUEST until FINAL, ERROR, RELEASE or the worker's end."""
 
-    __slots__ = ("address", "doubtful", "request", "turn", "worker")
+    __slots__ = ("abandoned", "address", "collected", "doubtful", "request", "streamed", "turn", "worker")
 
     def __init__(self, request: Request, worker: Worker, address: int, turn: int, *, doubtful: bool) -> None:
         self.request = request
         self.worker = worker
         self.address = address
-        """The client address that the worker was given, and nobody else ever (C32)."""
+        """The client address that the worker was given; it is never used again (C32)."""
         self.turn = turn
         """The broker's turn in which it was sent."""
         self.doubtful = doubtful
-        """The worker had been silent for so long that it may have been dead before: not the request's doing."""
+        """The worker had been silent for so long that it may already have been dead, so the request is not blamed."""
+        self.streamed = False
+        """A PARTIAL has been sent to the client, so the request cannot be given to another worker (C17)."""
+        self.collected: Collected | None = None
+        """For a 0.1 client, the PARTIALs so far (C24)."""
+        self.abandoned = False
+        """The request has ended for its client while the worker holds it: nothing more is sent for it."""
 
 
-class Worker(Timed):
-    """A registered worker: one service (C6), and as many requests as it gives credit for; before X1 one."""
+class Worker(TimerNode):
+    """A registered worker: it offers one service (C6) and holds up to `credit` requests; before X1, one."""
 
     __slots__ = (
         "batch", "batched", "credit", "dialect", "free", "header", "held", "host", "id", "key", "last_seen",
@@ -174,9 +181,9 @@ class Worker(Timed):
         self.header = header
         self.service = service
         self.credit = credit
-        """How many requests it holds at most."""
+        """Maximum number of requests that it holds."""
         self.id = id
-        """Its number, for people; its routing id is nobody's business."""
+        """A number for people to refer to it; routing ids are not shown to anyone (C39)."""
         self.name = ""
         self.host = ""
         self.pid = 0
@@ -186,30 +193,30 @@ class Worker(Timed):
         self.held: dict[int, Attempt] = {}
         """By address."""
         self.suspects = 0
-        """How many of them are suspects."""
+        """Number of suspects among them."""
         self.leaving = False
-        """It said DISCONNECT, and finishes what it holds (X1)."""
+        """It sent DISCONNECT, and finishes what it holds (X1)."""
         self.batched = False
-        """Its last message was in the batched form, so what it is sent is as well."""
+        """Its last message was in the batched form, so it is answered in that form."""
         self.batch: Any = None
-        """As with clients."""
+        """As for clients."""
         self.pool: Pool | None = None
-        """For the schedule: where it is, the load with which it was put there, and when."""
+        """Kept by the schedule: the pool that it is in, its load when it was added, and a counter to tell the order."""
         self.pooled_load = 0
         self.pooled = 0
         self.free = 0
-        """Its part of the schedule's capacity."""
+        """Its share of the schedule's capacity."""
         self.unreached_from = -1
-        """The first turn of which it has not received what it was sent; -1 if it has received everything."""
+        """The first turn whose messages it did not receive; -1 if it received everything."""
         self.oversized_reply_at: float | None = None
-        """When it sent a FINAL over the limits, if it has not sent a better one since (0.2, 0.1)."""
+        """When it sent a FINAL over the limits, if it has not sent a valid one since (0.2, 0.1)."""
         self.since = now
         self.last_seen = now
         self.last_sent = now
 
     @property
     def load(self) -> int:
-        """How many requests it holds."""
+        """Number of requests that it holds."""
         return len(self.held)
 
     def __str__(self) -> str:
@@ -221,7 +228,7 @@ class Worker(Timed):
 
 
 class Service:
-    """A name that has a worker or a request."""
+    """A service that has a worker or a request."""
 
     __slots__ = ("arrived", "available", "dispatched", "name", "no_wait", "running", "schedule", "unsettled", "workers")
 
@@ -229,29 +236,33 @@ class Service:
         self.name = name
         self.workers: dict[Worker, None] = {}
         self.available = 0
-        """How many of them are not leaving."""
+        """Number of workers that are not leaving."""
         self.schedule = Schedule()
         self.arrived: list[Request] = []
-        """Accepted in this turn of the broker, and not queued yet."""
+        """Requests accepted in this turn of the broker, and not queued yet."""
         self.unsettled = False
-        """At the end of this turn it has to be looked at."""
+        """Whether it is in `Registry.unsettled`."""
         self.running = 0
-        """Requests that workers hold."""
+        """Number of requests that workers hold."""
         self.dispatched = 0
-        """How many requests workers have been sent."""
+        """Number of requests sent to workers so far."""
         self.no_wait: dict[Request, None] = {}
-        """Queued requests that are not to wait if there is no worker at all."""
+        """Queued requests that must not wait if there is no worker at all."""
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of requests that wait."""
         return self.schedule.waiting + len(self.arrived)
 
 
 class Registry:
-    """All services, workers and requests of a broker."""
+    """All services, workers, clients and requests of a broker.
 
-    def __init__(self) -> None:
+    `expiry` is how long a request may wait, in seconds.  A service in which something arrived or became free is listed
+    in `unsettled`, so that the broker looks at it at the end of its turn.
+    """
+
+    def __init__(self, expiry: float = 300.0) -> None:
         self.services: dict[bytes, Service] = {}
         self.workers: dict[PeerKey, Worker] = {}
         self.clients: dict[PeerKey, Client] = {}
@@ -261,26 +272,43 @@ class Registry:
         self.queued = 0
         self.queued_bytes = 0
         self.running = 0
-        self._ended: set[tuple[PeerKey, Number]] = set()
-        self._ended_before: set[tuple[PeerKey, Number]] = set()
+        self.unsettled: list[Service] = []
+        """Services in which requests may have become dispatchable in this turn, or nothing may be left."""
+        self.finished: list[Worker] = []
+        """Workers that are leaving, and in this turn finished the last request that they held."""
+        self.expiries: Timers[Request] = Timers(min(max(expiry / 1000, 0.001), EXPIRY_RESOLUTION))
+        """When requests expire: those that wait, and running ones with a ttl."""
+        self._expiry = expiry
+        self._ended: set[tuple[PeerKey, RequestId]] = set()
+        self._ended_before: set[tuple[PeerKey, RequestId]] = set()
+
+    # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def service(self, name: bytes) -> Service:
-        """The service of that name, created if necessary; call `forget_if_empty` if nothing came of it."""
+        """Return the service of that name; a new one is known once it has a worker or a request."""
         service = self.services.get(name)
-        if service is None:
-            service = self.services[name] = Service(name)
-        return service
+        return Service(name) if service is None else service
 
-    def forget_if_empty(self, service: Service) -> None:
-        """Forget a service without workers and requests, once nothing is left to do for it in this turn."""
+    def touch(self, service: Service) -> None:
+        """Have the broker look at `service` at the end of its turn."""
+        if not service.unsettled:
+            service.unsettled = True
+            self.services[service.name] = service
+            self.unsettled.append(service)
+
+    def settled(self, service: Service) -> None:
+        """Report that all requests of `service` are dispatched that can be; forget it if nothing is left of it."""
+        service.unsettled = False
+        self._forget_if_empty(service)
+
+    def _forget_if_empty(self, service: Service) -> None:
         if not (service.workers or service.waiting or service.unsettled):
             self.services.pop(service.name, None)
 
     # ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def client(self, route: Route) -> Client:
-        """The client of that route.  It is known from the first request that is accepted to the last that is
-        finished; until then this is a new one."""
+        """Return the client with that route; a new one is known once a request of it is accepted."""
         key = key_of(route)
         client = self.clients.get(key)
         return Client(key) if client is None else client
@@ -291,32 +319,43 @@ class Registry:
         self._add_behind(worker.key)
         worker.service.workers[worker] = None
         worker.service.available += 1
-        worker.service.schedule.update(worker)
+        self._update(worker)
+
+    def set_credit(self, worker: Worker, credit: int) -> None:
+        """Change how many requests a worker may hold."""
+        worker.credit = credit
+        self._update(worker)
 
     def leave(self, worker: Worker) -> None:
-        """A worker takes no more requests."""
+        """Give a worker no more requests."""
         worker.leaving = True
         worker.service.available -= 1
-        worker.service.schedule.update(worker)
+        self._update(worker)
 
     def remove_worker(self, worker: Worker) -> list[Attempt]:
-        """Forget a worker; returns what it held, which is released."""
+        """Forget a worker; return what it held, which is released."""
         if not worker.leaving:
-            self.leave(worker)
+            worker.leaving = True
+            worker.service.available -= 1
         attempts = list(worker.held.values())
         for attempt in attempts:
-            self.release(attempt)
+            self._detach(attempt)
+        self._update(worker)
         del self.workers[worker.key]
         self._remove_behind(worker.key)
         del worker.service.workers[worker]
         return attempts
 
+    def _update(self, worker: Worker) -> None:
+        worker.service.schedule.update(worker)
+        self.touch(worker.service)
+
     def workers_at(self, identity: bytes) -> list[Worker]:
-        """The workers whose messages come from the connection with that routing id."""
+        """Return the workers whose messages come from the connection with that routing id."""
         return [self.workers[key] for key in self._keys_at(identity) if key in self.workers]
 
     def clients_at(self, identity: bytes) -> list[Client]:
-        """The clients whose messages come from the connection with that routing id."""
+        """Return the clients whose messages come from the connection with that routing id."""
         return [self.clients[key] for key in self._keys_at(identity) if key in self.clients]
 
     def _keys_at(self, identity: bytes) -> list[PeerKey]:
@@ -327,7 +366,7 @@ class Registry:
             self.behind.setdefault(key[0], {})[key] = None
 
     def _remove_behind(self, key: PeerKey) -> None:
-        """A peer behind a proxy is forgotten when it is neither a client nor a worker any more."""
+        """Forget a peer behind a proxy if it is neither a client nor a worker any more."""
         if not isinstance(key, bytes) and key not in self.workers and key not in self.clients:
             others = self.behind[key[0]]
             del others[key]
@@ -336,18 +375,39 @@ class Registry:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def accept(self, request: Request) -> None:
-        """A new request: from now on its client is known, and its number is in use."""
-        client = request.client
+    def accept(self, request: Request, now: float) -> None:
+        """Take in a new request: its client is known and its number is in use from now on.
+
+        If its service has credit to spare, the request is dispatched at the end of the turn; else it is queued.
+        """
+        client, service = request.client, request.service
         if not client.requests:
             self.clients[client.key] = client
             self._add_behind(client.key)
         client.requests += 1
         if request.header == CX1:
             client.numbered[request.number] = request
+        if service.waiting < service.schedule.capacity:
+            service.arrived.append(request)
+            self.touch(service)
+        else:  # queued at once, so that its bytes count against what comes next
+            self.queue_arrived(service, now)
+            self.enqueue(request, now)
 
-    def enqueue(self, request: Request, *, front: bool = False) -> None:
-        """Let a request wait: behind the others of its client, or (one that came back, C17) in front of all."""
+    def refuse(self, request: Request) -> None:
+        """End a request that is not accepted, or that the broker answered itself."""
+        if request.number is not None:
+            self._remember(request.client, request.number)
+
+    def queue_arrived(self, service: Service, now: float) -> None:
+        """Queue the requests that arrived in this turn."""
+        if service.arrived:
+            arrived, service.arrived = service.arrived, []
+            for request in arrived:
+                self.enqueue(request, now)
+
+    def enqueue(self, request: Request, now: float, *, front: bool = False) -> None:
+        """Queue a request: behind the others of its client, or, if it came back (C17), in front of all."""
         service = request.service
         request.body = tuple(request.body)
         queue = service.schedule.queue_of(request)
@@ -357,63 +417,89 @@ class Registry:
             queue.append(request)
         if not request.options.wait:
             service.no_wait[request] = None
-        request.late = True
+        request.queued = request.late = True
         self.queued += 1
         self.queued_bytes += request.charge()
+        expires = now + self._expiry
+        self.expiries.set(request, expires if expires < request.deadline else request.deadline)
+        self.touch(service)
 
-    def dequeue(self, request: Request) -> None:
-        """Take a request out of its queue."""
-        request.service.schedule.queue_of(request).remove(request)
-        self.dequeued(request)
+    def take_next(self, service: Service) -> tuple[Request, Worker] | None:
+        """Take the next request of `service` out of its queue; return it with its worker, or None if none can go."""
+        pair = service.schedule.next_pair()
+        if pair is not None:
+            self._dequeued(pair[0])
+        return pair
 
-    def dequeued(self, request: Request) -> None:
-        """The schedule has taken a request out of its queue."""
+    def _dequeued(self, request: Request) -> None:
         if not request.options.wait:
             del request.service.no_wait[request]
+        request.queued = False
+        self.expiries.clear(request)
         self.queued -= 1
-        self.queued_bytes -= request.charge()  # not kept: that would take 40 bytes
+        self.queued_bytes -= request.charge()  # computed again, since keeping it would take 40 bytes
 
     def assign(self, request: Request, worker: Worker, address: int, turn: int, *, doubtful: bool) -> Attempt:
-        """A worker holds the request from now on."""
+        """Give a request, which is not queued, to a worker."""
         attempt = Attempt(request, worker, address, turn, doubtful=doubtful)
         request.attempt = attempt
         request.handed += 1
         worker.held[address] = attempt
         if request.attempts:
             worker.suspects += 1
-        worker.service.schedule.update(worker)
-        worker.service.running += 1
-        worker.service.dispatched += 1
+        service = worker.service
+        service.schedule.update(worker)
+        service.running += 1
+        service.dispatched += 1
         self.running += 1
         request.client.running.append(request)
+        if request.deadline < NEVER:
+            self.expiries.set(request, request.deadline)
         return attempt
 
     def release(self, attempt: Attempt) -> None:
-        """The worker does not hold the request any more: it is to be queued or finished now."""
+        """Take a request from its worker.  Unless it is abandoned, it must be queued or dropped next."""
+        self._detach(attempt)
+        worker = attempt.worker
+        self._update(worker)
+        if worker.leaving and not worker.held:
+            self.finished.append(worker)
+
+    def _detach(self, attempt: Attempt) -> None:
         request, worker = attempt.request, attempt.worker
         request.attempt = None
+        self.expiries.clear(request)
         del worker.held[attempt.address]
         if request.attempts:
             worker.suspects -= 1
-        worker.service.schedule.update(worker)
         worker.service.running -= 1
         self.running -= 1
-        if not request.abandoned:
+        if not attempt.abandoned:
             request.client.running.remove(request)
 
-    def finish(self, request: Request) -> None:
-        """The request has ended for its client, though perhaps not for its worker."""
-        client = request.client
-        if request.attempt is not None:
-            request.abandoned = True
+    def drop(self, request: Request) -> None:
+        """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
+        client, attempt = request.client, request.attempt
+        if request.queued:
+            request.service.schedule.queue_of(request).remove(request)
+            self._dequeued(request)
+            self._forget_if_empty(request.service)
+        elif attempt is not None:
+            attempt.abandoned = True
+            attempt.collected = None
+            self.expiries.clear(request)
             client.running.remove(request)
         if request.header == CX1:
             del client.numbered[request.number]
-            self.remember(client, request.number)
+            self._remember(client, request.number)
         client.requests -= 1
         if not client.requests:
             del self.clients[client.key]
             self._remove_behind(client.key)
+
+    def waiting_for(self, client: Client) -> list[Request]:
+        """Return the requests of that client that are queued, for whatever service."""
+        return [request for turn in client.waiting.values() for request in turn.requests]
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -422,16 +508,11 @@ class Registry:
         """All X1 requests that have not ended."""
         return [each for client in self.clients.values() for each in client.numbered.values()]
 
-    def remember(self, client: Client, number: Number) -> None:
-        """An X1 request of that number has ended."""
+    def _remember(self, client: Client, number: RequestId) -> None:
         if len(self._ended) >= REMEMBERED:
             self._ended_before, self._ended = self._ended, set()
         self._ended.add((client.key, number))
 
-    def ended_lately(self, client: Client, number: Number) -> bool:
-        """Whether an X1 request of that number was among the last to end."""
+    def ended_lately(self, client: Client, number: RequestId) -> bool:
+        """Return whether an X1 request of that number was among the last to end."""
         return (client.key, number) in self._ended or (client.key, number) in self._ended_before
-
-    def waiting_for(self, client: Client) -> list[Request]:
-        """The requests of that client that are queued, for whatever service."""
-        return [request for turn in client.waiting.values() for request in turn.requests]

@@ -1,6 +1,6 @@
-"""The broker on a ROUTER socket: one loop that receives, feeds the machine, and sends what it says.
+"""The broker on a ROUTER socket: a loop that receives messages, feeds the machine, and sends what it returns.
 
-`Server` runs in whatever thread calls `run`; `stop` may be called from any other, or from a signal handler.
+`Server` runs in the thread that calls `run`; `stop` may be called from any thread, or from a signal handler.
 """
 
 import logging
@@ -29,18 +29,19 @@ from .machine import Broker
 from .outbox import Outbox
 
 DEFAULT_DRAIN: Final = 10.0
-TURN: Final = 100
-"""Messages taken in before what follows from them is sent."""
-LOOK: Final = 0.01
-"""Seconds between two looks for connections that have ended, if there is always something to take in."""
+"""Seconds."""
+MAX_TURN_MESSAGES: Final = 100
+"""Maximum number of messages taken in before the replies are sent."""
+MONITOR_INTERVAL: Final = 0.01
+"""Seconds between two checks for ended connections while messages keep coming."""
 LAST_TURNS: Final = 10
-"""Turns in which what a peer sent before it left is waited for, if there is always more from others."""
-HELD_UP: Final = 2
-"""Heartbeat intervals between two turns of the loop that tell that it was held up: it sleeps for one at most."""
+"""Number of turns to wait for what a peer sent before it left, while messages of others keep coming."""
+STALL_INTERVALS: Final = 2
+"""A turn that begins this many heartbeat intervals after the last one was held up: the loop sleeps for one at most."""
 OUTBOX_RETRY: Final = 0.01
-"""Seconds until a slow peer is tried again."""
-LINGER: Final = 1000
-"""Milliseconds that the last messages (DISCONNECT) have to get out."""
+"""Seconds until the next attempt to send to a slow peer."""
+LINGER_MS: Final = 1000
+"""Time that the last messages (DISCONNECT) have to be sent, in milliseconds."""
 
 log = logging.getLogger("zmdp.broker")
 
@@ -48,12 +49,11 @@ log = logging.getLogger("zmdp.broker")
 class Server:
     """A broker that listens on one or more endpoints.
 
-    `binds` are ZeroMQ endpoints (`tcp://HOST:PORT`, `ipc://PATH`, `inproc://NAME`); a TCP port `*` takes a free one,
-    which `endpoints` then tells.  `drain_timeout`, in seconds, bounds how long requests in flight may take
-    after `stop`.
-    An `inproc://` endpoint is reached through the same `context` only.
+    `binds` are ZeroMQ endpoints (`tcp://HOST:PORT`, `ipc://PATH`, `inproc://NAME`).  TCP port `*` means any free port;
+    `endpoints` has the actual one.  An `inproc://` endpoint can be reached only through the same `context`.
+    `drain_timeout` is how long requests in flight may take after `stop`, in seconds.
 
-    Raises `BindError` if it cannot listen, and then holds nothing open.
+    Raises `BindError` if it cannot listen; nothing stays open then.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Server:
         self._socket = self._context.socket(zmq.ROUTER)
         self._closed = False
         self._gone: dict[bytes, tuple[int, int]] = {}
-        """Peers that are not connected any more, the first turn whose messages they have not received, and for how many
-        turns what they sent before is still waited for."""
+        """Peers that are no longer connected, the first turn whose messages they did not receive, and for how many more
+        turns to wait for what they sent before."""
         self._departures = Departures(self._socket, self._context)
         try:
             self._configure()
@@ -91,11 +91,11 @@ class Server:
     def _configure(self) -> None:
         router = self._socket
         router.set(zmq.ROUTER_MANDATORY, 1)
-        router.set(zmq.LINGER, LINGER)
-        # libzmq cuts off a peer at the frame that is larger than this.  What is only somewhat too large is let in, so
-        # that it can be counted and named.
+        router.set(zmq.LINGER, LINGER_MS)
+        # libzmq disconnects a peer that sends a larger frame than this.  Frames slightly over the limit are let in, so
+        # that they are counted and reported.
         router.set(zmq.MAXMSGSIZE, 2 * self.limits.max_message + (1 << 20))
-        # A host that vanished without a word: free its connection, and with it the identity a peer may have chosen.
+        # If a host vanishes silently, free its connection, and with it the identity that a peer may have chosen.
         router.set(zmq.TCP_KEEPALIVE, 1)
         router.set(zmq.TCP_KEEPALIVE_IDLE, 30)
         router.set(zmq.TCP_KEEPALIVE_INTVL, 10)
@@ -108,7 +108,7 @@ class Server:
                 _check_free(endpoint)
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
-            hint = "another program listens there" if error.errno == EADDRINUSE else zmq.strerror(error.errno or 0)
+            hint = "another program is listening there" if error.errno == EADDRINUSE else zmq.strerror(error.errno or 0)
             raise BindError(f"cannot listen on {endpoint}: {hint}") from None
         bound = self._socket.get(zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
@@ -124,7 +124,7 @@ class Server:
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Serve until `stop` is called and what is in flight has finished, then send DISCONNECT to all workers."""
+        """Serve until `stop` is called and requests in flight have finished, then send DISCONNECT to all workers."""
         poller = _Poller(self._socket, self._wake_out, self._departures.descriptor)
         drain_until = None
         now = time.monotonic()
@@ -132,15 +132,14 @@ class Server:
         while True:
             before, now = now, time.monotonic()
             more = self._take_turn(now)
-            if now - before > HELD_UP * self.limits.heartbeat:
-                # This process was held up, and signs of life wait in its sockets: hear them before declaring anybody
-                # dead.
+            if now - before > STALL_INTERVALS * self.limits.heartbeat:
+                # This process was held up, and heartbeats wait in its socket: read them before declaring anybody dead.
                 self._tick_at = now + self.limits.heartbeat
             if self._gone and self._lose_gone(now, drained=not more):
                 more = True
             deadline = self._deadline()
             if deadline is not None and deadline <= now:
-                self._send_all(self.broker.tick(now), now)
+                self._tick(now)
                 more = True
             for identity in self._departures.to_probe(now):
                 self._send_all(self.broker.probe(identity, now), now)
@@ -159,44 +158,55 @@ class Server:
                     self._departures.look(time.monotonic())
                 self._clear_wake()
             elif now >= look_at:
-                look_at = now + LOOK
+                look_at = now + MONITOR_INTERVAL
                 self._departures.look(now)
         self._finish(now)
 
     def _take_turn(self, now: float) -> bool:
-        """Take in what has arrived, and send what follows from it.  Whether there may be more."""
+        """Take in the messages that have arrived, and send the replies.  Return whether there may be more."""
         socket, broker, sources = self._socket, self.broker, self._departures
-        take = receive  # compiled, a module's names take as long to look up as its functions to begin
+        take = receive  # in compiled code, looking up a module's name takes as long as calling a function
         more = True
         slow = [peer for peer in self._outbox.peers if broker.registry.workers_at(peer)] if self._outbox else []
-        for _ in range(TURN):
+        for _ in range(MAX_TURN_MESSAGES):
             message = take(socket, True, sources)
             if message is None:
                 more = False
                 break
             try:
                 broker.take(message, now)
-            # Not known to happen, but one message must not end everybody's broker.  (What the machine is called for
-            # besides does not depend on what a peer says.)
-            except Exception:  # noqa: BLE001
+            except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
                 broker.failed(now)
-        messages = broker.flush(now)
+        try:
+            messages = broker.flush(now)
+        except Exception:  # noqa: BLE001 - as above; what was not sent is sent at the end of the next turn
+            broker.failed(now)
+            return True
         for peer in slow:
             if not broker.registry.workers_at(peer):
-                self._outbox.discard(peer)  # C16: what it has not taken yet it is not to get after its end
+                self._outbox.discard(peer)  # C16: nothing is sent to a worker after its DISCONNECT
         if messages:
             self._send_all(messages, now)
-            return True  # libzmq takes note of what has arrived when it sends, too: the poll would not tell
+            return True  # sending makes libzmq notice new messages too, which the poll then does not report
         return more
+
+    def _tick(self, now: float) -> None:
+        try:
+            messages = self.broker.tick(now)
+        except Exception:  # noqa: BLE001 - a bug: it must not end the broker
+            self.broker.failed(now)
+            self._tick_at = now + self.limits.heartbeat  # the deadline may not have moved
+            return
+        self._send_all(messages, now)
 
     def _deadline(self) -> float | None:
         deadline = self.broker.deadline()
         return None if deadline is None else max(deadline, self._tick_at)
 
     def _wait(self, now: float, drain_until: float | None) -> int | None:
-        """Milliseconds to wait for messages, None for ever."""
+        """Return how long to wait for messages, in milliseconds; None for ever."""
         deadline = self._deadline()
-        # At most an interval, so that a longer sleep than that is known for one that was not meant (`HELD_UP`).
+        # At most one interval, so that a longer sleep is recognised as a stall.
         until = math.inf if deadline is None else now + self.limits.heartbeat
         retry = now + OUTBOX_RETRY if self._outbox else None
         for each in (deadline, drain_until, retry, self._departures.deadline()):
@@ -212,32 +222,32 @@ class Server:
         return send(self._socket, message)
 
     def _send_all(self, messages: list[Message], now: float) -> None:
-        """Send what the broker's last turn brought, never blocking, and what follows from a peer that does not read."""
+        """Send the messages of the broker's last turn without blocking, and drop peers that do not read theirs."""
         socket, outbox, put = self._socket, self._outbox, send
         turn = self.broker.turn - 1
         dropped: list[bytes] = []
         for message in messages:
             if dropped and message[0] in dropped:
-                continue  # a stream ends where it breaks: without a gap
+                continue  # nothing follows a lost message, so that no stream has a gap
             errno = EAGAIN if outbox and message[0] in outbox else put(socket, message)
             if not errno:
                 continue
             if errno != EAGAIN:
                 self._note_gone(message[0], turn)
             elif not outbox.add(message, turn):
-                log.warning("dropped a peer: it does not read what it is sent")
+                log.warning("dropped a peer that does not read its messages")
                 outbox.discard(message[0])
                 dropped.append(message[0])
         for identity in dropped:
             self._send_all(self.broker.gone(identity, now), now)
 
     def _note_gone(self, identity: bytes, turn: int) -> None:
-        """A peer was not there to receive a message of `turn`."""
+        """Remember that a peer was not connected to receive a message of `turn`."""
         if identity not in self._gone:
             self._gone[identity] = turn, LAST_TURNS
 
     def _lose_gone(self, now: float, *, drained: bool) -> bool:
-        """Tell the machine of peers that are gone, once everything that they sent before has been taken in."""
+        """Report peers that are gone to the machine, once everything that they sent before has been taken in."""
         lost = []
         for identity, (turn, turns) in self._gone.items():
             self._gone[identity] = turn, turns - 1
@@ -253,7 +263,7 @@ class Server:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
-        """Drain and end: no new requests, those in flight finish.  Called again, end at once.  Any thread may call."""
+        """Drain and stop: accept no requests, finish those in flight.  A second call stops at once.  Thread-safe."""
         self._stops += 1
         self._wake()
 
@@ -275,18 +285,18 @@ class Server:
         self.broker.drain()
         registry = self.broker.registry
         log.info(
-            "draining: no new requests; %d running and %d waiting have %g s to finish; stop again to end at once",
+            "draining: no new requests; %d running and %d waiting have %g s to finish; stop again to exit immediately",
             registry.running, registry.queued, self._drain_timeout,
         )  # fmt: skip
 
     def _finish(self, now: float) -> None:
         registry = self.broker.registry
         if registry.running or registry.queued:
-            log.warning("ended with %d requests running and %d waiting", registry.running, registry.queued)
+            log.warning("stopped with %d requests running and %d waiting", registry.running, registry.queued)
         self._send_all(self.broker.close(now), now)
 
     def close(self) -> None:
-        """Close the socket.  Harmless when repeated."""
+        """Close the socket.  Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -299,7 +309,7 @@ class Server:
 
     @contextmanager
     def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
-        """Within the block each of `signals` calls `stop`.  For the main thread."""
+        """Call `stop` on each of `signals` within the block.  Main thread only."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             del number, frame
@@ -314,9 +324,9 @@ class Server:
 
 
 class _Poller:
-    """Waits for a ZeroMQ socket from which everything has just been taken, for a plain one, or for the monitor.
+    """Wait for a ZeroMQ socket that has just been drained, for a plain socket, or for the monitor.
 
-    The socket's descriptor becomes readable when something happens after that; `zmq_poll` would look first, and again.
+    The ZeroMQ socket's descriptor becomes readable on the next event; `zmq_poll` would check the socket again first.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket, monitor: int) -> None:
@@ -327,20 +337,20 @@ class _Poller:
         self._poll.register(monitor, select.POLLIN)
 
     def wait(self, timeout: int | None) -> bool:
-        """Wait, at most `timeout` milliseconds.  Whether the monitor has something to say."""
-        rung = False
+        """Wait at most `timeout` milliseconds.  Return whether the monitor has events."""
+        has_events = False
         for descriptor, _ in self._poll.poll(timeout):
-            rung |= descriptor == self._monitor
-        return rung
+            has_events |= descriptor == self._monitor
+        return has_events
 
 
 def _check_free(endpoint: str) -> None:
-    """Refuse a path where somebody listens, or where something else is: libzmq would replace it without asking."""
+    """Raise if the path is in use or is not a socket, since libzmq would replace it without asking."""
     path = Path(endpoint.removeprefix("ipc://"))
     if str(path) == "*" or str(path).startswith("@") or not path.exists():
         return
     if not path.is_socket():
-        raise BindError(f"cannot listen on {endpoint}: {path} exists and is no socket")
+        raise BindError(f"cannot listen on {endpoint}: {path} exists and is not a socket")
     with sockets.socket(sockets.AF_UNIX) as probe:
         try:
             probe.connect(os.fspath(path))

@@ -1,8 +1,8 @@
-"""A fake clock and a fake network: what the machines can tell of ZeroMQ's DEALER and ROUTER, and of TCP's failures.
+"""A fake clock and a fake network that behave like ZeroMQ's DEALER and ROUTER, including TCP's failures.
 
-Whole systems run on it without a socket and without waiting: brokers, clients and workers (the machines, or your own),
-while connections break, stall and fail silently.  All is decided by one `random.Random`, and all that happens is an
-event in one heap, so a run can be repeated by its seed, message by message.
+Whole systems of brokers, clients and workers (the machines, or your own) run on it without sockets and without waiting,
+while connections break, stall and fail silently.  One `random.Random` makes all decisions, and one heap holds all
+events, so a run can be repeated from its seed, message by message.
 
     world = World(seed=1)
     broker = Broker(now=world.now)
@@ -16,9 +16,8 @@ event in one heap, so a run can be repeated by its seed, message by message.
     dealer.send([b"MDPC02", b"\\x01", b"mmi.service", b"echo"])
     world.clock.run(1.0)
 
-A DEALER connects by itself, again and again, or once; each connection (`Link`) has an identity of its own at the
-ROUTER.  Within each direction of a link (`Pipe`) messages keep their order; each takes a random time, so peers overtake
-one another.
+A DEALER connects by itself, once or repeatedly; each connection (`Link`) has its own identity at the ROUTER.  Messages
+keep their order within each direction of a link (`Pipe`).  Each takes a random time, so peers overtake one another.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ from ..wire import Message, Route
 from ..wire.names import show
 
 HIGH_WATER: Final = 20
-"""Messages on the way to one peer past which the ROUTER finds it does not keep up."""
+"""Maximum number of messages in flight to one peer; the ROUTER reports any more as EAGAIN."""
 MOST_AT_ONCE: Final = 10_000
-"""Events at the same moment past which something goes round in a circle."""
-RECONNECT: Final = 0.1
-"""Seconds until a DEALER tries again to connect."""
+"""Maximum number of events at the same time; more are taken for an endless loop."""
+RECONNECT_DELAY: Final = 0.1
+"""Seconds until a DEALER tries to connect again."""
 LONGEST_NOTICE: Final = 20.0
-"""Seconds until an end has noticed that its connection is gone."""
+"""Maximum time until an end notices that its connection is gone, in seconds."""
 LONGEST_SILENCE: Final = 60.0
-"""Seconds until an end has noticed that its connection is gone, if that happened silently."""
+"""The same if the connection failed silently, in seconds."""
 _HEAD: Final = Struct(">IBQ")
-"""What a record of a batch begins with: its size (of what follows the size), its command and its id."""
+"""The beginning of a record in a batch: its size (not counting the size itself), its command and its id."""
 _SIZE: Final = 4
-"""Bytes of the size."""
+"""Size of the size, in bytes."""
 START: Final = 1000.0
-"""The clock's first reading.  Not 0: a machine that takes 0 for "now" is to be found out."""
+"""The clock's first reading.  Not 0, so that a machine that takes 0 for the current time is found out."""
 
 
 class TimeStandsStill(Exception):
-    """So much happens at one moment that it will not end: something is due again as soon as it was done."""
+    """Too many events happen at one time: something is due again as soon as it was done."""
 
 
 class Clock:
-    """The time, and what happens at which."""
+    """The time, and the events that are scheduled."""
 
     def __init__(self) -> None:
         self.now = START
@@ -68,15 +67,15 @@ class Clock:
         self._order = count()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Have `call` called at the time `when`, or now if that has passed."""
+        """Schedule `call` for the time `when`, or for now if that has passed."""
         heapq.heappush(self._events, (max(when, self.now), next(self._order), call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have `call` called in so many seconds."""
+        """Schedule `call` to run after `seconds`."""
         self.at(self.now + seconds, call)
 
     def run(self, seconds: float) -> None:
-        """Let so many seconds pass.
+        """Advance the time by `seconds`, running the calls that are due.
 
         Raises `TimeStandsStill`, and whatever the calls raise.
         """
@@ -93,7 +92,7 @@ class Clock:
 
 
 class Alarm:
-    """Calls `ring` at the time that was set last."""
+    """Call `ring` at the time that was set last."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -102,7 +101,7 @@ class Alarm:
         self._event: float | None = None
 
     def set(self, due: float | None) -> None:
-        """Ring at the time `due`, not at the one set before; None for never."""
+        """Ring at the time `due`, instead of the one set before; None for never."""
         self._due = due
         if due is not None and (self._event is None or due < self._event):
             self._event = due
@@ -110,7 +109,7 @@ class Alarm:
 
     def _fire(self, event: float) -> None:
         if event != self._event:
-            return  # an earlier event was set since, and has taken this one's place
+            return  # an earlier event was set since, and replaces this one
         self._event = None
         if self._due is not None and self._due <= self._clock.now:
             self._due = None
@@ -120,17 +119,17 @@ class Alarm:
 
 
 class World:
-    """What all that takes part in one run shares: the clock, the dice, the network, and a trace if one is wanted.
+    """What everything in one run shares: the clock, the random numbers, the network, and the trace.
 
-    `trace` is called with each line of what happens.
+    `trace`, if given, is called with each line of the trace.
     """
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.clock = Clock()
-        self.rng = random.Random(seed)  # noqa: S311 - a game to be repeated, not cryptography
+        self.rng = random.Random(seed)  # noqa: S311 - repeatable, not for cryptography
         self.network = Network(self)
         self.events: Counter[str] = Counter()
-        """How often what is worth counting has happened."""
+        """Counts of noteworthy events."""
         self._numbers = count(1)
         self._trace = trace
 
@@ -140,26 +139,26 @@ class World:
         return self.clock.now
 
     def number(self) -> int:
-        """A number that nothing else in this world has."""
+        """Return a number that is unique in this world."""
         return next(self._numbers)
 
     def chance(self, probability: float) -> bool:
-        """Throw the dice: True with that probability."""
+        """Return True with that probability."""
         return self.rng.random() < probability
 
     def note(self, text: str, message: Message | None = None) -> None:
-        """A line of the trace: `text`, and `message` if there is one."""
+        """Write a line to the trace: `text`, and `message` if there is one."""
         if self._trace is not None:
             told = text if message is None else f"{text}  {describe(message)}"
             self._trace(f"{self.now - START:9.3f}  {told}")
 
 
 class Pipe:
-    """One direction of a link: in order, each message late by a random time, lost from some point on if cut."""
+    """One direction of a link: delays each message by a random time, keeps their order, and can be cut."""
 
     def __init__(self, network: Network, arrow: str, deliver: Callable[[Message], None]) -> None:
         self.flying: deque[Message] = deque()
-        """The messages on the way."""
+        """The messages in flight."""
         self.last_arrival = 0.0
         """When the last of them arrives."""
         self.stalled_until = 0.0
@@ -170,9 +169,9 @@ class Pipe:
         self._open = True
 
     def send(self, message: Message) -> None:
-        """Put `message` on the way; it is lost if the pipe was cut."""
+        """Send `message`; it is lost if the pipe was cut."""
         if not self._open:
-            return  # the other end is gone, which this end has not noticed yet
+            return  # the other end is gone, but this end has not noticed yet
         clock = self._network.world.clock
         self.last_arrival = max(self.last_arrival, clock.now + self._network.latency(), self.stalled_until)
         self.flying.append(message)
@@ -190,7 +189,7 @@ class Pipe:
         self._deliver(message)
 
     def cut(self, kept: int = 0) -> None:
-        """The first `kept` messages on the way still arrive; nothing else ever does."""
+        """Cut the pipe: the first `kept` messages in flight still arrive, and nothing else."""
         self._open = False
         while len(self.flying) > kept:
             self._network.world.note(f"{self._arrow} LOST", self.flying.pop())
@@ -210,7 +209,7 @@ class Link:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing has happened to this connection."""
+        """Whether this connection is intact."""
         return self._network.links.get(self.identity) is self
 
     def _arrived_at_broker(self, message: Message) -> None:
@@ -218,9 +217,9 @@ class Link:
             self._network.listener([self.identity, *message])
 
     def fail(self, *, silently: bool = False) -> None:
-        """The connection breaks: some of what is on the way is lost, and each end notices in its own time.
+        """Break the connection: some messages in flight are lost, and each end notices in its own time.
 
-        `silently`: as when a host vanishes without a word; it takes far longer until anybody notices.
+        `silently` is like a host that vanishes: it takes far longer until either end notices.
         """
         rng, clock = self._network.world.rng, self._network.world.clock
         for pipe in (self.to_broker, self.to_peer):
@@ -231,7 +230,7 @@ class Link:
         clock.after(notice(), self._unroute)
 
     def close(self, *, flush: bool, silent: bool) -> None:
-        """The DEALER is closed.  `flush`: what it sent arrives all the same.  `silent`: its whole machine is gone."""
+        """Close the DEALER's end.  `flush`: what it sent still arrives.  `silent`: its whole host is gone."""
         rng, clock = self._network.world.rng, self._network.world.clock
         self.to_broker.cut(len(self.to_broker.flying) if flush else rng.randint(0, len(self.to_broker.flying)))
         self.to_peer.cut()
@@ -245,18 +244,18 @@ class Link:
             self._network.departed(self.identity)
 
     def broker_died(self) -> None:
-        """The broker's process is gone, and its end of the connection with it."""
+        """Close the broker's end, since its process is gone."""
         self.to_broker.cut()
         self.to_peer.cut(self._network.world.rng.randint(0, len(self.to_peer.flying)))
         self._network.world.clock.after(self._network.notice(), partial(self._dealer.disconnected, self))
 
 
 class Dealer:
-    """A peer's socket.  What is sent before there is a connection waits for it.
+    """A peer's socket.  Messages sent before it is connected wait for the connection.
 
-    `owner` is the beginning of its identities, and `receive` is called with this and each message.  It connects again
-    and again, as ZeroMQ does; unless there is `lost`: then it connects once, and `lost` is called with this and the
-    reason when that fails, or when the connection is found to be gone.
+    `owner` is the prefix of its identities, and `receive` is called with this and each message.  It reconnects for
+    ever, as ZeroMQ does, unless `lost` is given: then it connects once, and `lost` is called with this and the reason
+    if that fails, or when it notices that the connection is gone.
     """
 
     def __init__(
@@ -268,7 +267,7 @@ class Dealer:
         lost: Callable[[Dealer, str], None] | None = None,
     ) -> None:
         self.link: Link | None = None
-        """The connection, or None while there is none."""
+        """The connection, or None."""
         self.owner = owner
         self._network = network
         self._receive = receive
@@ -291,10 +290,10 @@ class Dealer:
         if self._lost is not None:
             self._lost(self, reason)
         else:
-            self._network.world.clock.after(RECONNECT, self._connect)
+            self._network.world.clock.after(RECONNECT_DELAY, self._connect)
 
     def disconnected(self, link: Link) -> None:
-        """This end has noticed that `link` is gone."""
+        """Report that this end has noticed that `link` is gone."""
         if self.link is link and not self._closed:
             self._network.world.events["connection lost"] += 1
             self.link = None
@@ -302,28 +301,28 @@ class Dealer:
 
     @property
     def path(self) -> Route:
-        """What the broker knows this peer by; empty while there is no connection."""
+        """The path by which the broker knows this peer; empty while there is no connection."""
         return () if self.link is None else (self.link.identity,)
 
     @property
     def whole(self) -> bool:
-        """Whether there is a connection to which nothing has happened."""
+        """Whether there is an intact connection."""
         return self.link is not None and self.link.whole
 
     def send(self, message: Message) -> None:
-        """Send `message`, now or when there is a connection."""
+        """Send `message` now, or when there is a connection."""
         if self.link is None:
             self._unsent.append(message)
         else:
             self.link.to_broker.send(message)
 
     def deliver(self, message: Message) -> None:
-        """Hand out what the broker sent, unless this was closed meanwhile."""
+        """Deliver a message of the broker, unless this was closed meanwhile."""
         if not self._closed:
             self._receive(self, message)
 
     def close(self, *, flush: bool = False, silent: bool = False) -> None:
-        """Close it.  `flush`: what was sent arrives all the same.  `silent`: the broker notices later, if at all."""
+        """Close the socket.  `flush`: what was sent still arrives.  `silent`: the broker notices later, if at all."""
         self._closed = True
         if self.link is not None:
             self.link.close(flush=flush, silent=silent)
@@ -335,31 +334,31 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.listener: Callable[[Message], None] | None = None
-        """Takes what arrives at the broker, the identity first; None while no broker runs."""
+        """Receives each message to the broker, with the identity first; None while no broker runs."""
         self.departed: Callable[[bytes], None] | None = None
-        """Called with the identity of each peer to which the ROUTER has found it is not connected any more."""
+        """Called with the identity of each peer that the ROUTER finds disconnected."""
         self.links: dict[bytes, Link] = {}
-        """The connections that nothing has happened to."""
+        """The intact connections, by identity."""
         self.routes: dict[bytes, Link] = {}
-        """The peers to which the ROUTER believes to be connected."""
+        """The connections that the ROUTER believes to be intact, by identity."""
         self.slowness = 0.0
-        """Seconds that a message takes at most; most take far less."""
+        """Maximum time that a message takes, in seconds; most take far less."""
         self._count = count(1)
 
     def latency(self) -> float:
-        """Seconds that the next message takes."""
+        """Return how long the next message takes, in seconds."""
         return self.slowness * self.world.rng.random() ** 4 + 0.0001
 
     def notice(self) -> float:
-        """Seconds until an end notices that its connection is gone: most often soon."""
+        """Return after how many seconds an end notices that its connection is gone; mostly soon."""
         return float(LONGEST_NOTICE * self.world.rng.random() ** 6)
 
     def late_notice(self) -> float:
-        """Seconds until an end notices that its connection is gone, if that happened silently."""
+        """Return after how many seconds an end notices that its connection failed silently."""
         return self.world.rng.uniform(LONGEST_NOTICE, LONGEST_SILENCE)
 
     def connect(self, dealer: Dealer) -> Link | None:
-        """A new connection for `dealer`, or None if nobody listens."""
+        """Return a new connection for `dealer`, or None if nobody is listening."""
         if self.listener is None:
             return None
         identity = f"{dealer.owner}#{next(self._count)}".encode()
@@ -367,7 +366,7 @@ class Network:
         return link
 
     def send(self, message: Message) -> Literal["sent", "gone", "full"]:
-        """What the ROUTER says when `message` is sent: "sent", "gone" (EHOSTUNREACH), or "full" (EAGAIN)."""
+        """Send `message` as the ROUTER would; return "sent", "gone" (EHOSTUNREACH), or "full" (EAGAIN)."""
         link = self.routes.get(message[0])
         if link is None:
             self.world.note(f"broker → {message[0].decode(errors='replace')} UNREACHABLE", message[1:])
@@ -379,7 +378,7 @@ class Network:
         return "sent"
 
     def broker_died(self) -> None:
-        """The broker's process is gone.  Until another sets `listener`, nobody can connect."""
+        """Close all connections, since the broker's process is gone.  Set `listener` for another broker."""
         self.listener = None
         self.routes.clear()
         links, self.links = self.links, {}
@@ -388,22 +387,20 @@ class Network:
 
 
 def describe(message: Message) -> str:
-    """`message`, without its identity frame, for a reader."""
+    """Return a readable form of `message`, which has no identity frame."""
     frames = [show(frame) if frame else '""' for frame in message]
-    for at, frame in enumerate(message[: wire.MAX_ENVELOPE + 1]):
-        codes = wire.CODES.get(frame)
-        if codes is not None and at + 1 < len(message):
-            names = {code: kind.value for kind, code in codes.items()}
-            if message[at + 1] == wire.BATCH and at + 2 < len(message):
-                frames[at + 1 : at + 3] = ["batch", f"[{', '.join(_records(message[at + 2], names))}]"]
-            else:
-                frames[at + 1] = names.get(message[at + 1], frames[at + 1])
-            break
+    at = wire.header_at(message, 0)
+    if 0 <= at < len(message) - 1 and message[at] in wire.CODES:
+        names = {code: kind.value for kind, code in wire.CODES[message[at]].items()}
+        if message[at + 1] == wire.BATCH and at + 2 < len(message):
+            frames[at + 1 : at + 3] = ["batch", f"[{', '.join(_records(message[at + 2], names))}]"]
+        else:
+            frames[at + 1] = names.get(message[at + 1], frames[at + 1])
     return " ".join(frames)
 
 
 def _records(data: bytes, names: dict[bytes, str]) -> Iterator[str]:
-    """The commands and ids of a batch."""
+    """Yield the commands and ids of a batch."""
     at = 0
     while at + _HEAD.size <= len(data):
         size, command, number = _HEAD.unpack_from(data, at)

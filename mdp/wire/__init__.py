@@ -1,4 +1,4 @@
-"""Frames to commands and back: MDP/0.2, MDP/0.1 and X1, every side of both sub-protocols.
+"""Decode frames to commands and encode commands to frames, in every dialect and direction.
 
 Import names from here; `batch` is a module of its own.
 """
@@ -26,13 +26,11 @@ from .commands import (
     W02,
     WX1,
     Address,
-    Answer,
     Batched,
     Cancel,
     Credit,
     Disconnect,
     Error,
-    Failure,
     Frame,
     FromBroker,
     FromPeer,
@@ -40,20 +38,29 @@ from .commands import (
     Invalid,
     Kind,
     Message,
-    Number,
     Oversized,
     Ready,
     Reason,
     Release,
     Reply,
     Request,
+    RequestId,
     Route,
-    Withdraw,
-    Work,
 )
-from .envelope import MAX_ENVELOPE, envelope_of, frame_of, number_of, size_of
+from .envelope import MAX_ENVELOPE, envelope_of, frame_of, header_at, id_of, size_of
 from .framed import NO_LIMIT, OVERLONG, SHARED, decode_broker, decode_peer, without_shared
-from .mdp import ERROR_MARK, answer, disconnect, error_body, heartbeat, parse_error, ready, reply, request, work
+from .mdp import (
+    ERROR_MARK,
+    disconnect,
+    error_body,
+    heartbeat,
+    parse_error,
+    ready,
+    reply_to_broker,
+    reply_to_client,
+    request_to_broker,
+    request_to_worker,
+)
 from .names import MAX_NAME, MMI, service_name, show, valid_service
 from .options import (
     MAX_NESTING,
@@ -66,7 +73,16 @@ from .options import (
     options_without_ttl,
     parse_options,
 )
-from .x1 import cancel, credit, error, failure, ready_with, release, valid_code, withdraw
+from .x1 import (
+    cancel_to_broker,
+    cancel_to_worker,
+    credit,
+    error_to_broker,
+    error_to_client,
+    ready_with,
+    release,
+    valid_code,
+)
 
 __all__ = [
     "BATCH",
@@ -102,13 +118,11 @@ __all__ = [
     "W02",
     "WX1",
     "Address",
-    "Answer",
     "Batched",
     "Cancel",
     "Credit",
     "Disconnect",
     "Error",
-    "Failure",
     "Frame",
     "FromBroker",
     "FromPeer",
@@ -116,7 +130,6 @@ __all__ = [
     "Invalid",
     "Kind",
     "Message",
-    "Number",
     "Options",
     "Oversized",
     "Ready",
@@ -124,23 +137,23 @@ __all__ = [
     "Release",
     "Reply",
     "Request",
+    "RequestId",
     "Route",
-    "Withdraw",
-    "Work",
-    "answer",
-    "cancel",
+    "cancel_to_broker",
+    "cancel_to_worker",
     "credit",
     "decode_broker",
     "decode_peer",
     "disconnect",
     "encode_options",
     "envelope_of",
-    "error",
     "error_body",
-    "failure",
+    "error_to_broker",
+    "error_to_client",
     "frame_of",
+    "header_at",
     "heartbeat",
-    "number_of",
+    "id_of",
     "options_with",
     "options_without_ttl",
     "parse_error",
@@ -148,14 +161,14 @@ __all__ = [
     "ready",
     "ready_with",
     "release",
-    "reply",
-    "request",
+    "reply_to_broker",
+    "reply_to_client",
+    "request_to_broker",
+    "request_to_worker",
     "service_name",
     "show",
     "size_of",
     "valid_code",
     "valid_service",
-    "withdraw",
     "without_shared",
-    "work",
 ]

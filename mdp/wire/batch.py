@@ -12,31 +12,31 @@ A message is `MDPCX1|MDPWX1 09 records [attachment…]`; all integers are big-en
     CANCEL, RELEASE       nothing
     body   := u16 n, n × (u32 length, bytes); length FFFFFFFF: the frame is the next attachment (`SHARED` bytes or more)
 
-A ttl of 0 is none (or it is among the options).  A message without `09` and records is a HEARTBEAT.
+A ttl of 0 means that there is none, or that it is one of the options.  A bare header is a HEARTBEAT.
 
-There are two implementations, which write the same bytes and read the same commands: `batch_cython`, compiled where the
-build could, and `batch_python`.
+There are two implementations, which write the same bytes and read the same commands: `batch_cython`, if it was
+compiled, and `batch_python`.
 
     Batch(route, header)            commands for one peer, packed as they are added
-      .request(number, ttl, service, options, body)      a client's REQUEST; ttl in milliseconds, 0 for none
-      .work(address, ttl, attempt, options, body)        the broker's REQUEST to a worker; attempt: at most 255 is told
+      .request_to_broker(number, ttl, service, options, body)      ttl in milliseconds, 0 for none
+      .request_to_worker(address, ttl, attempt, options, body)     an attempt above 255 is sent as 255
       .reply(command, id, body)                          PARTIAL or FINAL, by its byte in that direction
       .error(command, id, code, text, detail)            ERROR; the text is cut at 65,535 bytes
       .signal(command, id)                               CANCEL or RELEASE
       .ready(credit, service, options)  .credit(credit)  READY, CREDIT
-      .messages()                                        all that was added, as messages to send, and begin anew
+      .messages()                                        return everything added, as messages to send; start again
       len(batch)                                         0 if nothing was added since
 
     from_client(message, at, route, max_body, max_frames)    Request, Cancel, Invalid
-    from_worker(message, at, route, max_body, max_frames)    Ready, Reply, Failure, Oversized, Credit, Release, Invalid
-    to_client(message, at)                                   Answer, Error, Invalid
-    to_worker(message, at)                                   Work, Withdraw, Invalid
+    from_worker(message, at, route, max_body, max_frames)    Ready, Reply, Error, Oversized, Credit, Release, Invalid
+    to_client(message, at)                                   Reply, Error, Invalid
+    to_worker(message, at)                                   Request, Cancel, Invalid
 
-A method of `Batch` raises for what a record cannot hold (options of more than `wire.MAX_OPTIONS` bytes, a body of more
-than `MAX_BODY_FRAMES` frames, a ttl above `MAX_TTL_MS`) and then adds nothing.
+A method of `Batch` raises, and adds nothing, if a record cannot hold what is given: options of more than
+`wire.MAX_OPTIONS` bytes, a body of more than `MAX_BODY_FRAMES` frames, or a ttl above `MAX_TTL_MS`.
 
-`at` is the place of the header.  What is wrong with one record does not touch the others, unless it is no longer known
-where the next begins, or which attachment is the next (C43).
+`at` is the index of the header.  An invalid record does not affect the others, unless it is unknown where the next one
+begins or which attachment is next (C43).
 """
 
 from contextlib import suppress
@@ -54,11 +54,11 @@ __all__ = [
 
 _compiled: Any = None
 if not PURE:
-    with suppress(ImportError):  # not built
+    with suppress(ModuleNotFoundError):  # not built
         _compiled = import_module(".batch_cython", __package__)
 
 COMPILED: Final = _compiled is not None
-"""Whether these are the compiled ones."""
+"""Whether the compiled implementation is in use."""
 
 Batch: Any = batch_python.Batch
 from_client: Any = batch_python.from_client

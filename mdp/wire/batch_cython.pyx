@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The batched form of X1, compiled (see `batch`, which says what each function does).
+"""The batched form of X1, compiled; see `batch` for what each function does.
 
-Records are packed into one growing buffer and parsed where they arrived: nothing is created per record but the command
-itself and its body.  What is valid is decided in `wire`, as in `batch_python`.
+Records are packed into one growing buffer and parsed in place: the only objects created per record are the command and
+its body.  `wire` decides what is valid, as for `batch_python`.
 """
 
 cimport cython
@@ -13,8 +13,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memmove
 
+from .. import wire
 from . import batch_python as _limits
-from . import wire
 
 cdef Py_ssize_t MAX_RECORDS = _limits.MAX_RECORDS
 cdef size_t MAX_RECORDS_BYTES = _limits.MAX_RECORDS_BYTES
@@ -24,7 +24,7 @@ cdef Py_ssize_t SHARED = wire.SHARED
 cdef Py_ssize_t MAX_NAME = wire.MAX_NAME
 cdef size_t FIRST_BUFFER = 512
 cdef size_t KEPT_BUFFER = 4096
-"""A larger buffer is freed once its records are taken: there is a `Batch` for every peer."""
+"""A larger buffer is freed once its records are taken, since there is a `Batch` for every peer."""
 
 cdef enum:
     ATTACHED = 0xFFFFFFFF
@@ -37,7 +37,7 @@ cdef enum:
     CANCEL = 5
     # from and to a worker
     READY_FROM_WORKER = 1
-    WORK = 2
+    REQUEST_TO_WORKER = 2
     PARTIAL_FROM_WORKER = 3
     FINAL_FROM_WORKER = 4
     ERROR_FROM_WORKER = 7
@@ -45,10 +45,9 @@ cdef enum:
     CREDIT_FROM_WORKER = 10
     RELEASE = 11
 
-cdef object _Answer = wire.Answer, _Cancel = wire.Cancel, _Credit = wire.Credit, _Error = wire.Error
-cdef object _Failure = wire.Failure, _Invalid = wire.Invalid, _Oversized = wire.Oversized, _Options = wire.Options
-cdef object _Release = wire.Release, _Reply = wire.Reply, _Request = wire.Request, _Withdraw = wire.Withdraw
-cdef object _Work = wire.Work
+cdef object _Cancel = wire.Cancel, _Credit = wire.Credit, _Error = wire.Error, _Invalid = wire.Invalid
+cdef object _Oversized = wire.Oversized, _Options = wire.Options, _Release = wire.Release, _Reply = wire.Reply
+cdef object _Request = wire.Request
 cdef object _valid_service = wire.valid_service, _parse_options = wire.parse_options, _ready_with = wire.ready_with
 cdef object _without_shared = wire.without_shared
 cdef bytes CX1 = wire.CX1, WX1 = wire.WX1, BATCH = wire.BATCH, EMPTY = wire.EMPTY, MMI = wire.MMI
@@ -117,7 +116,7 @@ cdef class Batch:
     def __len__(self):
         return PyList_GET_SIZE(self._closed) + self._records
 
-    def request(self, uint64_t number, uint32_t ttl, bytes service not None, bytes options not None, body):
+    def request_to_broker(self, uint64_t number, uint32_t ttl, bytes service not None, bytes options not None, body):
         cdef size_t named = PyBytes_GET_SIZE(service), told = PyBytes_GET_SIZE(options)
         if named > 0xFF or told > 0xFFFF:
             raise OverflowError("the service or the options are too long for a record")
@@ -129,11 +128,11 @@ cdef class Batch:
         memcpy(p + 7 + named, PyBytes_AS_STRING(options), told)
         self._add(self._size + HEAD + 7 + named + told, body)
 
-    def work(self, uint64_t address, uint32_t ttl, unsigned long attempt, bytes options not None, body):
+    def request_to_worker(self, uint64_t address, uint32_t ttl, unsigned long attempt, bytes options not None, body):
         cdef size_t told = PyBytes_GET_SIZE(options)
         if told > 0xFFFF:
             raise OverflowError("the options are too long for a record")
-        cdef uint8_t *p = self._begin(WORK, address, 7 + told)
+        cdef uint8_t *p = self._begin(REQUEST_TO_WORKER, address, 7 + told)
         put32(p, ttl)
         p[4] = <uint8_t> min(attempt, 0xFF)
         put16(p + 5, <uint16_t> told)
@@ -183,14 +182,14 @@ cdef class Batch:
         return closed
 
     cdef uint8_t *_begin(self, uint8_t command, uint64_t id, size_t more) except NULL:
-        """Write a record's head, without its size, behind the complete records; return the place of its next `more` bytes."""
+        """Write a record's head, without its size, after the complete records; return where its next `more` bytes go."""
         cdef uint8_t *p = self._room(self._size, HEAD + more)
         p[4] = command
         put64(p + 5, id)
         return p + HEAD
 
     cdef inline uint8_t *_room(self, size_t at, size_t more) except NULL:
-        """The place `at` in the buffer, which has room for `more` bytes from there."""
+        """Return the position `at` in the buffer, with room for `more` bytes from there."""
         if at + more > self._capacity:
             self._grow(at + more)
         return self._data + at
@@ -205,7 +204,7 @@ cdef class Batch:
         return 0
 
     cdef int _add(self, size_t at, body) except -1:
-        """Write `body` at the place `at`, with which the record is complete."""
+        """Write `body` at `at`, which completes the record."""
         cdef size_t counted = at
         cdef Py_ssize_t count = 0
         cdef list attachments = None
@@ -238,7 +237,7 @@ cdef class Batch:
         return self._complete(at, attachments, attached)
 
     cdef int _complete(self, size_t end, list attachments, size_t attached) except -1:
-        """The record that ends at `end` is one of the present message, or the first of the next."""
+        """Complete the record that ends at `end`, in the current message or as the first of the next."""
         cdef size_t begin = self._size, size = end - begin
         if size - 4 > 0xFFFFFFFF:
             raise OverflowError("the record is too long")
@@ -276,8 +275,8 @@ cdef class Batch:
 
 # ── unpacking ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# The last service name that was found valid, and the last options that were parsed: requests that arrive together
-# mostly have the same ones, and share the objects.
+# The last valid service name and the last parsed options.  Requests that arrive together mostly have the same ones,
+# and share the objects.
 cdef bytes _last_name = EMPTY
 cdef bytes _last_raw = EMPTY
 cdef uint32_t _last_ttl = 0
@@ -285,7 +284,7 @@ cdef object _last_options = NO_OPTIONS
 
 
 cdef bytes _service(const uint8_t *p, Py_ssize_t size):
-    """The service name there; None if it is not valid."""
+    """Return the service name at `p`; None if it is not valid."""
     global _last_name
     if size == 0:
         return None
@@ -299,7 +298,7 @@ cdef bytes _service(const uint8_t *p, Py_ssize_t size):
 
 
 cdef object _options(const uint8_t *p, Py_ssize_t size, uint32_t ttl):
-    """The options there, with the record's ttl in milliseconds unless that is 0; None if they are malformed."""
+    """Return the options at `p`, with the record's ttl (milliseconds) unless that is 0; None if they are malformed."""
     global _last_raw, _last_ttl, _last_options
     if (
         ttl == _last_ttl
@@ -313,14 +312,14 @@ cdef object _options(const uint8_t *p, Py_ssize_t size, uint32_t ttl):
         return None
     if ttl:
         options = _Options(raw, ttl / 1000.0, options.wait, size == 0 or options.only_ttl, options.ttl is None)
-    if size <= MAX_NAME:  # what is kept is small
+    if size <= MAX_NAME:  # keep small objects only
         _last_raw, _last_ttl, _last_options = raw, ttl, options
     return options
 
 
 @cython.final
 cdef class _Reader:
-    """The records of one message, and the place reached in them."""
+    """The records of one message, and the current position in them."""
 
     cdef list message
     cdef Py_ssize_t attachment  # the next one's place in the message
@@ -331,7 +330,7 @@ cdef class _Reader:
     cdef uint8_t command
     cdef uint64_t id
     cdef tuple route
-    cdef bint answerable  # what is wrong with a record can be told to its sender, by its id
+    cdef bint answerable  # the sender can be told what is wrong with a record, by its id
     cdef list body
     cdef object over_limit  # why the body was not built
     cdef Py_ssize_t max_body
@@ -341,16 +340,16 @@ cdef class _Reader:
         PyBuffer_Release(&self.view)
 
     cdef inline bint has(self, Py_ssize_t count) noexcept:
-        """The record goes on for so many bytes."""
+        """Return whether at least `count` bytes of the record are left."""
         return self.end - self.at >= count
 
     cdef inline const uint8_t *take(self, Py_ssize_t count) noexcept:
-        """The next so many bytes, of which it is known that they are there."""
+        """Return the next `count` bytes, which the caller knows to be there."""
         self.at += count
         return self.at - count
 
     cdef bint read_body(self) except -1:
-        """Take the body, with which a record ends, to `body`; one over the limits is only passed over.
+        """Read the body, which is the end of the record, into `body`; skip a body over the limits.
 
         Returns False if it is malformed.
         """
@@ -395,11 +394,11 @@ cdef class _Reader:
 
 
 ctypedef object (*_Read)(_Reader)
-"""Returns the command of a record, or BAD_RECORD or UNKNOWN_COMMAND for a record that cannot be read."""
+"""Return the command of a record, or BAD_RECORD or UNKNOWN_COMMAND if the record cannot be read."""
 
 
 cdef list _decode(list message, Py_ssize_t at, _Read read, _Reader reader, max_body, max_frames):
-    """What `read` makes of each record."""
+    """Return the result of `read` for each record."""
     cdef list commands = []
     cdef const uint8_t *p
     cdef const uint8_t *last
@@ -429,7 +428,7 @@ cdef list _decode(list message, Py_ssize_t at, _Read read, _Reader reader, max_b
         reader.end = p
         command = read(reader)
         if command is BAD_RECORD or command is UNKNOWN_COMMAND:
-            reader.aligned = False  # nobody knows how many attachments it has
+            reader.aligned = False  # the number of its attachments is unknown
             command = reader.invalid(command, True)
         commands.append(command)
     if reader.aligned and reader.attachment < PyList_GET_SIZE(message):
@@ -451,7 +450,7 @@ cdef object _from_client(_Reader reader):
     cdef const uint8_t *raw
     cdef bytes service
     if reader.command == CANCEL:
-        return _Cancel(reader.route, CX1, None, reader.id) if reader.at == reader.end else BAD_RECORD
+        return _Cancel(reader.route, CX1, reader.id) if reader.at == reader.end else BAD_RECORD
     if reader.command != REQUEST:
         return UNKNOWN_COMMAND
     if not reader.has(5):
@@ -477,7 +476,7 @@ cdef object _from_client(_Reader reader):
     options = _options(raw, told, ttl)
     if options is None:
         return _Invalid(BAD_OPTIONS, reader.route, reader.id, service)
-    if named >= 4 and service.startswith(MMI):  # the broker reads such a body itself
+    if named >= 4 and service.startswith(MMI):  # the broker itself reads this body
         reader.body = _without_shared(reader.body)
     return _Request(reader.route, CX1, service, reader.body, options, reader.id)
 
@@ -523,7 +522,7 @@ cdef object _from_worker(_Reader reader):
         if PyList_GET_SIZE(reader.body) > 1:
             return _Invalid(TOO_MANY_FRAMES)
         text = PyBytes_FromStringAndSize(<const char *> p, size)
-        return _Failure(reader.route, WX1, reader.id, code, text, reader.body)
+        return _Error(reader.route, WX1, reader.id, code, text, reader.body)
     if command == READY_FROM_WORKER:
         if not reader.has(5):
             return BAD_RECORD
@@ -563,7 +562,7 @@ cdef object _to_client(_Reader reader):
             return BAD_RECORD
         if not reader.body:
             return _Invalid(NO_BODY)
-        return _Answer(NO_ROUTE, CX1, final, EMPTY, reader.body, reader.id)
+        return _Reply(NO_ROUTE, CX1, final, reader.id, reader.body)
     if reader.command != ERROR:
         return UNKNOWN_COMMAND
     if not reader.has(4):
@@ -579,8 +578,8 @@ cdef object _to_client(_Reader reader):
         return _Invalid(BAD_CODE)
     if PyList_GET_SIZE(reader.body) > 1:
         return _Invalid(TOO_MANY_FRAMES)
-    text = PyBytes_FromStringAndSize(<const char *> p, size).decode("utf-8", "replace")
-    return _Error(NO_ROUTE, CX1, EMPTY, code, text, reader.body, reader.id)
+    text = PyBytes_FromStringAndSize(<const char *> p, size)
+    return _Error(NO_ROUTE, CX1, reader.id, code, text, reader.body)
 
 
 def to_worker(list message not None, Py_ssize_t at):
@@ -593,8 +592,8 @@ cdef object _to_worker(_Reader reader):
     cdef Py_ssize_t told
     cdef const uint8_t *raw
     if reader.command == CANCEL_TO_WORKER:
-        return _Withdraw(NO_ROUTE, WX1, reader.id) if reader.at == reader.end else BAD_RECORD
-    if reader.command != WORK:
+        return _Cancel(NO_ROUTE, WX1, reader.id) if reader.at == reader.end else BAD_RECORD
+    if reader.command != REQUEST_TO_WORKER:
         return UNKNOWN_COMMAND
     if not reader.has(7):
         return BAD_RECORD
@@ -612,4 +611,4 @@ cdef object _to_worker(_Reader reader):
     if not reader.body:
         return _Invalid(NO_BODY)
     seconds = ttl / 1000.0 if ttl else None
-    return _Work(NO_ROUTE, WX1, reader.id, reader.body, options, seconds, attempt)
+    return _Request(NO_ROUTE, WX1, EMPTY, reader.body, options, reader.id, seconds, attempt)

@@ -1,4 +1,4 @@
-"""The batched form of X1 in Python alone (see `batch`, which says what each function does)."""
+"""The batched form of X1 in pure Python; see `batch` for what each function does."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -9,19 +9,19 @@ from .. import wire
 from . import Message, Options, Reason, Route
 
 MAX_RECORDS: Final = 256
-"""Records of one message."""
+"""Maximum number of records in a message."""
 MAX_RECORDS_BYTES: Final = 65536
-"""Bytes of one message's records, unless it has only one."""
+"""Maximum size in bytes of a message's records, unless there is only one."""
 MAX_ATTACHMENTS: Final = 64
-"""Attachments of one message, unless it has only one record."""
+"""Maximum number of attachments of a message, unless it has only one record."""
 MAX_ATTACHED_BYTES: Final = 1 << 20
-"""Bytes of one message's attachments, unless it has only one record."""
+"""Maximum size in bytes of a message's attachments, unless it has only one record."""
 MAX_BODY_FRAMES: Final = 0xFFFF
-"""Frames that a body can have in this form."""
+"""Maximum number of frames of a body in this form."""
 MAX_TTL_MS: Final = 0xFFFFFFFF
-"""The longest ttl that a record can tell, in milliseconds; a longer one is among the options."""
+"""The longest ttl that a record can hold, in milliseconds; a longer one stays in the options."""
 ATTACHED: Final = 0xFFFFFFFF
-"""In place of a frame's length: the frame is the next attachment."""
+"""Stands in place of a frame's length if the frame is the next attachment."""
 
 _HEAD: Final = Struct(">IBQ")
 """A record's size (of what follows the size), its command and its id."""
@@ -29,17 +29,19 @@ _SHORT: Final = Struct(">H")
 _LONG: Final = Struct(">I")
 _LONG_AND_BYTE: Final = Struct(">IB")
 """A ttl or a credit, and the length of a service name."""
-_WORK_HEAD: Final = Struct(">IBH")
+_REQUEST_TO_WORKER_HEAD: Final = Struct(">IBH")
 """A ttl, an attempt and the length of the options."""
 _CODE_AND_SHORT: Final = Struct(">HH")
 """A code and the length of its text."""
 
+# The command bytes, from and to a client:
 _REQUEST, _PARTIAL, _FINAL, _ERROR_TO_CLIENT, _CANCEL = 1, 2, 3, 4, 5
-_READY_FROM_WORKER, _WORK, _PARTIAL_FROM_WORKER, _FINAL_FROM_WORKER = 1, 2, 3, 4
+# from and to a worker:
+_READY_FROM_WORKER, _REQUEST_TO_WORKER, _PARTIAL_FROM_WORKER, _FINAL_FROM_WORKER = 1, 2, 3, 4
 _ERROR_FROM_WORKER, _CANCEL_TO_WORKER, _CREDIT_FROM_WORKER, _RELEASE = 7, 8, 10, 11
 
 Frames = Sequence[Any]
-"""Frames of a body: bytes, or memoryviews that are passed on."""
+"""Frames of a body: bytes, or memoryviews."""
 
 
 # ── packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -59,14 +61,15 @@ class Batch:
     def __len__(self) -> int:
         return len(self._closed) + len(self._records)
 
-    def request(self, number: int, ttl: int, service: bytes, options: bytes, body: Frames) -> None:
+    def request_to_broker(self, number: int, ttl: int, service: bytes, options: bytes, body: Frames) -> None:
         """Add a client's REQUEST."""
         head = _LONG_AND_BYTE.pack(ttl, len(service)) + service + _SHORT.pack(len(options)) + options
         self._add(_REQUEST, number, head, body)
 
-    def work(self, address: int, ttl: int, attempt: int, options: bytes, body: Frames) -> None:
+    def request_to_worker(self, address: int, ttl: int, attempt: int, options: bytes, body: Frames) -> None:
         """Add a REQUEST to a worker."""
-        self._add(_WORK, address, _WORK_HEAD.pack(ttl, min(attempt, 0xFF), len(options)) + options, body)
+        head = _REQUEST_TO_WORKER_HEAD.pack(ttl, min(attempt, 0xFF), len(options)) + options
+        self._add(_REQUEST_TO_WORKER, address, head, body)
 
     def reply(self, command: int, id: int, body: Frames) -> None:  # noqa: A002 - the wire's word
         """Add a PARTIAL or a FINAL."""
@@ -120,7 +123,7 @@ class Batch:
         self._attachments, self._attached = [], 0
 
     def messages(self) -> list[Message]:
-        """All that was added, as messages to send; begin anew."""
+        """Return everything that was added, as messages to send, and start again empty."""
         if self._records:
             self._close()
         closed, self._closed = self._closed, []
@@ -128,7 +131,7 @@ class Batch:
 
 
 def _pack_body(body: Frames) -> tuple[bytes, list[Any]]:
-    """The body as it stands in a record, and the frames of it that are attached."""
+    """Return the body as it stands in a record, and those of its frames that are attached."""
     if len(body) == 1 and len(body[0]) < wire.SHARED:
         return b"\0\1" + _LONG.pack(len(body[0])) + body[0], []
     parts, attachments = [_SHORT.pack(len(body))], []
@@ -146,7 +149,7 @@ def _pack_body(body: Frames) -> tuple[bytes, list[Any]]:
 
 
 class _UnreadableError(Exception):
-    """A record that is too short or too long, or has an unknown command: the number of its attachments is unknown."""
+    """A record has the wrong length or an unknown command, so the number of its attachments is unknown."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -154,20 +157,20 @@ class _UnreadableError(Exception):
 
 
 class _Reader:
-    """The records of one message, and the place reached in them."""
+    """The records of one message, and the current position in them."""
 
     def __init__(self, message: Message, at: int, route: Route, max_body: int, max_frames: int) -> None:
         frames: list[Any] = message
         self.data = bytes(frames[at + 2]) if len(frames) > at + 2 else b""
         self.attachments = frames[at + 3 :]
         self.attached = 0
-        """Attachments that were taken."""
+        """Number of attachments already read."""
         self.aligned = True
-        """It is known which attachment is next."""
+        """Whether it is known which attachment is next."""
         self.route = route
         self.at = 0
         self.end = 0
-        """Where the present record ends."""
+        """Where the current record ends."""
         self.command = 0
         self.id = 0
         self.body: list[Any] = []
@@ -190,7 +193,7 @@ class _Reader:
             raise _UnreadableError(Reason.BAD_RECORD)
 
     def read_body(self) -> None:
-        """Take the body, with which a record ends, to `body`; one over the limits is only passed over."""
+        """Read the body, which is the end of the record, into `body`; skip a body over the limits."""
         (count,) = self.numbers(_SHORT)
         many = count > self._max_frames
         body: list[Any] = []
@@ -214,7 +217,7 @@ class _Reader:
 
 
 def _decode(reader: _Reader, read: Callable[[_Reader], Any], invalid: Callable[[Reason, Route, int], Any]) -> list[Any]:
-    """What `read` makes of each record, and `invalid` of one that cannot be read but has an id."""
+    """Return the result of `read` for each record, and of `invalid` for a record that has an id but cannot be read."""
     data = reader.data
     commands: list[Any] = []
     begin, length = 0, len(data)
@@ -245,7 +248,7 @@ def _unanswerable(reason: Reason, route: Route, id: int) -> wire.Invalid:  # noq
 
 
 def from_client(message: Message, at: int, route: Route, max_body: int, max_frames: int) -> list[Any]:
-    """What a client sent to the broker."""
+    """Decode what a client sent to the broker."""
     return _decode(_Reader(message, at, route, max_body, max_frames), _from_client, wire.Invalid)
 
 
@@ -253,7 +256,7 @@ def _from_client(reader: _Reader) -> wire.Request | wire.Cancel | wire.Invalid:
     route, number = reader.route, reader.id
     if reader.command == _CANCEL:
         reader.read_end()
-        return wire.Cancel(route, wire.CX1, None, number)
+        return wire.Cancel(route, wire.CX1, number)
     if reader.command != _REQUEST:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
     ttl, named = reader.numbers(_LONG_AND_BYTE)
@@ -269,13 +272,13 @@ def _from_client(reader: _Reader) -> wire.Request | wire.Cancel | wire.Invalid:
     options = _request_options(raw, ttl)
     if options is None:
         return wire.Invalid(Reason.BAD_OPTIONS, route, number, service)
-    if service.startswith(wire.MMI):  # the broker reads such a body itself
+    if service.startswith(wire.MMI):  # the broker itself reads this body
         reader.body = wire.without_shared(reader.body)
     return wire.Request(route, wire.CX1, service, reader.body, options, number)
 
 
 def _request_options(raw: bytes, ttl: int) -> Options | None:
-    """The options of a record, with its ttl in milliseconds unless that is 0; None if they are malformed."""
+    """Return the options of a record, with its ttl (milliseconds) unless that is 0; None if they are malformed."""
     if ttl == 0:
         return wire.parse_options(raw)
     return _cached_options_with(raw, ttl) if len(raw) <= wire.MAX_NAME else _options_with(raw, ttl)
@@ -294,7 +297,7 @@ def _cached_options_with(raw: bytes, ttl: int) -> Options | None:
 
 
 def from_worker(message: Message, at: int, route: Route, max_body: int, max_frames: int) -> list[Any]:
-    """What a worker sent to the broker."""
+    """Decode what a worker sent to the broker."""
     return _decode(_Reader(message, at, route, max_body, max_frames), _from_worker, _unanswerable)
 
 
@@ -309,7 +312,7 @@ def _from_worker(reader: _Reader) -> Any:
             return wire.Invalid(Reason.NO_BODY)
         return wire.Reply(route, wire.WX1, final, address, reader.body)
     if command == _ERROR_FROM_WORKER:
-        return _failure(reader)
+        return _error_from_worker(reader)
     if command == _READY_FROM_WORKER:
         credit, named = reader.numbers(_LONG_AND_BYTE)
         service = reader.take(named)
@@ -326,14 +329,14 @@ def _from_worker(reader: _Reader) -> Any:
     raise _UnreadableError(Reason.UNKNOWN_COMMAND)
 
 
-def _failure(reader: _Reader) -> wire.Failure | wire.Oversized | wire.Invalid:
+def _error_from_worker(reader: _Reader) -> wire.Error | wire.Oversized | wire.Invalid:
     code, told = reader.numbers(_CODE_AND_SHORT)
     text = reader.take(told)
     reader.read_body()
     if reader.over_limit is not None:
         return wire.Oversized(reader.route, wire.WX1, reader.over_limit, wire.ERROR, reader.id)
     wrong = _wrong_error(code, reader.body)
-    return wrong or wire.Failure(reader.route, wire.WX1, reader.id, code, text, reader.body)
+    return wrong or wire.Error(reader.route, wire.WX1, reader.id, code, text, reader.body)
 
 
 def _wrong_error(code: int, detail: Frames) -> wire.Invalid | None:
@@ -343,39 +346,39 @@ def _wrong_error(code: int, detail: Frames) -> wire.Invalid | None:
 
 
 def to_client(message: Message, at: int) -> list[Any]:
-    """What the broker sent to a client."""
+    """Decode what the broker sent to a client."""
     return _decode(_Reader(message, at, (), wire.NO_LIMIT, wire.NO_LIMIT), _to_client, _unanswerable)
 
 
-def _to_client(reader: _Reader) -> wire.Answer | wire.Error | wire.Invalid:
+def _to_client(reader: _Reader) -> wire.Reply | wire.Error | wire.Invalid:
     command, number = reader.command, reader.id
     if command in {_FINAL, _PARTIAL}:
         reader.read_body()
         if not reader.body:
             return wire.Invalid(Reason.NO_BODY)
-        return wire.Answer((), wire.CX1, command == _FINAL, b"", reader.body, number)
+        return wire.Reply((), wire.CX1, command == _FINAL, number, reader.body)
     if command != _ERROR_TO_CLIENT:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
     code, told = reader.numbers(_CODE_AND_SHORT)
     text = reader.take(told)
     reader.read_body()
     wrong = _wrong_error(code, reader.body)
-    return wrong or wire.Error((), wire.CX1, b"", code, text.decode(errors="replace"), reader.body, number)
+    return wrong or wire.Error((), wire.CX1, number, code, text, reader.body)
 
 
 def to_worker(message: Message, at: int) -> list[Any]:
-    """What the broker sent to a worker."""
+    """Decode what the broker sent to a worker."""
     return _decode(_Reader(message, at, (), wire.NO_LIMIT, wire.NO_LIMIT), _to_worker, _unanswerable)
 
 
-def _to_worker(reader: _Reader) -> wire.Work | wire.Withdraw | wire.Invalid:
+def _to_worker(reader: _Reader) -> wire.Request | wire.Cancel | wire.Invalid:
     address = reader.id
     if reader.command == _CANCEL_TO_WORKER:
         reader.read_end()
-        return wire.Withdraw((), wire.WX1, address)
-    if reader.command != _WORK:
+        return wire.Cancel((), wire.WX1, address)
+    if reader.command != _REQUEST_TO_WORKER:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
-    ttl, attempt, told = reader.numbers(_WORK_HEAD)
+    ttl, attempt, told = reader.numbers(_REQUEST_TO_WORKER_HEAD)
     raw = reader.take(told)
     reader.read_body()
     options = wire.parse_options(raw)
@@ -383,4 +386,5 @@ def _to_worker(reader: _Reader) -> wire.Work | wire.Withdraw | wire.Invalid:
         return wire.Invalid(Reason.BAD_OPTIONS)
     if not reader.body:
         return wire.Invalid(Reason.NO_BODY)
-    return wire.Work((), wire.WX1, address, reader.body, options, ttl / 1000 if ttl else None, attempt)
+    seconds = ttl / 1000 if ttl else None
+    return wire.Request((), wire.WX1, b"", reader.body, options, address, seconds, attempt)

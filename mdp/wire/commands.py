@@ -1,8 +1,8 @@
-"""Frames ↔ commands: MDP/0.2, MDP/0.1 and X1, every side of both sub-protocols.
+"""The commands of MDP/0.2, MDP/0.1 and X1: one class per command, the same on both sides of the wire.
 
-Nothing here knows a socket, a queue or a clock.  A *message* is a list of frames.  Its *route* is what stands before
-the header and must be put, unchanged, before every message that goes back: the ROUTER's identity frame where there is
-one, then the envelope (C22).  The layouts, route left out:
+Nothing here knows a socket, a queue or a clock.  A *message* is a list of frames.  Its *route* is the frames before the
+header, which are put unchanged in front of every message that goes back: the ROUTER's identity frame if there is one,
+then the envelope (C22).  The layouts, without the route:
 
     client → broker    MDPC02 01 service body+               MDPC01 service body+
     broker → client    MDPC02 02|03 service body+            MDPC01 service body+
@@ -25,8 +25,7 @@ and a second form, in which one message carries many commands (`batch`):
 
     MDPCX1|MDPWX1 09 records [attachment…]
 
-What a peer sent is decoded to a command, to `Batched` commands, or to `Invalid`; decoding never raises, whatever the
-bytes (C15, C43).
+A message decodes to a command, to `Batched`, or to `Invalid`.  Decoding never raises, whatever the bytes (C15, C43).
 """
 
 from collections.abc import Mapping
@@ -39,11 +38,14 @@ from .value import Value
 Frame = bytes
 Message = list[bytes]
 Route = tuple[bytes, ...]
-Number = int | bytes | None
-"""The number of an X1 request: an integer if it is written in decimal without leading zeros and fits 64 bits, else the
-frame itself.  None where there is none: in other dialects, and in messages that should have had one."""
+RequestId = int | bytes | None
+"""What tells requests apart: the number that an X1 client gave, or the client address in a worker's REQUEST.
+
+An integer if the frame is decimal without leading zeros and fits 64 bits, else the frame itself.  None if the message
+has none: a client's in other dialects, or a malformed one.
+"""
 Address = int | bytes
-"""The client address in a worker's REQUEST.  Our broker's are integers, in decimal where they are frames (C32)."""
+"""The id in a REQUEST to a worker and in its replies.  Our broker's addresses are integers (C32)."""
 C01: Final = b"MDPC01"
 C02: Final = b"MDPC02"
 CX1: Final = b"MDPCX1"
@@ -54,7 +56,7 @@ EMPTY: Final = b""
 
 
 class Kind(Enum):
-    """The commands.  MDP/0.1 has no PARTIAL: its REPLY is a FINAL.  Only X1 has the last four."""
+    """The names of the commands.  MDP/0.1 has no PARTIAL: its REPLY is a FINAL.  Only X1 has the last four."""
 
     READY = "READY"
     REQUEST = "REQUEST"
@@ -107,7 +109,7 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
     },
 }
 """The command byte of each dialect's commands.  A 0.1 client's messages carry none."""
-# Up to Python 3.11 it takes a call to get at a member of an Enum.
+# Up to Python 3.11, reading a member of an Enum takes a call.
 READY: Final = Kind.READY
 REQUEST: Final = Kind.REQUEST
 PARTIAL: Final = Kind.PARTIAL
@@ -119,7 +121,7 @@ CANCEL: Final = Kind.CANCEL
 CREDIT: Final = Kind.CREDIT
 RELEASE: Final = Kind.RELEASE
 BATCH: Final = b"\x09"
-"""In place of a command: the message is in the batched form (`batch`)."""
+"""Stands in place of a command in a message in the batched form (`batch`)."""
 KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
 WORKER_HEADERS: Final = frozenset({W01, W02, WX1})
 DIALECTS: Final = {C01: "0.1", C02: "0.2", CX1: "X1", W01: "0.1", W02: "0.2", WX1: "X1"}
@@ -149,28 +151,34 @@ class Reason(StrEnum):
 
 
 class Invalid(NamedTuple):
-    """A message, or a record of one, that is not a command: dropped and counted (C15, C43).
+    """A message, or a record of one, that is not a valid command: dropped and counted (C15, C43).
 
-    Only what an X1 client sent, and only if the broker can answer it with an ERROR, has a route.
+    It has a route only if it came from an X1 client whom the broker can answer with an ERROR.
     """
 
     reason: Reason
     route: Route = ()
-    number: Number = None
+    id: RequestId = None
     service: bytes = EMPTY
     over_limit: bool = False
-    """It has more bytes or frames than the broker accepts; it was not decoded."""
+    """It has more bytes or frames than the broker accepts, and was not decoded."""
 
 
 LEGACY_OPTIONS: Final = {C01: Options(b'{"dialect":"0.1"}'), C02: Options(b'{"dialect":"0.2"}')}
-"""The options of a request of a client that has none, for a worker that wants to know the dialect."""
+"""The options that tell a worker the dialect of a client that does not speak X1, if the worker wants to know it."""
 
 
 class Request(Value):
-    """A client's REQUEST (C2, C24).  The route of an X1 request is that of its client: the number is not in it."""
+    """REQUEST: from a client to the broker (C2, C24), or from the broker to a worker (C7).
 
-    __slots__ = ("body", "header", "number", "options", "route", "service")
-    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "service", "body", "options", "number")
+    From a client, `id` is the number of an X1 request; the number is not part of `route`.  To a worker, `id` is the
+    address to reply to.  In the batched form a worker's `ttl` and `attempt` stand beside the options.
+    """
+
+    __slots__ = ("attempt", "body", "header", "id", "options", "route", "service", "ttl")
+    __match_args__: ClassVar[tuple[str, ...]] = (
+        "route", "header", "service", "body", "options", "id", "ttl", "attempt",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -179,24 +187,69 @@ class Request(Value):
         service: bytes,
         body: list[bytes],
         options: Options = NO_OPTIONS,
-        number: Number = None,
+        id: RequestId = None,  # noqa: A002 - the wire's word
+        ttl: float | None = None,
+        attempt: int = 0,
     ) -> None:
         self.route = route
         self.header = header
         self.service = service
+        """Empty in a REQUEST to a worker, which offers one service only."""
         self.body = body
         self.options = options
-        self.number = number
+        self.id = id
+        self.ttl = ttl
+        """Seconds left, if told beside the options; else None."""
+        self.attempt = attempt
+        """The attempt, counted from 1, if told beside the options; else 0."""
 
 
-class Cancel(NamedTuple):
-    """A client's CANCEL: the request of that number is no longer wanted (X1)."""
+class Reply(Value):
+    """PARTIAL or FINAL: from a worker to the broker (C7, C8), or from the broker to a client (C3)."""
+
+    __slots__ = ("body", "final", "header", "id", "route", "service")
+    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "id", "body", "service")
+
+    def __init__(
+        self,
+        route: Route,
+        header: bytes,
+        final: bool,
+        id: RequestId,  # noqa: A002 - the wire's word
+        body: list[bytes],
+        service: bytes = EMPTY,
+    ) -> None:
+        self.route = route
+        self.header = header
+        self.final = final
+        self.id = id
+        self.body = body
+        self.service = service
+        """Empty from a worker, and in the batched form, where the id is enough."""
+
+
+class Error(NamedTuple):
+    """ERROR (X1), which ends a request: from a worker to the broker, or from the broker to a client."""
 
     route: Route
     header: bytes
-    service: bytes | None
-    """None in the batched form, where the number is enough."""
-    number: Number
+    id: RequestId
+    code: int
+    text: bytes
+    detail: list[bytes]
+    """At most one frame."""
+    service: bytes = EMPTY
+    """Empty from a worker, and in the batched form, where the id is enough."""
+
+
+class Cancel(NamedTuple):
+    """CANCEL (X1), because nobody waits for the reply any more: from a client, or from the broker to a worker."""
+
+    route: Route
+    header: bytes
+    id: RequestId
+    service: bytes | None = None
+    """None to a worker, and in the batched form, where the id is enough."""
 
 
 class Ready(NamedTuple):
@@ -207,38 +260,12 @@ class Ready(NamedTuple):
     service: bytes
     credit: int = 1
     name: str = ""
-    """What the worker says of itself (X1): printable, at most 255 characters each; empty where it does not."""
+    """What the worker says of itself (X1): printable, at most 255 characters each; empty if not given."""
     host: str = ""
     pid: int = 0
     version: str = ""
     dialect: bool = False
-    """It wants to be told by the option `dialect` if a request is of a client that does not speak X1."""
-
-
-class Reply(Value):
-    """A worker's PARTIAL or FINAL, for the address that it was given in REQUEST (C7, C8)."""
-
-    __slots__ = ("address", "body", "final", "header", "route")
-    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "address", "body")
-
-    def __init__(self, route: Route, header: bytes, final: bool, address: Address, body: list[bytes]) -> None:
-        self.route = route
-        self.header = header
-        self.final = final
-        self.address = address
-        self.body = body
-
-
-class Failure(NamedTuple):
-    """A worker's ERROR: the request it was given ends with that (X1)."""
-
-    route: Route
-    header: bytes
-    address: Address
-    code: int
-    text: bytes
-    detail: list[bytes]
-    """At most one frame."""
+    """The worker wants the option `dialect` with each request of a client that does not speak X1."""
 
 
 class Credit(NamedTuple):
@@ -254,7 +281,7 @@ class Release(NamedTuple):
 
     route: Route
     header: bytes
-    address: Address
+    id: RequestId
 
 
 class Heartbeat(NamedTuple):
@@ -271,74 +298,6 @@ class Disconnect(NamedTuple):
     header: bytes
 
 
-class Answer(Value):
-    """What the broker sends a client: a PARTIAL or a FINAL of `service` (C3)."""
-
-    __slots__ = ("body", "final", "header", "number", "route", "service")
-    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "final", "service", "body", "number")
-
-    def __init__(
-        self, route: Route, header: bytes, final: bool, service: bytes, body: list[bytes], number: Number = None
-    ) -> None:
-        self.route = route
-        self.header = header
-        self.final = final
-        self.service = service
-        """Empty in the batched form, where the number is enough."""
-        self.body = body
-        self.number = number
-
-
-class Work(Value):
-    """What the broker sends a worker: a REQUEST, to be answered to `address` (C7).
-
-    In the batched form `ttl` (seconds) and `attempt` come beside the options; else they are None and 0.
-    """
-
-    __slots__ = ("address", "attempt", "body", "header", "options", "route", "ttl")
-    __match_args__: ClassVar[tuple[str, ...]] = ("route", "header", "address", "body", "options", "ttl", "attempt")
-
-    def __init__(
-        self,
-        route: Route,
-        header: bytes,
-        address: Address,
-        body: list[bytes],
-        options: Options = NO_OPTIONS,
-        ttl: float | None = None,
-        attempt: int = 0,
-    ) -> None:
-        self.route = route
-        self.header = header
-        self.address = address
-        self.body = body
-        self.options = options
-        self.ttl = ttl
-        self.attempt = attempt
-
-
-class Error(NamedTuple):
-    """The broker's ERROR to a client: its request ends with that (X1)."""
-
-    route: Route
-    header: bytes
-    service: bytes
-    """Empty in the batched form, where the number is enough."""
-    code: int
-    text: str
-    detail: list[bytes]
-    """At most one frame."""
-    number: Number = None
-
-
-class Withdraw(NamedTuple):
-    """The broker's CANCEL to a worker: nobody waits any more for the request it was given (X1)."""
-
-    route: Route
-    header: bytes
-    address: Address
-
-
 class Oversized(NamedTuple):
     """A worker's PARTIAL, FINAL or ERROR over the broker's limits: not decoded, and counted as invalid."""
 
@@ -346,7 +305,7 @@ class Oversized(NamedTuple):
     header: bytes
     reason: Reason
     kind: Kind
-    address: Address
+    id: RequestId
 
 
 class Batched(NamedTuple):
@@ -355,10 +314,10 @@ class Batched(NamedTuple):
     route: Route
     header: bytes
     at: int
-    """The place of the header in the message."""
+    """The index of the header in the message."""
     bare: bool
-    """There is nothing behind the header: a HEARTBEAT."""
+    """Nothing follows the header: a HEARTBEAT."""
 
 
-FromPeer = Request | Cancel | Ready | Reply | Failure | Oversized | Credit | Release | Heartbeat | Disconnect
-FromBroker = Answer | Error | Work | Withdraw | Heartbeat | Disconnect
+FromPeer = Request | Reply | Error | Cancel | Ready | Oversized | Credit | Release | Heartbeat | Disconnect
+FromBroker = Request | Reply | Error | Cancel | Heartbeat | Disconnect

@@ -1,4 +1,4 @@
-"""Where the header of a message is, what stands before it, and the frames that all dialects share (C8, C22)."""
+"""Find the header of a message and the route before it; check the frames that all dialects share (C8, C22)."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,8 +18,8 @@ from .commands import (
     Invalid,
     Kind,
     Message,
-    Number,
     Reason,
+    RequestId,
     Route,
 )
 from .names import MAX_NAME
@@ -30,28 +30,30 @@ MAX_ENVELOPE: Final = 16
 """Frames an envelope may have, its empty one included (C22)."""
 
 
-def number_of(frame: bytes) -> int | bytes:
-    """A number or an address from its frame: an integer if it is one in decimal, without leading zeros, of 64 bits."""
+def id_of(frame: bytes) -> int | bytes:
+    """Return the id in `frame`: an integer if it is decimal without leading zeros and fits 64 bits, else the frame."""
     if not 1 <= len(frame) <= 20 or not frame.isdigit() or (frame[0] == 48 and len(frame) > 1):
         return frame
     number = int(frame)
     return number if number < 1 << 64 else frame
 
 
-def frame_of(number: int | bytes) -> bytes:
-    """The frame of a number or an address."""
-    return number if isinstance(number, bytes) else b"%d" % number
+def frame_of(id: RequestId) -> bytes:  # noqa: A002 - the wire's word
+    """Return the frame that holds `id`; an empty one for None."""
+    if isinstance(id, bytes):
+        return id
+    return EMPTY if id is None else b"%d" % id
 
 
-def envelope_of(number: Number) -> Route:
-    """The envelope of an X1 client's request: its number and the empty frame."""
-    return (EMPTY,) if number is None else (frame_of(number), EMPTY)
+def envelope_of(id: RequestId) -> Route:  # noqa: A002
+    """Return the envelope of an X1 client's request: its number and the empty frame."""
+    return (EMPTY,) if id is None else (frame_of(id), EMPTY)
 
 
 def size_of(frames: Sequence[bytes]) -> int:
-    """Bytes of all frames together."""
+    """Return the size of all frames together, in bytes."""
     size = 0
-    every: Any = frames  # a memoryview is no bytes
+    every: Any = frames  # compiled code would reject memoryviews in a sequence of bytes
     if isinstance(every, list):
         for frame in every:
             size += len(frame)
@@ -62,41 +64,43 @@ def size_of(frames: Sequence[bytes]) -> int:
 
 
 NO_HEADER: Final = (Reason.ENVELOPE_TOO_DEEP, Reason.TOO_FEW_FRAMES, Reason.NO_HEADER)
-"""Why there is none, counted from the end."""
+"""The reasons for the negative results of `header_at`, which index this tuple from its end."""
 
 
-def is_header(frame: bytes) -> bool:
-    """Whether `frame` is the header of a dialect."""
-    if len(frame) != HEADER:
-        return False
-    return frame in (C02, W02, CX1, WX1, C01, W01)
+def _is_header(frame: Any) -> bool:
+    return len(frame) == HEADER and frame in (C02, CX1, WX1, W02, C01, W01)
 
 
 def header_at(message: Message, start: int) -> int:
-    """Where the header is, past an envelope if there is one; negative if there is none, see `NO_HEADER`."""
-    count = len(message)
+    """Return the index of the header, which may follow an envelope that begins at `start`.
+
+    The result is negative if there is no header; it then is an index of `NO_HEADER`.  Frames may be memoryviews.
+    """
+    frames: list[Any] = message
+    count = len(frames)
     if count <= start:
         return -2
-    if is_header(message[start]):
+    if _is_header(frames[start]):
         return start
-    # C22: an envelope is what stands before the header, up to and including one empty frame.  Its frames are addresses.
+    # C22: an envelope is every frame up to and including one empty frame.  Its frames are addresses.
     for at in range(start, min(count, start + MAX_ENVELOPE)):
-        if len(message[at]) > MAX_NAME:
+        size = len(frames[at])
+        if size > MAX_NAME:
             return -1
-        if not message[at]:
+        if size == 0:
             if at + 1 == count:
                 return -2
-            return at + 1 if is_header(message[at + 1]) else -1
+            return at + 1 if _is_header(frames[at + 1]) else -1
     return -3 if count > start + MAX_ENVELOPE else -1
 
 
 def route_before(message: Message, at: int) -> Route:
-    """What stands before the header."""
+    """Return the route: the frames before the header, which is at index `at`."""
     return (message[0],) if at == 1 else tuple(message[:at])
 
 
 def check_addressed(message: Message, at: int) -> Invalid | None:
-    """`header command address "" body+` (C8)."""
+    """Return what is wrong with `header command address "" body+`, or None (C8)."""
     wrong = check_address(message, at)
     if wrong is None and len(message) == at + 4:
         return Invalid(Reason.NO_BODY)
@@ -104,7 +108,7 @@ def check_addressed(message: Message, at: int) -> Invalid | None:
 
 
 def check_address(message: Message, at: int) -> Invalid | None:
-    """`header command address ""`: exactly one address frame, then one empty frame (C8, C23)."""
+    """Return what is wrong with the beginning `header command address ""`, or None (C8, C23)."""
     if len(message) < at + 4:
         return Invalid(Reason.TOO_FEW_FRAMES)
     if not 1 <= len(message[at + 2]) <= MAX_NAME:
@@ -115,7 +119,7 @@ def check_address(message: Message, at: int) -> Invalid | None:
 
 
 def check_address_only(message: Message, at: int) -> Invalid | None:
-    """`header command address ""`, and nothing more."""
+    """Return what is wrong with `header command address ""`, or None."""
     wrong = check_address(message, at)
     if wrong is None and len(message) > at + 4:
         return Invalid(Reason.TOO_MANY_FRAMES)
@@ -123,7 +127,7 @@ def check_address_only(message: Message, at: int) -> Invalid | None:
 
 
 def bare(message: Message, at: int, kind: Kind | None) -> Heartbeat | Disconnect | Invalid:
-    """HEARTBEAT or DISCONNECT: a header and a command, nothing more."""
+    """Decode HEARTBEAT or DISCONNECT, which are a header and a command only."""
     if kind is not HEARTBEAT and kind is not DISCONNECT:
         return Invalid(Reason.UNKNOWN_COMMAND)
     if len(message) > at + 2:

@@ -1,6 +1,7 @@
-"""Decode messages in the framed form, of every dialect; recognise those in the batched form.
+"""Decode messages in the framed form, in every dialect; recognise messages in the batched form.
 
-Decoding never raises, whatever the bytes (C15, C43)."""
+Decoding never raises, whatever the bytes (C15, C43).
+"""
 
 from typing import Any, Final, cast
 
@@ -19,7 +20,7 @@ from .commands import (
     WORKER_HEADERS,
     WX1,
     Batched,
-    Failure,
+    Error,
     FromBroker,
     FromPeer,
     Invalid,
@@ -29,97 +30,97 @@ from .commands import (
     Reply,
     Request,
 )
-from .envelope import MAX_ENVELOPE, NO_HEADER, header_at, is_header, number_of, route_before, size_of
+from .envelope import NO_HEADER, header_at, id_of, route_before, size_of
 from .mdp import from_client, from_worker, to_client_01, to_client_02, to_worker
 from .names import MAX_NAME, MMI, valid_service
 from .options import MAX_OPTIONS
 from .x1 import from_client_x1, numbered_route, to_client_x1
 
 SHARED: Final = 8192
-"""Bytes from which a frame that a peer sent may come as a memoryview of libzmq's buffer (`multipart`)."""
+"""Frame size in bytes from which `multipart` may deliver a frame as a memoryview of libzmq's buffer."""
 NO_LIMIT: Final = 1 << 60
 OVERLONG: Final = bytes(MAX_OPTIONS + 1)
-"""Longer than any frame may be that is not a body's."""
+"""Stands for a large frame.  It is longer than any frame may be that is not part of a body."""
 
 
 def decode_peer(message: Message, max_message: int, max_frames: int) -> FromPeer | Batched | Invalid:
-    """What a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame.
+    """Decode what a client or a worker sent to the broker.  `message[0]` is the ROUTER's identity frame.
 
-    Frames of `SHARED` bytes or more may be memoryviews: those of a body are passed on as they are.
+    Frames of `SHARED` bytes or more may be memoryviews; those of a body are passed on as they are.
     """
-    found = _batched(message, 1)
-    if found is not None:
-        return found
+    at = header_at(message, 1)
+    if at > 0:
+        batched = _batched(message, at)
+        if batched is not None:
+            return batched
     size = size_of(message)
     heads = message if size < SHARED else without_shared(message)
     if len(message) > max_frames:
-        return _over_limit(heads, Reason.TOO_MANY_FRAMES)
+        return _over_limit(heads, at, Reason.TOO_MANY_FRAMES)
     if size > max_message:
-        return _over_limit(heads, Reason.TOO_LARGE)
-    command = _decode_peer(heads)
+        return _over_limit(heads, at, Reason.TOO_LARGE)
+    if at < 0:
+        return Invalid(NO_HEADER[at])
+    command = _decode_peer(heads, at)
     if heads is not message:
-        if isinstance(command, Invalid):  # perhaps it is not: options may be long
-            command = _decode_peer(without_shared(message, MAX_OPTIONS))
-        if isinstance(command, Request | Reply | Failure):
+        if isinstance(command, Invalid):  # options may be a large frame: decode again with their bytes
+            command = _decode_peer(without_shared(message, MAX_OPTIONS), at)
+        if isinstance(command, Request | Reply | Error):
             return _with_large(command, message)
     return command
 
 
-def _decode_peer(message: Message) -> FromPeer | Invalid:
-    at = header_at(message, 1)
-    if at < 0:
-        return Invalid(NO_HEADER[at])
+def _decode_peer(message: Message, at: int) -> FromPeer | Invalid:
     header = message[at]
     if header in (W02, WX1, W01):
         return from_worker(message, at)
     if header == CX1:
         return from_client_x1(message, at)
-    return from_client(message, at, C02 if header == C02 else C01)  # not the frame, of which many may wait
+    return from_client(message, at, C02 if header == C02 else C01)  # a constant: waiting requests must not keep frames
 
 
 def without_shared(message: Message, most: int = 0) -> Message:
-    """`message` with `OVERLONG` in place of each memoryview of more than `most` bytes, and bytes in place of others."""
+    """Return `message` with memoryviews of up to `most` bytes copied to bytes, and larger ones as `OVERLONG`."""
     frames = cast("list[Any]", message)
     return [frame if isinstance(frame, bytes) else bytes(frame) if len(frame) <= most else OVERLONG for frame in frames]
 
 
-def _with_large(command: Request | Reply | Failure, whole: Message) -> Request | Reply | Failure:
-    """`command` with the frames at its end as they arrived."""
-    if isinstance(command, Failure):
+def _with_large(command: Request | Reply | Error, whole: Message) -> Request | Reply | Error:
+    """Return `command` with the frames of its body, or its text and detail, as they arrived."""
+    if isinstance(command, Error):
         at = len(whole) - len(command.detail)
-        return command._replace(text=cast("list[Any]", whole)[at - 1], detail=whole[at:])
+        return command._replace(text=bytes(cast("list[Any]", whole)[at - 1]), detail=whole[at:])
     if isinstance(command, Reply) or not command.service.startswith(MMI):
         command.body = whole[len(whole) - len(command.body) :]
-    # else the broker reads it itself, and there is no such name
+    # else the broker itself reads the body, and OVERLONG names no service
     return command
 
 
-def _batched(message: Message, start: int) -> Batched | None:
-    """The message if it is in the batched form, whose limits are those of each record."""
-    frames: list[Any] = message  # they may be memoryviews
-    count = len(frames)
-    for at in range(start, min(count, start + MAX_ENVELOPE + 1)):
-        frame = frames[at]
-        ended = at == start or frames[at - 1] == EMPTY
-        if ended and (frame == CX1 or frame == WX1):  # noqa: PLR1714, SIM109 - twice as fast as `in`
-            bare = count == at + 1
-            if not bare and frames[at + 1] != BATCH:
-                return None
-            # To the broker, the route of a batched client is that of its requests without their numbers.
-            return Batched(route_before(message, at), CX1 if frame == CX1 else WX1, at, bare)
-        if len(frame) > MAX_NAME or (is_header(frame) if at == start else ended):
-            return None  # no envelope, or one that has ended: what follows is not looked at
+def _batched(message: Message, at: int) -> Batched | None:
+    """Return the message if it is in the batched form.  Limits then apply to each record, not to the message."""
+    frames: list[Any] = message  # compiled code would reject memoryviews in a list of bytes
+    header = frames[at]
+    if header == CX1:
+        header = CX1
+    elif header == WX1:
+        header = WX1
+    else:
+        return None
+    bare = len(frames) == at + 1
+    if bare or frames[at + 1] == BATCH:
+        # The route of a batched client is that of its requests, without their numbers.
+        return Batched(route_before(message, at), header, at, bare)
     return None
 
 
 def decode_broker(message: Message) -> FromBroker | Batched | Invalid:
-    """What a broker sent to a client's or a worker's DEALER."""
-    found = _batched(message, 0)
-    if found is not None:
-        return found
+    """Decode what a broker sent to a client's or a worker's DEALER."""
     at = header_at(message, 0)
     if at < 0:
         return Invalid(NO_HEADER[at])
+    batched = _batched(message, at)
+    if batched is not None:
+        return batched
     header = message[at]
     if header in (W02, WX1, W01):
         return to_worker(message, at)
@@ -130,10 +131,11 @@ def decode_broker(message: Message) -> FromBroker | Batched | Invalid:
     return to_client_01(message, at)
 
 
-def _over_limit(message: Message, reason: Reason) -> Invalid | Oversized:
-    """What is over a limit is not decoded; but an X1 client that sent it with an envelope can be told, and a worker's
-    reply concerns the request that it is for."""
-    at = header_at(message, 1)
+def _over_limit(message: Message, at: int, reason: Reason) -> Invalid | Oversized:
+    """Return what can be said of a message over a limit without decoding it.
+
+    An X1 client that sent it with an envelope can be answered, and a worker's reply ends the request that it is for.
+    """
     if at < 0 or at + 1 >= len(message):
         return Invalid(reason, over_limit=True)
     header = message[at]
@@ -145,5 +147,5 @@ def _over_limit(message: Message, reason: Reason) -> Invalid | Oversized:
         kind = KINDS[header].get(message[at + 1])
         addressed = len(message) > at + 2 and 1 <= len(message[at + 2]) <= MAX_NAME
         if addressed and (kind is PARTIAL or kind is FINAL or kind is ERROR):
-            return Oversized(route_before(message, at), header, reason, kind, number_of(message[at + 2]))
+            return Oversized(route_before(message, at), header, reason, kind, id_of(message[at + 2]))
     return Invalid(reason, over_limit=True)

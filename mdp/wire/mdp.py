@@ -1,4 +1,4 @@
-"""MDP/0.2 and MDP/0.1: decode and encode their commands (C2 to C10, C24)."""
+"""Decode and encode the commands of MDP/0.2 and MDP/0.1 (C2 to C10, C24)."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,8 +20,7 @@ from .commands import (
     REQUEST,
     W01,
     WX1,
-    Address,
-    Answer,
+    Cancel,
     Credit,
     FromBroker,
     FromPeer,
@@ -33,18 +32,17 @@ from .commands import (
     Release,
     Reply,
     Request,
+    RequestId,
     Route,
-    Withdraw,
-    Work,
 )
-from .envelope import bare, check_address, check_address_only, check_addressed, frame_of, number_of, route_before
+from .envelope import bare, check_address_only, check_addressed, frame_of, id_of, route_before
 from .names import MAX_NAME, valid_service
-from .options import parse_options
+from .options import NO_OPTIONS, parse_options
 from .x1 import ready_with, worker_error
 
 
 def from_client(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
-    """`MDPC02 01 service body+` (C2, C19), `MDPC01 service body+` (C24)."""
+    """Decode `MDPC02 01 service body+` (C2, C19) or `MDPC01 service body+` (C24)."""
     service_at = at + 1
     if header == C02:
         if len(message) < at + 2:
@@ -64,9 +62,9 @@ def from_client(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
 
 
 def from_worker(message: Message, at: int) -> FromPeer | Invalid:
-    """`MDPW02 01 service`, `MDPW02 03|04 address "" body+`, `MDPW02 05|06` (C7); the 0.1 codes differ (C24).
+    """Decode `MDPW02 01 service`, `MDPW02 03|04 address "" body+` or `MDPW02 05|06` (C7); the 0.1 codes differ (C24).
 
-    X1 has options with READY, `MDPWX1 07 address "" code text [detail]`, CREDIT and RELEASE besides.
+    X1 adds options to READY, and has ERROR (`MDPWX1 07 address "" code text [detail]`), CREDIT and RELEASE.
     """
     header = message[at]
     if len(message) < at + 2:
@@ -85,12 +83,8 @@ def from_worker(message: Message, at: int) -> FromPeer | Invalid:
             return Invalid(Reason.BAD_CREDIT)
         return Credit(route_before(message, at), WX1, int(message[at + 2]))
     if kind is RELEASE:
-        wrong = check_address(message, at)
-        if wrong is not None:
-            return wrong
-        if len(message) > at + 4:
-            return Invalid(Reason.TOO_MANY_FRAMES)
-        return Release(route_before(message, at), WX1, number_of(message[at + 2]))
+        wrong = check_address_only(message, at)
+        return Release(route_before(message, at), WX1, id_of(message[at + 2])) if wrong is None else wrong
     return bare(message, at, kind)
 
 
@@ -103,7 +97,7 @@ def _worker_reply(message: Message, at: int, *, final: bool) -> Reply | Invalid:
         wrong = check_addressed(message, at)
     if wrong is not None:
         return wrong
-    return Reply(route_before(message, at), message[at], final, number_of(message[at + 2]), message[body_at:])
+    return Reply(route_before(message, at), message[at], final, id_of(message[at + 2]), message[body_at:])
 
 
 def _worker_ready(message: Message, at: int) -> Ready | Invalid:
@@ -122,7 +116,7 @@ def _worker_ready(message: Message, at: int) -> Ready | Invalid:
 
 
 def to_worker(message: Message, at: int) -> FromBroker | Invalid:
-    """`MDPW0x 02 address "" body+`, `MDPW02 05|06`, `MDPW01 04|05` (C7, C24); X1 has options and CANCEL besides."""
+    """Decode `MDPW0x 02 address "" body+`, `MDPW02 05|06` or `MDPW01 04|05` (C7, C24); X1 adds options and CANCEL."""
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = KINDS[message[at]].get(message[at + 1])
@@ -130,40 +124,42 @@ def to_worker(message: Message, at: int) -> FromBroker | Invalid:
         wrong = check_addressed(message, at)
         if wrong is not None:
             return wrong
-        address = number_of(message[at + 2])
+        address = id_of(message[at + 2])
         if message[at] != WX1:
-            return Work(route_before(message, at), message[at], address, message[at + 4 :])
+            return Request(route_before(message, at), message[at], EMPTY, message[at + 4 :], NO_OPTIONS, address)
         options = parse_options(message[at + 4])
         if options is None:
             return Invalid(Reason.BAD_OPTIONS)
         if len(message) == at + 5:
             return Invalid(Reason.NO_BODY)
-        return Work(route_before(message, at), WX1, address, message[at + 5 :], options)
+        return Request(route_before(message, at), WX1, EMPTY, message[at + 5 :], options, address)
     if kind is CANCEL:
         wrong = check_address_only(message, at)
-        return Withdraw(route_before(message, at), WX1, number_of(message[at + 2])) if wrong is None else wrong
+        return Cancel(route_before(message, at), WX1, id_of(message[at + 2])) if wrong is None else wrong
     return bare(message, at, kind)
 
 
 def to_client_02(message: Message, at: int) -> FromBroker | Invalid:
-    """`MDPC02 02|03 service body+` (C3)."""
+    """Decode `MDPC02 02|03 service body+` (C3)."""
     if len(message) < at + 4:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = KINDS[C02].get(message[at + 1])
     if kind is not PARTIAL and kind is not FINAL:
         return Invalid(Reason.UNKNOWN_COMMAND)
-    return Answer(route_before(message, at), C02, kind is FINAL, message[at + 2], message[at + 3 :])
+    return Reply(route_before(message, at), C02, kind is FINAL, None, message[at + 3 :], message[at + 2])
 
 
 def to_client_01(message: Message, at: int) -> FromBroker | Invalid:
-    """`MDPC01 service body+` (C24)."""
+    """Decode `MDPC01 service body+` (C24)."""
     if len(message) < at + 3:
         return Invalid(Reason.TOO_FEW_FRAMES)
-    return Answer(route_before(message, at), C01, True, message[at + 1], message[at + 2 :])
+    return Reply(route_before(message, at), C01, True, None, message[at + 2 :], message[at + 1])
 
 
-def request(route: Route, header: bytes, service: bytes, body: Sequence[bytes], options: bytes = EMPTY) -> Message:
-    """A client's REQUEST (C2, C24); only X1 has options."""
+def request_to_broker(
+    route: Route, header: bytes, service: bytes, body: Sequence[bytes], options: bytes = EMPTY
+) -> Message:
+    """Encode a client's REQUEST (C2, C24); only X1 has options."""
     if header == CX1:
         return [*route, header, b"\x01", service, options, *body]
     if header == C01:
@@ -171,15 +167,15 @@ def request(route: Route, header: bytes, service: bytes, body: Sequence[bytes], 
     return [*route, header, b"\x01", service, *body]
 
 
-def answer(route: Route, header: bytes, final: bool, service: bytes, body: Sequence[Any]) -> Message:
-    """The broker's PARTIAL or FINAL to a client (C3); for a 0.1 client its one reply (C24).
+def reply_to_client(route: Route, header: bytes, final: bool, service: bytes, body: Sequence[Any]) -> Message:
+    """Encode the broker's PARTIAL or FINAL to a client (C3); for a 0.1 client, its one reply (C24).
 
-    What the broker passes on may have memoryviews in its body.
+    The body may contain memoryviews.
     """
     if header == C01:
         return [*route, header, service, *body]
     command = b"\x03" if final else b"\x02"
-    if len(body) == 1:  # the common cases, which are worth a short way
+    if len(body) == 1:  # fast paths for the common cases
         if len(route) == 1:
             return [route[0], header, command, service, body[0]]
         if len(route) == 3:
@@ -188,50 +184,52 @@ def answer(route: Route, header: bytes, final: bool, service: bytes, body: Seque
 
 
 def ready(route: Route, header: bytes, service: bytes, options: bytes = EMPTY) -> Message:
-    """A worker's READY (C7); only X1 has options."""
+    """Encode a worker's READY (C7); only X1 has options."""
     return [*route, header, b"\x01", service, options] if options else [*route, header, b"\x01", service]
 
 
-def work(route: Route, header: bytes, address: Address, body: Sequence[Any], options: bytes = EMPTY) -> Message:
-    """The broker's REQUEST to a worker (C7), with a body as in `answer`; only X1 has options."""
+def request_to_worker(
+    route: Route, header: bytes, address: RequestId, body: Sequence[Any], options: bytes = EMPTY
+) -> Message:
+    """Encode the broker's REQUEST to a worker (C7); only X1 has options.  The body may contain memoryviews."""
     client = frame_of(address)
     if header == WX1:
         return [*route, header, b"\x02", client, EMPTY, options, *body]
-    if len(body) == 1 and len(route) == 1:  # the common case, which is worth a short way
+    if len(body) == 1 and len(route) == 1:  # a fast path for the common case
         return [route[0], header, b"\x02", client, EMPTY, body[0]]
     return [*route, header, b"\x02", client, EMPTY, *body]
 
 
-def reply(route: Route, header: bytes, kind: Kind, address: Address, body: Sequence[bytes]) -> Message:
-    """A worker's PARTIAL or FINAL (C7); a 0.1 worker has only the FINAL."""
+def reply_to_broker(route: Route, header: bytes, kind: Kind, address: RequestId, body: Sequence[bytes]) -> Message:
+    """Encode a worker's PARTIAL or FINAL (C7); a 0.1 worker has only the FINAL."""
     return [*route, header, CODES[header][kind], frame_of(address), EMPTY, *body]
 
 
 def heartbeat(route: Route, header: bytes) -> Message:
-    """HEARTBEAT, to or from a worker (C7, C13), to or from an X1 client."""
+    """Encode a HEARTBEAT, to or from a worker (C7, C13), or to or from an X1 client."""
     return [*route, header, CODES[header][Kind.HEARTBEAT]]
 
 
 def disconnect(route: Route, header: bytes) -> Message:
-    """DISCONNECT, to or from a worker (C7, C9)."""
+    """Encode a DISCONNECT, to or from a worker (C7, C9)."""
     return [*route, header, CODES[header][Kind.DISCONNECT]]
 
 
 ERROR_MARK: Final = b"zmdp.error"
-"""First body frame of a FINAL that tells of a failure: `zmdp.error`, three digits, text.
+"""First body frame of a FINAL that reports a failure: `zmdp.error`, three digits, text.
 
-MDP/0.2 has no way to say that a request failed, and asks for exactly one FINAL all the same (C8).  zmdp's workers end
-such a request with this body and its clients raise `ServiceError`; a client of another make sees three readable frames.
+MDP/0.2 has no ERROR, and requires exactly one FINAL for each request (C8).  zmdp's workers end a failed request with
+this body, and its clients raise `ServiceError`; third-party clients see three readable frames.
 """
 
 
 def error_body(code: int, text: str) -> list[bytes]:
-    """The body of a FINAL that tells of a failure."""
+    """Return the body of a FINAL that reports a failure."""
     return [ERROR_MARK, b"%03d" % code, text.encode(errors="replace")]
 
 
 def parse_error(body: Sequence[bytes]) -> tuple[int, str] | None:
-    """The code and text of a failure told by `error_body`, or None for any other body."""
+    """Return the code and text from a body made by `error_body`, or None for any other body."""
     if len(body) != 3 or body[0] != ERROR_MARK or len(body[1]) != 3 or not body[1].isdigit():
         return None
     return int(body[1]), body[2].decode(errors="replace")

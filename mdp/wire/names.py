@@ -1,42 +1,42 @@
-"""Names of services, and how they are shown to people."""
+"""Validate service names, and make names printable."""
 
 from typing import Final
 
 from ..errors import SettingError
 
 MMI: Final = b"mmi."
-"""Services of this prefix the broker answers itself (C25)."""
+"""The broker itself answers services with this prefix (C25)."""
 MAX_NAME: Final = 255
-"""Bytes a service name or an address may have (C23)."""
-KNOWN_NAMES: Final = 4096
-"""Service names that are known to be valid without a look at their characters."""
+"""Maximum size in bytes of a service name or an address (C23)."""
+MAX_KNOWN_NAMES: Final = 4096
+"""Number of valid service names to remember, so that their characters need not be checked again."""
 
 
 def valid_service(name: bytes) -> bool:
-    """Whether `name` may name a service: 1 to 255 bytes of printable UTF-8 (C23)."""
+    """Return whether `name` is a valid service name: 1 to 255 bytes of printable UTF-8 (C23)."""
     if name in _known_names:
         return True
     if not 1 <= len(name) <= MAX_NAME or not _printable(name):
         return False
-    if len(_known_names) >= KNOWN_NAMES:
+    if len(_known_names) >= MAX_KNOWN_NAMES:
         _known_names.clear()
     _known_names.add(name)
     return True
 
 
 def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
-    """`name` as it goes on the wire.  Raises `SettingError` if it names no service (C23)."""
+    """Return `name` as sent on the wire.  Raises `SettingError` if it is not a valid service name (C23)."""
     try:
         encoded = name.encode() if isinstance(name, str) else bytes(name)
     except UnicodeEncodeError:
         encoded = b""
     if not valid_service(encoded):
-        raise SettingError(f"{name!r} is no service name: it takes 1 to {MAX_NAME} bytes of printable text")
+        raise SettingError(f"{name!r} is not a valid service name: it takes 1 to {MAX_NAME} bytes of printable text")
     return encoded
 
 
 _known_names: Final[set[bytes]] = set()
-"""Service names that were found valid lately."""
+"""Service names that were recently found valid."""
 
 
 def _printable(name: bytes) -> bool:
@@ -47,13 +47,13 @@ def _printable(name: bytes) -> bool:
 
 
 def displayed(text: str) -> str:
-    """`text` as it may stand in a log: at most 255 characters, all of them printable."""
+    """Return `text` made safe for a log: at most 255 characters, with "?" for each unprintable one."""
     text = text[:MAX_NAME]
     return text if text.isprintable() else "".join([each if each.isprintable() else "?" for each in text])
 
 
 def show(name: bytes) -> str:
-    """A peer's bytes as something safe to print: text where it is printable, else hex."""
+    """Return a peer's bytes as printable text: decoded if that is printable, else in hex."""
     try:
         text = name.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The options of an X1 request: a JSON object in a frame of its own."""
+"""The options of an X1 request: a JSON object in a frame."""
 
 import json
 import math
@@ -11,14 +11,14 @@ from .names import MAX_NAME
 from .value import Value
 
 MAX_OPTIONS: Final = 65535
-"""Bytes that the options of an X1 request may have as its client sends them, which a record of the batched form can
-hold; the broker may write them longer in the framed form."""
+"""Maximum size in bytes of the options that a client sends, which is also what a record of the batched form can hold.
+The broker may write longer options in the framed form."""
 MAX_NESTING: Final = 64
-"""Objects and lists that may be in one another in the options of an X1 request, so that every peer can read them."""
+"""Maximum nesting of objects and lists in options, so that every peer's JSON parser can read them."""
 
 
 class Options(Value):
-    """The options of an X1 request: the frame as it came, and what the broker looks at."""
+    """The options of an X1 request: the frame as it came, and the values that the broker uses."""
 
     __slots__ = ("only_ttl", "raw", "ttl", "ttl_apart", "wait")
     __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart")
@@ -36,12 +36,12 @@ class Options(Value):
         """Seconds."""
         self.wait = wait
         self.only_ttl = only_ttl
-        """There are no options but a ttl."""
+        """There is no option other than a ttl."""
         self.ttl_apart = ttl_apart
-        """The ttl is not in `raw`: it was beside the options, in a record."""
+        """The ttl is not in `raw`: it stood beside the options, in a record."""
 
     def values(self) -> dict[str, Any]:
-        """All of them, parsed anew: a broker that kept what it parsed would keep many times what came."""
+        """Parse and return all options.  They are not kept, since parsed they take many times the memory of `raw`."""
         values: dict[str, Any] = json.loads(self.raw) if self.raw else {}
         return values
 
@@ -55,14 +55,14 @@ def _cached_options(raw: bytes) -> Options | None:
 
 
 def parse_options(raw: bytes) -> Options | None:
-    """The options of an X1 request: empty, or a JSON object.  None if they are malformed."""
+    """Return the options in `raw`, which is empty or a JSON object; None if they are malformed."""
     if not raw:
         return NO_OPTIONS
     return _cached_options(raw) if len(raw) <= MAX_NAME else _parse_options(raw)
 
 
 def _finite(number: str) -> float:
-    """The number that JSON tells.  Raises `ValueError` for what could not be told in JSON again."""
+    """Return the number that `number` spells.  Raises `ValueError` if JSON could not represent it."""
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(number)
@@ -104,9 +104,9 @@ MAX_TTL: Final = 1e15
 
 
 def encode_options(values: Mapping[str, Any]) -> bytes:
-    """`values` as the options frame of an X1 request; empty if there are none.
+    """Return `values` as the options frame of an X1 request; empty if there are none.
 
-    Raises `SettingError` for what is no JSON, or would be malformed.
+    Raises `SettingError` if they cannot be encoded as JSON, or would be malformed.
     """
     if not values:
         return b""
@@ -116,15 +116,17 @@ def encode_options(values: Mapping[str, Any]) -> bytes:
         raise SettingError(f"options cannot be sent as JSON: {error}") from None
     if len(raw) > MAX_OPTIONS or parse_options(raw) is None:
         raise SettingError(
-            f"options are {raw[:200]!r}: ttl is a number of milliseconds, wait is true or false, headers map text to "
-            f"text, and all together take at most {MAX_OPTIONS} bytes, no more than {MAX_NESTING} levels deep"
+            f"options {raw[:200]!r} are invalid: ttl must be a number of milliseconds, wait must be true or false, "
+            f"headers must map strings to strings; limits: {MAX_OPTIONS} bytes, {MAX_NESTING} levels"
         )
     return raw
 
 
 def options_with(given: Options, ttl: int | None, attempt: int) -> bytes:
-    """The options frame of a request that is handed to a worker: with what is left of its ttl, in milliseconds, and
-    from the second on with the attempt."""
+    """Return the options frame of a REQUEST to a worker, with the remaining ttl in milliseconds, if there is one.
+
+    From the second attempt on, it includes the attempt.
+    """
     if attempt <= 1 and ttl is not None and (given.only_ttl or not given.raw):
         return b'{"ttl":%d}' % ttl
     values = given.values()
@@ -136,7 +138,7 @@ def options_with(given: Options, ttl: int | None, attempt: int) -> bytes:
 
 
 def options_without_ttl(given: Options) -> bytes:
-    """The options of a request that is handed to a worker in a record, which has its ttl beside them."""
+    """Return the options of a REQUEST to a worker in the batched form, where the ttl stands beside them."""
     if given.ttl is None or given.ttl_apart:
         return given.raw
     if given.only_ttl:

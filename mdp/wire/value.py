@@ -1,15 +1,15 @@
-"""A base for commands that are created with every request."""
+"""A base class for commands that are created for every request."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
 class Value:
-    """What comes with every request: like a NamedTuple, but made in a fraction of the time."""
+    """Like a NamedTuple, but mutable, and created in a fraction of the time."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]] = ()
-    __hash__ = None  # type: ignore[assignment]  # it may be changed
+    __hash__ = None  # type: ignore[assignment]  # values are mutable
 
     def __iter__(self) -> Iterator[Any]:
         return iter([getattr(self, name) for name in self.__match_args__])

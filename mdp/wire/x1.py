@@ -1,4 +1,4 @@
-"""X1, framed form: decode and encode what it adds to MDP/0.2 (docs/x1.md)."""
+"""Decode and encode what X1 adds to MDP/0.2, in the framed form (docs/x1.md)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,36 +14,34 @@ from .commands import (
     PARTIAL,
     REQUEST,
     WX1,
-    Address,
-    Answer,
     Cancel,
     Error,
-    Failure,
     FromBroker,
     FromPeer,
     Heartbeat,
     Invalid,
     Message,
-    Number,
     Ready,
     Reason,
+    Reply,
     Request,
+    RequestId,
     Route,
 )
-from .envelope import bare, check_addressed, frame_of, number_of, route_before
+from .envelope import bare, check_addressed, frame_of, id_of, route_before
 from .names import displayed, valid_service
 from .options import MAX_OPTIONS, parse_options
 
 
 def valid_code(code: bytes) -> bool:
-    """Whether `code` is the code of an ERROR: three digits."""
+    """Return whether `code` is a valid code of an ERROR: three digits."""
     return len(code) == 3 and code.isdigit()
 
 
 def from_client_x1(message: Message, at: int) -> FromPeer | Invalid:
-    """`MDPCX1 01 service options body+`, `MDPCX1 05 service`, `MDPCX1 06`; what is wrong can be answered.
+    """Decode `MDPCX1 01 service options body+`, `MDPCX1 05 service` or `MDPCX1 06`.
 
-    There is a command: a bare header is in the batched form.
+    A frame follows the header: a bare header is in the batched form.
     """
     route, number = numbered_route(message, at)
     kind = KINDS[CX1].get(message[at + 1])
@@ -63,7 +61,7 @@ def from_client_x1(message: Message, at: int) -> FromPeer | Invalid:
     if kind is CANCEL:
         if len(message) > at + 3:
             return Invalid(Reason.TOO_MANY_FRAMES, route, number, service)
-        return Cancel(route, CX1, service, number)
+        return Cancel(route, CX1, number, service)
     if len(message) < at + 5:
         return Invalid(Reason.TOO_FEW_FRAMES if len(message) < at + 4 else Reason.NO_BODY, route, number, service)
     options = parse_options(message[at + 3]) if len(message[at + 3]) <= MAX_OPTIONS else None
@@ -72,25 +70,25 @@ def from_client_x1(message: Message, at: int) -> FromPeer | Invalid:
     return Request(route, CX1, service, message[at + 4 :], options, number)
 
 
-def numbered_route(message: Message, at: int) -> tuple[Route, Number]:
-    """The route of an X1 client, and the number of its request, which stands before the empty frame.
+def numbered_route(message: Message, at: int) -> tuple[Route, RequestId]:
+    """Return the route of an X1 client, and the number of its request, which precedes the empty frame.
 
-    From `id… number "" MDPCX1 …` that is `id… ""`.
+    For `id… number "" MDPCX1 …` the route is `id… ""`.
     """
-    if at == 3:  # from a client that is connected itself
-        return (message[0], EMPTY), number_of(message[1])
+    if at == 3:  # a client that is connected directly
+        return (message[0], EMPTY), id_of(message[1])
     if at < 3:
         return route_before(message, at), None
-    return (*message[: at - 2], EMPTY), number_of(message[at - 2])
+    return (*message[: at - 2], EMPTY), id_of(message[at - 2])
 
 
-def _answerable(reason: Reason, route: Route, number: Number, service: bytes = EMPTY) -> Invalid:
-    """What is wrong with an X1 client's message, and where to say so: nowhere if it came without an envelope."""
+def _answerable(reason: Reason, route: Route, number: RequestId, service: bytes = EMPTY) -> Invalid:
+    """Return an X1 client's invalid message.  Without an envelope it cannot be answered, so it gets no route."""
     return Invalid(reason, route, number, service) if len(route) > 1 else Invalid(reason)
 
 
-def worker_error(message: Message, at: int) -> Failure | Invalid:
-    """`MDPWX1 07 address "" code text [detail]`."""
+def worker_error(message: Message, at: int) -> Error | Invalid:
+    """Decode `MDPWX1 07 address "" code text [detail]`."""
     wrong = check_addressed(message, at)
     if wrong is not None:
         return wrong
@@ -100,14 +98,14 @@ def worker_error(message: Message, at: int) -> Failure | Invalid:
         return Invalid(Reason.TOO_MANY_FRAMES)
     if not valid_code(message[at + 4]):
         return Invalid(Reason.BAD_CODE)
-    address, code = number_of(message[at + 2]), int(message[at + 4])
-    return Failure(route_before(message, at), WX1, address, code, message[at + 5], message[at + 6 :])
+    address, code = id_of(message[at + 2]), int(message[at + 4])
+    return Error(route_before(message, at), WX1, address, code, message[at + 5], message[at + 6 :])
 
 
 def ready_with(route: Route, service: bytes, raw: bytes, credit: int | None = None) -> Ready | Invalid:
-    """An X1 worker's READY, with its options: credit, name, host, pid, version, dialect, each of them optional.
+    """Return an X1 worker's READY.  `raw` are its options: credit, name, host, pid, version, dialect, all optional.
 
-    `credit` goes before that of the options.
+    `credit`, if given, takes precedence over the option.
     """
     if not valid_service(service):
         return Invalid(Reason.BAD_SERVICE)
@@ -117,7 +115,7 @@ def ready_with(route: Route, service: bytes, raw: bytes, credit: int | None = No
         if options is None:
             return Invalid(Reason.BAD_OPTIONS)
         values = options.values()
-    asked: Any = values.get("credit", 1) if credit is None else credit  # Any: compiled, another type would be checked
+    asked: Any = values.get("credit", 1) if credit is None else credit  # Any: compiled code would check another type
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
         return Invalid(Reason.BAD_CREDIT)
     name, host, version = values.get("name", ""), values.get("host", ""), values.get("version", "")
@@ -133,7 +131,7 @@ def ready_with(route: Route, service: bytes, raw: bytes, credit: int | None = No
 
 
 def to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
-    """`MDPCX1 02|03 service body+`, `MDPCX1 04 service code text [detail]`, `MDPCX1 06`."""
+    """Decode `MDPCX1 02|03 service body+`, `MDPCX1 04 service code text [detail]` or `MDPCX1 06`."""
     count = len(message) - at
     kind = KINDS[CX1].get(message[at + 1])
     if kind is HEARTBEAT:
@@ -143,42 +141,42 @@ def to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
     if count < (5 if kind is ERROR else 4):
         return Invalid(Reason.TOO_FEW_FRAMES)
     service = message[at + 2]
-    number = number_of(message[at - 2]) if at >= 2 else None
+    number = id_of(message[at - 2]) if at >= 2 else None
     if kind is not ERROR:
-        return Answer(route_before(message, at), CX1, kind is FINAL, service, message[at + 3 :], number)
+        return Reply(route_before(message, at), CX1, kind is FINAL, number, message[at + 3 :], service)
     if count > 6:
         return Invalid(Reason.TOO_MANY_FRAMES)
     if not valid_code(message[at + 3]):
         return Invalid(Reason.BAD_CODE)
-    text = message[at + 4].decode(errors="replace")
-    return Error(route_before(message, at), CX1, service, int(message[at + 3]), text, message[at + 5 :], number)
+    code = int(message[at + 3])
+    return Error(route_before(message, at), CX1, number, code, message[at + 4], message[at + 5 :], service)
 
 
-def error(route: Route, service: bytes, code: bytes, text: bytes, detail: Sequence[bytes] = ()) -> Message:
-    """The broker's ERROR to an X1 client."""
-    return [*route, CX1, b"\x04", service, code, text, *detail]
+def error_to_client(route: Route, service: bytes, code: int, text: bytes, detail: Sequence[bytes] = ()) -> Message:
+    """Encode the broker's ERROR to an X1 client."""
+    return [*route, CX1, b"\x04", service, b"%03d" % code, text, *detail]
 
 
-def cancel(route: Route, service: bytes) -> Message:
-    """An X1 client's CANCEL of the request that has this route."""
-    return [*route, CX1, b"\x05", service]
-
-
-def failure(route: Route, address: Address, code: int, text: bytes, detail: Sequence[bytes] = ()) -> Message:
-    """An X1 worker's ERROR."""
+def error_to_broker(route: Route, address: RequestId, code: int, text: bytes, detail: Sequence[bytes] = ()) -> Message:
+    """Encode an X1 worker's ERROR."""
     return [*route, WX1, b"\x07", frame_of(address), EMPTY, b"%03d" % code, text, *detail]
 
 
-def withdraw(route: Route, address: Address) -> Message:
-    """The broker's CANCEL to an X1 worker."""
+def cancel_to_broker(route: Route, service: bytes) -> Message:
+    """Encode an X1 client's CANCEL of the request that has this route."""
+    return [*route, CX1, b"\x05", service]
+
+
+def cancel_to_worker(route: Route, address: RequestId) -> Message:
+    """Encode the broker's CANCEL to an X1 worker."""
     return [*route, WX1, b"\x08", frame_of(address), EMPTY]
 
 
 def credit(route: Route, credit: int) -> Message:
-    """An X1 worker's CREDIT."""
+    """Encode an X1 worker's CREDIT."""
     return [*route, WX1, b"\x0a", b"%d" % credit]
 
 
-def release(route: Route, address: Address) -> Message:
-    """An X1 worker's RELEASE."""
+def release(route: Route, address: RequestId) -> Message:
+    """Encode an X1 worker's RELEASE."""
     return [*route, WX1, b"\x0b", frame_of(address), EMPTY]

@@ -82,7 +82,7 @@ class Broker(threading.Thread):
         for command in commands:
             if isinstance(command, wire.Request):
                 assert command.service == SERVICE
-                self.waiting.append((peer, command.number, command.body))
+                self.waiting.append((peer, command.id, command.body))
             elif isinstance(command, wire.Ready):
                 assert command.service == SERVICE
                 self.free[peer] = command.credit
@@ -90,7 +90,7 @@ class Broker(threading.Thread):
                 self.router.send_multipart([peer, b"", wire.WX1])
                 self.workers += 1
             elif isinstance(command, wire.Reply) and command.final:
-                client, number, body = self.held.pop(command.address)
+                client, number, body = self.held.pop(command.id)
                 assert list(map(bytes, command.body)) == list(map(bytes, body))
                 self.free[peer] += 1
                 answer = answers.setdefault(client, batch.Batch((client, b""), wire.CX1))
@@ -109,7 +109,7 @@ class Broker(threading.Thread):
                 request = self.waiting.popleft()
                 address = next(self.addresses)
                 self.held[address] = request
-                work.work(address, 0, 1, b'{"headers": {"a": "b"}}', request[2])
+                work.request_to_worker(address, 0, 1, b'{"headers": {"a": "b"}}', request[2])
             self.send(work)
 
     def send(self, packed):

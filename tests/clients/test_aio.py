@@ -461,7 +461,7 @@ def test_through_inproc_and_ipc_with_one_context(tmp_path, protocol):
     ("ask", "message"),
     [
         (lambda c: c.request("echo", "text"), "frame 0 is of type str: a frame is bytes"),
-        (lambda c: c.request(""), "'' is no service name"),
+        (lambda c: c.request(""), "'' is not a valid service name"),
         (lambda c: c.request("echo", timeout=0), "timeout is 0: it must be a number of seconds above 0"),
         (lambda c: anext(c.stream("echo", timeout=-1)), "timeout is -1"),
         (lambda c: anext(c.stream("echo", deadline=0)), "deadline is 0"),

@@ -76,9 +76,9 @@ def unpack(message: list[bytes]) -> list[Any]:
 
 def read(command: wire.Request | wire.Cancel) -> Command:
     if isinstance(command, wire.Cancel):
-        return "CANCEL", command.number
+        return "CANCEL", command.id
     options = command.options
-    return "REQUEST", command.number, command.service, command.body, options.ttl, options.values()
+    return "REQUEST", command.id, command.service, command.body, options.ttl, options.values()
 
 
 # ── what the broker sends, in the framed form; `batched` makes the other form of it ──────────────────────────────────

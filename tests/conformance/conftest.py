@@ -36,7 +36,7 @@ def start() -> Iterator[Start]:
             return bench
 
         yield run
-        assert [bench.server.broker.stats.failures for bench in benches] == [0] * len(benches)
+        assert [bench.server.broker.stats.internal_errors for bench in benches] == [0] * len(benches)
 
 
 @pytest.fixture

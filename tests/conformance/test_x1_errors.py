@@ -105,7 +105,7 @@ def test_408_running(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"slow")
     client.request(b"slow", b"hello", options=b'{"ttl":50}')
     address = worker.work(b"hello", options=b'{"ttl":50}')
-    assert "its time passed while a worker was at it" in client.error(b"slow", b"408")
+    assert "its time passed while a worker held it" in client.error(b"slow", b"408")
     worker.cancelled(address)
     worker.partial(address, b"too")
     worker.final(address, b"late")
@@ -257,7 +257,7 @@ def test_429_requests_that_wait_for_the_service(start: Start) -> None:
     client = bench.x1_client()
     for _ in range(3):
         client.request(b"late", b"hello")
-    assert "2 requests wait" in client.error(b"late", b"429", number=b"3")
+    assert "2 requests are already waiting" in client.error(b"late", b"429", number=b"3")
     client.request(b"other", b"hello")  # another service has its own queue
     client.nothing()
     worker = bench.x1_worker(b"late")
@@ -523,7 +523,7 @@ def test_503_closing(start: Start) -> None:
     client.sync()
     bench.server.stop()
     for number, service in enumerate((b"x1", b"old", b"x1", b"nobody"), 1):
-        assert "the broker ended" in client.error(service, b"503", number=b"%d" % number)
+        assert "the broker shut down" in client.error(service, b"503", number=b"%d" % number)
     x1.cancelled(address)
     x1.disconnected()
     old.disconnected()

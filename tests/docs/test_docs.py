@@ -13,7 +13,8 @@ import pytest
 from support.processes import broker, process, run
 
 from zmdp.clients import Client
-from zmdp.mdp.broker.journal import Drop, Loss, Refusal, Stats
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Loss, Refusal, Stats
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Reason
 from zmdp.titanic import schema

@@ -92,7 +92,7 @@ class World:
 
     @property
     def failures(self):
-        return sum(each.stats.failures for each in self._brokers)
+        return sum(each.stats.internal_errors for each in self._brokers)
 
 
 def command(frames):
@@ -357,8 +357,12 @@ def test_a_record_is_packed_as_its_row_says(name, way, fields):
     packed = batch.Batch((b"",), header)
     v = VALUES
     {
-        ("REQUEST", wire.CX1): lambda: packed.request(number, v["ttl"], v["service"], v["options"], v["body"]),
-        ("REQUEST", wire.WX1): lambda: packed.work(number, v["ttl"], v["attempt"], v["options"], v["body"]),
+        ("REQUEST", wire.CX1): lambda: packed.request_to_broker(
+            number, v["ttl"], v["service"], v["options"], v["body"]
+        ),
+        ("REQUEST", wire.WX1): lambda: packed.request_to_worker(
+            number, v["ttl"], v["attempt"], v["options"], v["body"]
+        ),
         ("PARTIAL", header): lambda: packed.reply(code[0], number, v["body"]),
         ("FINAL", header): lambda: packed.reply(code[0], number, v["body"]),
         ("ERROR", header): lambda: packed.error(code[0], number, v["code"], v["text"], v["body"]),
@@ -436,7 +440,7 @@ def test_what_is_invalid_is_answered_as_the_table_says(keys, answer):
     envelope = message[: message.index(b"MDPCX1")]
     if key == "bad-record":
         (error,) = batch.to_client(frames, 1)
-        assert (error.number, error.code) == (1, int(answer.removeprefix("ERROR ")))
+        assert (error.id, error.code) == (1, int(answer.removeprefix("ERROR ")))
     else:
         assert frames[: len(envelope) + 2] == [*envelope, b"MDPCX1", b"\x04"]
         assert frames[-2] == answer.removeprefix("ERROR ").encode()
@@ -496,7 +500,7 @@ def test_what_a_receiver_does_is_told(beginning, record):
     commands = batch.from_client(message, 1, (b"",), 1000, 1000)
     wrong = [each for each in commands if isinstance(each, wire.Invalid)]
     assert str(wrong[0].reason) in (re.findall(r"`([a-z-]+)`", reason) or {"no-body"})
-    read = [each.number for each in commands if isinstance(each, wire.Cancel | wire.Request)]
+    read = [each.id for each in commands if isinstance(each, wire.Cancel | wire.Request)]
     assert (read, len(wrong)) == {
         "the rest of the message is ignored": ([], 1),
         "later records with attachments are `bad-record` too": ([8], 2),

@@ -2,14 +2,14 @@
 
 import pytest
 
-from zmdp.mdp.linked_lists import Line, Linked
+from zmdp.mdp.linked_lists import LinkedList, Node
 
 NAMES = {}
 """What is compiled takes no attributes and no subclasses."""
 
 
 def named(name):
-    thing = Linked()
+    thing = Node()
     NAMES[thing] = name
     return thing
 
@@ -19,7 +19,7 @@ def names(line):
 
 
 def test_a_line_keeps_its_order():
-    line = Line()
+    line = LinkedList()
     for name in (b"b", b"c"):
         line.append(named(name))
     line.prepend(named(b"a"))
@@ -27,7 +27,7 @@ def test_a_line_keeps_its_order():
 
 
 def test_a_line_can_begin_at_its_front():
-    line = Line()
+    line = LinkedList()
     line.prepend(named(b"b"))
     line.prepend(named(b"a"))
     line.append(named(b"c"))
@@ -38,7 +38,7 @@ def test_a_line_can_begin_at_its_front():
     ("leaving", "left"), [("a", b"bc"), ("b", b"ac"), ("c", b"ab"), ("ab", b"c"), ("ca", b"b"), ("bca", b"")]
 )
 def test_anyone_can_leave_a_line(leaving, left):
-    line = Line()
+    line = LinkedList()
     waiting = {name: named(name.encode()) for name in "abc"}
     for each in waiting.values():
         line.append(each)
@@ -51,7 +51,7 @@ def test_anyone_can_leave_a_line(leaving, left):
 
 @pytest.mark.parametrize("back", ["append", "prepend"])
 def test_whoever_left_a_line_may_come_back(back):
-    line = Line()
+    line = LinkedList()
     waiting = {name: named(name.encode()) for name in "abc"}
     for each in waiting.values():
         line.append(each)
@@ -63,7 +63,7 @@ def test_whoever_left_a_line_may_come_back(back):
 
 
 def test_a_line_can_be_emptied_while_it_is_walked():
-    line = Line()
+    line = LinkedList()
     for name in (b"a", b"b", b"c"):
         line.append(named(name))
     for each in line:
@@ -73,7 +73,7 @@ def test_a_line_can_be_emptied_while_it_is_walked():
 
 
 def test_a_line_knows_how_many_stand_in_it():
-    line = Line()
+    line = LinkedList()
     assert len(line) == 0
     one, two = named(b"1"), named(b"2")
     line.append(two)

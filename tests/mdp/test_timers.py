@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp.timers import SLACK, Timed, Timers
+from zmdp.mdp.timers import MAX_STALE_NUMBERS, TimerNode, Timers
 
 GRAIN = 0.5
 
@@ -13,7 +13,7 @@ NAMES = {}
 
 
 def named(name):
-    thing = Timed()
+    thing = TimerNode()
     NAMES[thing] = name
     return thing
 
@@ -37,7 +37,7 @@ def test_without_things_nothing_is_due():
     assert due_names(timers, 1e9) == []
 
 
-def test_a_thing_comes_up_at_the_end_of_its_grain():
+def test_a_thing_comes_up_at_the_end_of_its_resolution():
     timers, _ = timers_with(a=1.2)
     assert timers.next_due() == 1.5
     assert due_names(timers, 1.49) == []
@@ -65,7 +65,7 @@ def test_a_cleared_thing_does_not_come_up():
 
 def test_clearing_a_thing_without_due_time_is_harmless():
     timers, things = timers_with(a=1)
-    timers.clear(Timed())
+    timers.clear(TimerNode())
     assert due_names(timers, 9) == ["a"]
     timers.clear(things["a"])
     assert timers.next_due() is None
@@ -80,7 +80,7 @@ def test_next_due_passes_over_what_was_cleared():
     assert timers.next_due() is None
 
 
-def test_a_thing_can_be_set_again_in_the_same_grain():
+def test_a_thing_can_be_set_again_in_the_same_resolution():
     timers, things = timers_with(a=1)
     timers.clear(things["a"])
     timers.set(things["a"], 1)
@@ -126,14 +126,14 @@ def test_what_was_cleared_leaves_nothing_behind():
         timers.clear(things["a"])
         timers.set(things["a"], 2 + number)
         timers.clear(things["a"])
-        assert len(timers._order) <= 2 * len(timers._buckets) + SLACK + 1
+        assert len(timers._order) <= 2 * len(timers._buckets) + MAX_STALE_NUMBERS + 1
     assert len(timers._buckets) == 1
     assert timers.next_due() == 50_000.5
     assert due_names(timers, 60_000) == ["b"]
     assert timers.next_due() is None
 
 
-def test_a_thing_set_again_and_again_in_the_same_grain_comes_up_once():
+def test_a_thing_set_again_and_again_in_the_same_resolution_comes_up_once():
     timers, things = timers_with(a=1, z=1e6)
     for _ in range(10):
         timers.clear(things["a"])
@@ -149,9 +149,9 @@ def test_a_thing_set_again_and_again_in_the_same_grain_comes_up_once():
     dues=st.lists(st.floats(0, 1e7), min_size=1, max_size=20),
     times=st.lists(st.floats(0, 1e7), max_size=5),
 )
-def test_never_early_and_at_most_one_grain_late(grain, dues, times):
+def test_never_early_and_at_most_one_resolution_late(grain, dues, times):
     timers = Timers(grain)
-    waiting = {Timed(): due for due in dues}
+    waiting = {TimerNode(): due for due in dues}
     for thing, due in waiting.items():
         timers.set(thing, due)
     for now in [*sorted(times), 2e7]:
@@ -159,3 +159,14 @@ def test_never_early_and_at_most_one_grain_late(grain, dues, times):
             assert waiting.pop(thing) <= now
         assert all(now < due + grain * 1.001 for due in waiting.values())
         assert (timers.next_due() is None) == (not waiting)
+
+
+def test_what_is_due_stays_if_the_caller_does_not_go_on():
+    timers = Timers(1.0)
+    first, second = TimerNode(), TimerNode()
+    timers.set(first, 0.5)
+    timers.set(second, 0.5)
+    assert next(timers.pop_due(2.0)) is first
+    assert timers.next_due() == 1.0
+    assert list(timers.pop_due(2.0)) == [second]
+    assert timers.next_due() is None

@@ -1,8 +1,11 @@
 """What the broker says of itself, compared as whole values."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -126,11 +129,11 @@ def test_names_that_are_no_text_are_shown_safely():
 
 def test_long_lists_are_cut():
     broker = Broker(now=0)
-    for number in range(answers.ROWS + 2):
+    for number in range(answers.MAX_ROWS + 2):
         broker.receive([b"w%d" % number, *READY["0.2"], b"s%d" % number], now=0)
     services, workers = ask(broker, b"mmi.services", b""), ask(broker, b"mmi.workers", b"")
-    assert (len(services["services"]), services["more"]) == (answers.ROWS, 2)
-    assert (len(workers["workers"]), workers["more"]) == (answers.ROWS, 2)
+    assert (len(services["services"]), services["more"]) == (answers.MAX_ROWS, 2)
+    assert (len(workers["workers"]), workers["more"]) == (answers.MAX_ROWS, 2)
 
 
 STATS = {
@@ -149,7 +152,7 @@ STATS = {
     "late": 0,
     "mmi": 0,
     "heartbeats": 1,
-    "failures": 0,
+    "internal_errors": 0,
     "invalid": {},
     "dropped": {},
     "disconnected": {},
@@ -239,3 +242,10 @@ def test_late_replies_are_told():  # C32
         broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"], now=0)
         broker.receive([b"w", b"MDPWX1", b"\x04", b"1", b"", b"x"], now=0)
     assert ask(broker, b"mmi.stats", b"")["late"] == 2
+
+
+def test_it_does_not_import_the_broker():
+    code = "import sys, zmdp.mmi.answers; print(*[name for name in sys.modules if name.startswith('zmdp.mdp.broker')])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
+    assert "mdp.broker" not in Path(answers.__file__).read_text()

@@ -107,7 +107,7 @@ def test_services_and_info_and_ping(mdclient):
             2,
             "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker, got 'localhost'",
         ),
-        (["call", "a\tb"], 2, "is no service name"),
+        (["call", "a\tb"], 2, "is not a valid service name"),
         (["call"], 2, "Missing argument 'SERVICE'"),
         (["cal"], 2, "No such command 'cal'"),
     ],
@@ -227,7 +227,7 @@ def test_the_default_endpoint_is_loopback():
 def test_a_port_already_taken(endpoint):
     result = run("mdp-broker", "--bind", endpoint)
     assert (result.returncode, result.stdout) == (1, b"")
-    assert one_line(result) == f"mdp-broker: cannot listen on {endpoint}: another program listens there"
+    assert one_line(result) == f"mdp-broker: cannot listen on {endpoint}: another program is listening there"
 
 
 def test_a_unix_socket_already_taken_and_one_left_behind(tmp_path):
@@ -244,7 +244,7 @@ def test_a_file_is_not_replaced_by_a_socket(tmp_path):
     (tmp_path / "precious").write_text("data")
     result = run("mdp-broker", "--bind", f"ipc://{tmp_path}/precious")
     assert result.returncode == 1
-    assert one_line(result).endswith("exists and is no socket")
+    assert one_line(result).endswith("exists and is not a socket")
     assert (tmp_path / "precious").read_text() == "data"
 
 
@@ -350,7 +350,7 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
         (["os:getcwd"], "os:getcwd is a function: name the service that it offers with --service NAME"),
         (["zmdp.workers.echo:worker", "--service", "mmi.x"], "service 'mmi.x' is reserved: the broker itself offers"),
         (["zmdp.workers.echo:worker", "--concurrency", "0"], "a whole number of requests (greater than 0), got '0'"),
-        (["zmdp.workers.echo:worker", "--service", "a\tb"], "is no service name"),
+        (["zmdp.workers.echo:worker", "--service", "a\tb"], "is not a valid service name"),
         (
             ["zmdp.workers.echo:worker", "--codec", "json"],
             "is a worker, which has its own codec: remove --codec",

@@ -224,7 +224,7 @@ def test_everything_that_can_be_asked_for(titanic):
 
 WRONG = [
     (["request"], 2, "Missing argument 'SERVICE'"),
-    (["request", "a\tb"], 2, "is no service name"),
+    (["request", "a\tb"], 2, "is not a valid service name"),
     (["request", "mmi.service", "x"], 2, "mmi.service is not asked through Titanic: ask it directly"),
     (["request", "echo", "--priority", "10"], 2, "10 is not in the range 0<=x<=9"),
     (["request", "echo", "--delay", "soon"], 2, "'soon': it takes seconds, or a number with s, m, h or d"),

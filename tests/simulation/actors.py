@@ -396,15 +396,15 @@ class WorkerProcess(Process):
                 check(session.lost is not None, f"C9: {self.name} stays connected after DISCONNECT")
                 at_once = session.retry_at <= now
                 self.world.events[f"DISCONNECT, reconnected {'at once' if at_once else 'after a backoff'}"] += 1
-            elif isinstance(command, wire.Work):
-                check(command.address not in held, f"C32: {self.name} got the address {command.address} twice")
-                request = session.held.get(command.address)
+            elif isinstance(command, wire.Request):
+                check(command.id not in held, f"C32: {self.name} got the address {command.id} twice")
+                request = session.held.get(command.id)
                 if request is not None:
                     self._check(request)
-                held[command.address] = request
+                held[command.id] = request
                 self.world.events["REQUEST crossed DISCONNECT"] += request is None
-            elif isinstance(command, wire.Withdraw):
-                self._cancelled(held.get(command.address), command)
+            elif isinstance(command, wire.Cancel):
+                self._cancelled(held.get(command.id), command)
         self._step()
 
     def _check(self, request: Request) -> None:
@@ -416,11 +416,11 @@ class WorkerProcess(Process):
             assert request.deadline is not None
             check(request.deadline >= float(until) - MILLISECOND, f"X1: the ttl of {request!r} is too short")
 
-    def _cancelled(self, request: Request | None, command: wire.Withdraw) -> None:
+    def _cancelled(self, request: Request | None, command: wire.Cancel) -> None:
         if request is None:
             self.world.events["CANCEL met the FINAL on the way"] += 1
         elif self.session.lost is None:
-            here = self.session.held.get(command.address)
+            here = self.session.held.get(command.id)
             check(here is None or request.cancelled, f"X1: {self.name} missed a CANCEL")
             reached = "before the request began" if here is None else "a worker"
             self.world.events[f"CANCEL reached {reached}"] += 1

@@ -216,18 +216,18 @@ class CallerProcess(Process):
         expected: list[tuple[Asked, Any]] = []
         over = {number for number, asked in self._asked.items() if asked.over}
         for command in commands:
-            check(isinstance(command, wire.Answer | wire.Error), f"{self.name} got {command}, which is no reply")
-            asked = self._asked.get(command.number)
+            check(isinstance(command, wire.Reply | wire.Error), f"{self.name} got {command}, which is no reply")
+            asked = self._asked.get(command.id)
             check(asked is not None and asked.sent, f"X1: {self.name} got {command}, which it did not ask for here")
             assert asked is not None
             check(not asked.ended, f"X1: {self.name} got {command} after the end of that request")
             asked.heard = self.world.now
             last = isinstance(command, wire.Error) or command.final
             asked.ended = last
-            if command.number not in over and (last or asked.wish.stream):
+            if command.id not in over and (last or asked.wish.stream):
                 expected.append((asked, command))
             if isinstance(command, wire.Error):
-                self._check_error(asked, command, over=command.number in over)
+                self._check_error(asked, command, over=command.id in over)
             elif not asked.wish.is_mmi:
                 asked.came.add(command.body)
                 check(asked.came.ended == command.final, f"C3: {command} is not what the worker sent")
@@ -242,7 +242,7 @@ class CallerProcess(Process):
         wanted = [asked.call for asked, _ in expected]
         check(calls == wanted, f"X1: {self.name} handed out {len(calls)} outcomes for {len(wanted)}")
         for (_, outcome), (asked, command) in zip(events, expected, strict=True):
-            if isinstance(command, wire.Answer):
+            if isinstance(command, wire.Reply):
                 told = isinstance(outcome, ServiceError)
                 check(told == tells_failure(command.body), f"{self.name} does not see that {command} is a failure")
                 continue
@@ -255,7 +255,7 @@ class CallerProcess(Process):
     def _check_error(self, asked: Asked, error: wire.Error, *, over: bool) -> None:
         """What the broker or a worker says about a request fits what was asked."""
         if error.detail or error.code in {500, 418}:
-            asked.came.add([error.text.encode()])
+            asked.came.add([error.text])
             check(asked.came.ended, f"X1: {error} is not what the worker sent")
         elif over:
             return
@@ -313,7 +313,7 @@ class CallerProcess(Process):
         if isinstance(command, wire.Heartbeat):
             return
         check(isinstance(command, wire.Request | wire.Cancel), f"X1: {self.name} sends {command}")
-        asked = self._asked.get(command.number)
+        asked = self._asked.get(command.id)
         check(asked is not None, f"X1: {self.name} sends {command} under a number of no call")
         assert asked is not None
         if isinstance(command, wire.Cancel):

@@ -11,12 +11,13 @@ from itertools import count
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop, Loss, Refusal, Stats
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Loss, Refusal, Stats
 from zmdp.mdp.broker.machine import GIVEN_UP
 from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import MMI, Kind, Number, Reason, Route
+from zmdp.mdp.wire import MMI, Kind, Reason, RequestId, Route
 
 from .policy import Waiting
 from .reading import Peer, Said, peer_of, to_client
@@ -55,7 +56,7 @@ class Ticket:
     service: bytes
     body: tuple[bytes, ...]
     options: wire.Options
-    number: Number
+    number: RequestId
     since: float
     """When it began to wait."""
     deadline: float = math.inf
@@ -148,7 +149,7 @@ class Ledger:
         self.limits = limits
         self.draining = False
         self.tickets: dict[Key, Ticket] = {}
-        self.numbers: dict[tuple[Peer, Number], Ticket] = {}
+        self.numbers: dict[tuple[Peer, RequestId], Ticket] = {}
         """The X1 requests among them."""
         self.seats: dict[Peer, Seat] = {}
         self.waiting: dict[bytes, Waiting] = {}
@@ -162,7 +163,7 @@ class Ledger:
         """Peers that were dropped though they may be there: X1 clients among them are to hear no more."""
         self.unordered: dict[bytes, list[list[Ticket]]] = {}
         """Requests that came back from workers that were lost at once: which worker was first cannot be seen."""
-        self._ended: set[tuple[Peer, Number]] = set()
+        self._ended: set[tuple[Peer, RequestId]] = set()
         self.batch_routes: dict[Peer, Route] = {}
         """What is in front of the header of batches, for each client that spoke the batched form last."""
         self._order = count(1)
@@ -201,13 +202,13 @@ class Ledger:
         client = peer_of(command.route)
         self.spoke(command.route, batched)
         code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
-        self._tell_error(client, command.number, command.service, code)
+        self._tell_error(client, command.id, command.service, code)
         self._events["X1: malformed"] += 1
 
     def request(self, command: wire.Request, batched: bool, now: float) -> None:
         """A client's REQUEST: it is refused, or waits until the end of the turn."""
         self.stats.requests += 1
-        route, header, service, body, options, number = command
+        route, header, service, body, options, number = command[:6]
         client = peer_of(route)
         if header == wire.CX1:
             self.spoke(command.route, batched)
@@ -300,7 +301,7 @@ class Ledger:
 
     def cancel(self, command: wire.Cancel, batched: bool, now: float) -> None:
         """A client's CANCEL."""
-        client, number = peer_of(command.route), command.number
+        client, number = peer_of(command.route), command.id
         self.spoke(command.route, batched)
         ticket = self.numbers.get((client, number))
         if ticket is not None and command.service in {None, ticket.service}:
@@ -327,7 +328,7 @@ class Ledger:
         else:
             self.expected.append(Said(ticket.route, kind, False, None, ticket.service, body))
 
-    def _tell_error(self, client: Peer, number: Number, service: bytes, code: int, **details: Any) -> None:
+    def _tell_error(self, client: Peer, number: RequestId, service: bytes, code: int, **details: Any) -> None:
         details = {"text": None, **details}
         batched = self.batched_client(client)
         self.expected.append(
@@ -471,10 +472,10 @@ class Ledger:
         seat = self._seen(command, batched, now)
         if seat is None:
             return None
-        held = seat.held.get(command.address)
+        held = seat.held.get(command.id)
         if held is not None:
             return seat, held.ticket
-        if command.address in self.issued:
+        if command.id in self.issued:
             self.stats.late += 1
             self._events[f"late {type(command).__name__}"] += 1
         else:
@@ -510,7 +511,7 @@ class Ledger:
         ticket.streamed = not command.final
         self._tell(ticket, Kind.FINAL if command.final else Kind.PARTIAL, tuple(body))
 
-    def failure(self, command: wire.Failure, batched: bool, now: float) -> None:
+    def failure(self, command: wire.Error, batched: bool, now: float) -> None:
         """A worker's ERROR: only an X1 client is told."""
         found = self._held(command, batched, now)
         if found is None:
@@ -534,7 +535,7 @@ class Ledger:
         """A reply over the limits: an X1 request ends with that."""
         self.stats.invalid[command.reason] += 1
         seat = self.seats.get(peer_of(command.route))
-        held = None if seat is None or seat.header != command.header else seat.held.get(command.address)  # type: ignore[arg-type]
+        held = None if seat is None or seat.header != command.header else seat.held.get(command.id)  # type: ignore[arg-type]
         if seat is None or held is None:
             return
         check(seat.x1, "the simulation has no such workers of MDP")

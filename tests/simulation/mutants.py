@@ -7,12 +7,14 @@ from typing import Any
 from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop
+from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import NEVER, Registry, key_of
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.wire.batch_python import Batch
 from zmdp.workers.session import WorkerSession
+
+_enqueue = Registry.enqueue
 
 # ── who gets what ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -27,14 +29,14 @@ def no_turns(queue: FairQueue) -> Any:
 def newest_first(pool: Pool, worker: Any, add: Any = Pool.add) -> None:
     """Of workers with the same load the one that was used last is next."""
     add(pool, worker)
-    line = pool._lines[worker.load]
+    line = pool._lists[worker.load]
     line.remove(worker)
     line.prepend(worker)
 
 
 def most_loaded(pool: Pool) -> Any:
     """The worker that holds the most requests gets the next one."""
-    return pool._lines[pool._loads.bit_length() - 1].first if pool._loads else None
+    return pool._lists[pool._loads.bit_length() - 1].first if pool._loads else None
 
 
 def suspects_together(schedule: Schedule) -> Any:
@@ -78,16 +80,16 @@ def over_credit(schedule: Schedule, worker: Any, update: Any = Schedule.update) 
     worker.credit -= 1
 
 
-def dispatch_late(broker: Broker, request: Any, now: float, *, front: bool = False, queue: Any = Broker._queue) -> None:
+def dispatch_late(registry: Registry, request: Any, now: float, *, front: bool = False) -> None:
     """A request that waits is dispatched though its time has passed."""
     request.deadline = NEVER
-    queue(broker, request, now, front=front)
+    _enqueue(registry, request, now, front=front)
 
 
 def no_ttl(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
     """The time of a request stands still while a worker has it."""
     dispatch(broker, worker, request, now)
-    broker._expiries.clear(request)
+    broker.registry.expiries.clear(request)
 
 
 def old_address(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
@@ -102,12 +104,14 @@ def same_options(given: wire.Options, ttl: float | None, attempt: int) -> bytes:
     return given.raw
 
 
-def first_attempt(packed: Batch, address: int, ttl: int, attempt: int, *rest: Any, work: Any = Batch.work) -> None:
+def first_attempt(
+    packed: Batch, address: int, ttl: int, attempt: int, *rest: Any, work: Any = Batch.request_to_worker
+) -> None:
     """A worker is not told that it is not the first."""
     work(packed, address, ttl, 1, *rest)
 
 
-def lost_record(packed: Batch, address: int, *rest: Any, work: Any = Batch.work) -> None:
+def lost_record(packed: Batch, address: int, *rest: Any, work: Any = Batch.request_to_worker) -> None:
     """Some records get lost when they are packed."""
     if address % 20:
         work(packed, address, *rest)
@@ -122,14 +126,15 @@ def lost_reply(packed: Batch, command: int, number: int, body: Any, reply: Any =
 # ── the end of workers and requests ──────────────────────────────────────────────────────────────────────────────────
 
 
-def forget_request(broker: Broker, request: Any, now: float) -> None:
+def forget_request(broker: Broker, attempt: Any, now: float) -> None:
     """The request is lost with its worker."""
 
 
 def restream(broker: Broker, request: Any, *rest: Any, send: Any = Broker._send_reply) -> None:
     """A stream is begun again by another worker."""
     send(broker, request, *rest)
-    request.streamed = False
+    if request.attempt is not None:
+        request.attempt.streamed = False
 
 
 def keep_service(registry: Registry, service: Any) -> None:
@@ -143,7 +148,7 @@ def any_address(broker: Broker, command: Any, now: float, attempt: Any = Broker.
         command = copy.copy(command) if isinstance(command, wire.Reply) else command
         address = next(iter(worker.held))
         if isinstance(command, wire.Reply):
-            command.address = address
+            command.id = address
         else:
             command = command._replace(address=address)
     return attempt(broker, command, now)
@@ -158,7 +163,7 @@ def no_late(broker: Broker, command: Any, now: float, attempt: Any = Broker._att
 def blame_release(broker: Broker, command: Any, now: float, release: Any = Broker._release) -> None:
     """RELEASE counts as an attempt."""
     worker = broker.registry.workers.get(key_of(command.route))
-    attempt = None if worker is None else worker.held.get(command.address)
+    attempt = None if worker is None else worker.held.get(command.id)
     if attempt is not None and worker is not None:
         worker.suspects += not attempt.request.attempts
         attempt.request.attempts += 1
@@ -168,7 +173,7 @@ def blame_release(broker: Broker, command: Any, now: float, release: Any = Broke
 def had_it(broker: Broker, command: Any, now: float, release: Any = Broker._release) -> None:
     """Who released a request is told of as one who had it."""
     worker = broker.registry.workers.get(key_of(command.route))
-    attempt = None if worker is None else worker.held.get(command.address)
+    attempt = None if worker is None else worker.held.get(command.id)
     if attempt is not None:
         attempt.request.handed += 1
     release(broker, command, now)
@@ -240,15 +245,17 @@ def tell_all(broker: Broker, request: Any, reason: Drop, now: float, report: Any
     """A client that does not speak X1 is told too."""
     report(broker, request, reason, now)
     if request.header == wire.C02:
-        broker._out.append(wire.error((*request.client.path, b"1", b""), request.service.name, b"500", b"it failed"))
+        broker._out.append(
+            wire.error_to_client((*request.client.path, b"1", b""), request.service.name, 500, b"it failed")
+        )
 
 
-def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._failure) -> None:
+def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._error) -> None:
     """An ERROR for an abandoned request goes to its client all the same."""
     worker = broker.registry.workers.get(key_of(command.route))
-    attempt = None if worker is None else worker.held.get(command.address)
+    attempt = None if worker is None else worker.held.get(command.id)
     failure(broker, command, now)
-    if attempt is not None and attempt.request.abandoned and attempt.request.header == wire.CX1:
+    if attempt is not None and attempt.abandoned and attempt.request.header == wire.CX1:
         request = attempt.request
         broker._send_error(request.client, request.number, request.service.name, command.code, b"", [])
 
@@ -259,14 +266,14 @@ def patient(broker: Broker, request: Any, now: float, refusal: Any = Broker._ref
     return None if drop is Drop.NO_WORKER else drop
 
 
-def let_all_wait(registry: Registry, request: Any, *, front: bool = False, enqueue: Any = Registry.enqueue) -> None:
+def let_all_wait(registry: Registry, request: Any, now: float, *, front: bool = False) -> None:
     """A request goes on waiting when the last worker has left."""
     raw, ttl, _, only_ttl, ttl_apart = request.options
     request.options = wire.Options(raw, ttl, True, only_ttl, ttl_apart)
-    enqueue(registry, request, front=front)
+    _enqueue(registry, request, now, front=front)
 
 
-def forget_ended(registry: Registry, client: Any, number: wire.Number) -> bool:
+def forget_ended(registry: Registry, client: Any, number: wire.RequestId) -> bool:
     """The broker does not know of requests that have ended."""
     return False
 
@@ -394,16 +401,16 @@ MUTANTS = [
     (Schedule, "update", to_the_leaving, "C6: "),
     (Schedule, "update", over_credit, "C6: "),
     (Broker, "_credit", without_credit, "C"),
-    (Broker, "_queue", dispatch_late, "has the ttl"),
+    (Registry, "enqueue", dispatch_late, "has the ttl"),
     (Broker, "_dispatch", no_ttl, "lives on after its time has passed"),
     (Broker, "_dispatch", old_address, "C32"),
     (wire, "options_with", same_options, "X1: "),
-    (Batch, "work", first_attempt, "is told to be the attempt"),
-    (Batch, "work", lost_record, "C12"),
+    (Batch, "request_to_worker", first_attempt, "is told to be the attempt"),
+    (Batch, "request_to_worker", lost_record, "C12"),
     (Batch, "reply", lost_reply, "C3, C18, C32"),
     (Broker, "_place_again", forget_request, "was lost"),
     (Broker, "_send_reply", restream, "WORKER_LOST"),
-    (Registry, "forget_if_empty", keep_service, "nothing is left"),
+    (Registry, "_forget_if_empty", keep_service, "nothing is left"),
     (Broker, "_attempt", any_address, "C3, C18, C32"),
     (Broker, "_attempt", no_late, "C14"),
     (Broker, "_release", blame_release, "C17"),
@@ -419,7 +426,7 @@ MUTANTS = [
     (Broker, "_report", twice, "X1: ERROR"),
     (Broker, "_report", never, "X1: ERROR"),
     (Broker, "_report", tell_all, "X1: ERROR"),
-    (Broker, "_failure", tell_late, "X1: ERROR"),
+    (Broker, "_error", tell_late, "X1: ERROR"),
     (Broker, "_refusal", patient, "X1: ERROR"),
     (Registry, "enqueue", let_all_wait, "are not to wait"),
     (Registry, "ended_lately", forget_ended, "X1: ERROR"),

@@ -93,8 +93,8 @@ class PirateProcess(Process):
             return  # it was closed while this process hung
         answer = wire.decode_broker(message)
         call = self._call
-        check(isinstance(answer, wire.Answer) and call is not None, f"{self.name} got {message}, which is no reply")
-        assert isinstance(answer, wire.Answer)
+        check(isinstance(answer, wire.Reply) and call is not None, f"{self.name} got {message}, which is no reply")
+        assert isinstance(answer, wire.Reply)
         assert call is not None
         check(not self.idle, f"C3: {self.name} got {message}, but waits for nothing")
         check(answer.service == call.service, f"C18: {self.name} asked {call.service!r} and got {message}")

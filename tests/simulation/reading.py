@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import Kind, Message, Number, Route, batch
+from zmdp.mdp.wire import Kind, Message, RequestId, Route, batch
 
 from .rules import Broken, check
 
@@ -24,7 +24,7 @@ class Said(NamedTuple):
     """For an answer of X1 the peer; else all that is in front of the header (C22)."""
     kind: Kind
     batched: bool
-    number: Number = None
+    number: RequestId = None
     """The number of an X1 request; the address of a worker's."""
     service: bytes = b""
     """Empty in the batched form."""
@@ -44,7 +44,9 @@ def matches(said: Said, expected: Said) -> bool:
     return said == expected
 
 
-def to_client(path: Peer, number: Number, kind: Kind, *, batched: bool, service: bytes = b"", **details: Any) -> Said:
+def to_client(
+    path: Peer, number: RequestId, kind: Kind, *, batched: bool, service: bytes = b"", **details: Any
+) -> Said:
     """What an X1 client is to be told of its request `number`.  Only integers can stand in records."""
     if batched and isinstance(number, int):
         return Said(path, kind, True, number, b"", **details)
@@ -52,9 +54,9 @@ def to_client(path: Peer, number: Number, kind: Kind, *, batched: bool, service:
     return Said(to, kind, False, number, service, **details)
 
 
-def _split(route: Route) -> tuple[Route, Number]:
+def _split(route: Route) -> tuple[Route, RequestId]:
     """An X1 client, and the number in front of the header."""
-    return (route[:-2], wire.number_of(route[-2])) if len(route) > 2 else (route[:-1], None)
+    return (route[:-2], wire.id_of(route[-2])) if len(route) > 2 else (route[:-1], None)
 
 
 class Heard(NamedTuple):
@@ -87,7 +89,7 @@ class Work(NamedTuple):
 
     to: Route
     batched: bool
-    work: wire.Work
+    work: wire.Request
 
 
 class Beat(NamedTuple):
@@ -115,24 +117,24 @@ def read(message: Message) -> list[Said | Work | Beat]:
 
 def _said(command: Any, route: Route, *, batched: bool) -> Said | Work | Beat:
     match command:
-        case wire.Work():
+        case wire.Request():
             return Work(route, batched, command)
-        case wire.Withdraw():
-            return Said(route, Kind.CANCEL, batched, command.address)
+        case wire.Cancel():
+            return Said(route, Kind.CANCEL, batched, command.id)
         case wire.Disconnect():
             return Said(route, Kind.DISCONNECT, batched, None, command.header)
         case wire.Heartbeat() if command.header == wire.CX1:
             return Said(route, Kind.HEARTBEAT, batched)
         case wire.Heartbeat():
             return Beat(route, batched)
-        case wire.Answer():
+        case wire.Reply():
             kind = Kind.FINAL if command.final else Kind.PARTIAL
             to, number = route, None
             if command.header == wire.CX1:
-                to, number = (peer_of(route), command.number) if batched else _split(route)
+                to, number = (peer_of(route), command.id) if batched else _split(route)
             return Said(to, kind, batched, number, command.service, tuple(command.body))
         case wire.Error():
-            to, number = (peer_of(route), command.number) if batched else _split(route)
-            body = tuple(command.detail)
-            return Said(to, Kind.ERROR, batched, number, command.service, body, command.code, command.text)
+            to, number = (peer_of(route), command.id) if batched else _split(route)
+            body, text = tuple(command.detail), command.text.decode(errors="replace")
+            return Said(to, Kind.ERROR, batched, number, command.service, body, command.code, text)
     raise Broken(f"the broker sent an invalid command: {command} to {route}")

@@ -13,7 +13,8 @@ from itertools import combinations, islice, permutations, product
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop, Loss
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.broker.machine import GIVEN_UP, Broker
 from zmdp.mdp.broker.registry import Request
 from zmdp.mdp.codes import Code
@@ -93,7 +94,7 @@ class Referee:
                 ledger.heartbeat(command, batched, now)
             case wire.Reply():
                 ledger.reply(command, batched, now)
-            case wire.Failure():
+            case wire.Error():
                 ledger.failure(command, batched, now)
             case wire.Oversized():
                 ledger.oversized(command, batched, now)
@@ -257,7 +258,7 @@ class Referee:
 
     def _dispatched(self, works: list[Work], now: float) -> None:
         """Requests go to workers: each to the right one, and in their turn."""
-        dispatches = self._identify(sorted(works, key=lambda work: work.work.address), now)
+        dispatches = self._identify(sorted(works, key=lambda work: work.work.id), now)
         alive = set(self._tickets())
         for ticket in self.ledger.tickets.values():
             overdue = ticket.waits and now >= ticket.deadline
@@ -281,7 +282,7 @@ class Referee:
             check(not seat.leaving, f"C16: REQUEST to {seat}, which is leaving")
             check(seat.route == to, f"C22: REQUEST to {seat} is behind the envelope {to}")
             check(batched == seat.batched, f"X1: {seat} gets REQUEST in the other form")
-            address = work.address
+            address = work.id
             check(isinstance(address, int), f"C32: the address {address!r} is no number")
             assert isinstance(address, int)
             check(address not in ledger.issued, f"C32: the address {address} was given out before")
@@ -375,7 +376,7 @@ class Referee:
             for line in lines
         ]
 
-    def _check_options(self, ticket: Ticket, work: wire.Work, now: float) -> None:
+    def _check_options(self, ticket: Ticket, work: wire.Request, now: float) -> None:
         """The client's own; and how much of its time is left, and which attempt this is."""
         told: dict[str, Any] = json.loads(work.options.raw or b"{}")
         expected: dict[str, Any] = json.loads(ticket.options.raw or b"{}")

@@ -98,10 +98,10 @@ class Rogue(Process):
         kinds = (Kind.FINAL,) if worker == wire.W01 else (Kind.PARTIAL, Kind.FINAL)
         return rng.choice(
             [
-                wire.request(route, rng.choice([wire.C01, wire.C02]), service, self._body()),
+                wire.request_to_broker(route, rng.choice([wire.C01, wire.C02]), service, self._body()),
                 wire.ready(route, worker, service, b'{"credit":30}' if worker == wire.WX1 else b""),
-                wire.reply(route, worker, rng.choice(kinds), address, [b"a reply that nobody asked for"]),
-                wire.failure(route, address, rng.choice([500, 7]), b"a failure that nobody asked for"),
+                wire.reply_to_broker(route, worker, rng.choice(kinds), address, [b"a reply that nobody asked for"]),
+                wire.error_to_broker(route, address, rng.choice([500, 7]), b"a failure that nobody asked for"),
                 wire.credit(route, rng.choice([0, 2, 10**18])),
                 wire.release(route, address),
                 wire.heartbeat(route, worker),
@@ -117,9 +117,9 @@ class Rogue(Process):
         number = rng.choice([route, (b"1", b""), (b"1", b""), (b"2", b"3", b"")])
         return rng.choice(
             [
-                wire.request(number, wire.CX1, service, self._body(), rng.choice(OPTIONS)),
-                wire.request(number, wire.CX1, service, self._body(), rng.choice(BROKEN_OPTIONS)),
-                wire.cancel(number, service),
+                wire.request_to_broker(number, wire.CX1, service, self._body(), rng.choice(OPTIONS)),
+                wire.request_to_broker(number, wire.CX1, service, self._body(), rng.choice(BROKEN_OPTIONS)),
+                wire.cancel_to_broker(number, service),
                 wire.heartbeat(number, wire.CX1),
                 [*number, wire.CX1, rng.choice([b"\x02", b"\x03", b"\x04", b"\x07", b"\x0c", b""]), service],
             ]
@@ -146,12 +146,13 @@ class Rogue(Process):
             case 0:
                 packed.signal(rng.choice([5, 5, 77]), number)
             case 1:
-                packed.request(number, rng.choice([0, 0, 1, 900]), service, rng.choice(BROKEN_OPTIONS), self._body())
+                ttl, options = rng.choice([0, 0, 1, 900]), rng.choice(BROKEN_OPTIONS)
+                packed.request_to_broker(number, ttl, service, options, self._body())
             case _:
                 body = [*self._body(), bytes(rng.choice([0, wire.SHARED]))]
                 options = rng.choice(OPTIONS)
                 ttl = 0 if b"ttl" in options else rng.choice([0, 1, 900])
-                packed.request(number, ttl, service, options, body)
+                packed.request_to_broker(number, ttl, service, options, body)
 
     def _pack_worker(self, packed: batch.Batch) -> None:
         rng, address = self.world.rng, self._address()

@@ -86,17 +86,17 @@ class FramedWorker(Process):
             same = self._left_on is not None and getattr(self._dealer, "link", None) is self._left_on
             check(not same or not self._held, f"C16: {self.name} is let go, but holds {self._held}")
             self._reopen()
-        elif isinstance(command, wire.Work):
+        elif isinstance(command, wire.Request):
             check(len(self._held) < 1 or self._x1, f"C6: {self.name} got a second request")
-            self._held.add(command.address)
+            self._held.add(command.id)
             if self._x1 and not self.world.calm and self.world.chance(0.1):
-                self._held.remove(command.address)
-                self._dealer.send(wire.release(self._route, command.address))
+                self._held.remove(command.id)
+                self._dealer.send(wire.release(self._route, command.id))
                 return
             seconds = self.world.rng.expovariate(10)
-            self.later(seconds, partial(self._finish, dealer, command.address, command.body[0]))
+            self.later(seconds, partial(self._finish, dealer, command.id, command.body[0]))
         else:
-            kinds = (wire.Heartbeat, wire.Withdraw)
+            kinds = (wire.Heartbeat, wire.Cancel)
             check(isinstance(command, kinds), f"X1: {self.name} got {message}, which is not in the form that it speaks")
 
     def _finish(self, dealer: Socket, address: wire.Address, number: bytes) -> None:
@@ -104,7 +104,7 @@ class FramedWorker(Process):
             return
         self._held.discard(address)
         run = f"{self.name}:{self.world.number()}".encode()
-        final = wire.reply(self._route, self._header, Kind.FINAL, address, [end(number, run, 0)])
+        final = wire.reply_to_broker(self._route, self._header, Kind.FINAL, address, [end(number, run, 0)])
         self._dealer.send(final)
         if not self.world.calm and self.world.chance(0.3):
             self.world.events["FINAL sent twice"] += 1
@@ -132,8 +132,8 @@ class FramedCaller(Process):
         self._choose = choose
         self._pause = pause
         self._dealer: Socket = connect(world.network, name, self._arrived)
-        self._asked: dict[wire.Number, tuple[Wish, Stream]] = {}
-        self._cancelled: set[wire.Number] = set()
+        self._asked: dict[wire.RequestId, tuple[Wish, Stream]] = {}
+        self._cancelled: set[wire.RequestId] = set()
         self._next()
 
     def _next(self) -> None:
@@ -152,10 +152,12 @@ class FramedCaller(Process):
         self._asked[number] = wish, Stream(body)
         route = wire.envelope_of(number)
         frames = [wish.about] if wish.is_mmi else [body]
-        self._dealer.send(wire.request(route, wire.CX1, wish.service, frames, options))
+        self._dealer.send(wire.request_to_broker(route, wire.CX1, wish.service, frames, options))
         if self.world.chance(0.1):
             self._cancelled.add(number)
-            self.later(self.world.rng.expovariate(1), partial(self._dealer.send, wire.cancel(route, wish.service)))
+            self.later(
+                self.world.rng.expovariate(1), partial(self._dealer.send, wire.cancel_to_broker(route, wish.service))
+            )
 
     def _arrived(self, dealer: Socket, message: Message) -> None:
         self.do(partial(self._receive, message))
@@ -164,22 +166,22 @@ class FramedCaller(Process):
         command = wire.decode_broker(message)
         if isinstance(command, wire.Heartbeat):
             return
-        framed = isinstance(command, wire.Answer | wire.Error)
+        framed = isinstance(command, wire.Reply | wire.Error)
         check(framed, f"X1: {self.name} got {message}, which is not in the form that it speaks")
-        assert isinstance(command, wire.Answer | wire.Error)
+        assert isinstance(command, wire.Reply | wire.Error)
         if isinstance(command, wire.Error) and command.code == Code.MALFORMED:
-            check(command.number in self._cancelled, f"X1: {self.name} got {message}, but said nothing malformed")
+            check(command.id in self._cancelled, f"X1: {self.name} got {message}, but said nothing malformed")
             return  # the request was lost with an earlier connection
-        check(command.number in self._asked, f"X1: {self.name} got {message}, which it did not ask for")
-        wish, stream = self._asked[command.number]
+        check(command.id in self._asked, f"X1: {self.name} got {message}, which it did not ask for")
+        wish, stream = self._asked[command.id]
         check(command.service == wish.service, f"C18: {self.name} asked {wish.service!r} and got {message}")
-        if isinstance(command, wire.Answer):
+        if isinstance(command, wire.Reply):
             if not wish.is_mmi:
                 stream.add(command.body)
                 check(stream.ended == command.final, f"C3: {message} is not what the worker sent")
             self.world.events["framed client got its reply"] += command.final
         if isinstance(command, wire.Error) or command.final:
-            del self._asked[command.number]
+            del self._asked[command.id]
 
     def tick(self) -> None:
         pass

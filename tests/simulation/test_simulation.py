@@ -144,7 +144,7 @@ RARE = [
     "invalid: unknown-command",
     "invalid: unknown-number",
     "late",
-    "late Failure",
+    "late Error",
     "late Release",
     "late Reply",
     "lost: broker-closing",
@@ -275,7 +275,15 @@ def used(name: str, module: str) -> set[str]:
 
 
 def test_there_are_encoders_to_look_for() -> None:
-    assert {"request", "ready", "work", "reply", "credit", "release", "disconnect", "heartbeat"} <= encoders()
+    assert {
+        "request_to_broker",
+        "request_to_worker",
+        "reply_to_broker",
+        "ready",
+        "release",
+        "disconnect",
+        "heartbeat",
+    } <= encoders()
     assert "decode_peer" not in encoders()
     assert used("strangers.py", "wire") & encoders() != set()
 

@@ -22,7 +22,7 @@ def requests(message: list[bytes]) -> list[Asked]:
     """The REQUESTs in a message, the sender's identity first; other commands are left out."""
     commands = batch.from_client(message, 2, (message[0], b""), 1 << 30, 1 << 30) if len(message) > 3 else []
     return [
-        Asked(message[0], command.number, command.service, command.body)
+        Asked(message[0], command.id, command.service, command.body)
         for command in commands
         if isinstance(command, wire.Request)
     ]

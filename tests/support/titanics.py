@@ -34,7 +34,7 @@ def running_bench() -> Iterator[Bench]:
         bench = Bench(server, context)
         stack.callback(bench.close)
         yield bench
-        assert server.broker.stats.failures == 0
+        assert server.broker.stats.internal_errors == 0
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Peer:
         """Send REQUESTs and CANCELs with these addresses, in one message."""
         packed = batch.Batch((self._identity, b""), wire.WX1)
         for address in work:
-            packed.work(address, ttl, 1, b"", [body])
+            packed.request_to_worker(address, ttl, 1, b"", [body])
         for address in cancel:
             packed.signal(8, address)
         for message in packed.messages():
@@ -60,11 +60,11 @@ class Peer:
         while len(found) < count:
             command = self.next()
             if isinstance(command, wire.Reply) and command.final:
-                assert isinstance(command.address, int)
-                found[command.address] = command.body[0]
-            elif isinstance(command, wire.Failure):
-                assert isinstance(command.address, int)
-                found[command.address] = (command.code, command.text)
+                assert isinstance(command.id, int)
+                found[command.id] = command.body[0]
+            elif isinstance(command, wire.Error):
+                assert isinstance(command.id, int)
+                found[command.id] = (command.code, command.text)
         return found
 
     def let_go(self, stop: Callable[[], None]) -> list[Any]:

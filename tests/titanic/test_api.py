@@ -316,7 +316,7 @@ NOT_EVEN_SENT = [
     ({"delay": "1"}, "delay is '1': it takes a number of seconds"),
     ({"ttl": True}, "ttl is True: it takes a number of seconds"),
     ({"backoff": timedelta(1)}, "backoff is"),
-    ({"service": "no\tname"}, "is no service name"),
+    ({"service": "no\tname"}, "is not a valid service name"),
     ({"headers": {"a": 1}}, "headers"),
 ]
 NOT_TAKEN = [
@@ -670,7 +670,7 @@ def test_what_cannot_be_enqueued_is_a_setting_error_and_stores_nothing(orders, o
             ("later", {"key": "a\0b"}, "key"),
             ("later", {"headers": {"a": 1}}, "headers"),
             ("titanic.request", {}, "not asked through Titanic"),
-            ("no\tname", {}, "is no service name"),
+            ("no\tname", {}, "is not a valid service name"),
         ):
             with pytest.raises(SettingError, match=told):
                 enqueue(session, service_, b"body", **asked)

@@ -750,7 +750,7 @@ def test_plain_functions_are_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"service": ""}, "no service name"),
+        ({"service": ""}, "not a valid service name"),
         ({"service": "mmi.mine"}, "'mmi.mine' is reserved"),
         ({"concurrency": 0}, "concurrency is 0"),
         ({"heartbeat": 0}, "heartbeat is 0"),
@@ -813,7 +813,7 @@ def test_a_handler_that_blocks_the_event_loop_is_given_fewer_requests():
                 while len(kinds[wire.Release]) + len(kinds[wire.Reply]) < 8:
                     command = peer.next()
                     kinds[type(command)].append(command)
-                assert kinds[wire.Reply][0].address == 0
+                assert kinds[wire.Reply][0].id == 0
                 assert len(kinds[wire.Release]) == 7
                 assert kinds[wire.Credit][0].credit == 32
                 address = 100

@@ -268,8 +268,8 @@ def test_the_guides_loop_streams_and_beats_between_two_calls(client, endpoint, p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"service": ""}, "no service name"),
-        ({"service": b"\xff"}, "no service name"),
+        ({"service": ""}, "not a valid service name"),
+        ({"service": b"\xff"}, "not a valid service name"),
         ({"service": "mmi.mine"}, "'mmi.mine' is reserved"),
         ({"heartbeat": float("inf")}, "heartbeat is inf"),
         ({"concurrency": 0}, "concurrency is 0"),

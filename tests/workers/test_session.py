@@ -51,13 +51,13 @@ def _batched(each: Any) -> Command:
         case wire.Ready():
             return ("READY", each.credit, each.service)
         case wire.Reply():
-            return ("FINAL" if each.final else "PARTIAL", each.address, *each.body)
-        case wire.Failure():
-            return ("ERROR", each.address, each.code, each.text, *each.detail)
+            return ("FINAL" if each.final else "PARTIAL", each.id, *each.body)
+        case wire.Error():
+            return ("ERROR", each.id, each.code, each.text, *each.detail)
         case wire.Credit():
             return ("CREDIT", each.credit)
         case wire.Release():
-            return ("RELEASE", each.address)
+            return ("RELEASE", each.id)
     raise AssertionError(each)
 
 
@@ -67,7 +67,7 @@ def _framed(protocol: str, code: bytes, *rest: bytes) -> Command:
     if len(rest) > 1:
         address, empty, *body = rest
         assert empty == b""
-        return (kind, wire.number_of(address), *body)
+        return (kind, wire.id_of(address), *body)
     return (kind, *rest)
 
 
@@ -91,7 +91,7 @@ def works(*addresses: int, body: bytes = b"x", ttl: int = 0, attempt: int = 1, o
     """A batch of REQUESTs (X1)."""
     packed = batch.Batch((b"",), wire.WX1)
     for address in addresses:
-        packed.work(address, ttl, attempt, options, [body])
+        packed.request_to_worker(address, ttl, attempt, options, [body])
     (message,) = packed.messages()
     return list(message)
 
@@ -99,7 +99,7 @@ def works(*addresses: int, body: bytes = b"x", ttl: int = 0, attempt: int = 1, o
 def work(protocol: str, address: int = 7, *body: bytes, options: bytes = b"") -> list[bytes]:
     if protocol == "X1":
         packed = batch.Batch((b"",), wire.WX1)
-        packed.work(address, 0, 1, options, body or (b"x",))
+        packed.request_to_worker(address, 0, 1, options, body or (b"x",))
         (message,) = packed.messages()
         return list(message)
     return [*HEADS[protocol], b"\x02", b"%d" % address, b"", *(body or (b"x",))]
@@ -177,7 +177,7 @@ def test_ready_says_what_operators_see() -> None:
     ("service", "given", "text"),
     [
         (b"echo", {"protocol": "0.3"}, "protocol is '0.3': it must be one of X1, 0.2, 0.1"),
-        (b"", {}, "b'' is no service name: it takes 1 to 255 bytes of printable text"),
+        (b"", {}, "b'' is not a valid service name: it takes 1 to 255 bytes of printable text"),
         (b"echo", {"heartbeat": 0.001}, "heartbeat is 0.001: it must be 0.01 seconds or more"),
         (b"echo", {"heartbeat": float("nan")}, "heartbeat is nan: it must be 0.01 seconds or more"),
         (b"echo", {"liveness": 0}, "liveness is 0: it must be 1 interval or more"),

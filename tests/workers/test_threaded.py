@@ -83,7 +83,7 @@ def test_requests_behind_a_slow_handler_are_returned(router, peer, threads):
     with Worker("gate", gate, broker=router.endpoint, concurrency=threads) as worker:
         assert peer.ready().credit == threads
         peer.send(work=range(100, 100 + 3 * threads), body=b"slow")
-        released = {peer.next().address for _ in range(2 * threads)}
+        released = {peer.next().id for _ in range(2 * threads)}
         assert released == set(range(100 + threads, 100 + 3 * threads))
         gate.go.set()
         assert set(peer.ends(threads)) == set(range(100, 100 + threads))
@@ -133,7 +133,7 @@ def test_leaving_returns_what_has_not_begun(router, peer):
         worker.stop()
         assert isinstance(peer.next(), wire.Disconnect)
         peer.send(work=[2], body=b"slow")
-        assert peer.next().address == 2
+        assert peer.next().id == 2
         assert not worker.wait(0)
         gate.go.set()
         assert peer.ends(1) == {1: b"slow"}

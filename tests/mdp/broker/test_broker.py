@@ -4,10 +4,13 @@ What only X1 has is in `test_broker_x1`, `test_broker_credit` and `test_broker_b
 """
 
 import logging
+from types import MethodType
 
 import pytest
 
-from zmdp.mdp.broker.journal import Drop, Loss, Refusal
+from zmdp.mdp import compiled
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
 from zmdp.mdp.limits import Limits
@@ -1134,6 +1137,73 @@ def test_a_bug_is_counted_and_logged_with_its_traceback(caplog):
         broker.receive(None, now=0)
     except TypeError:
         broker.failed(now=0)
-    assert broker.stats.failures == 1
-    assert "please report this:\nTraceback" in caplog.text
+    assert broker.stats.internal_errors == 1
+    assert "please report this bug:\nTraceback" in caplog.text
     assert broker.receive(request(), now=0) == [work()]
+
+
+unpatchable = pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
+
+
+@unpatchable
+def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monkeypatch):
+    broker = broker_with()
+    for name, service in ((b"w", b"echo"), (b"v", b"sum")):
+        broker.receive([name, b"MDPW02", b"\x01", service], now=0)
+    dispatch, failures = Broker._dispatch, [b"1"]
+
+    def failing(self, worker, request, now):
+        dispatch(self, worker, request, now)
+        if request.body[0] in failures:
+            self._out.pop()
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr(broker, "_dispatch", MethodType(failing, broker))
+    for client, service, body in ((b"c", b"echo", b"1"), (b"d", b"sum", b"2")):
+        broker.take([client, b"MDPC02", b"\x01", service, body], 0)
+    assert [message[-1] for message in broker.flush(0)] == [b"2"]
+    assert broker.stats.internal_errors == 1
+    assert broker.registry.queued == 1
+    failures.clear()
+    assert [message[-1] for message in broker.flush(0)] == [b"1"]
+    assert (broker.registry.queued, broker.registry.running) == (0, 2)
+
+
+@unpatchable
+def test_a_request_that_always_fails_to_be_dispatched_is_dropped(monkeypatch):
+    broker = broker_with(b"w", max_attempts=3)
+
+    def failing(self, worker, request, now):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(broker, "_dispatch", MethodType(failing, broker))
+    broker.take(request(), 0)
+    for _ in range(4):
+        assert broker.flush(0) == []
+    assert (broker.registry.queued, broker.registry.running, broker.registry.unsettled) == (0, 0, [])
+    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
+    assert broker.stats.internal_errors == 3
+
+
+def test_registrations_are_logged_one_by_one_up_to_a_bound(caplog):
+    caplog.set_level(logging.INFO)
+    broker = broker_with()
+    for number in range(WORKER_LINES + 44):
+        broker.receive([b"w%d" % number, b"MDPW02", b"\x01", b"echo"], now=0)
+    assert len(caplog.messages) == WORKER_LINES
+    for number in range(WORKER_LINES + 44):
+        broker.receive([b"w%d" % number, b"MDPW02", b"\x06"], now=1)
+    caplog.clear()
+    assert broker.deadline() <= PERIOD  # though no worker is left
+    broker.tick(PERIOD)
+    assert caplog.messages == [f"worker-ready: 44 more in the last {PERIOD:g} s"]
+    assert broker.deadline() == PERIOD + 1
+
+
+def test_the_end_of_a_broker_reports_what_was_not_logged(caplog):
+    caplog.set_level(logging.INFO)
+    broker = broker_with()
+    for _ in range(LINES + 2):
+        broker.receive([b"c", b"garbage"], now=0)
+    broker.close(now=1)
+    assert caplog.messages[-1] == f"no-header: 2 more in the last {PERIOD:g} s"

@@ -6,7 +6,8 @@ import struct
 import pytest
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop, Loss, Refusal
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import CX1, WX1, batch
@@ -38,7 +39,7 @@ def worker(*records, route=W):
 
 
 def request(number, body=b"x", *, ttl=0, service=b"echo", options=b""):
-    return "request", number, ttl, service, options, [body]
+    return "request_to_broker", number, ttl, service, options, [body]
 
 
 def cancel(number):
@@ -85,16 +86,16 @@ def read(message):
 
 def short(command):
     match command:
-        case wire.Work():
+        case wire.Request():
             options = (command.ttl, command.attempt, command.options.raw)
             plain = options == (None, 1, b"")
-            return "REQUEST", command.address, command.body[0], *([] if plain else [options])
-        case wire.Withdraw():
-            return "CANCEL", command.address
-        case wire.Answer():
-            return "FINAL" if command.final else "PARTIAL", command.number, command.body[0]
+            return "REQUEST", command.id, command.body[0], *([] if plain else [options])
+        case wire.Cancel():
+            return "CANCEL", command.id
+        case wire.Reply():
+            return "FINAL" if command.final else "PARTIAL", command.id, command.body[0]
         case wire.Error():
-            return "ERROR", command.number, command.code, *command.detail
+            return "ERROR", command.id, command.code, *command.detail
 
 
 def told(sent):
@@ -242,7 +243,7 @@ def test_options_that_a_record_cannot_hold_are_framed():
     sent = turn(broker, client(request(1)), [b"d", *framed[1:]])
     assert [message[3:4] for message in sent] == [[b"\x09"], [b"\x02"]]
     command = wire.decode_broker(sent[1][1:])
-    assert (command.address, command.options.values()) == (2, json.loads(options))
+    assert (command.id, command.options.values()) == (2, json.loads(options))
     assert told(broker.receive(worker(final(1)), 0)) == {b"c": [("FINAL", 1, b"x")]}
 
 

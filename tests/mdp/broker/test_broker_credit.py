@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from zmdp.mdp.broker.journal import Drop, Loss, Refusal
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 

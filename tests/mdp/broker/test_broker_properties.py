@@ -42,7 +42,7 @@ def picture(broker):
         {key: list(client.numbered) for key, client in registry.clients.items()},
         (registry.queued, registry.queued_bytes, registry.running),
         (broker.stats.dropped.copy(), broker.stats.disconnected.copy(), broker.stats.lost.copy()),
-        broker.deadline(),
+        (broker._beats.next_due(), registry.expiries.next_due()),
     )
 
 
@@ -53,10 +53,10 @@ def check_books(broker):
     waiting = [request for service in services for request in waiting_in(service)]
     attempts = [attempt for worker in workers for attempt in worker.held.values()]
     running = [attempt.request for attempt in attempts]
-    outstanding = [request for request in [*waiting, *running] if not request.abandoned]
+    outstanding = [*waiting, *(attempt.request for attempt in attempts if not attempt.abandoned)]
 
     # The turn is over.
-    assert [*broker._out, *broker._open, *broker._finished, *broker._unsettled] == []
+    assert [*broker._out, *broker._open, *registry.finished, *registry.unsettled] == []
     assert not any(service.arrived or service.unsettled for service in services)
     assert not any(peer.batch for peer in [*workers, *registry.clients.values()])
 
@@ -65,7 +65,8 @@ def check_books(broker):
     assert registry.queued_bytes == sum(request.charge() for request in waiting)
     assert registry.running == len(running) == sum(service.running for service in services)
     assert len({*waiting, *running}) == len(waiting) + len(running)
-    assert all(request.attempt is None and not request.abandoned for request in waiting)
+    assert all(request.attempt is None and request.queued for request in waiting)
+    assert not any(request.queued for request in running)
     for worker in workers:
         for address, attempt in worker.held.items():
             assert (attempt.worker, attempt.address, attempt.request.attempt) == (worker, address, attempt)
@@ -108,9 +109,9 @@ def check_books(broker):
     assert all(worker.bucket for worker in workers)
     assert all(request.bucket for request in waiting)
     timed = {request for request in running if request.bucket}
-    assert timed == {request for request in running if request.deadline < NEVER and not request.abandoned}
+    assert timed == {each.request for each in attempts if each.request.deadline < NEVER and not each.abandoned}
     assert (len(broker._beats) > 0) == bool(workers)
-    assert (len(broker._expiries) > 0) == bool(waiting or timed)
+    assert (len(broker.registry.expiries) > 0) == bool(waiting or timed)
 
 
 def check_schedule(service):
@@ -124,13 +125,13 @@ def check_schedule(service):
         assert all(turn.requests.first is not None for turn in turns)
         assert all(turn.client.waiting[queue] is turn for turn in turns)
         assert len({turn.client for turn in turns}) == len(turns)
-    pools = {schedule._clean: [], schedule._suspicious: []}
+    pools = {schedule._without_suspect: [], schedule._with_suspect: []}
     capacity = 0
     for worker in service.workers:
         free = 0 if worker.leaving else max(0, worker.credit - worker.load)
         capacity += free
         assert worker.free == free
-        pool = (schedule._suspicious if worker.suspects else schedule._clean) if free else None
+        pool = (schedule._with_suspect if worker.suspects else schedule._without_suspect) if free else None
         assert worker.pool is pool
         if pool is not None:
             assert worker.pooled_load == worker.load
@@ -138,12 +139,13 @@ def check_schedule(service):
     assert schedule.capacity == capacity
     for pool, members in pools.items():
         assert pool.size == len(members)
-        lines = {load: list(line) for load, line in enumerate(pool._lines) if line.first is not None}
+        lines = {load: list(line) for load, line in enumerate(pool._lists) if line.first is not None}
         assert pool._loads == sum(1 << load for load in lines)
         assert {worker: load for load, line in lines.items() for worker in line} == {w: w.load for w in members}
         assert all(line == sorted(line, key=lambda worker: worker.pooled) for line in lines.values())
     assert not (schedule.queue.size and capacity), "a worker has credit while a request waits"
-    assert not (schedule.suspects.size and pools[schedule._clean]), "a worker has credit while a suspect waits"
+    clean = pools[schedule._without_suspect]
+    assert not (schedule.suspects.size and clean), "a worker has credit while a suspect waits"
 
 
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,7 +170,9 @@ almost = st.builds(
 short = st.sampled_from([b"", b"x", b"echo", b"mmi.stats", b"\n", b'{"wait":false}', b"["])
 number = st.integers(0, 5) | st.just((1 << 64) - 1)
 some_records = {
-    CX1: st.tuples(st.just("request"), number, st.sampled_from([0, 1, 5000]), short, short, st.lists(short, max_size=2))
+    CX1: st.tuples(
+        st.just("request_to_broker"), number, st.sampled_from([0, 1, 5000]), short, short, st.lists(short, max_size=2)
+    )
     | st.tuples(st.just("signal"), st.sampled_from([5, 6]), number),
     WX1: st.tuples(st.just("reply"), st.sampled_from([3, 4, 9]), number, st.lists(short, max_size=2))
     | st.tuples(
@@ -528,12 +532,12 @@ class BrokerMachine(RuleBasedStateMachine):
             self.watch(message[0], from_outside)
             if message[at + 1 : at + 2] == [wire.BATCH]:
                 for command in from_outside:
-                    key = (message[0], command.number) if message[at] == CX1 else (message[0],)
+                    key = (message[0], command.id) if message[at] == CX1 else (message[0],)
                     by_peer[key].append(("record", prefix, self.record(command)))
                 continue
             entry = ("frames", *message)
             if message[at] in {CX1, C01, C02}:
-                key = message[0], wire.number_of(message[at - 2]) if message[at] == CX1 and at > 2 else None
+                key = message[0], wire.id_of(message[at - 2]) if message[at] == CX1 and at > 2 else None
                 if message[at + 1 : at + 2] == [b"\x04"] and message[at + 3] != b"%d" % OWN:
                     assert len(message[at + 4]) > 8
                     entry = ("frames", *message[: at + 4], b"", *message[at + 5 :])
@@ -548,26 +552,26 @@ class BrokerMachine(RuleBasedStateMachine):
     @staticmethod
     def record(command):
         match command:
-            case wire.Work():
+            case wire.Request():
                 ttl = None if command.ttl is None else round(command.ttl * 1000)
                 options = json.loads(command.options.raw or b"{}")
-                return "REQUEST", command.address, ttl, command.attempt, options, command.body[0]
-            case wire.Withdraw():
-                return "CANCEL", command.address
-            case wire.Answer():
-                return "FINAL" if command.final else "PARTIAL", command.number, *command.body
+                return "REQUEST", command.id, ttl, command.attempt, options, command.body[0]
+            case wire.Cancel():
+                return "CANCEL", command.id
+            case wire.Reply():
+                return "FINAL" if command.final else "PARTIAL", command.id, *command.body
             case wire.Error():
-                return "ERROR", command.number, command.code, *command.detail
+                return "ERROR", command.id, command.code, *command.detail
 
     def watch(self, identity, commands):
         """Rules that need no model."""
         assert identity not in {worker.identity for worker in self.told_to_go}  # C16
         for command in commands:
-            if isinstance(command, wire.Work):
-                assert command.address not in self.addresses  # C32
-                self.addresses.add(command.address)
-            elif isinstance(command, wire.Answer | wire.Error) and command.number is not None:
-                key = identity, command.number
+            if isinstance(command, wire.Request):
+                assert command.id not in self.addresses  # C32
+                self.addresses.add(command.id)
+            elif isinstance(command, wire.Reply | wire.Error) and command.id is not None:
+                key = identity, command.id
                 if isinstance(command, wire.Error) and command.code == 400:
                     continue
                 assert key not in self.ended  # C18, X1: nothing comes after the one FINAL or ERROR
@@ -1015,7 +1019,7 @@ class BrokerMachine(RuleBasedStateMachine):
         deadline = None if ttl is None else self.now + ttl / 1000
         asked = Asked(client, service, body, number, values, apart, deadline)
         options = json.dumps(values).encode() if values else b""
-        record = ("request", number, ttl if apart else 0, service, options, [body]) if batched else None
+        record = ("request_to_broker", number, ttl if apart else 0, service, options, [body]) if batched else None
         self.say(client, asked.frames(b"\x01", service, options, body), record)
         if not self.is_ignored(client):
             self.batched[client] = batched
@@ -1047,7 +1051,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.say(client, asked.frames(b"\x05", b"sum"))
             self.refuse_number(asked, b"sum", batched=False)
         elif how == "its number again":
-            record = ("request", asked.number, 0, asked.service, b"", [b"again"]) if batched else None
+            record = ("request_to_broker", asked.number, 0, asked.service, b"", [b"again"]) if batched else None
             self.say(client, asked.frames(b"\x01", asked.service, b"", b"again"), record)
             self.refuse_number(asked, asked.service, batched=batched)
         else:

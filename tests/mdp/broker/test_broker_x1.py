@@ -9,8 +9,9 @@ import logging
 
 import pytest
 
-from zmdp.mdp.broker.journal import Drop, Loss, Refusal
-from zmdp.mdp.broker.machine import CODES, GIVEN_UP, MAX_GIVEN_UP, Broker
+from zmdp.mdp.broker.drops import REPORTS, Drop
+from zmdp.mdp.broker.journal import Loss, Refusal
+from zmdp.mdp.broker.machine import GIVEN_UP, MAX_GIVEN_UP, Broker
 from zmdp.mdp.broker.registry import REMEMBERED, REQUEST_OVERHEAD
 from zmdp.mdp.limits import Limits
 
@@ -81,10 +82,10 @@ def error(code, text, number=b"1", *, client=b"c", service=b"echo", detail=()):
 FREE = "its time passed before a worker was free for it: 1 offer it"
 BUSY = "its time passed before a worker was free for it: 1 offer it, all busy"
 NOBODY = "its time passed before a worker was free for it: none offers it"
-RUNNING = "its time passed while a worker was at it"
+RUNNING = "its time passed while a worker held it"
 NO_WORKER = "no worker offers the service"
 DRAINING = "the broker is draining and takes no new requests: retry later, or at another broker"
-CLOSING = "the broker ended before the request was done: retry later, or at another broker"
+CLOSING = "the broker shut down before the request was done: retry later, or at another broker"
 
 
 def new_broker(**limits):
@@ -122,7 +123,7 @@ def holds_nothing(broker):
     """Whether nothing at all is kept of the requests there were."""
     registry = broker.registry
     kept = registry.numbered, registry.queued, registry.queued_bytes, registry.running, registry.clients
-    return not any([*kept, len(broker._expiries), broker._expiries.next_due()])
+    return not any([*kept, len(broker.registry.expiries), broker.registry.expiries.next_due()])
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,7 +275,7 @@ def test_without_an_envelope_nobody_can_be_told(command):  # C15
 )
 def test_a_client_is_told_that_its_request_is_over_the_limits(message, reason):  # C15
     broker = broker_with(b"w", max_message=1000, max_frames=12)
-    assert broker.receive(message, now=0) == [error(413, "a message may have 1000 bytes in 12 frames")]
+    assert broker.receive(message, now=0) == [error(413, "a message may have up to 1000 bytes in 12 frames")]
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
     assert broker.stats.invalid == {reason: 1}
 
@@ -401,7 +402,7 @@ def test_times_that_are_far_off_leave_nothing_behind():
     for number in range(2000):
         feed(broker, request(ttl=10_000_000 + 1000 * number), final(address=number + 1))
     assert holds_nothing(broker)
-    assert len(broker._expiries._order) < 200
+    assert len(broker.registry.expiries._order) < 200
 
 
 # ── what the worker is told ──────────────────────────────────────────────────────────────────────────────────────────
@@ -526,7 +527,7 @@ def test_who_does_not_wait_waits_as_long_as_any_worker_is_there():
 def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(leave):
     broker = broker_with(b"w")
     feed(broker, request(wait=False))
-    assert leave(broker) == [error(502, "its worker was lost, and it is not tried again: 1 had it")]
+    assert leave(broker) == [error(502, "its worker was lost, and it is not retried; workers that received it: 1")]
     assert books(broker) == ([], [], 0, 0, [])
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
     assert holds_nothing(broker)
@@ -548,7 +549,7 @@ def test_who_does_not_wait_is_not_told_that_nobody_is_there_if_somebody_had_begu
     assert books(broker) == ([b"echo"], [b"w2"], 2, 1, ["1", "2", "3"])
     assert broker.gone(b"w2", now=0) == [
         error(404, NO_WORKER, b"3"),
-        error(502, "its worker was lost, and it is not tried again: 1 had it", b"1"),
+        error(502, "its worker was lost, and it is not retried; workers that received it: 1", b"1"),
     ]
     assert broker.stats.dropped == {Drop.NO_WORKER: 1, Drop.WORKERS_LOST: 1}
 
@@ -558,7 +559,7 @@ def test_all_workers_die_together():
     feed(broker, request(b"1", wait=False), request(b"2"), request(b"3", wait=False))
     assert broker.tick(100) == [
         error(404, NO_WORKER, b"3"),
-        error(502, "its worker was lost, and it is not tried again: 1 had it", b"1"),
+        error(502, "its worker was lost, and it is not retried; workers that received it: 1", b"1"),
     ]
     assert books(broker) == ([b"echo"], [], 1, 0, ["2"])
 
@@ -763,21 +764,24 @@ def cancelled():
     return broker, feed(broker, request(), cancel())
 
 
+CODES = {report.code for report in REPORTS.values() if report.code is not None}
 DROPS = {
     Drop.EXPIRED: (
         expired, 408, "the broker's expiry of 10 s passed before a worker was free for it: none offers it",
     ),
     Drop.TTL_PASSED: (ttl_passed, 408, RUNNING),
-    Drop.QUEUE_FULL: (queue_full, 429, "1 requests wait for the service already: retry later"),
-    Drop.MEMORY_FULL: (memory_full, 429, f"what waits at the broker takes {2 * SIZE - 1} bytes already: retry later"),
+    Drop.QUEUE_FULL: (queue_full, 429, "1 requests are already waiting for the service: retry later"),
+    Drop.MEMORY_FULL: (
+        memory_full, 429, f"requests waiting at the broker already take {2 * SIZE - 1} bytes: retry later",
+    ),
     Drop.TOO_MANY_SERVICES: (
         too_many_services, 429, "no worker offers the service, and 1 services are in use: retry later",
     ),
     Drop.DRAINING: (draining, 503, DRAINING),
     Drop.CLOSING: (closing, 503, CLOSING),
-    Drop.WORKERS_LOST: (workers_lost, 502, "its worker was lost, and it is not tried again: 2 had it"),
-    Drop.LOST_AFTER_PARTIAL: (lost_after_partial, 502, "its worker was lost after a PARTIAL, so it cannot be repeated"),
-    Drop.REPLY_TOO_LARGE: (reply_too_large, 413, "the reply is over the limits of 500 bytes in 1024 frames"),
+    Drop.WORKERS_LOST: (workers_lost, 502, "its worker was lost, and it is not retried; workers that received it: 2"),
+    Drop.LOST_AFTER_PARTIAL: (lost_after_partial, 502, "its worker was lost after a PARTIAL, so it cannot be retried"),
+    Drop.REPLY_TOO_LARGE: (reply_too_large, 413, "the reply exceeds the limits of 500 bytes and 1024 frames"),
     Drop.NO_WORKER: (no_worker, 404, NO_WORKER),
     Drop.CANCELLED: (cancelled, 499, "cancelled"),
 }  # fmt: skip
@@ -788,13 +792,15 @@ def test_a_client_is_told_why_its_request_was_dropped(reason, case):
     happens, code, text = case
     broker, sent = happens()
     assert sent == [error(code, text)]
-    assert CODES[reason] == code
+    assert REPORTS[reason].code == code
     assert broker.stats.dropped == {reason: 1}
     assert 1 not in {each.number for each in broker.registry.numbered if each.client.key == b"c"}
 
 
 def test_every_reason_has_its_code():
-    assert set(CODES) == set(DROPS) == set(Drop) - {Drop.CLIENT_GONE, Drop.HANDLER_FAILED}
+    assert set(REPORTS) == set(Drop)
+    with_code = {reason for reason, report in REPORTS.items() if report.code is not None}
+    assert with_code == set(DROPS) == set(Drop) - {Drop.CLIENT_GONE, Drop.HANDLER_FAILED}
 
 
 # ── the worker's ERROR ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -862,7 +868,7 @@ def test_a_duplicated_error_is_dropped():  # C32
     assert (broker.stats.errors, broker.stats.late) == (1, 1)
 
 
-@pytest.mark.parametrize("code", sorted({*CODES.values(), 400, 403, 422, 500}))
+@pytest.mark.parametrize("code", sorted({*CODES, 400, 403, 422, 500}))
 def test_a_workers_error_is_never_taken_for_the_brokers(code):
     broker = broker_with(b"w")
     feed(broker, request())
@@ -886,7 +892,7 @@ def test_a_late_error_of_a_dead_worker_is_dropped():  # C18
     assert broker.receive(final(b"w2", 2), now=4) == [answer()]
 
 
-OVER_LIMIT = error(413, "the reply is over the limits of 500 bytes in 20 frames")
+OVER_LIMIT = error(413, "the reply exceeds the limits of 500 bytes and 20 frames")
 LARGE_END = {
     "FINAL": final(body=b"x" * 500),
     "FINAL of many frames": [*final(), *[b""] * 15],

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from zmdp.mdp.broker.journal import LINES, PERIOD, Drop, Journal, Loss, Refusal, Stats
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import LINES, PERIOD, Journal, Loss, Refusal, Stats
 from zmdp.mdp.wire.names import show
 
 
@@ -33,11 +34,43 @@ def test_one_kind_does_not_silence_another(journal, caplog):
     assert caplog.messages == ["line"] * LINES + ["other"]
 
 
-def test_what_was_left_out_is_told_in_the_next_period(journal, caplog):
+def test_what_was_left_out_is_summarised_at_the_end_of_the_period(journal, caplog):
+    assert journal.deadline() is None
+    for _ in range(LINES + 3):
+        journal.note(1, logging.INFO, "kind", "line")
+    journal.note(3, logging.INFO, "other", "line")
+    assert journal.deadline() == 1 + PERIOD
+    journal.flush(1 + PERIOD - 0.001)
+    assert caplog.messages == ["line"] * (LINES + 1)
+    journal.flush(1 + PERIOD)
+    assert caplog.record_tuples[-1] == ("zmdp.test", logging.INFO, "kind: 3 more in the last 10 s")
+    assert journal.deadline() is None
+    journal.flush(5 * PERIOD)
+    assert len(caplog.messages) == LINES + 2
+
+
+def test_every_kind_has_its_own_period(journal, caplog):
+    for start, kind in ((1, "first"), (2, "second")):
+        for _ in range(LINES + 1):
+            journal.note(start, logging.INFO, kind, "line")
+    journal.flush(1 + PERIOD)
+    assert caplog.messages[-1] == "first: 1 more in the last 10 s"
+    assert journal.deadline() == 2 + PERIOD
+    journal.flush(2 + PERIOD)
+    assert caplog.messages[-1] == "second: 1 more in the last 10 s"
+
+
+def test_a_line_in_the_next_period_comes_after_the_summary(journal, caplog):
     for _ in range(LINES + 3):
         journal.note(1, logging.INFO, "kind", "line")
     journal.note(1 + PERIOD, logging.INFO, "kind", "again")
-    assert caplog.messages[LINES:] == ["kind: 3 more like that in the last period", "again"]
+    assert caplog.messages[LINES:] == ["kind: 3 more in the last 10 s", "again"]
+
+
+def test_a_kind_can_have_a_bound_of_its_own(journal, caplog):
+    for _ in range(LINES + 3):
+        journal.note(1, logging.INFO, "kind", "line", lines=LINES + 2)
+    assert len(caplog.messages) == LINES + 2
 
 
 def test_a_period_lasts_from_its_first_line(journal, caplog):
@@ -58,7 +91,7 @@ def test_every_period_has_its_own_lines(journal, caplog):
     for start in (0, PERIOD, 2 * PERIOD):
         for _ in range(LINES + 1):
             journal.note(start, logging.INFO, "kind", "line")
-    told = "kind: 1 more like that in the last period"
+    told = "kind: 1 more in the last 10 s"
     assert caplog.messages == ["line"] * LINES + ([told] + ["line"] * LINES) * 2
 
 
@@ -86,7 +119,7 @@ def test_counts_are_ready_for_json():
         "late": 0,
         "mmi": 0,
         "heartbeats": 0,
-        "failures": 0,
+        "internal_errors": 0,
         "invalid": {"no-header": 2},
         "dropped": {"expired": 1},
         "disconnected": {"reply-without-request": 1},

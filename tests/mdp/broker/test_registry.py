@@ -2,22 +2,33 @@
 
 import pytest
 
-from zmdp.mdp.broker.registry import REMEMBERED, REQUEST_OVERHEAD, Client, Registry, Request, Service, Worker, key_of
+from zmdp.mdp.broker.registry import (
+    REMEMBERED,
+    REQUEST_OVERHEAD,
+    Client,
+    Collected,
+    Registry,
+    Request,
+    Service,
+    Worker,
+    key_of,
+)
 from zmdp.mdp.wire import C01, C02, CX1, NO_OPTIONS, W02, WX1, Options
 
 NO_WAIT = Options(wait=False)
+NOW = 1.0
 
 
 def request(registry, client=b"c", body=b"x", service=b"echo", **more):
-    """A request that has been accepted."""
+    """A request that has been accepted: queued, unless there is credit for it."""
     made = Request(registry.client((client,)), C02, registry.service(service), [body], **more)
-    registry.accept(made)
+    registry.accept(made, NOW)
     return made
 
 
 def numbered(registry, number=1, client=b"c", options=NO_OPTIONS):
     made = Request(registry.client((client,)), CX1, registry.service(b"echo"), [b"x"], number=number, options=options)
-    registry.accept(made)
+    registry.accept(made, NOW)
     return made
 
 
@@ -31,6 +42,9 @@ def registry_with(*routes, credit=1):
 
 
 def assign(registry, request, worker, address=1):
+    """Dispatch a request that has been accepted."""
+    if request in request.service.arrived:
+        request.service.arrived.remove(request)
     return registry.assign(request, worker, address, 0, doubtful=False)
 
 
@@ -83,14 +97,14 @@ def test_peers_behind_a_proxy_are_found():  # C36
     registry, first, second, own = registry_with((b"p", b"1", b""), (b"p", b"2", b""), (b"p",))
     one, two = (Request(registry.client(route), C02, own.service, [b"x"]) for route in ((b"p", b"1", b""), (b"p", b"")))
     for each in (one, two):
-        registry.accept(each)
+        registry.accept(each, NOW)
     assert registry.workers_at(b"p") == [own, first, second]
     assert registry.clients_at(b"p") == [two.client, one.client]
     assert registry.workers_at(b"?") == registry.clients_at(b"?") == []
     registry.remove_worker(first)
     assert registry.workers_at(b"p") == [own, second]
     assert registry.clients_at(b"p") == [two.client, one.client]
-    registry.finish(one)
+    registry.drop(one)
     registry.remove_worker(second)
     assert registry.behind == {}
 
@@ -100,8 +114,20 @@ def test_peers_behind_a_proxy_are_found():  # C36
 
 def test_a_service_is_made_once():
     registry = Registry()
+    request(registry)
     assert registry.service(b"echo") is registry.service(b"echo")
     assert list(registry.services) == [b"echo"]
+
+
+def test_a_service_is_not_known_before_it_has_a_worker_or_a_request():
+    registry = Registry()
+    service = registry.service(b"echo")
+    assert registry.services == {}
+    registry.refuse(Request(registry.client((b"c",)), CX1, service, [b"x"], number=1))
+    assert registry.services == {}
+    assert registry.ended_lately(Client(b"c"), 1)
+    registry.add_worker(Worker((b"w",), WX1, service, 1, 1, 0))
+    assert registry.services == {b"echo": service}
 
 
 def test_a_service_with_nothing_left_is_forgotten():
@@ -109,23 +135,56 @@ def test_a_service_with_nothing_left_is_forgotten():
     service = worker.service
 
     def is_kept():
-        registry.forget_if_empty(service)
+        registry.settled(service)
         return registry.services == {b"echo": service}
 
     assert is_kept()
     waiting = request(registry)
-    registry.enqueue(waiting)
+    assert service.arrived == [waiting]
+    registry.queue_arrived(service, NOW)
     registry.remove_worker(worker)
     assert is_kept()
-    registry.dequeue(waiting)
-    service.arrived.append(waiting)
-    assert is_kept()
-    service.arrived.clear()
-    service.unsettled = True
-    assert is_kept()
-    service.unsettled = False
+    registry.touch(service)
+    registry.drop(waiting)
+    assert registry.services == {b"echo": service}  # until it is settled
     assert not is_kept()
     assert not is_kept()
+
+
+def test_every_transition_has_its_service_looked_at():
+    registry, worker = registry_with((b"w",), credit=2)
+    service = worker.service
+
+    def is_touched():
+        touched, registry.unsettled = registry.unsettled, []
+        registry.settled(service)
+        return touched == [service]
+
+    assert is_touched()
+    assert not is_touched()
+    made = request(registry)
+    assert is_touched()
+    attempt = assign(registry, made, worker)
+    registry.release(attempt)
+    assert is_touched()
+    registry.enqueue(made, NOW, front=True)
+    assert is_touched()
+    registry.set_credit(worker, 5)
+    assert is_touched()
+    registry.leave(worker)
+    assert is_touched()
+    registry.remove_worker(worker)
+    assert is_touched()
+
+
+def test_a_leaving_worker_is_reported_when_it_has_finished():
+    registry, worker = registry_with((b"w",), credit=2)
+    first, second = (assign(registry, request(registry), worker, address) for address in (1, 2))
+    registry.leave(worker)
+    registry.release(first)
+    assert registry.finished == []
+    registry.release(second)
+    assert registry.finished == [worker]
 
 
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,17 +223,18 @@ def test_the_course_of_a_request():
     made = request(registry)
     client, schedule = made.client, worker.service.schedule
     assert registry.clients == {b"c": client}
-    registry.enqueue(made)
+    registry.queue_arrived(worker.service, NOW)
     assert (registry.queued, schedule.waiting, made.late, made.attempt) == (1, 1, True, None)
-    assert schedule.next_pair() == (made, worker)
-    registry.dequeued(made)
-    assert (registry.queued, registry.queued_bytes) == (0, 0)
+    assert registry.expiries.next_due() is not None
+    assert registry.take_next(worker.service) == (made, worker)
+    assert (registry.queued, registry.queued_bytes, registry.expiries.next_due()) == (0, 0, None)
+    assert registry.take_next(worker.service) is None
     attempt = assign(registry, made, worker, 42)
     assert (worker.held, made.attempt, made.handed, schedule.capacity) == ({42: attempt}, attempt, 1, 0)
     assert list(client.running) == [made]
     registry.release(attempt)
     assert (worker.held, made.attempt, schedule.capacity) == ({}, None, 1)
-    registry.finish(made)
+    registry.drop(made)
     assert (registry.clients, client.requests) == ({}, 0)
 
 
@@ -182,8 +242,10 @@ def test_a_request_that_is_finished_while_a_worker_holds_it_is_abandoned():
     registry, worker = registry_with((b"w",))
     made = numbered(registry)
     attempt = assign(registry, made, worker)
-    registry.finish(made)
-    assert made.abandoned
+    attempt.collected = Collected()
+    registry.drop(made)
+    assert attempt.abandoned
+    assert attempt.collected is None
     assert (registry.clients, registry.running, worker.load) == ({}, 1, 1)
     registry.release(attempt)
     assert (registry.running, worker.load) == (0, 0)
@@ -193,9 +255,8 @@ def test_waiting_requests_are_counted_with_their_bytes():
     registry = Registry()
     waiting = request(registry, body=b"1234567", options=Options(b'{"wait":true}'))
     assert waiting.charge() == len(b'1234567{"wait":true}') + REQUEST_OVERHEAD
-    registry.enqueue(waiting)
     assert (registry.queued, registry.queued_bytes) == (1, waiting.charge())
-    registry.dequeue(waiting)
+    registry.drop(waiting)
     assert (registry.queued, registry.queued_bytes) == (0, 0)
 
 
@@ -207,8 +268,11 @@ def test_a_number_that_is_no_integer_takes_room(number, size):
 def test_what_came_back_goes_first():  # C17
     registry = Registry()
     for client, body in ((b"c", b"1"), (b"c", b"2"), (b"d", b"x")):
-        registry.enqueue(request(registry, client, body))
-    registry.enqueue(request(registry, b"d", b"!"), front=True)
+        request(registry, client, body)
+    returned = request(registry, b"d", b"!")
+    returned.service.schedule.queue.remove(returned)
+    registry.expiries.clear(returned)
+    registry.enqueue(returned, NOW, front=True)
     queue = registry.services[b"echo"].schedule.queue
     assert [queue.take().body for _ in range(4)] == [(b"!",), (b"1",), (b"x",), (b"2",)]
 
@@ -217,9 +281,10 @@ def test_suspects_are_counted():  # C17
     registry, worker = registry_with((b"w",), credit=2)
     suspect, other = request(registry), request(registry)
     suspect.attempts = 1
-    registry.enqueue(suspect)
+    registry.queue_arrived(worker.service, NOW)
     assert worker.service.schedule.suspects.size == 1
-    registry.dequeue(suspect)
+    assert registry.take_next(worker.service) == (suspect, worker)
+    assert registry.take_next(worker.service) == (other, worker)
     first, second = assign(registry, suspect, worker, 1), assign(registry, other, worker, 2)
     assert worker.suspects == 1
     registry.release(second)
@@ -232,15 +297,12 @@ def test_what_waits_for_a_client_is_found_in_all_queues():
     registry = Registry()
     one, two, three = request(registry), request(registry, service=b"sum"), request(registry)
     other = request(registry, b"d")
-    three.attempts = 1
-    for each in (one, two, three, other):
-        registry.enqueue(each)
     client = one.client
-    assert registry.waiting_for(client) == [one, two, three]
-    registry.dequeue(one)
-    assert registry.waiting_for(client) == [two, three]
+    assert registry.waiting_for(client) == [one, three, two]
+    registry.drop(one)
+    assert registry.waiting_for(client) == [three, two]
     for each in (two, three):
-        registry.dequeue(each)
+        registry.drop(each)
     assert registry.waiting_for(client) == []
     assert registry.waiting_for(other.client) == [other]
 
@@ -251,34 +313,33 @@ def test_a_client_is_known_while_it_has_requests():
     assert registry.clients == {}
     assert registry.client((b"c",)) is not client
     one, two = (Request(client, C02, registry.service(b"echo"), [b"x"]) for _ in range(2))
-    registry.accept(one)
-    registry.accept(two)
+    registry.accept(one, NOW)
+    registry.accept(two, NOW)
     assert registry.client((b"c", b"")) is registry.client((b"c",)) is client
-    registry.finish(one)
+    registry.drop(one)
     assert registry.clients == {b"c": client}
-    registry.finish(two)
+    registry.drop(two)
     assert registry.clients == {}
-    registry.accept(one)
+    registry.accept(one, NOW)
     assert registry.clients == {b"c": client}
 
 
 def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
     registry = Registry()
-    one, two, three = (
+    one, _, three = (
         numbered(registry, 1, options=NO_WAIT),
         numbered(registry, 2),
         numbered(registry, 3, options=NO_WAIT),
     )
     service = one.service
-    for each in (one, two, three):
-        registry.enqueue(each)
     assert list(service.no_wait) == [one, three]
-    registry.dequeue(three)
+    registry.drop(three)
     assert list(service.no_wait) == [one]
-    assert service.schedule.queue.take() is one
-    registry.dequeued(one)
+    worker = Worker((b"w",), WX1, service, 1, 1, 0)
+    registry.add_worker(worker)
+    assert registry.take_next(service) == (one, worker)
     assert service.no_wait == {}
-    registry.enqueue(one, front=True)
+    registry.enqueue(one, NOW, front=True)
     assert list(service.no_wait) == [one]
 
 
@@ -292,7 +353,7 @@ def test_a_number_that_ended_is_free_and_remembered():
     assert registry.numbered == [outstanding, other]
     assert client.numbered == {1: outstanding}
     assert not registry.ended_lately(client, 1)
-    registry.finish(outstanding)
+    registry.drop(outstanding)
     assert registry.numbered == [other]
     assert registry.ended_lately(client, 1)
     assert registry.ended_lately(Client(b"c"), 1)
@@ -301,8 +362,8 @@ def test_a_number_that_ended_is_free_and_remembered():
 
 
 def test_at_least_so_many_numbers_are_remembered_and_at_most_twice_as_many():
-    registry, client = Registry(), Client(b"c")
+    registry, client, service = Registry(), Client(b"c"), Service(b"echo")
     for number in range(5 * REMEMBERED):
-        registry.remember(client, number)
+        registry.refuse(Request(client, CX1, service, [b"x"], number=number))
         assert registry.ended_lately(client, max(0, number - REMEMBERED + 1))
         assert not registry.ended_lately(client, number - 2 * REMEMBERED)

@@ -1,5 +1,13 @@
 """The server's loop, what can be said of it without its clock."""
 
+import threading
+from types import MethodType
+
+import pytest
+import zmq
+
+from zmdp.mdp import compiled
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.server import Server
 from zmdp.mdp.limits import Limits
 
@@ -11,3 +19,36 @@ def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
         server.broker.receive([b"c", b"MDPC02", b"\x01", b"nobody", b"x"], 0.0)
         assert server._wait(0.0, None) == 2000
         assert server._wait(59.0, None) in range(900, 1100)
+
+
+@pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
+@pytest.mark.parametrize("method", ["flush", "tick"])
+def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
+    right, failed = getattr(Broker, method), threading.Event()
+
+    def fails_once(self, now):
+        if not failed.is_set() and self.registry.unsettled + list(self.registry.workers.values()):
+            failed.set()
+            raise RuntimeError("a bug")
+        return right(self, now)
+
+    with Server(("tcp://127.0.0.1:*",), limits=Limits(heartbeat=0.05)) as server, zmq.Context() as context:
+        monkeypatch.setattr(server.broker, method, MethodType(fails_once, server.broker))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            with context.socket(zmq.DEALER) as client, context.socket(zmq.DEALER) as worker:
+                for each in (client, worker):
+                    each.linger, each.rcvtimeo = 0, 10_000
+                    each.connect(server.endpoints[0])
+                client.send_multipart([b"MDPC02", b"\x01", b"echo", b"x"])
+                worker.send_multipart([b"MDPW02", b"\x01", b"echo"])
+                assert failed.wait(10)
+                while (message := worker.recv_multipart())[1] == b"\x05":
+                    worker.send_multipart([b"MDPW02", b"\x05"])
+                worker.send_multipart([b"MDPW02", b"\x04", *message[2:]])
+                assert client.recv_multipart() == [b"MDPC02", b"\x03", b"echo", b"x"]
+        finally:
+            server.stop()
+            thread.join()
+        assert server.broker.stats.internal_errors == 1

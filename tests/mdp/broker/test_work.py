@@ -111,13 +111,13 @@ class Batched:
         packed = batch.Batch((b"c", b""), b"MDPCX1")
         for _ in range(count):
             self.number += 1
-            packed.request(self.number, 15_000, b"echo", b"", [BODY])
+            packed.request_to_broker(self.number, 15_000, b"echo", b"", [BODY])
         return packed.messages()[0]
 
     def finals(self):
         packed = batch.Batch((b"w", b""), b"MDPWX1")
         for command in batch.to_worker(self.work, 2):
-            packed.reply(4, command.address, command.body)
+            packed.reply(4, command.id, command.body)
         return packed.messages()[0]
 
     def exchange(self, meter):
@@ -162,7 +162,7 @@ def test_a_request_takes_no_more_instructions_than_it_did(traffic, bound):
 def batched_requests(number):
     packed = batch.Batch((b"client", b""), b"MDPCX1")
     for each in range(50):
-        packed.request(50 * number + each, 15_000, b"echo", b"", [BODY])
+        packed.request_to_broker(50 * number + each, 15_000, b"echo", b"", [BODY])
     return packed.messages()[0]
 
 

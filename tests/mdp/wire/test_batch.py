@@ -94,14 +94,14 @@ def expected_options(raw, ttl):
 
 def answered(direction, final, number, frames):
     if direction == "to_client":
-        return wire.Answer((), CX1, final, b"", frames, number)
+        return wire.Reply((), CX1, final, number, frames)
     return wire.Reply(ROUTE, WX1, final, number, frames)
 
 
 def failed(direction, number, code, text, detail):
     if direction == "to_client":
-        return wire.Error((), CX1, b"", code, text.decode(errors="replace"), detail, number)
-    return wire.Failure(ROUTE, WX1, number, code, text, detail)
+        return wire.Error((), CX1, number, code, text, detail)
+    return wire.Error(ROUTE, WX1, number, code, text, detail)
 
 
 def replies(direction, partial, final, failure):
@@ -118,8 +118,8 @@ def replies(direction, partial, final, failure):
 
 COMMANDS = {
     "from_client": st.tuples(ids, u32 | st.just(0), services, option_frames, bodies).map(
-        lambda a: (("request", *a), wire.Request(ROUTE, CX1, a[2], a[4], expected_options(a[3], a[1]), a[0]))
-    ) | ids.map(lambda n: (("signal", 5, n), wire.Cancel(ROUTE, CX1, None, n))),
+        lambda a: (("request_to_broker", *a), wire.Request(ROUTE, CX1, a[2], a[4], expected_options(a[3], a[1]), a[0]))
+    ) | ids.map(lambda n: (("signal", 5, n), wire.Cancel(ROUTE, CX1, n))),
     "from_worker": replies("from_worker", 3, 4, 7)
     | ids.map(lambda n: (("signal", 11, n), wire.Release(ROUTE, WX1, n)))
     | u32.map(lambda credit: (("credit", credit), wire.Credit(ROUTE, WX1, credit)))
@@ -129,10 +129,10 @@ COMMANDS = {
     "to_client": replies("to_client", 2, 3, 4),
     "to_worker": st.tuples(ids, u32 | st.just(0), st.integers(0, 255), option_frames, bodies).map(
         lambda a: (
-            ("work", *a),
-            wire.Work((), WX1, a[0], a[4], wire.parse_options(a[3]), seconds(a[1]), a[2]),
+            ("request_to_worker", *a),
+            wire.Request((), WX1, b"", a[4], wire.parse_options(a[3]), a[0], seconds(a[1]), a[2]),
         )
-    ) | ids.map(lambda n: (("signal", 8, n), wire.Withdraw((), WX1, n))),
+    ) | ids.map(lambda n: (("signal", 8, n), wire.Cancel((), WX1, n))),
 }  # fmt: skip
 directions = pytest.mark.parametrize("direction", COMMANDS)
 
@@ -209,7 +209,7 @@ def test_a_message_has_limits(implementation, bodies, counts):
     read = [implementation.from_worker(message, 2, ROUTE, 1 << 30, 99) for message in messages]
     assert [len(commands) for commands in read] == counts
     assert [command.body for commands in read for command in commands] == bodies
-    assert [command.address for commands in read for command in commands] == [*range(len(bodies))]
+    assert [command.id for commands in read for command in commands] == [*range(len(bodies))]
     for message, count in zip(messages, counts, strict=True):
         assert message[:4] == [*ROUTE, WX1, b"\x09"]
         assert count == 1 or len(message[4]) <= MAX_RECORDS_BYTES
@@ -236,8 +236,8 @@ def test_a_batch_begins_anew_after_a_large_record(implementation):
 
 def test_the_records_are_as_specified(implementation):
     each = implementation.Batch((b"",), CX1)
-    each.request(258, 5000, b"echo", b"{}", [b"ab", b"", b"L" * SHARED, b"c"])
-    each.work(LARGEST, 1, 3, b"", (b"x",))
+    each.request_to_broker(258, 5000, b"echo", b"{}", [b"ab", b"", b"L" * SHARED, b"c"])
+    each.request_to_worker(LARGEST, 1, 3, b"", (b"x",))
     each.reply(4, 1, [b"L" * SHARED])
     each.error(7, 2, 404, b"no", [b"d"])
     each.signal(11, 3)
@@ -281,33 +281,33 @@ def test_a_text_is_cut(implementation):
     each = implementation.Batch((), WX1)
     each.error(7, 1, 500, b"x" * 70_000, [])
     (message,) = each.messages()
-    assert read(implementation, "from_worker", message[2]) == [wire.Failure(ROUTE, WX1, 1, 500, b"x" * 65_535, [])]
+    assert read(implementation, "from_worker", message[2]) == [wire.Error(ROUTE, WX1, 1, 500, b"x" * 65_535, [])]
 
 
 def test_an_attempt_above_255_is_told_as_255(implementation):
     each = implementation.Batch((), WX1)
     for attempt in (255, 256, 1000):
-        each.work(1, 0, attempt, b"", [b"x"])
+        each.request_to_worker(1, 0, attempt, b"", [b"x"])
     (message,) = each.messages()
     assert [command.attempt for command in read(implementation, "to_worker", message[2])] == [255, 255, 255]
 
 
 UNPACKABLE = {
-    "a number above 64 bits": ("request", 1 << 64, 0, b"echo", b"", [b"x"]),
+    "a number above 64 bits": ("request_to_broker", 1 << 64, 0, b"echo", b"", [b"x"]),
     "a number below 0": ("signal", 5, -1),
-    "a ttl above 32 bits": ("request", 1, 1 << 32, b"echo", b"", [b"x"]),
-    "a service of 256 bytes": ("request", 1, 0, b"x" * 256, b"", [b"x"]),
+    "a ttl above 32 bits": ("request_to_broker", 1, 1 << 32, b"echo", b"", [b"x"]),
+    "a service of 256 bytes": ("request_to_broker", 1, 0, b"x" * 256, b"", [b"x"]),
     "a worker's service of 256 bytes": ("ready", 1, b"x" * 256, b""),
-    "options above 16 bits": ("request", 1, 0, b"echo", b"x" * 65_536, [b"x"]),
+    "options above 16 bits": ("request_to_broker", 1, 0, b"echo", b"x" * 65_536, [b"x"]),
     "a worker's options above 16 bits": ("ready", 1, b"echo", b"x" * 65_536),
-    "options to a worker above 16 bits": ("work", 1, 0, 1, b"x" * 65_536, [b"x"]),
+    "options to a worker above 16 bits": ("request_to_worker", 1, 0, 1, b"x" * 65_536, [b"x"]),
     "frames above 16 bits": ("reply", 4, 1, [b""] * 65_536),
     "a code above 16 bits": ("error", 7, 1, 65_536, b"", []),
     "a frame that is not bytes": ("reply", 4, 1, [b"x" * 100, "text"]),
     "a frame of integers": ("reply", 4, 1, [b"x" * SHARED, b"x", [1, 2]]),
     "a frame without a length": ("reply", 4, 1, [b"x" * SHARED, b"x", 5]),
     "credit above 32 bits": ("credit", 1 << 32),
-    "no service": ("request", 1, 0, None, b"", [b"x"]),
+    "no service": ("request_to_broker", 1, 0, None, b"", [b"x"]),
 }
 
 
@@ -370,7 +370,7 @@ READ = {  # direction, records, attachments; and what is read
         "from_client",
         request(LARGEST) + record(5, 1 << 62),
         [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, LARGEST), wire.Cancel(ROUTE, CX1, None, 1 << 62)],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, LARGEST), wire.Cancel(ROUTE, CX1, 1 << 62)],
     ),
     "attachments, in order": (
         "from_client",
@@ -378,7 +378,7 @@ READ = {  # direction, records, attachments; and what is read
         [VIEW, b"short", b"another"],
         [
             wire.Request(ROUTE, CX1, b"echo", [VIEW, b"", b"short"], NO_OPTIONS, 1),
-            wire.Cancel(ROUTE, CX1, None, 9),
+            wire.Cancel(ROUTE, CX1, 9),
             wire.Request(ROUTE, CX1, b"echo", [b"another"], NO_OPTIONS, 2),
         ],
     ),
@@ -397,15 +397,15 @@ READ = {  # direction, records, attachments; and what is read
     # from a worker
     "PARTIAL": ("from_worker", record(3, 7, body(b"x")), [], [wire.Reply(ROUTE, WX1, False, 7, [b"x"])]),
     "FINAL": ("from_worker", record(4, LARGEST, body(None)), [VIEW], [wire.Reply(ROUTE, WX1, True, LARGEST, [VIEW])]),
-    "ERROR": ("from_worker", error(7, text=b"\xff"), [], [wire.Failure(ROUTE, WX1, 7, 500, b"\xff", [])]),
+    "ERROR": ("from_worker", error(7, text=b"\xff"), [], [wire.Error(ROUTE, WX1, 7, 500, b"\xff", [])]),
     "ERROR with a detail": (
         "from_worker",
         error(7, code=999, rest=body(None)),
         [VIEW],
-        [wire.Failure(ROUTE, WX1, 7, 999, b"why", [VIEW])],
+        [wire.Error(ROUTE, WX1, 7, 999, b"why", [VIEW])],
     ),
     "ERROR with an empty detail": (
-        "from_worker", error(7, code=0, text=b"", rest=body(b"")), [], [wire.Failure(ROUTE, WX1, 7, 0, b"", [b""])]
+        "from_worker", error(7, code=0, text=b"", rest=body(b"")), [], [wire.Error(ROUTE, WX1, 7, 0, b"", [b""])]
     ),
     "READY": ("from_worker", ready(64), [], [wire.Ready(ROUTE, WX1, b"echo", 64)]),
     "READY with options: the credit of the record counts": (
@@ -417,31 +417,31 @@ READ = {  # direction, records, attachments; and what is read
     "CREDIT": ("from_worker", record(10, 0, b"\xff\xff\xff\xff"), [], [wire.Credit(ROUTE, WX1, 0xFFFFFFFF)]),
     "RELEASE": ("from_worker", record(11, 1 << 63), [], [wire.Release(ROUTE, WX1, 1 << 63)]),
     # to a client
-    "PARTIAL to a client": ("to_client", record(2, 7, body(b"x")), [], [wire.Answer((), CX1, False, b"", [b"x"], 7)]),
+    "PARTIAL to a client": ("to_client", record(2, 7, body(b"x")), [], [wire.Reply((), CX1, False, 7, [b"x"])]),
     "FINAL to a client": (
         "to_client",
         record(3, LARGEST, body(*[b""] * 9)),
         [],
-        [wire.Answer((), CX1, True, b"", [b""] * 9, LARGEST)],
+        [wire.Reply((), CX1, True, LARGEST, [b""] * 9)],
     ),
     "ERROR to a client": (
         "to_client",
         error(4, text=b"a\xffb"),
         [],
-        [wire.Error((), CX1, b"", 500, "a\N{REPLACEMENT CHARACTER}b", [], 7)],
+        [wire.Error((), CX1, 7, 500, b"a\xffb", [])],
     ),
     "ERROR with a detail to a client": (
-        "to_client", error(4, text=b"", rest=body(b"d")), [], [wire.Error((), CX1, b"", 500, "", [b"d"], 7)]
+        "to_client", error(4, text=b"", rest=body(b"d")), [], [wire.Error((), CX1, 7, 500, b"", [b"d"])]
     ),
     # to a worker
-    "REQUEST to a worker": ("to_worker", work(), [], [wire.Work((), WX1, 7, [b"x"], NO_OPTIONS, None, 1)]),
+    "REQUEST to a worker": ("to_worker", work(), [], [wire.Request((), WX1, b"", [b"x"], NO_OPTIONS, 7, None, 1)]),
     "REQUEST to a worker with all of it": (
         "to_worker",
         work(LARGEST, 1500, 255, RAW, body(None, b"x")),
         [VIEW],
-        [wire.Work((), WX1, LARGEST, [VIEW, b"x"], Options(RAW, 0.005, False), 1.5, 255)],
+        [wire.Request((), WX1, b"", [VIEW, b"x"], Options(RAW, 0.005, False), LARGEST, 1.5, 255)],
     ),
-    "CANCEL to a worker": ("to_worker", record(8, 7), [], [wire.Withdraw((), WX1, 7)]),
+    "CANCEL to a worker": ("to_worker", record(8, 7), [], [wire.Cancel((), WX1, 7)]),
 }  # fmt: skip
 
 
@@ -473,7 +473,7 @@ def sized(records, size):
     return struct.pack(">I", size) + records[4:]
 
 
-CANCELLED = wire.Cancel(ROUTE, CX1, None, 8)
+CANCELLED = wire.Cancel(ROUTE, CX1, 8)
 AFTER = record(5, 8)
 """A record that is read wherever it is known to begin."""
 TOO_MANY = [b""] * (MAX_FRAMES + 1)
@@ -668,8 +668,7 @@ def test_the_fuzzer_reaches_every_command_and_every_reason():
     """Else it would say nothing."""
     read = [command for seed in range(300) for commands in fuzz_batch.fuzz(seed) for command in commands]
     assert {type(command).__name__ for command in read} == {
-        "Answer", "Cancel", "Credit", "Error", "Failure", "Invalid", "Oversized", "Ready", "Release", "Reply",
-        "Request", "Withdraw", "Work",
+        "Cancel", "Credit", "Error", "Invalid", "Oversized", "Ready", "Release", "Reply", "Request",
     }  # fmt: skip
     assert {command.reason for command in read if isinstance(command, Invalid)} == {
         Reason.BAD_CODE, Reason.BAD_OPTIONS, Reason.BAD_RECORD, Reason.BAD_SERVICE, Reason.NO_BODY, Reason.TOO_LARGE,

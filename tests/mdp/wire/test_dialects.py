@@ -6,7 +6,7 @@ from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Drop
+from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.limits import Limits
@@ -80,18 +80,20 @@ class FramedCaller(Caller):
         if timeout is not None:
             options["ttl"] = timeout * 1000
         options = {**options.pop("options", {}), **options}
-        self.messages = [wire.request((b"%d" % self.number, b""), CX1, b"echo", body, wire.encode_options(options))]
+        self.messages = [
+            wire.request_to_broker((b"%d" % self.number, b""), CX1, b"echo", body, wire.encode_options(options))
+        ]
 
     def cancel(self):
-        self.messages = [wire.cancel((b"%d" % self.number, b""), b"echo")]
+        self.messages = [wire.cancel_to_broker((b"%d" % self.number, b""), b"echo")]
 
     def receive(self, message, now):
         command = wire.decode_broker(message)
-        assert (command.header, command.service, command.number) == (CX1, b"echo", self.number)
-        if isinstance(command, wire.Answer):
+        assert (command.header, command.service, command.id) == (CX1, b"echo", self.number)
+        if isinstance(command, wire.Reply):
             self.told.append(("FINAL" if command.final else "PARTIAL", command.body))
         elif command.detail:  # the service's own
-            self.told.append(("ERROR", command.code, command.text))
+            self.told.append(("ERROR", command.code, command.text.decode()))
         else:
             self.told.append(("ERROR", command.code))
 
@@ -159,34 +161,34 @@ class FramedServer(Server):
     def receive(self, message, now):
         command = wire.decode_broker(message)
         assert command.header == WX1
-        if isinstance(command, wire.Work):
+        if isinstance(command, wire.Request):
             ttl = command.options.ttl
             deadline = None if ttl is None else now + ttl
             self.requests.append(
                 Request(
                     command.body,
                     service="echo",
-                    client=command.address,
+                    client=command.id,
                     options=command.options,
                     deadline=deadline,
                     attempt=command.attempt,
                 )
             )
-        elif isinstance(command, wire.Withdraw):
+        elif isinstance(command, wire.Cancel):
             for request in self.requests:
-                request.cancelled |= request.address == command.address
+                request.cancelled |= request.address == command.id
         else:
             assert isinstance(command, wire.Disconnect)
             self._ended = True
 
     def partial(self, request, body):
-        self.messages.append(wire.reply((), WX1, wire.PARTIAL, request.address, body))
+        self.messages.append(wire.reply_to_broker((), WX1, wire.PARTIAL, request.address, body))
 
     def final(self, request, body):
-        self.messages.append(wire.reply((), WX1, wire.FINAL, request.address, body))
+        self.messages.append(wire.reply_to_broker((), WX1, wire.FINAL, request.address, body))
 
     def error(self, request, code, text):
-        self.messages.append(wire.failure((), request.address, code, text.encode(), [b""]))
+        self.messages.append(wire.error_to_broker((), request.address, code, text.encode(), [b""]))
 
     def leave(self):
         self.messages.append(wire.disconnect((), WX1))

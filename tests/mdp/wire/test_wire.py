@@ -20,6 +20,7 @@ from zmdp.mdp.wire import (
     Invalid,
     Options,
     Reason,
+    names,
 )  # fmt: skip
 from zmdp.workers.request import Request
 
@@ -81,10 +82,10 @@ FROM_PEER = {
         [b"07", b"", CX1, b"\x01", b"echo", b"", b"x"],
         wire.Request((b"id", b""), CX1, b"echo", [b"x"], NO_OPTIONS, b"07"),
     ),
-    "X1 CANCEL": ([b"1", b"", CX1, b"\x05", b"echo"], wire.Cancel((b"id", b""), CX1, b"echo", 1)),
+    "X1 CANCEL": ([b"1", b"", CX1, b"\x05", b"echo"], wire.Cancel((b"id", b""), CX1, 1, b"echo")),
     "X1 CANCEL through a proxy": (
         [b"proxy", b"n", b"", CX1, b"\x05", b"echo"],
-        wire.Cancel((b"id", b"proxy", b""), CX1, b"echo", b"n"),
+        wire.Cancel((b"id", b"proxy", b""), CX1, b"n", b"echo"),
     ),
     "X1 client's HEARTBEAT": ([b"", CX1, b"\x06"], wire.Heartbeat((b"id", b""), CX1)),
     "X1 client's HEARTBEAT, numbered": ([b"1", b"", CX1, b"\x06"], wire.Heartbeat((b"id", b"1", b""), CX1)),
@@ -109,11 +110,11 @@ FROM_PEER = {
     "X1 DISCONNECT": ([WX1, b"\x06"], wire.Disconnect((b"id",), WX1)),
     "X1 worker's ERROR": (
         [WX1, b"\x07", b"c", b"", b"500", b"it broke"],
-        wire.Failure((b"id",), WX1, b"c", 500, b"it broke", []),
+        wire.Error((b"id",), WX1, b"c", 500, b"it broke", []),
     ),
     "X1 worker's ERROR with detail": (
         [b"hop", b"", WX1, b"\x07", b"7", b"", b"022", b"", b"\0"],
-        wire.Failure((b"id", b"hop", b""), WX1, 7, 22, b"", [b"\0"]),
+        wire.Error((b"id", b"hop", b""), WX1, 7, 22, b"", [b"\0"]),
     ),
 }  # fmt: skip
 
@@ -255,13 +256,13 @@ def test_an_envelope_of_nothing_but_its_empty_frame_is_no_number(command):  # X1
 @pytest.mark.parametrize("hops", [0, 14])
 def test_a_number_is_the_last_frame_of_an_envelope(hops):  # C22, X1
     path = [b"n"] * hops
-    command = wire.Cancel((b"id", *path, b""), CX1, b"echo", 7)
+    command = wire.Cancel((b"id", *path, b""), CX1, 7, b"echo")
     assert from_peer(*path, b"7", b"", CX1, b"\x05", b"echo") == command
     assert from_peer(*[b"n"] * 16, b"", CX1, b"\x05", b"echo") == Invalid(Reason.ENVELOPE_TOO_DEEP)
 
 
 def test_a_number_has_at_most_255_bytes():  # C23, X1
-    assert from_peer(b"n" * 255, b"", CX1, b"\x05", b"echo") == wire.Cancel((b"id", b""), CX1, b"echo", b"n" * 255)
+    assert from_peer(b"n" * 255, b"", CX1, b"\x05", b"echo") == wire.Cancel((b"id", b""), CX1, b"n" * 255, b"echo")
     assert from_peer(LONG, b"", CX1, b"\x05", b"echo") == Invalid(Reason.NO_HEADER)
 
 
@@ -271,8 +272,8 @@ INTEGERS[b"18446744073709551615"] = (1 << 64) - 1
 
 @pytest.mark.parametrize(("frame", "number"), INTEGERS.items())
 def test_a_number_is_an_integer_of_64_bits(frame, number):  # X1, C32
-    assert wire.number_of(frame) == number
-    assert type(wire.number_of(frame)) is int
+    assert wire.id_of(frame) == number
+    assert type(wire.id_of(frame)) is int
     assert wire.frame_of(number) == frame
     assert wire.envelope_of(number) == (frame, b"")
 
@@ -285,7 +286,7 @@ OTHER_NUMBERS = [
 
 @pytest.mark.parametrize("frame", OTHER_NUMBERS, ids=lambda frame: repr(frame[:30]))
 def test_any_other_number_is_its_frame(frame):  # X1, C32
-    assert wire.number_of(frame) is frame
+    assert wire.id_of(frame) is frame
     assert wire.frame_of(frame) is frame
     assert wire.envelope_of(frame) == (frame, b"")
 
@@ -499,7 +500,7 @@ def test_what_is_asked_of_the_broker_itself_is_always_bytes():
 def test_a_command_shows_what_it_says():
     command = wire.Request((b"id",), C02, b"echo", [b"x"])
     assert repr(command) == (
-        "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(b'', None, True, False, False), None)"
+        "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(b'', None, True, False, False), None, None, 0)"
     )
     assert command != wire.Reply((b"id",), W02, True, b"c", [b"x"])
     assert command != 1
@@ -546,8 +547,8 @@ def test_an_envelope_becomes_part_of_the_route(envelope):  # C22
     assert from_peer(*envelope, C02, b"\x01", b"echo", b"x") == wire.Request(route, C02, b"echo", [b"x"])
     assert from_peer(*envelope, C01, b"echo", b"x") == wire.Request(route, C01, b"echo", [b"x"])
     assert from_peer(*envelope, W02, b"\x05") == wire.Heartbeat(route, W02)
-    assert from_broker(*envelope, C02, b"\x03", b"echo", b"x") == wire.Answer(
-        tuple(envelope), C02, True, b"echo", [b"x"]
+    assert from_broker(*envelope, C02, b"\x03", b"echo", b"x") == wire.Reply(
+        tuple(envelope), C02, True, None, [b"x"], b"echo"
     )
 
 
@@ -572,34 +573,37 @@ def test_the_body_is_not_searched_for_a_header():
 # ── the broker to a client or a worker ───────────────────────────────────────────────────────────────────────────────
 
 FROM_BROKER = {
-    "0.2 PARTIAL": ([C02, b"\x02", b"echo", b"x"], wire.Answer((), C02, False, b"echo", [b"x"])),  # C3
-    "0.2 FINAL": ([C02, b"\x03", b"echo", b"x", b""], wire.Answer((), C02, True, b"echo", [b"x", b""])),
-    "0.1 reply": ([b"", C01, b"echo", b"x"], wire.Answer((b"",), C01, True, b"echo", [b"x"])),  # C24
-    "0.2 REQUEST": ([W02, b"\x02", b"c", b"", b"x"], wire.Work((), W02, b"c", [b"x"])),  # C7
+    "0.2 PARTIAL": ([C02, b"\x02", b"echo", b"x"], wire.Reply((), C02, False, None, [b"x"], b"echo")),  # C3
+    "0.2 FINAL": ([C02, b"\x03", b"echo", b"x", b""], wire.Reply((), C02, True, None, [b"x", b""], b"echo")),
+    "0.1 reply": ([b"", C01, b"echo", b"x"], wire.Reply((b"",), C01, True, None, [b"x"], b"echo")),  # C24
+    "0.2 REQUEST": ([W02, b"\x02", b"c", b"", b"x"], wire.Request((), W02, b"", [b"x"], NO_OPTIONS, b"c")),  # C7
     "0.2 HEARTBEAT": ([W02, b"\x05"], wire.Heartbeat((), W02)),
     "0.2 DISCONNECT": ([W02, b"\x06"], wire.Disconnect((), W02)),
-    "0.1 REQUEST": ([b"", W01, b"\x02", b"c", b"", b"x"], wire.Work((b"",), W01, b"c", [b"x"])),  # C24
+    "0.1 REQUEST": (
+        [b"", W01, b"\x02", b"c", b"", b"x"],
+        wire.Request((b"",), W01, b"", [b"x"], NO_OPTIONS, b"c"),
+    ),  # C24
     "0.1 HEARTBEAT": ([b"", W01, b"\x04"], wire.Heartbeat((b"",), W01)),
     "0.1 DISCONNECT": ([b"", W01, b"\x05"], wire.Disconnect((b"",), W01)),
     # X1
-    "X1 PARTIAL": ([b"1", b"", CX1, b"\x02", b"echo", b"x"], wire.Answer((b"1", b""), CX1, False, b"echo", [b"x"], 1)),
-    "X1 FINAL": ([b"1", b"", CX1, b"\x03", b"echo", b""], wire.Answer((b"1", b""), CX1, True, b"echo", [b""], 1)),
+    "X1 PARTIAL": ([b"1", b"", CX1, b"\x02", b"echo", b"x"], wire.Reply((b"1", b""), CX1, False, 1, [b"x"], b"echo")),
+    "X1 FINAL": ([b"1", b"", CX1, b"\x03", b"echo", b""], wire.Reply((b"1", b""), CX1, True, 1, [b""], b"echo")),
     "X1 ERROR": (
         [b"1", b"", CX1, b"\x04", b"echo", b"404", b"nobody"],
-        wire.Error((b"1", b""), CX1, b"echo", 404, "nobody", [], 1),
+        wire.Error((b"1", b""), CX1, 1, 404, b"nobody", [], b"echo"),
     ),
     "X1 ERROR with detail": (
         [b"one", b"", CX1, b"\x04", b"", b"007", b"a\xffb", b"\xff"],
-        wire.Error((b"one", b""), CX1, b"", 7, "a\N{REPLACEMENT CHARACTER}b", [b"\xff"], b"one"),
+        wire.Error((b"one", b""), CX1, b"one", 7, b"a\xffb", [b"\xff"]),
     ),
     "X1 client's HEARTBEAT": ([b"", CX1, b"\x06"], wire.Heartbeat((b"",), CX1)),
-    "X1 FINAL without a number": ([CX1, b"\x03", b"echo", b"x"], wire.Answer((), CX1, True, b"echo", [b"x"])),
-    "X1 REQUEST": ([WX1, b"\x02", b"12", b"", b"", b"x"], wire.Work((), WX1, 12, [b"x"])),
+    "X1 FINAL without a number": ([CX1, b"\x03", b"echo", b"x"], wire.Reply((), CX1, True, None, [b"x"], b"echo")),
+    "X1 REQUEST": ([WX1, b"\x02", b"12", b"", b"", b"x"], wire.Request((), WX1, b"", [b"x"], NO_OPTIONS, 12)),
     "X1 REQUEST with options": (
         [WX1, b"\x02", b"c", b"", b'{"attempt":2}', b"x", b"y"],
-        wire.Work((), WX1, b"c", [b"x", b"y"], Options(b'{"attempt":2}')),
+        wire.Request((), WX1, b"", [b"x", b"y"], Options(b'{"attempt":2}'), b"c"),
     ),
-    "X1 CANCEL": ([b"hop", b"", WX1, b"\x08", b"12", b""], wire.Withdraw((b"hop", b""), WX1, 12)),
+    "X1 CANCEL": ([b"hop", b"", WX1, b"\x08", b"12", b""], wire.Cancel((b"hop", b""), WX1, 12)),
     "X1 worker's HEARTBEAT": ([WX1, b"\x05"], wire.Heartbeat((), WX1)),
     "X1 DISCONNECT": ([WX1, b"\x06"], wire.Disconnect((), WX1)),
 }
@@ -658,78 +662,105 @@ def test_what_a_broker_cannot_mean_has_a_reason(frames, reason):  # C15
 
 ROUTE = (b"id", b"hop", b"")
 ENCODED = {
-    "0.2 REQUEST": (wire.request((), C02, b"echo", [b"x"]), [C02, b"\x01", b"echo", b"x"]),  # C1, C2
-    "0.1 REQUEST": (wire.request((b"",), C01, b"echo", [b"x"]), [b"", C01, b"echo", b"x"]),  # C24
-    "0.2 PARTIAL": (wire.answer(ROUTE, C02, False, b"echo", [b"x"]), [*ROUTE, C02, b"\x02", b"echo", b"x"]),  # C3
-    "0.2 FINAL": (wire.answer(ROUTE, C02, True, b"echo", [b"x"]), [*ROUTE, C02, b"\x03", b"echo", b"x"]),
-    "0.1 reply": (wire.answer(ROUTE, C01, True, b"echo", [b"x"]), [*ROUTE, C01, b"echo", b"x"]),
+    "0.2 REQUEST": (wire.request_to_broker((), C02, b"echo", [b"x"]), [C02, b"\x01", b"echo", b"x"]),  # C1, C2
+    "0.1 REQUEST": (wire.request_to_broker((b"",), C01, b"echo", [b"x"]), [b"", C01, b"echo", b"x"]),  # C24
+    "0.2 PARTIAL": (
+        wire.reply_to_client(ROUTE, C02, False, b"echo", [b"x"]),
+        [*ROUTE, C02, b"\x02", b"echo", b"x"],
+    ),  # C3
+    "0.2 FINAL": (wire.reply_to_client(ROUTE, C02, True, b"echo", [b"x"]), [*ROUTE, C02, b"\x03", b"echo", b"x"]),
+    "0.1 reply": (wire.reply_to_client(ROUTE, C01, True, b"echo", [b"x"]), [*ROUTE, C01, b"echo", b"x"]),
     "0.2 READY": (wire.ready((), W02, b"echo"), [W02, b"\x01", b"echo"]),  # C7
     "0.1 READY": (wire.ready((b"",), W01, b"echo"), [b"", W01, b"\x01", b"echo"]),
-    "0.2 work": (wire.work(ROUTE, W02, b"c", [b"x"]), [*ROUTE, W02, b"\x02", b"c", b"", b"x"]),
-    "0.1 work": (wire.work(ROUTE, W01, b"c", [b"x"]), [*ROUTE, W01, b"\x02", b"c", b"", b"x"]),
+    "0.2 work": (wire.request_to_worker(ROUTE, W02, b"c", [b"x"]), [*ROUTE, W02, b"\x02", b"c", b"", b"x"]),
+    "0.1 work": (wire.request_to_worker(ROUTE, W01, b"c", [b"x"]), [*ROUTE, W01, b"\x02", b"c", b"", b"x"]),
     "0.2 worker's PARTIAL": (
-        wire.reply((), W02, wire.Kind.PARTIAL, b"c", (b"x",)),
+        wire.reply_to_broker((), W02, wire.Kind.PARTIAL, b"c", (b"x",)),
         [W02, b"\x03", b"c", b"", b"x"],
     ),
-    "0.2 worker's FINAL": (wire.reply((), W02, wire.Kind.FINAL, b"c", (b"x",)), [W02, b"\x04", b"c", b"", b"x"]),
-    "0.1 worker's REPLY": (wire.reply((), W01, wire.Kind.FINAL, b"c", (b"x",)), [W01, b"\x03", b"c", b"", b"x"]),
+    "0.2 worker's FINAL": (
+        wire.reply_to_broker((), W02, wire.Kind.FINAL, b"c", (b"x",)),
+        [W02, b"\x04", b"c", b"", b"x"],
+    ),
+    "0.1 worker's REPLY": (
+        wire.reply_to_broker((), W01, wire.Kind.FINAL, b"c", (b"x",)),
+        [W01, b"\x03", b"c", b"", b"x"],
+    ),
     "0.2 HEARTBEAT": (wire.heartbeat(ROUTE, W02), [*ROUTE, W02, b"\x05"]),
     "0.1 HEARTBEAT": (wire.heartbeat(ROUTE, W01), [*ROUTE, W01, b"\x04"]),
     "0.2 DISCONNECT": (wire.disconnect(ROUTE, W02), [*ROUTE, W02, b"\x06"]),
     "0.1 DISCONNECT": (wire.disconnect(ROUTE, W01), [*ROUTE, W01, b"\x05"]),
     # X1
     "X1 REQUEST": (
-        wire.request((b"1", b""), CX1, b"echo", [b"x", b"y"]),
+        wire.request_to_broker((b"1", b""), CX1, b"echo", [b"x", b"y"]),
         [b"1", b"", CX1, b"\x01", b"echo", b"", b"x", b"y"],
     ),
     "X1 REQUEST with options": (
-        wire.request((b"1", b""), CX1, b"echo", [b"x"], b'{"ttl":9}'),
+        wire.request_to_broker((b"1", b""), CX1, b"echo", [b"x"], b'{"ttl":9}'),
         [b"1", b"", CX1, b"\x01", b"echo", b'{"ttl":9}', b"x"],
     ),
-    "0.2 REQUEST, no options": (wire.request((), C02, b"echo", [b"x"], b"{}"), [C02, b"\x01", b"echo", b"x"]),
-    "X1 PARTIAL": (wire.answer(ROUTE, CX1, False, b"echo", [b"x"]), [*ROUTE, CX1, b"\x02", b"echo", b"x"]),
-    "X1 FINAL": (wire.answer(ROUTE, CX1, True, b"echo", [b"x"]), [*ROUTE, CX1, b"\x03", b"echo", b"x"]),
+    "0.2 REQUEST, no options": (wire.request_to_broker((), C02, b"echo", [b"x"], b"{}"), [C02, b"\x01", b"echo", b"x"]),
+    "X1 PARTIAL": (wire.reply_to_client(ROUTE, CX1, False, b"echo", [b"x"]), [*ROUTE, CX1, b"\x02", b"echo", b"x"]),
+    "X1 FINAL": (wire.reply_to_client(ROUTE, CX1, True, b"echo", [b"x"]), [*ROUTE, CX1, b"\x03", b"echo", b"x"]),
     "X1 ERROR": (
-        wire.error(ROUTE, b"echo", b"404", b"nobody"),
+        wire.error_to_client(ROUTE, b"echo", 404, b"nobody"),
         [*ROUTE, CX1, b"\x04", b"echo", b"404", b"nobody"],
     ),
     "X1 ERROR with detail": (
-        wire.error(ROUTE, b"echo", b"500", b"text", [b"d"]),
+        wire.error_to_client(ROUTE, b"echo", 500, b"text", [b"d"]),
         [*ROUTE, CX1, b"\x04", b"echo", b"500", b"text", b"d"],
     ),
-    "X1 CANCEL": (wire.cancel((b"1", b""), b"echo"), [b"1", b"", CX1, b"\x05", b"echo"]),
+    "X1 CANCEL": (wire.cancel_to_broker((b"1", b""), b"echo"), [b"1", b"", CX1, b"\x05", b"echo"]),
     "X1 client's HEARTBEAT": (wire.heartbeat((b"",), CX1), [b"", CX1, b"\x06"]),
     "X1 READY": (wire.ready((), WX1, b"echo"), [WX1, b"\x01", b"echo"]),
-    "X1 work": (wire.work(ROUTE, WX1, b"c", [b"x"], b"{}"), [*ROUTE, WX1, b"\x02", b"c", b"", b"{}", b"x"]),
-    "0.2 work, no options": (wire.work(ROUTE, W02, b"c", [b"x"], b"{}"), [*ROUTE, W02, b"\x02", b"c", b"", b"x"]),
+    "X1 work": (
+        wire.request_to_worker(ROUTE, WX1, b"c", [b"x"], b"{}"),
+        [*ROUTE, WX1, b"\x02", b"c", b"", b"{}", b"x"],
+    ),
+    "0.2 work, no options": (
+        wire.request_to_worker(ROUTE, W02, b"c", [b"x"], b"{}"),
+        [*ROUTE, W02, b"\x02", b"c", b"", b"x"],
+    ),
     "X1 worker's PARTIAL": (
-        wire.reply((), WX1, wire.Kind.PARTIAL, b"c", (b"x",)),
+        wire.reply_to_broker((), WX1, wire.Kind.PARTIAL, b"c", (b"x",)),
         [WX1, b"\x03", b"c", b"", b"x"],
     ),
-    "X1 worker's FINAL": (wire.reply((), WX1, wire.Kind.FINAL, b"c", (b"x",)), [WX1, b"\x04", b"c", b"", b"x"]),
+    "X1 worker's FINAL": (
+        wire.reply_to_broker((), WX1, wire.Kind.FINAL, b"c", (b"x",)),
+        [WX1, b"\x04", b"c", b"", b"x"],
+    ),
     "X1 worker's ERROR": (
-        wire.failure((), b"c", 500, "größe".encode()),
+        wire.error_to_broker((), b"c", 500, "größe".encode()),
         [WX1, b"\x07", b"c", b"", b"500", "größe".encode()],
     ),
     "X1 worker's ERROR with detail": (
-        wire.failure(ROUTE, 12, 7, b"", [b"d"]),
+        wire.error_to_broker(ROUTE, 12, 7, b"", [b"d"]),
         [*ROUTE, WX1, b"\x07", b"12", b"", b"007", b"", b"d"],
     ),
     "X1 READY with options": (wire.ready((b"",), WX1, b"echo", b"{}"), [b"", WX1, b"\x01", b"echo", b"{}"]),
-    "X1 work for an integer": (wire.work(ROUTE, WX1, 12, [b"x"]), [*ROUTE, WX1, b"\x02", b"12", b"", b"", b"x"]),
-    "0.2 work, the short way": (wire.work((b"id",), W02, 12, [b"x"]), [b"id", W02, b"\x02", b"12", b"", b"x"]),
-    "0.2 FINAL, the short way": (wire.answer((b"id",), C02, True, b"e", [b"x"]), [b"id", C02, b"\x03", b"e", b"x"]),
+    "X1 work for an integer": (
+        wire.request_to_worker(ROUTE, WX1, 12, [b"x"]),
+        [*ROUTE, WX1, b"\x02", b"12", b"", b"", b"x"],
+    ),
+    "0.2 work, the short way": (
+        wire.request_to_worker((b"id",), W02, 12, [b"x"]),
+        [b"id", W02, b"\x02", b"12", b"", b"x"],
+    ),
+    "0.2 FINAL, the short way": (
+        wire.reply_to_client((b"id",), C02, True, b"e", [b"x"]),
+        [b"id", C02, b"\x03", b"e", b"x"],
+    ),
     "0.2 FINAL of two frames": (
-        wire.answer((b"id",), C02, True, b"e", [b"x", b"y"]),
+        wire.reply_to_client((b"id",), C02, True, b"e", [b"x", b"y"]),
         [b"id", C02, b"\x03", b"e", b"x", b"y"],
     ),
     "FINAL to an envelope of one frame": (
-        wire.answer((b"id", b""), C02, True, b"e", [b"x"]),
+        wire.reply_to_client((b"id", b""), C02, True, b"e", [b"x"]),
         [b"id", b"", C02, b"\x03", b"e", b"x"],
     ),
     "X1 CREDIT": (wire.credit((b"",), 64), [b"", WX1, b"\x0a", b"64"]),
     "X1 RELEASE": (wire.release((b"",), 12), [b"", WX1, b"\x0b", b"12", b""]),
-    "X1 CANCEL to a worker": (wire.withdraw(ROUTE, 12), [*ROUTE, WX1, b"\x08", b"12", b""]),
+    "X1 CANCEL to a worker": (wire.cancel_to_worker(ROUTE, 12), [*ROUTE, WX1, b"\x08", b"12", b""]),
     "X1 worker's HEARTBEAT": (wire.heartbeat(ROUTE, WX1), [*ROUTE, WX1, b"\x05"]),
     "X1 DISCONNECT": (wire.disconnect(ROUTE, WX1), [*ROUTE, WX1, b"\x06"]),
 }
@@ -852,7 +883,7 @@ def test_options_that_the_broker_writes_longer_reach_the_worker(values):  # X1
     assert len(given.raw) <= MAX_OPTIONS
     raw = wire.options_with(given, 1000, 2)
     assert len(raw) > MAX_OPTIONS
-    work = wire.decode_broker(wire.work((), WX1, b"c", [b"x"], raw))
+    work = wire.decode_broker(wire.request_to_worker((), WX1, b"c", [b"x"], raw))
     assert work.options.values() == {**given.values(), "ttl": 1000, "attempt": 2}
 
 
@@ -871,12 +902,12 @@ UNSENDABLE = {  # and the beginning of what is said about it
     "no number": ({"a": math.nan}, "options cannot be sent as JSON: Out of range float"),
     "ttl infinite": ({"ttl": math.inf}, "options cannot be sent as JSON: Out of range float"),
     "too deep for JSON": ({"a": ENDLESS}, "options cannot be sent as JSON: maximum recursion depth"),
-    "ttl below 0": ({"ttl": -1}, "options are b'{\"ttl\":-1}': ttl is a number of milliseconds, wait is"),
-    "ttl true": ({"ttl": True}, "options are b'{\"ttl\":true}': ttl is"),
-    "wait 1": ({"wait": 1}, "options are b'{\"wait\":1}': ttl is"),
-    "header 1": ({"headers": {"a": 1}}, 'options are b\'{"headers":{"a":1}}\': ttl is'),
-    "too deep": ({"a": json.loads("[" * 64 + "]" * 64)}, 'options are b\'{"a":[[['),
-    "too long": ({"a": "x" * MAX_OPTIONS}, 'options are b\'{"a":"xxx'),
+    "ttl below 0": ({"ttl": -1}, "options b'{\"ttl\":-1}' are invalid: ttl must be a number of milliseconds, "),
+    "ttl true": ({"ttl": True}, "options b'{\"ttl\":true}' are invalid: ttl must be"),
+    "wait 1": ({"wait": 1}, "options b'{\"wait\":1}' are invalid: ttl must be"),
+    "header 1": ({"headers": {"a": 1}}, 'options b\'{"headers":{"a":1}}\' are invalid: ttl must be'),
+    "too deep": ({"a": json.loads("[" * 64 + "]" * 64)}, 'options b\'{"a":[[['),
+    "too long": ({"a": "x" * MAX_OPTIONS}, 'options b\'{"a":"xxx'),
 }
 
 
@@ -950,7 +981,7 @@ def test_a_service_may_be_named_in_text_or_bytes(name):
 def test_what_names_no_service_is_told_to_whoever_tries(name):  # C23
     with pytest.raises(SettingError) as error:
         wire.service_name(name)
-    assert str(error.value) == f"{name!r} is no service name: it takes 1 to 255 bytes of printable text"
+    assert str(error.value) == f"{name!r} is not a valid service name: it takes 1 to 255 bytes of printable text"
 
 
 # ── a failure told in a FINAL ────────────────────────────────────────────────────────────────────────────────────────
@@ -992,7 +1023,7 @@ def test_any_other_body_is_no_failure(body):
 
 
 def test_what_is_known_of_names_is_bounded():
-    for number in range(2 * wire.KNOWN_NAMES):
+    for number in range(2 * names.MAX_KNOWN_NAMES):
         assert wire.valid_service(b"service-%d" % number)
-        assert len(wire._known_names) <= wire.KNOWN_NAMES
+        assert len(names._known_names) <= names.MAX_KNOWN_NAMES
     assert not wire.valid_service(b"\n")

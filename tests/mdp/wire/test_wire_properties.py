@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmdp.mdp import wire
-from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1
+from zmdp.mdp.wire import C01, C02, CX1, NO_OPTIONS, W01, W02, WX1
 
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -48,7 +48,7 @@ envelope = st.just(()) | st.lists(hop, max_size=15).map(lambda hops: (*hops, b""
 name = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=60).map(str.encode)
 body = st.lists(st.binary(max_size=20), min_size=1, max_size=4)
 route = st.builds(lambda identity, hops: (identity, *hops), routing_id, envelope)
-address = st.integers(0, (1 << 64) - 1) | routing_id.map(wire.number_of)
+address = st.integers(0, (1 << 64) - 1) | routing_id.map(wire.id_of)
 client_header, worker_header = st.sampled_from([C01, C02]), st.sampled_from([W01, W02, WX1])
 PARTIAL, FINAL = wire.Kind.PARTIAL, wire.Kind.FINAL
 
@@ -61,9 +61,9 @@ def to_broker(frames):
 @given(route, client_header, name, body, st.booleans())
 def test_what_clients_say_and_are_told_reads_as_it_was_meant(route, header, service, body, final):  # C2, C3, C22, C24
     said = wire.Request(route, header, service, body)
-    assert to_broker(wire.request(route, header, service, body)) == said
-    told = wire.Answer(route[1:], header, final or header == C01, service, body)
-    assert wire.decode_broker(wire.answer(*told[:5])) == told
+    assert to_broker(wire.request_to_broker(route, header, service, body)) == said
+    told = wire.Reply(route[1:], header, final or header == C01, None, body, service)
+    assert wire.decode_broker(wire.reply_to_client(told.route, header, told.final, service, body)) == told
 
 
 @settings(deadline=None)
@@ -72,12 +72,12 @@ def test_what_workers_say_and_are_told_reads_as_it_was_meant(route, header, serv
     assert to_broker(wire.ready(route, header, service)) == wire.Ready(route, header, service)
     for kind in [FINAL] if header == W01 else [PARTIAL, FINAL]:
         reply = wire.Reply(route, header, kind is FINAL, address, body)
-        assert to_broker(wire.reply(route, header, kind, address, body)) == reply
-    work = wire.Work(route[1:], header, address, body)
-    assert wire.decode_broker(wire.work(route[1:], header, address, body)) == work
+        assert to_broker(wire.reply_to_broker(route, header, kind, address, body)) == reply
+    work = wire.Request(route[1:], header, b"", body, NO_OPTIONS, address)
+    assert wire.decode_broker(wire.request_to_worker(route[1:], header, address, body)) == work
 
 
-number = st.integers(0, (1 << 64) - 1) | hop.map(wire.number_of)
+number = st.integers(0, (1 << 64) - 1) | hop.map(wire.id_of)
 before_number = st.lists(hop, max_size=14).map(tuple)
 text, detail = st.text(max_size=20), st.lists(st.binary(max_size=20), max_size=1)
 code = st.integers(0, 999)
@@ -117,32 +117,32 @@ def test_what_x1_clients_say_reads_as_it_was_meant(*, identity, hops, number, se
     assert parsed.raw == options
     assert parsed.values() == (json.loads(options) if options else {})
     said = wire.Request(route, CX1, service, body, parsed, number)
-    assert to_broker(wire.request(asked, CX1, service, body, options)) == said
-    assert to_broker(wire.cancel(asked, service)) == wire.Cancel(route, CX1, service, number)
+    assert to_broker(wire.request_to_broker(asked, CX1, service, body, options)) == said
+    assert to_broker(wire.cancel_to_broker(asked, service)) == wire.Cancel(route, CX1, number, service)
     for each in (asked, (identity, b""), (identity,)):
         assert to_broker(wire.heartbeat(each, CX1)) == wire.Heartbeat(each, CX1)
         assert wire.decode_broker(wire.heartbeat(each[1:], CX1)) == wire.Heartbeat(each[1:], CX1)
-    told = wire.Answer(envelope, CX1, final, service, body, number)
-    assert wire.decode_broker(wire.answer(*told[:5])) == told
+    told = wire.Reply(envelope, CX1, final, number, body, service)
+    assert wire.decode_broker(wire.reply_to_client(envelope, CX1, told.final, service, body)) == told
 
 
 @settings(deadline=None)
 @given(identity=routing_id, number=number, service=name, address=address, code=code, text=text, detail=detail)
 def test_an_error_reads_as_it_was_meant(*, identity, number, service, address, code, text, detail):
-    digits, told, envelope = b"%03d" % code, text.encode(), wire.envelope_of(number)
-    assert wire.decode_broker(wire.error(envelope, service, digits, told, detail)) == wire.Error(
-        envelope, CX1, service, code, text, detail, number
+    told, envelope = text.encode(), wire.envelope_of(number)
+    assert wire.decode_broker(wire.error_to_client(envelope, service, code, told, detail)) == wire.Error(
+        envelope, CX1, number, code, told, detail, service
     )
-    said = wire.Failure((identity,), WX1, address, code, told, detail)
-    assert to_broker(wire.failure((identity,), address, code, told, detail)) == said
+    said = wire.Error((identity,), WX1, address, code, told, detail)
+    assert to_broker(wire.error_to_broker((identity,), address, code, told, detail)) == said
 
 
 @settings(deadline=None)
 @given(route, address, body, options)
 def test_what_x1_workers_are_told_reads_as_it_was_meant(route, address, body, options):
-    told = wire.Work(route[1:], WX1, address, body, wire.parse_options(options))
-    assert wire.decode_broker(wire.work(route[1:], WX1, address, body, options)) == told
-    assert wire.decode_broker(wire.withdraw(route[1:], address)) == wire.Withdraw(route[1:], WX1, address)
+    told = wire.Request(route[1:], WX1, b"", body, wire.parse_options(options), address)
+    assert wire.decode_broker(wire.request_to_worker(route[1:], WX1, address, body, options)) == told
+    assert wire.decode_broker(wire.cancel_to_worker(route[1:], address)) == wire.Cancel(route[1:], WX1, address)
 
 
 @settings(deadline=None)

@@ -272,7 +272,7 @@ def test_a_worker_is_killed(spark):
         ({"broker": "nowhere"}, "'nowhere' is no endpoint"),
         ({"broker": []}, "broker is empty"),
         ({"broker": "inproc://here"}, "executors are other processes"),
-        ({"service": "no\nname"}, "is no service name"),
+        ({"service": "no\nname"}, "is not a valid service name"),
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
         ({"key": "id"}, "key is 'id', a column of bigint"),
         ({"key": 5}, "5 is no column"),

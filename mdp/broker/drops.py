@@ -1,0 +1,91 @@
+"""Why the broker drops requests: reason, code and text of each drop, in one table."""
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from ..codes import Code
+from ..limits import Limits
+from .registry import Request
+
+
+class Drop(StrEnum):
+    """Why a valid request was dropped.  The values are the keys under `dropped` in `mmi.stats`."""
+
+    EXPIRED = "expired"
+    QUEUE_FULL = "queue-full"
+    MEMORY_FULL = "memory-full"
+    TOO_MANY_SERVICES = "too-many-services"
+    DRAINING = "draining"
+    CLIENT_GONE = "client-gone"
+    WORKERS_LOST = "workers-lost"
+    LOST_AFTER_PARTIAL = "worker-lost-after-partial"
+    REPLY_TOO_LARGE = "reply-too-large"
+    NO_WORKER = "no-worker"
+    TTL_PASSED = "ttl-passed"
+    CANCELLED = "cancelled"
+    HANDLER_FAILED = "handler-failed"
+    CLOSING = "broker-closing"
+
+
+class Report(NamedTuple):
+    """How a drop is reported."""
+
+    code: int | None
+    """The code of the ERROR that an X1 client gets; None if the broker sends it none."""
+    text: str
+    """The text of that ERROR, with fields in braces; see `text_of`."""
+    quiet: bool = False
+    """Part of normal operation: logged as information, not as a warning."""
+
+
+_EXPIRED: Final = "{what} passed before a worker was free for it: {workers}"
+
+REPORTS: Final[dict[Drop, Report]] = {
+    Drop.EXPIRED: Report(Code.TIME_PASSED.value, _EXPIRED, quiet=True),
+    Drop.TTL_PASSED: Report(Code.TIME_PASSED.value, _EXPIRED, quiet=True),
+    Drop.QUEUE_FULL: Report(
+        Code.QUEUE_FULL.value, "{limits.max_queue} requests are already waiting for the service: retry later"
+    ),
+    Drop.MEMORY_FULL: Report(
+        Code.QUEUE_FULL.value,
+        "requests waiting at the broker already take {limits.max_queued_bytes} bytes: retry later",
+    ),
+    Drop.TOO_MANY_SERVICES: Report(
+        Code.QUEUE_FULL.value,
+        "no worker offers the service, and {limits.max_services} services are in use: retry later",
+    ),
+    Drop.DRAINING: Report(
+        Code.DRAINING.value, "the broker is draining and takes no new requests: retry later, or at another broker"
+    ),
+    Drop.CLOSING: Report(
+        Code.DRAINING.value, "the broker shut down before the request was done: retry later, or at another broker"
+    ),
+    Drop.WORKERS_LOST: Report(
+        Code.WORKER_LOST.value, "its worker was lost, and it is not retried; workers that received it: {request.handed}"
+    ),
+    Drop.LOST_AFTER_PARTIAL: Report(
+        Code.WORKER_LOST.value, "its worker was lost after a PARTIAL, so it cannot be retried"
+    ),
+    Drop.REPLY_TOO_LARGE: Report(
+        Code.TOO_LARGE.value,
+        "the reply exceeds the limits of {limits.max_message} bytes and {limits.max_frames} frames",
+    ),
+    Drop.NO_WORKER: Report(Code.NO_WORKER.value, "no worker offers the service", quiet=True),
+    Drop.CANCELLED: Report(Code.CANCELLED.value, "cancelled", quiet=True),
+    Drop.CLIENT_GONE: Report(None, "its client is gone", quiet=True),
+    Drop.HANDLER_FAILED: Report(None, "its handler failed", quiet=True),  # an X1 client gets the worker's own ERROR
+}
+
+
+def text_of(drop: Drop, request: Request, limits: Limits) -> str:
+    """Return the text of the ERROR that tells the client why `request` was dropped."""
+    if drop not in {Drop.EXPIRED, Drop.TTL_PASSED}:
+        return REPORTS[drop].text.format(request=request, limits=limits)
+    if request.attempt is not None:
+        return "its time passed while a worker held it"
+    service = request.service
+    workers = f"{service.available} offer it" if service.available else "none offers it"
+    if service.available and not service.schedule.capacity:
+        workers += ", all busy"
+    what = "its time" if drop is Drop.TTL_PASSED else f"the broker's expiry of {limits.expiry:g} s"
+    return REPORTS[drop].text.format(what=what, workers=workers)
