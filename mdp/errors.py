@@ -2,6 +2,7 @@
 
     ZmdpError
     ├── SettingError (ValueError)          a setting or argument is out of range: says which, and what is allowed
+    ├── InvalidUUID (ValueError)           a text that should be a request's UUID is not one: names the text
     ├── BindError (OSError)                the broker cannot listen on an endpoint
     ├── ClosedError                        the client or worker was closed
     ├── BusyError                          a client was used while it is in the middle of another request
@@ -30,6 +31,10 @@ class ZmdpError(Exception):
 
 class SettingError(ZmdpError, ValueError):
     """A setting or argument is out of range."""
+
+
+class InvalidUUID(ZmdpError, ValueError):
+    """A text that should be the UUID of a request to Titanic is not a UUID."""
 
 
 class BindError(ZmdpError, OSError):

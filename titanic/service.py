@@ -23,7 +23,7 @@ from .batches import Batches, StoreError
 from .frames import unpack
 from .store import store
 from .store.clock import Clock
-from .submission import Malformed, Wanted, closed, submission, wanted
+from .submission import MalformedRequest, ReplyRequest, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"
@@ -83,11 +83,11 @@ class Service:
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
         try:
-            asked = submission(request, request.options, self._clock.now())
+            asked = parse_submission(request, request.options, self._clock.now())
             if not self._room():
                 return [_status(request, FULL)]
             uuid = await (self._writer if asked.key is None else self._keyed).do(store.accept, asked)
-        except (Malformed, StoreError) as error:
+        except (MalformedRequest, StoreError) as error:
             return _refused(request, error)
         if uuid == asked.uuid:
             self._accepted(asked.service, asked.due)
@@ -96,9 +96,9 @@ class Service:
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""
         try:
-            uuid = closed(request, request.options)
+            uuid = parse_close(request, request.options)
             found = await self._writer.do(store.close, uuid)
-        except (Malformed, StoreError) as error:
+        except (MalformedRequest, StoreError) as error:
             return _refused(request, error)
         if found is not None:
             self._gone(found)
@@ -108,7 +108,7 @@ class Service:
     async def reply(self, request: Request) -> AsyncGenerator[list[bytes] | FinalReply, None]:
         """`titanic.reply` (C28)."""
         try:
-            asked = wanted(request, request.options)
+            asked = parse_reply_request(request, request.options)
             sent = asked.start
             with self._waits(asked) as waiter:
                 while True:
@@ -126,14 +126,14 @@ class Service:
                 reply = await self._reader.do(store.fetch_reply, found.id)
                 found = None if reply is None else found._replace(reply=reply)  # None: it was closed meanwhile
             yield FinalReply(_told(request, found))
-        except (Malformed, StoreError) as error:
+        except (MalformedRequest, StoreError) as error:
             yield FinalReply(_refused(request, error))
 
     def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
         return self._reader.do(store.fetch_parts, store.Parts(found.id, found.attempt, start))
 
     @contextmanager
-    def _waits(self, asked: Wanted) -> Iterator["_Waiter"]:
+    def _waits(self, asked: ReplyRequest) -> Iterator["_Waiter"]:
         """One who waits for something to happen to the request, unless he does not want to."""
         waiter = _Waiter(dismissed=not asked.wait)
         if waiter.dismissed:
@@ -194,8 +194,8 @@ def _told(request: Request, found: store.Fetched | None) -> list[bytes]:
     return [_status(request, f"500 {found.error}"), b"%03d" % (found.code or Code.FAILED), *detail]
 
 
-def _refused(request: Request, error: Malformed | StoreError) -> list[bytes]:
-    return [_status(request, f"400 {error}" if isinstance(error, Malformed) else f"500 {error.text}")]
+def _refused(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:
+    return [_status(request, f"400 {error}" if isinstance(error, MalformedRequest) else f"500 {error.text}")]
 
 
 def _status(request: Request, told: str) -> bytes:

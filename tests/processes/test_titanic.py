@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
 import sys
+import tempfile
 import threading
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -136,7 +139,7 @@ def test_a_request_from_beginning_to_end(endpoint, db):
     assert done(titanic("close", uuid)) == b""
     result = titanic("reply", uuid)
     assert (result.returncode, result.stdout) == (4, b"")
-    assert f"Titanic knows no request {uuid}" in one_line(result)
+    assert f"Titanic does not know request {uuid}" in one_line(result)
 
 
 def test_bodies_are_bytes_from_files_and_stdin(titanic, tmp_path):
@@ -161,10 +164,10 @@ def test_a_reply_that_is_not_there_yet(titanic, db):
     uuid = done(titanic("request", "nobody", "")).decode().strip()
     result = titanic("reply", uuid)
     assert (result.returncode, result.stdout) == (3, b"")
-    assert one_line(result) == f"titanic: the reply to {uuid} is not there yet: --wait waits for it"
+    assert one_line(result) == f"titanic: there is no reply to {uuid} yet: use --wait to wait for it"
     result = titanic("reply", uuid, "--wait", "--timeout", "0.1")
     assert (result.returncode, result.stdout) == (3, b"")
-    assert one_line(result) == f"titanic: request {uuid} has no reply within 0.1 s"
+    assert one_line(result) == f"titanic: request {uuid} has no reply after 0.1 s"
     done(titanic("close", uuid))
 
 
@@ -225,42 +228,54 @@ def test_everything_that_can_be_asked_for(titanic):
 WRONG = [
     (["request"], 2, "Missing argument 'SERVICE'"),
     (["request", "a\tb"], 2, "is no service name"),
-    (["request", "mmi.service", "x"], 2, "mmi.service is not asked through Titanic: ask it directly"),
+    (["request", "mmi.service", "x"], 2, "mmi.service cannot be called through Titanic: call it directly"),
     (["request", "echo", "--priority", "10"], 2, "10 is not in the range 0<=x<=9"),
-    (["request", "echo", "--delay", "soon"], 2, "'soon': it takes seconds, or a number with s, m, h or d"),
-    (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "give one of them"),
-    (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow': it takes a time such as 2030-01-31T12:00"),
+    (
+        ["request", "echo", "--delay", "soon"],
+        2,
+        "'soon' is not a duration such as 90 (seconds), 15m, 12h or 7d, 0 or more",
+    ),
+    (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "delay and at exclude each other"),
+    (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow' is not a time such as 2030-01-31T12:00"),
     (["request", "echo", "--retries", "-1"], 2, "-1 is not in the range 0<=x<=1000"),
-    (["request", "echo", "--key", ""], 2, "key is a text of 1 to 255 bytes"),
+    (["request", "echo", "--key", ""], 2, "key must be text of 1 to 255 bytes"),
     (["request", "echo", "--header", "nameonly"], 2, "'nameonly': it takes NAME=VALUE"),
     (["request", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
     (["request", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there. Is the broker running?"),
-    (["reply", STRANGE], 4, f"Titanic knows no request {STRANGE}"),
-    (["reply", STRANGE, "--wait"], 4, f"Titanic knows no request {STRANGE}"),
-    (["reply", STRANGE, "--stream"], 4, f"Titanic knows no request {STRANGE}"),
-    (["reply", "../../etc/passwd"], 2, "'../../etc/passwd' is no uuid: it takes 32 hex digits"),
+    (["reply", STRANGE], 4, f"Titanic does not know request {STRANGE}"),
+    (["reply", STRANGE, "--wait"], 4, f"Titanic does not know request {STRANGE}"),
+    (["reply", STRANGE, "--stream"], 4, f"Titanic does not know request {STRANGE}"),
+    (["reply", "../../etc/passwd"], 2, "'../../etc/passwd' is not a UUID: use the 32 hex digits"),
     (["reply", STRANGE, "--from", "-1"], 2, "'-1': it takes a whole number of parts, 0 or more"),
     (["close"], 2, "Missing argument 'UUID"),
-    (["close", STRANGE, "x"], 2, "'x' is no uuid"),
-    (["show", STRANGE], 4, f"there is no request {STRANGE} in sqlite:///"),
-    (["show", "x"], 2, "'x' is no uuid"),
+    (["close", STRANGE, "x"], 2, "'x' is not a UUID"),
+    (["show", STRANGE], 4, f"no request {STRANGE} in sqlite:///"),
+    (["show", "x"], 2, "'x' is not a UUID"),
     (["ls", "--state", "gone"], 2, "'gone' is not one of 'delayed', 'pending', 'running', 'done', 'failed'"),
     (["ls", "--limit", "0"], 2, "'0': it takes a whole number of requests, above 0"),
-    (["ls", "--older-than", "x"], 2, "'x': it takes seconds"),
-    (["ls", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db: `titanic serve` makes"),
-    (["ls", "--db", "mysql://host/db"], 2, "'mysql' is not supported: Titanic takes sqlite:///FILE or postgresql"),
-    (["ls", "--db", "sqlite://"], 2, "Titanic's SQLite is a file"),
+    (["ls", "--older-than", "x"], 2, "'x' is not a duration such as 30s, 15m, 12h or 7d"),
+    (["ls", "--older-than", "7"], 2, "'7' has no unit: write 7s, 7m, 7h or 7d"),
+    (["purge", "--older-than", "7"], 2, "'7' has no unit: write 7s, 7m, 7h or 7d"),
+    (["purge", "--older-than", "0.5"], 2, "'0.5' has no unit"),
+    (["retry", "--all", "--older-than", "7"], 2, "'7' has no unit"),
+    (["cancel", "--all", "--older-than", "7"], 2, "'7' has no unit"),
+    (["request", "echo", "--ttl", "7"], 2, "'7' has no unit: write 7s, 7m, 7h or 7d"),
+    (["request", "echo", "--key", "k", "--key-ttl", "7"], 2, "'7' has no unit"),
+    (["serve", "--ttl", "7"], 2, "'7' has no unit"),
+    (["ls", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db: `titanic serve` creates"),
+    (["ls", "--db", "mysql://host/db"], 2, "'mysql' is not supported: Titanic needs sqlite:///FILE or postgresql"),
+    (["ls", "--db", "sqlite://"], 2, "Titanic needs a SQLite file"),
     (["ls", "--db", "/etc/passwd"], 6, "sqlite:////etc/passwd: file is not a database"),
     (["stats", "--db", "postgresql://me:secret@127.0.0.1:1/x"], 6, "postgresql://me:***@127.0.0.1:1/x: "),
     (["purge"], 2, "Missing option '--older-than'"),
     (["purge", "--older-than", "1d", "--state", "pending"], 2, "'pending' is not one of 'done', 'failed'"),
-    (["retry"], 2, "name requests by their UUIDs, or take --all (perhaps with --service, --older-than)"),
-    (["retry", STRANGE, "--all"], 2, "name requests by their UUIDs, or take --all"),
-    (["cancel", "--service", "echo"], 2, "name requests by their UUIDs, or take --all"),
-    (["cancel", STRANGE, "--older-than", "1d"], 2, "name requests by their UUIDs, or take --all"),
+    (["retry"], 2, "give UUIDs, or --all (optionally with --service, --older-than)"),
+    (["retry", STRANGE, "--all"], 2, "give UUIDs, or --all"),
+    (["cancel", "--service", "echo"], 2, "give UUIDs, or --all"),
+    (["cancel", STRANGE, "--older-than", "1d"], 2, "give UUIDs, or --all"),
     (["db", "upgrade", "--db", "/no/such/folder/titanic.db"], 2, "there is no folder /no/such/folder"),
     (["db", "current", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db"),
-    (["serve", "--lease", "1"], 2, "lease is 1.0: it takes 2 seconds or more"),
+    (["serve", "--lease", "1"], 2, "lease is 1.0: it must be 2 seconds or more"),
     (["serve", "--max-waiting", "0"], 2, "'0': it takes a whole number of requests, above 0"),
     (["serve", "--heartbeat", "0.001"], 2, "heartbeat is 0.001: it takes 0.01 seconds or more"),
     (["serve", "--broker", "localhost"], 2, "'localhost': it takes an endpoint"),
@@ -284,10 +299,12 @@ def test_what_goes_wrong_is_told_in_one_line_with_a_code(here, endpoint, db, wro
 def test_no_titanic(here):
     with running_broker(limits=LIMITS) as server:
         at = server.endpoints[0]
-        for arguments in (["request", "echo"], ["reply", STRANGE, "--wait"], ["reply", STRANGE, "--stream"]):
-            result = here(*arguments, "--broker", at, "--timeout", "0.1")
+        for arguments in (["request", "echo"], ["reply", STRANGE, "--wait"], ["reply", STRANGE, "--stream"],
+                          ["close", STRANGE]):  # fmt: skip
+            result = here(*arguments, "--broker", at, "--timeout", "1d")  # which is not waited for
             assert (result.returncode, result.stdout) == (4, b"")
-            assert f"no Titanic serves 'titanic.{arguments[0]}'" in one_line(result)
+            told = f"titanic: no Titanic is registered at {at}: start one with `titanic serve`"
+            assert one_line(result) == told
 
 
 def test_ctrl_c_while_waiting(endpoint, db, api):
@@ -317,6 +334,44 @@ def test_output_that_nobody_reads(titanic, endpoint, api):
     uuid = api.submit("count", b"3").uuid
     command = f"{BIN}/titanic reply {uuid} --stream --broker {endpoint} | true"
     assert os.system(f"bash -c 'set -o pipefail; {command}' 2>/dev/null") in {0, 256}
+
+
+SUBCOMMANDS = [*cli.OPERATORS, "request", "reply", "close"]
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in SUBCOMMANDS), ["db", "check"]], ids=" ".join)
+def test_h_is_help(here, arguments):
+    assert done(here(*arguments, "-h")) == done(here(*arguments, "--help"))
+
+
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_a_misspelt_option_has_nothing_to_do_with_the_environment(here, endpoint, db, command):
+    result = here(command, "--brokr", "x", MDP_BROKER=endpoint, TITANIC_DB=str(db), MDP_HEARTBEAT="1")
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert "No such option '--brokr'" in one_line(result)
+    assert "environment" not in one_line(result)
+
+
+@pytest.mark.parametrize("separator", [" ", ",", ", "])
+def test_the_environment_may_name_several_brokers(here, endpoint, db, separator):
+    brokers = f"tcp://127.0.0.1:1{separator}{endpoint}"
+    uuid = done(here("request", "echo", "hello", MDP_BROKER=brokers)).decode().strip()
+    assert done(here("reply", uuid, "--wait", MDP_BROKER=brokers)) == b"hello"
+    result = here("request", "echo", MDP_BROKER=f"tcp://127.0.0.1:1{separator}localhost")
+    assert "'localhost': it takes an endpoint" in one_line(result)
+
+
+def test_serve_registers_at_several_brokers(tmp_path, here):
+    with services() as one, services() as other:
+        brokers = f"{one} {other}"
+        command = ("titanic", "serve", "--db", str(tmp_path / "titanic.db"), *QUICK)
+        with process(*command, MDP_BROKER=brokers) as serving:
+            serving.line(f"serving titanic.request, titanic.reply, titanic.close at {one}, {other}")
+            for at in (one, other):
+                with Client(at, timeout=20) as client:
+                    ticket = Titanic(client).submit("echo", at.encode())
+                    assert ticket.result(timeout=20) == [at.encode()]
+            assert serving.end() == 0
 
 
 # ── operators ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -385,10 +440,10 @@ def test_ls(operator):
     assert uuids_of(done(titanic("ls", "--json", "--service", "nobody", "--state", "delayed"))) == [uuids["delayed"]]
     assert len(uuids_of(done(titanic("ls", "--json", "--older-than", "0")))) == 5
     result = titanic("ls", "--json", "--older-than", "1d")
-    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"there are none\n")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"no such requests\n")
     result = titanic("ls", "--json", "--limit", "2")
     assert uuids_of(result.stdout) == [uuids["done"], uuids["failed"]]
-    assert result.stderr == b"there are more: see --limit\n"
+    assert result.stderr == b"there are more requests: use --limit to see them\n"
 
 
 def test_ls_for_people(operator):
@@ -422,12 +477,103 @@ def test_show(operator):
     assert "lease" not in told
 
 
+def test_show_cuts_long_values_short(operator):
+    titanic, uuids, db = operator
+    body = "x" * 100_000
+    with sqlite3.connect(db) as connection:
+        packed = len(body).to_bytes(4, "big") + body.encode()
+        connection.execute("UPDATE titanic_requests SET body = ? WHERE uuid = ?", (packed, uuids["done"]))
+    connection.close()
+    told = done(titanic("show", uuids["done"])).decode()
+    assert len(told) < 5000
+    assert "(100004 characters; --full prints all)" in told
+    assert body in done(titanic("show", uuids["done"], "--full")).decode()
+    assert json.loads(done(titanic("show", uuids["done"], "--json")))["body"] == [body]
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def unprivileged():
+    """Call something as a user for whom the permissions of files hold."""
+
+    @contextmanager
+    def as_nobody():
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(NOBODY)
+        try:
+            yield
+        finally:
+            if root:
+                os.seteuid(0)
+
+    return as_nobody
+
+
+@pytest.fixture
+def folder():
+    """A folder that everybody can enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+        path.chmod(0o755)
+
+
+READING = [["ls", "--json"], ["stats"], ["db", "check"], ["purge", "--older-than", "0", "--dry-run"]]
+
+
+def test_a_read_only_database_can_be_read(operator, here, folder, unprivileged):
+    _, uuids, db = operator
+    copied = shutil.copy(db, folder / "titanic.db")
+    os.chmod(copied, 0o444)
+    folder.chmod(0o555)
+    for command in ([*each, "--db", str(copied)] for each in (*READING, ["show", uuids["done"]])):
+        with unprivileged():
+            result = here(*command)
+        assert (result.returncode, result.stderr) == (0, b""), result.stderr
+    for command in (["retry", "--all"], ["purge", "--older-than", "0"], ["cancel", "--all"], ["db", "upgrade"]):
+        with unprivileged():
+            result = here(*command, "--db", str(copied))
+        assert (result.returncode, result.stdout) == (6, b"")
+        assert "titanic.db: the file is read-only (" in one_line(result)
+
+
+def test_a_read_only_database_is_read_while_a_titanic_writes(operator, here, folder, unprivileged):
+    _, uuids, db = operator
+    copied = shutil.copy(db, folder / "titanic.db")
+    with sqlite3.connect(copied) as writer:
+        writer.execute("UPDATE titanic_requests SET priority = 8 WHERE uuid = ?", (uuids["done"],))
+        writer.commit()
+        assert os.path.exists(f"{copied}-wal")
+        for name in folder.iterdir():
+            name.chmod(0o444)
+        folder.chmod(0o555)
+        with unprivileged():
+            result = here("show", "--json", uuids["done"], "--db", str(copied))
+    writer.close()
+    assert json.loads(done(result))["priority"] == 8
+
+
+def test_an_unreadable_database_says_why(operator, here, folder, unprivileged):
+    _, _, db = operator
+    copied = shutil.copy(db, folder / "titanic.db")
+    os.chmod(copied, 0)
+    for command in (*READING, ["retry", "--all"]):
+        with unprivileged():
+            result = here(*command, "--db", str(copied))
+        assert (result.returncode, result.stdout) == (6, b"")
+        assert "titanic.db: permission denied: the file cannot be read" in one_line(result)
+
+
 def test_retry(operator):
     titanic, uuids, db = operator
     result = titanic("retry", uuids["failed"], uuids["done"], STRANGE)
     assert (result.returncode, result.stdout) == (4, b"1 retried\n")
     assert result.stderr.decode().splitlines() == [
-        f"{uuid}: there is no such request in state failed" for uuid in (uuids["done"], STRANGE)
+        f"{uuid}: no such request in state failed" for uuid in (uuids["done"], STRANGE)
     ]
     assert [state(db, uuids[name]) for name in ("failed", "done")] == ["pending", "done"]
     assert done(titanic("retry", "--all")) == b"0 retried\n"
@@ -447,7 +593,7 @@ def test_cancel(operator):
     assert (row(db, uuids["running"])["state"], row(db, uuids["running"])["code"]) == ("failed", 499)
     result = titanic("cancel", uuids["running"])
     assert (result.returncode, result.stdout) == (4, b"0 cancelled\n")
-    assert "there is no such request in state delayed or pending or running" in one_line(result)
+    assert "no such request in state delayed or pending or running" in one_line(result)
     assert done(titanic("cancel", "--all", "--service", "nobody")) == b"2 cancelled\n"
     assert {state(db, uuids[name]) for name in ("pending", "delayed", "running", "failed")} == {"failed"}
     assert state(db, uuids["done"]) == "done"
@@ -455,13 +601,13 @@ def test_cancel(operator):
 
 def test_purge(operator):
     titanic, uuids, _ = operator
-    assert done(titanic("purge", "--older-than", "1d")) == b"0 thrown away\n"
-    assert done(titanic("purge", "--older-than", "0", "--dry-run")) == b"1 would be thrown away\n"
-    assert done(titanic("purge", "--older-than", "0", "--service", "echo")) == b"0 thrown away\n"
+    assert done(titanic("purge", "--older-than", "1d")) == b"0 deleted\n"
+    assert done(titanic("purge", "--older-than", "0", "--dry-run")) == b"1 would be deleted\n"
+    assert done(titanic("purge", "--older-than", "0", "--service", "echo")) == b"0 deleted\n"
     assert len(uuids_of(titanic("ls", "--json").stdout)) == 5
-    assert done(titanic("purge", "--older-than", "0")) == b"1 thrown away\n"
+    assert done(titanic("purge", "--older-than", "0")) == b"1 deleted\n"
     assert uuids["done"] not in uuids_of(titanic("ls", "--json").stdout)
-    assert done(titanic("purge", "--older-than", "0", "--state", "failed", "--state", "done")) == b"1 thrown away\n"
+    assert done(titanic("purge", "--older-than", "0", "--state", "failed", "--state", "done")) == b"1 deleted\n"
     assert sorted(uuids_of(titanic("ls", "--json").stdout)) == sorted(
         uuids[name] for name in ("pending", "delayed", "running")
     )
@@ -510,12 +656,12 @@ def test_the_tables_of_sqlite(here, tmp_path):
     result = titanic("check")
     assert (result.returncode, result.stdout) == (6, b"")
     assert f"has no tables yet: run `titanic db upgrade --db sqlite:///{path}`" in one_line(result)
-    assert re.fullmatch(f"sqlite:///{path}: no tables → \\d{{4}}\n", done(titanic("upgrade")).decode())
-    assert re.fullmatch(f"sqlite:///{path}: is of version \\d{{4}}\n", done(titanic("upgrade")).decode())
+    assert re.fullmatch(f"sqlite:///{path}: migrated: no tables → \\d{{4}}\n", done(titanic("upgrade")).decode())
+    assert re.fullmatch(f"sqlite:///{path}: tables are at version \\d{{4}}\n", done(titanic("upgrade")).decode())
     assert re.fullmatch(rb"\d{4}\n", done(titanic("current")))
     told = json.loads(done(titanic("current", "--json")))
     assert told["version"] == told["needed"]
-    assert b"as it should be" in done(titanic("check"))
+    assert b"as required" in done(titanic("check"))
 
 
 def test_tables_of_a_newer_version_are_refused(operator, endpoint):
@@ -526,7 +672,7 @@ def test_tables_of_a_newer_version_are_refused(operator, endpoint):
     for command in (["ls"], ["db", "check"], ["db", "upgrade"], ["serve", "--broker", endpoint], ["retry", "--all"]):
         result = titanic(*command)
         assert (result.returncode, result.stdout) == (6, b"")
-        assert "has tables of version 9999, made by a newer zmdp" in one_line(result)
+        assert "has tables of version 9999, from a newer zmdp" in one_line(result)
         assert one_line(result).endswith(": upgrade zmdp")
     assert done(titanic("db", "current")) == b"9999\n"
 
@@ -538,13 +684,13 @@ def test_postgresql(here):
         assert (result.returncode, result.stdout) == (6, b"")
         told = re.search(r"has no tables yet: run `(titanic db upgrade --db (\S+))`", one_line(result))
         assert b"no tables" in done(run(*told[1].split()))  # as it says
-        assert b"as it should be" in done(here("db", "check"))
+        assert b"as required" in done(here("db", "check"))
         with serve(at, cluster.url()) as serving:
             uuid = done(here("request", "echo", "hello")).decode().strip()
             assert done(here("reply", uuid, "--wait")) == b"hello"
             assert uuids_of(done(here("ls", "--json"))) == [uuid]
             assert serving.end() == 0
-        assert done(here("purge", "--older-than", "0")) == b"1 thrown away\n"
+        assert done(here("purge", "--older-than", "0")) == b"1 deleted\n"
         cluster.stop()
         for command in (["ls"], ["serve"], ["db", "upgrade"]):
             result = here(*command)
@@ -652,6 +798,8 @@ def test_serve_waits_for_its_broker(tmp_path):
     with serve(at, tmp_path / "titanic.db") as serving:
         serving.line(f"no broker at {at} yet: nobody listens there")
         with broker("--heartbeat", "0.2", "--liveness", "50", bind=at):
+            with Client(at, timeout=20) as client:
+                eventually(lambda: client.available("titanic.request"))
             assert UUID.fullmatch(done(run("titanic", "request", "echo", "--broker", at)))
         assert serving.end() == 0
 

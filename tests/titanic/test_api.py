@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -27,7 +28,17 @@ from zmdp.clients import (
     SettingError,
 )
 from zmdp.mdp.testing import running_broker
-from zmdp.titanic import AsyncTicket, AsyncTitanic, Titanic, TitanicError, UnknownTicket, client, enqueue, service
+from zmdp.titanic import (
+    AsyncTicket,
+    AsyncTitanic,
+    InvalidUUID,
+    Titanic,
+    TitanicError,
+    UnknownTicket,
+    conversation,
+    enqueue,
+    service,
+)
 from zmdp.titanic.store.models import Base
 from zmdp.workers import Worker
 
@@ -209,10 +220,12 @@ def test_a_ticket_is_known_by_its_uuid_however_that_is_written(titanic):
         assert ticket.result(timeout=20) == [b"body"]
 
 
-def test_what_is_no_uuid_is_not_even_sent(titanic):
+def test_an_invalid_uuid_is_not_even_sent(titanic):
     for wrong in ("", "../../etc/passwd", "0" * 31, "0" * 33, "g" * 32, b"\xff" * 32, "0x" + "1" * 30, "é" * 32):
-        with pytest.raises(SettingError, match="is no uuid: it takes 32 hex digits"):
+        with pytest.raises(InvalidUUID, match=re.escape(f"{wrong!r} is not a UUID: it must be 32 hex digits")) as told:
             titanic.ticket(wrong)
+        assert isinstance(told.value, ValueError)
+        assert not isinstance(told.value, SettingError)
 
 
 @pytest.mark.usefixtures("held")
@@ -220,7 +233,7 @@ def test_result_waits_as_long_as_it_is_told_to(titanic, gate, pool):
     ticket = titanic.submit("held", b"")
     assert not ticket.ready()
     for timeout in (0, 0.05):
-        with pytest.raises(RequestTimeout, match=f"request {ticket.uuid} has no reply within {timeout} s"):
+        with pytest.raises(RequestTimeout, match=f"request {ticket.uuid} has no reply after {timeout} s"):
             ticket.result(timeout=timeout)
     with pytest.raises(TimeoutError):
         ticket.result(0)
@@ -249,7 +262,7 @@ def test_what_is_closed_is_unknown(titanic, url):
     ticket.close()
     assert stored(url)["requests"] == []
     for ask in (ticket.ready, ticket.result, lambda: ticket.result(timeout=0), lambda: list(ticket.partials())):
-        with pytest.raises(UnknownTicket, match=f"Titanic knows no request {ticket.uuid}") as told:
+        with pytest.raises(UnknownTicket, match=f"Titanic does not know request {ticket.uuid}") as told:
             ask()
         assert isinstance(told.value, TitanicError)
         assert isinstance(told.value, LookupError)
@@ -311,29 +324,29 @@ def test_a_moment_is_a_datetime_or_seconds(titanic, url):
 
 
 NOT_EVEN_SENT = [
-    ({"at": datetime(2100, 1, 1)}, "give it a tzinfo"),
-    ({"at": "2100-01-01T00:00:00Z"}, "at is '2100-01-01T00:00:00Z': it takes a number of seconds"),
-    ({"delay": "1"}, "delay is '1': it takes a number of seconds"),
-    ({"ttl": True}, "ttl is True: it takes a number of seconds"),
+    ({"at": datetime(2100, 1, 1)}, "it must have a tzinfo"),
+    ({"at": "2100-01-01T00:00:00Z"}, "at is '2100-01-01T00:00:00Z': it must be a datetime, or a number of seconds"),
+    ({"delay": "1"}, "delay is '1': it must be a number of seconds"),
+    ({"ttl": True}, "ttl is True: it must be a number of seconds"),
     ({"backoff": timedelta(1)}, "backoff is"),
     ({"service": "no\tname"}, "is no service name"),
     ({"headers": {"a": 1}}, "headers"),
+    ({"priority": 10}, "priority must be a whole number from 0 to 9"),
+    ({"retries": -1}, "retries must be a whole number"),
+    ({"delay": -1}, "delay is -1: it must be a number of seconds"),
+    ({"delay": 1, "at": 1}, "exclude each other"),
+    ({"key": ""}, "key must be text of 1 to 255 bytes"),
+    ({"key_ttl": 1}, "key_ttl needs a key"),
+    ({"ttl": 0}, "ttl is 0: it must be a number of seconds, above 0"),
 ]
-NOT_TAKEN = [
-    ({"priority": 10}, "priority is a whole number from 0 to 9"),
-    ({"retries": -1}, "retries is a whole number"),
-    ({"delay": -1}, "delay is a number of milliseconds"),
-    ({"delay": 1, "at": 1}, "give one of them"),
-    ({"key": ""}, "key is a text of 1 to 255 bytes"),
-    ({"key_ttl": 1}, "key_ttl goes with a key"),
-    ({"ttl": 0}, "result_ttl is a number of milliseconds above 0"),
-    ({"service": "titanic.request"}, "is not asked through Titanic"),
-    ({"service": "mmi.service"}, "is not asked through Titanic"),
+REJECTED = [
+    ({"service": "titanic.request"}, "Titanic rejected the request: titanic.request cannot be called through Titanic"),
+    ({"service": "mmi.service"}, "cannot be called through Titanic"),
 ]
 
 
-def test_what_cannot_be_asked_for_is_a_setting_error(titanic, url):
-    for asked, told in [*NOT_EVEN_SENT, *NOT_TAKEN]:
+def test_an_invalid_option_is_a_setting_error(titanic, url):
+    for asked, told in [*NOT_EVEN_SENT, *REJECTED]:
         with pytest.raises(SettingError, match=told):
             titanic.submit(**{"service": "later", **asked})
     assert stored(url)["requests"] == []
@@ -365,6 +378,22 @@ def test_a_key_makes_it_safe_to_repeat(titanic, url):
     assert row(url, tickets[0].uuid)["attempts"] == 1
 
 
+@pytest.mark.usefixtures("server")
+def test_a_request_that_its_client_sends_twice_is_stored_once(twin, endpoint, url, monkeypatch):
+    uuid = UUID(int=7).hex
+    monkeypatch.setattr(conversation, "new_uuid_hex", lambda: uuid)
+    with opened(twin, endpoint) as titanic:  # as after a connection that was lost before the answer came
+        assert [titanic.submit("later", b"body").uuid for _ in range(3)] == [uuid] * 3
+        assert [titanic.submit("later", b"body", key="k").uuid for _ in range(2)] == [uuid] * 2
+    (stored_once,) = stored(url)["requests"]
+    assert UUID(str(stored_once["uuid"])).hex == uuid
+
+
+def test_a_misspelt_option_is_a_type_error(titanic):
+    with pytest.raises(TypeError, match="no option 'priorty'"):
+        titanic.submit("later", priorty=5)
+
+
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -394,7 +423,7 @@ def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
 
 
 def test_without_a_titanic_it_is_service_not_found(twin, endpoint, monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE", 0.1)
+    monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
     with opened(twin, endpoint, timeout=0.1) as titanic:
         ticket = titanic.ticket(STRANGE)
         for ask in (
@@ -407,12 +436,14 @@ def test_without_a_titanic_it_is_service_not_found(twin, endpoint, monkeypatch):
             ticket.ready,
             ticket.close,
         ):
-            with pytest.raises(ServiceNotFound, match=r"no Titanic serves 'titanic\..*': start one"):
+            with pytest.raises(
+                ServiceNotFound, match="no Titanic is registered at the broker: start one with `titanic serve`"
+            ):
                 ask()
 
 
 def test_without_a_broker_it_is_broker_unreachable(twin, monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE", 0.1)
+    monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
     with opened(twin, "tcp://127.0.0.1:1", timeout=0.1) as titanic:
         ticket = titanic.ticket(STRANGE)
         for ask in (
@@ -657,7 +688,7 @@ def test_a_database_without_titanics_tables_is_told(empty_url):
     with Session(engine) as session, pytest.raises(TitanicError, match="titanic db upgrade"):
         enqueue(session, "later")
     engine.dispose()
-    with pytest.raises(SettingError, match="is no session"):
+    with pytest.raises(SettingError, match="is not a session"):
         enqueue("session", "later")
 
 
@@ -669,7 +700,7 @@ def test_what_cannot_be_enqueued_is_a_setting_error_and_stores_nothing(orders, o
             ("later", {"delay": "x"}, "delay"),
             ("later", {"key": "a\0b"}, "key"),
             ("later", {"headers": {"a": 1}}, "headers"),
-            ("titanic.request", {}, "not asked through Titanic"),
+            ("titanic.request", {}, "cannot be called through Titanic"),
             ("no\tname", {}, "is no service name"),
         ):
             with pytest.raises(SettingError, match=told):
