@@ -77,7 +77,8 @@ def submit(
     """Submit a request; the result is its UUID and its service's name."""
     name = service_name(service)
     encoded = encode_options(options)
-    if protocol == "X1":  # which repeats a request after a lost connection; by its UUID it is stored once
+    if protocol == "X1" and "key" not in encoded:
+        # The client repeats a request after a lost connection.  By its UUID, as by a key, it is stored once.
         encoded["uuid"] = new_uuid_hex()
     reply = yield from _call(Call(REQUEST, (name, *(frames or (b"",))), encoded or None, headers))
     _raise_for_status(reply)

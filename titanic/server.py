@@ -13,11 +13,10 @@ from ..clients.arguments import checked_endpoints
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
 from ..workers import AsyncWorker
-from . import schema
-from .batches import Batches
+from . import schema, store
+from .batches import BatchExecutor
 from .dispatcher import Dispatcher
 from .service import MAX_WAITING, Service
-from .store import store
 from .store.clock import Clock
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
@@ -29,11 +28,11 @@ KEY_LOCK_SECONDS: Final = 1.0
 """How long a request with a key waits for another transaction with the same key."""
 MIN_LEASE_SECONDS: Final = 2.0
 WRITES: Final = (
-    store.accept, store.add_parts, store.finish, store.put_back, store.close, store.look, store.claim, store.release,
-    store.pending_after,
+    store.accept, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
+    store.release, store.pending_after,
 )  # fmt: skip
 """The order of statements within a transaction.  A PARTIAL must be stored before its FINAL."""
-READS: Final = (store.fetch, store.fetch_reply, store.fetch_parts, store.states)
+READS: Final = (store.fetch, store.fetch_reply, store.fetch_partials, store.progress)
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -117,15 +116,15 @@ class Server:
         """Serve until `stop` is called.  Calls `ready` once the workers have started."""
         async with AsyncExitStack() as ending:  # which ends in reverse order
             client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._heartbeats))
-            reader = Batches("titanic-reader", schema.open_engine(self.url, write=False), READS)
+            reader = BatchExecutor("titanic-reader", schema.open_engine(self.url, write=False), READS)
             ending.push_async_callback(reader.close)
-            writer = Batches("titanic-writer", self._write_engine, WRITES)
+            writer = BatchExecutor("titanic-writer", self._write_engine, WRITES)
             ending.push_async_callback(writer.close)
             keyed = writer
             if not schema.is_sqlite(self.url):
                 # Another program may have inserted a key and not committed.  Requests without keys must not wait.
                 engine = schema.open_engine(self.url, lock_timeout=KEY_LOCK_SECONDS)
-                keyed = Batches("titanic-keys", engine, (store.accept,))
+                keyed = BatchExecutor("titanic-keys", engine, (store.accept,))
                 ending.push_async_callback(keyed.close)
             clock = Clock()
             dispatcher = Dispatcher(

@@ -292,6 +292,9 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_combination(options: Mapping[str, Any]) -> None:
     if options.get("key") is None and options.get("key_ttl") is not None:
         raise MalformedRequest("key_ttl needs a key")
+    if options.get("key") is not None and options.get("uuid") is not None:
+        # A key protects even after its request was closed; a UUID does not, so it must not override the key.
+        raise MalformedRequest("key and uuid exclude each other: set one of them")
     if options.get("delay") is not None and options.get("at") is not None:
         raise MalformedRequest("delay and at exclude each other: set one of them")
 

@@ -734,7 +734,7 @@ def test_serve_finishes_what_is_running_and_leaves_what_waits(port, number):
         waiting, later = titanic.submit("nobody", b"waiting"), titanic.submit("hold", delay=0.1)
         assert held.wait(20)
         serving.send_signal(number)
-        serving.line("waiting for 1 requests that are under way")
+        serving.line("waiting up to 10 s for 1 running requests")
         eventually(lambda: not titanic.client.available("titanic.request"))
         gate.set()
         assert serving.wait() == 0
@@ -752,7 +752,7 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(port):
             ticket = titanic.submit("hold", b"body")
             assert held.wait(20)
             serving.send_signal(signal.SIGTERM)
-            serving.line("under way")
+            serving.line("running requests")
             assert serving.end() == 1
             assert "Traceback" not in serving.stderr
         gate.set()
@@ -816,6 +816,6 @@ def test_settings_of_serve(port):
             titanic.submit("nobody")
         result = run("titanic", "request", "nobody", "--broker", at)
         assert (result.returncode, result.stdout) == (6, b"")
-        assert "full: too many requests are waiting to be done" in one_line(result)
+        assert "full: too many requests have not ended" in one_line(result)
         assert serving.end() == 0
         assert serving.stderr == ""

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from support.postgres import cluster as new_cluster
 
-from zmdp.titanic import schema
+from zmdp.titanic import schema, store
 from zmdp.titanic.frames import pack
-from zmdp.titanic.store import store
+from zmdp.titanic.store import tables as sql
 from zmdp.titanic.submission import Submission
 
 NOW = 1_800_000_000.0
@@ -68,7 +68,7 @@ def engine(backend, prepared):
     """A database with tables and nothing in them, the same one for all tests: a new one each would take long."""
     made = prepared(backend, schema.upgrade)
     with made.begin() as connection:
-        for table in (store.REQUESTS, store.KEYS, store.OWNERS):
+        for table in (sql.REQUESTS, sql.KEYS, sql.OWNERS):
             connection.execute(sa.delete(table))
     yield made
     made.dispose()  # nothing of this test's is left in the next
@@ -139,27 +139,27 @@ class Tables:
 
     def look(self, now=NOW, owner="me", until=None, **asked):
         lease = store.Lease(owner, now + 10 if until is None else until)
-        (found,) = self.do(store.look, a_round(lease, now, **asked))
+        (found,) = self.do(store.maintain, a_round(lease, now, **asked))
         return found
 
     def row(self, uuid):
         """All that is stored of a request; None if it is not there."""
         with self.engine.begin() as connection:
-            found = connection.execute(sa.select(store.REQUESTS).where(store.R.uuid == uuid)).one_or_none()
+            found = connection.execute(sa.select(sql.REQUESTS).where(sql.R.uuid == uuid)).one_or_none()
         return None if found is None else SimpleNamespace(**found._mapping)
 
     def leases(self):
         """Until when each Titanic has what it has."""
         with self.engine.begin() as connection:
-            return dict(connection.execute(sa.select(store.W.owner, store.W.lease)).all())
+            return dict(connection.execute(sa.select(sql.W.owner, sql.W.lease)).all())
 
-    def count(self, table=store.REQUESTS):
+    def count(self, table=sql.REQUESTS):
         with self.engine.begin() as connection:
             return connection.scalar(sa.select(sa.func.count()).select_from(table))
 
 
 def a_round(lease, now=NOW, renew=False, count_up_to=None, offered=()):
-    return store.Round(lease=lease, now=now, renew=renew, count_up_to=count_up_to, offered=offered)
+    return store.Maintenance(lease=lease, now=now, renew=renew, count_up_to=count_up_to, offered=offered)
 
 
 def submission(service="echo", *, now=NOW, **fields):

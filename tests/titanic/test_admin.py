@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
-from zmdp.titanic import admin
-from zmdp.titanic.admin import Which
-from zmdp.titanic.store import store
+from zmdp.titanic import admin, store
+from zmdp.titanic.admin import Filter
+from zmdp.titanic.store import tables as sql
 from zmdp.titanic.store.models import STATES
 
 NOW = 1_800_000_000.0
@@ -50,12 +50,12 @@ def matching(do, which):
 
 def test_all_are_listed_the_oldest_first(do, each):
     order = [each.done, each.failed, each.running, each.delayed, each.pending]
-    assert names(do(admin.ls, Which(), 100)) == hexes(order)
+    assert names(do(admin.ls, Filter(), 100)) == hexes(order)
 
 
 def test_a_row_of_the_list(do, tables):
     asked = tables.add("größe", priority=3, key="k", due=NOW + 1)
-    assert do(admin.ls, Which(), 1) == [{
+    assert do(admin.ls, Filter(), 1) == [{
         "uuid": asked.uuid.hex, "service": "größe", "state": "delayed", "priority": 3, "created": NOW, "due": NOW + 1,
         "started": None, "finished": None, "attempts": 0, "failures": 0, "code": None, "error": None, "key": "k",
     }]  # fmt: skip
@@ -63,12 +63,12 @@ def test_a_row_of_the_list(do, tables):
 
 def test_no_more_are_listed_than_wanted(do, tables):
     asked = [tables.add() for _ in range(5)]
-    assert names(do(admin.ls, Which(), 3)) == hexes(asked[:3])
+    assert names(do(admin.ls, Filter(), 3)) == hexes(asked[:3])
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_those_in_one_state(do, each, state):
-    which = Which(states=(state,))
+    which = Filter(states=(state,))
     (row,) = do(admin.ls, which, 100)
     assert (row["uuid"], row["state"]) == (getattr(each, state).uuid.hex, state)
     assert matching(do, which) == [getattr(each, state).uuid]
@@ -76,7 +76,7 @@ def test_those_in_one_state(do, each, state):
 
 
 def test_those_in_some_states(do, each):
-    which = Which(states=("pending", "done"))
+    which = Filter(states=("pending", "done"))
     assert matching(do, which) == [each.done.uuid, each.pending.uuid]
     assert do(admin.count, which) == 2
 
@@ -84,25 +84,25 @@ def test_those_in_some_states(do, each):
 def test_those_of_a_service(do, tables):
     tables.add("one")
     other = tables.add("other")
-    which = Which(service="other")
+    which = Filter(service="other")
     assert names(do(admin.ls, which, 100)) == [other.uuid.hex]
     assert matching(do, which) == [other.uuid]
     assert do(admin.count, which) == 1
-    assert do(admin.count, Which(service="oth%")) == 0
+    assert do(admin.count, Filter(service="oth%")) == 0
 
 
 def test_those_that_are_older(do, tables):
     old, at = tables.add(now=NOW - 1), tables.add(now=NOW)
     tables.add(now=NOW + 1)
-    assert matching(do, Which(created_before=NOW)) == [old.uuid]
-    assert matching(do, Which(created_before=NOW + 0.5)) == [old.uuid, at.uuid]
+    assert matching(do, Filter(created_before=NOW)) == [old.uuid]
+    assert matching(do, Filter(created_before=NOW + 0.5)) == [old.uuid, at.uuid]
 
 
 def test_those_that_ended_longer_ago(do, tables):
     old = tables.done(now=NOW - 1)
     tables.done(now=NOW)
     tables.add(now=NOW - 5)
-    assert matching(do, Which(finished_before=NOW)) == [old.uuid]
+    assert matching(do, Filter(finished_before=NOW)) == [old.uuid]
 
 
 def test_all_conditions_hold_together(do, tables):
@@ -110,14 +110,14 @@ def test_all_conditions_hold_together(do, tables):
     tables.done(service="other", now=NOW - 5)
     tables.done(service="one", now=NOW + 5)
     tables.add("one", now=NOW - 5)
-    which = Which(("done",), "one", created_before=NOW + 1, finished_before=NOW)
+    which = Filter(("done",), "one", created_before=NOW + 1, finished_before=NOW)
     assert matching(do, which) == [wanted.uuid]
 
 
 def test_they_are_walked_through_bit_by_bit(do, tables):
     asked = [tables.add() if number % 3 else tables.done(service="done") for number in range(10)]
     found = [(0, None)]
-    while some := do(admin.matching, Which(("pending",)), found[-1][0], 4):
+    while some := do(admin.matching, Filter(("pending",)), found[-1][0], 4):
         assert len(some) <= 4
         found += some
     assert [uuid for _, uuid in found[1:]] == [each.uuid for number, each in enumerate(asked) if number % 3]
@@ -133,7 +133,7 @@ def test_all_there_is_to_know_of_a_request(do, tables):
         body=b"\0body",
     )  # fmt: skip
     (claimed,) = tables.claim(now=NOW + 1)
-    tables.do(store.add_parts, *(store.Partial(claimed.id, 1, number, b"%d" % number) for number in (1, 0)))
+    tables.do(store.add_partials, *(store.Partial(claimed.id, 1, number, b"%d" % number) for number in (1, 0)))
     tables.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW + 2, b"\0reply"))
     assert do(admin.show, asked.uuid) == {
         "uuid": asked.uuid.hex, "service": "echo", "state": "done", "priority": 2, "created": NOW, "due": NOW,
@@ -150,10 +150,10 @@ def test_who_has_a_request_is_shown(do, each):
 
 def test_the_partials_shown_are_those_of_the_latest_attempt(do, tables):
     first = tables.running()
-    tables.do(store.add_parts, store.Partial(first.id, 1, 0, b"old"))
+    tables.do(store.add_partials, store.Partial(first.id, 1, 0, b"old"))
     tables.look(NOW + 10)
     tables.claim()
-    tables.do(store.add_parts, store.Partial(first.id, 2, 0, b"new"))
+    tables.do(store.add_partials, store.Partial(first.id, 2, 0, b"new"))
     assert do(admin.show, first.uuid)["partials"] == [b"new"]
 
 
@@ -173,7 +173,7 @@ def test_only_what_failed_is_done_again(do, tables, each):
 
 def test_a_retried_request_begins_anew(do, tables):
     claimed = tables.running(retries=2, result_ttl=1)
-    tables.do(store.put_back, store.Again(claimed.id, "me", 1, NOW, failures=1))
+    tables.do(store.reschedule, store.Reschedule(claimed.id, "me", 1, NOW, failures=1))
     tables.look(NOW)
     tables.claim()
     tables.do(store.finish, store.Outcome(claimed.id, "me", 2, NOW, b"detail", 500, "broken"))
@@ -231,7 +231,7 @@ def test_a_reply_to_what_was_cancelled_comes_too_late(do, tables, late):
     if late == "outcome":
         tables.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"late"))
     else:
-        tables.do(store.put_back, store.Again(claimed.id, "me", 1, NOW))
+        tables.do(store.reschedule, store.Reschedule(claimed.id, "me", 1, NOW))
     row = tables.row(claimed.uuid)
     assert (row.state, row.code, row.reply) == ("failed", 499, None)
 
@@ -257,18 +257,18 @@ def purge(do, which):
 
 
 def test_only_what_was_meant_is_thrown_away(do, tables, each):
-    tables.do(store.add_parts, store.Partial(each.done.id, 1, 0, b""), store.Partial(each.running.id, 1, 0, b""))
+    tables.do(store.add_partials, store.Partial(each.done.id, 1, 0, b""), store.Partial(each.running.id, 1, 0, b""))
     tables.add(key="k")
-    assert purge(do, Which(("done",))) == 1
+    assert purge(do, Filter(("done",))) == 1
     assert tables.row(each.done.uuid) is None
     assert tables.count() == 5
-    assert tables.count(store.PARTS) == 1
-    assert tables.count(store.KEYS) == 1
-    assert purge(do, Which(("done",))) == 0
+    assert tables.count(sql.PARTS) == 1
+    assert tables.count(sql.KEYS) == 1
+    assert purge(do, Filter(("done",))) == 0
 
 
 def test_what_has_changed_since_is_not_thrown_away(do, tables, each):
-    which = Which(("failed", "done"))
+    which = Filter(("failed", "done"))
     found = do(admin.matching, which, 0, 1000)
     assert do(admin.retry, [each.failed.uuid], NOW) == [each.failed.uuid]
     assert do(admin.purge, which, [id_ for id_, _ in found]) == 1
@@ -277,23 +277,23 @@ def test_what_has_changed_since_is_not_thrown_away(do, tables, each):
 
 def test_only_those_named_are_thrown_away(do, tables):
     one, other = tables.done(), tables.done()
-    assert do(admin.purge, Which(("done",)), [other.id, 10**9]) == 1
-    assert matching(do, Which()) == [one.uuid]
-    assert do(admin.purge, Which(("done",)), []) == 0
+    assert do(admin.purge, Filter(("done",)), [other.id, 10**9]) == 1
+    assert matching(do, Filter()) == [one.uuid]
+    assert do(admin.purge, Filter(("done",)), []) == 0
 
 
 def test_what_ended_lately_is_not_thrown_away(do, tables):
     old, new = tables.done(now=NOW - 10), tables.done(now=NOW)
     failed = tables.done(code=500, now=NOW - 10)
-    which = Which(("done",), finished_before=NOW - 5)
+    which = Filter(("done",), finished_before=NOW - 5)
     assert do(admin.count, which) == 1
     assert do(admin.purge, which, [old.id, new.id, failed.id]) == 1
-    assert matching(do, Which()) == [new.uuid, failed.uuid]
+    assert matching(do, Filter()) == [new.uuid, failed.uuid]
 
 
 def test_a_key_outlives_a_purge(do, tables, submission):
     claimed = tables.done(key="k")
-    purge(do, Which(("done",)))
+    purge(do, Filter(("done",)))
     assert tables.do(store.accept, submission(key="k")) == [claimed.uuid]
     assert tables.count() == 0
 
@@ -309,7 +309,7 @@ def test_counts_by_service_and_state(do, tables, each):
     tables.done(service="größe")
     tables.done(service="größe")
     tables.add("größe", now=NOW - 60, key="k")
-    tables.do(store.add_parts, *(store.Partial(each.running.id, 1, number, b"") for number in range(3)))
+    tables.do(store.add_partials, *(store.Partial(each.running.id, 1, number, b"") for number in range(3)))
     found = do(admin.stats, NOW + 2)
     assert found == {
         "total": {"delayed": 1, "pending": 2, "running": 1, "done": 3, "failed": 1},

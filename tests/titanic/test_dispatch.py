@@ -63,7 +63,7 @@ def titanic(client, server):
 @pytest.fixture
 def quick_retries(monkeypatch):
     """A short pause before what was interrupted is tried again."""
-    monkeypatch.setattr(dispatcher, "BACKOFF", (0.01, 0.02))
+    monkeypatch.setattr(dispatcher, "BACKOFF_SECONDS", (0.01, 0.02))
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_what_is_delayed_waits_and_the_others_do_not(bench, titanic, url):
 @on_sqlite
 def test_with_more_services_than_the_broker_tells_of_at_a_time_all_are_done(bench, titanic, monkeypatch):
     monkeypatch.setattr(answers, "ROWS", 2)
-    monkeypatch.setattr(dispatcher, "ASK_MORE", 3)
+    monkeypatch.setattr(dispatcher, "DISCOVERY_PAGE", 3)
     names = [f"service {number}" for number in range(12)]
     tickets = [titanic.submit(name, name.encode()) for name in names]
     with ExitStack() as stack:
@@ -254,7 +254,7 @@ def known(url):
 
 @on_sqlite
 def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAX_KEPT", 10)
+    monkeypatch.setattr(dispatcher, "MAX_REPLY_BYTES", 10)
     worker = bench.x1_worker(b"echo")
     fits, large = (titanic.submit("echo", b"") for _ in range(2))
     answer(worker, b"x" * 10)
@@ -297,7 +297,7 @@ def test_a_key_outlives_its_request(bench, titanic, url):
 
 
 def test_a_key_expires(bench, url, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "LOOK", 3600)  # nobody has to throw it away
+    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # nobody has to throw it away
     worker = bench.x1_worker(b"echo")
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
@@ -467,7 +467,7 @@ def test_failed_requests_are_listed_and_retried_by_an_operator(bench, titanic, u
 
 def ls(url, **which):
     with connected(url) as connection:
-        return admin.ls(connection, admin.Which(**which), 100)
+        return admin.ls(connection, admin.Filter(**which), 100)
 
 
 # ── PARTIALs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -514,7 +514,7 @@ def test_large_partials(bench, titanic):
 
 
 def test_partials_are_followed_live(bench, titanic, monkeypatch):
-    monkeypatch.setattr(service, "POLL", 3600)  # nobody has to look whether there is something
+    monkeypatch.setattr(service, "WATCH_SECONDS", 3600)  # nobody has to look whether there is something
     worker, early, late = bench.x1_worker(b"count"), bench.x1_client(), bench.x1_client()
     ticket = titanic.submit("count")
     follow(early, ticket)
@@ -611,7 +611,7 @@ def test_a_second_attempt_may_have_fewer_partials(bench, titanic, url):
 
 @on_postgresql
 def test_partials_are_followed_at_another_titanic(bench, url, monkeypatch):
-    monkeypatch.setattr(service, "POLL", 0.1)
+    monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
     # The other one, and whoever reads there, has a broker of its own; they share the database only.
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
@@ -712,7 +712,7 @@ def test_those_who_wait_are_told_when_another_closes_the_request(bench, titanic)
 
 @on_sqlite
 def test_those_who_wait_are_told_300_when_titanic_ends(bench, url, client, monkeypatch):
-    monkeypatch.setattr(service, "POLL", 3600)
+    monkeypatch.setattr(service, "WATCH_SECONDS", 3600)
     caller, worker = bench.x1_client(), bench.x1_worker(b"count")
     with serving(bench.endpoint, url):
         ticket = Titanic(client).submit("count")
@@ -725,7 +725,7 @@ def test_those_who_wait_are_told_300_when_titanic_ends(bench, url, client, monke
 
 
 def test_those_who_wait_are_told_what_happens_at_another_titanic(bench, url, monkeypatch):
-    monkeypatch.setattr(service, "POLL", 0.1)
+    monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
@@ -747,7 +747,7 @@ def test_those_who_wait_are_told_what_happens_at_another_titanic(bench, url, mon
 
 
 def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "LOOK", 3600)  # nobody has to look whether it is still there
+    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # nobody has to look whether it is still there
     worker = bench.x1_worker(b"slow")
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
@@ -765,7 +765,7 @@ def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, 
 
 
 def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(bench, url, monkeypatch):
-    monkeypatch.setattr(dispatcher, "LOOK", 0.1)
+    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 0.1)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))

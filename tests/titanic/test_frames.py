@@ -39,7 +39,7 @@ def test_what_is_cut_off_is_told(frames, data):
     packed = pack(frames)
     whole = {len(pack(frames[:number])) for number in range(len(frames))}
     at = data.draw(st.integers(0, len(packed) - 1).filter(lambda at: at not in whole))
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match="truncated"):
         unpack(packed[:at])
 
 

@@ -103,7 +103,7 @@ def test_a_forked_process_makes_other_uuids():
         ({"ttl": 5, "wait": False, "attempt": 2}, {"due": NOW}),
         ({"priority": None, "retries": None}, {"priority": 0, "retries": 0}),
         ({"uuid": UUID_TEXT.decode()}, {"uuid": UUID(UUID_TEXT.decode())}),
-        ({"uuid": UUID_TEXT.decode().upper(), "key": "k"}, {"uuid": UUID(UUID_TEXT.decode()), "key": "k"}),
+        ({"uuid": UUID_TEXT.decode().upper(), "key": None}, {"uuid": UUID(UUID_TEXT.decode()), "key": None}),
     ],
     ids=str,
 )
@@ -140,6 +140,7 @@ FAR = "at must not be further away"
         *[({"at": value}, FAR) for value in (HUGE, -HUGE, 1e300, "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+14:00",
                                              float("inf"), float("nan"))],
         ({"delay": 5, "at": 5}, "exclude each other"),
+        ({"key": "k", "uuid": UUID_TEXT.decode()}, "key and uuid exclude each other"),
         ({"deley": 5}, "titanic.request has no option 'deley': its options are uuid, key, "),
         ({"x" * 100: 5}, "no option 'x"),
         ({"partials": True}, "no option 'partials'"),

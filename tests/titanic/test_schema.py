@@ -18,9 +18,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import make_url
 
 from zmdp.mdp.errors import SettingError
-from zmdp.titanic import schema
+from zmdp.titanic import schema, store
 from zmdp.titanic.schema import SchemaError, database_url, file_identity, open_engine, shown
-from zmdp.titanic.store import store
+from zmdp.titanic.store import tables
 from zmdp.titanic.store.models import VERSION_TABLE, Base
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
@@ -164,7 +164,7 @@ def test_a_password_is_in_no_message(empty, empty_url, backend):
 
 def test_a_file_is_made_only_where_that_is_meant(tmp_path, opened):
     path = tmp_path / "titanic.db"
-    with pytest.raises(SettingError, match=f"there is no database {path}: `titanic serve` makes it"):
+    with pytest.raises(SettingError, match=f"there is no database {path}: `titanic serve` creates it"):
         opened(str(path))
     assert not path.exists()
     run(opened(str(path), create=True), "SELECT 1")
@@ -324,18 +324,18 @@ def test_to_upgrade_again_changes_nothing(own):
 
 def fill(connection):
     """A request, its part, its key."""
-    connection.execute(sa.insert(store.REQUESTS), {
+    connection.execute(sa.insert(tables.REQUESTS), {
         "uuid": uuid4(), "service": "s", "state": "done", "priority": 0, "created": 1.0, "due": 1.0, "attempts": 1,
         "failures": 0, "retries": 0, "body": b"\0\xff",
     })  # fmt: skip
-    id_ = connection.scalar(sa.select(store.R.id))
-    connection.execute(sa.insert(store.PARTS), {"request": id_, "attempt": 1, "number": 0, "body": b"part"})
-    connection.execute(sa.insert(store.KEYS), {"service": "s", "key": "k", "uuid": uuid4()})
+    id_ = connection.scalar(sa.select(tables.R.id))
+    connection.execute(sa.insert(tables.PARTS), {"request": id_, "attempt": 1, "number": 0, "body": b"part"})
+    connection.execute(sa.insert(tables.KEYS), {"service": "s", "key": "k", "uuid": uuid4()})
 
 
 def contents(engine):
     with engine.begin() as connection:
-        return [connection.execute(sa.select(table)).all() for table in (store.REQUESTS, store.PARTS, store.KEYS)]
+        return [connection.execute(sa.select(table)).all() for table in (tables.REQUESTS, tables.PARTS, tables.KEYS)]
 
 
 def test_down_and_up_again_with_data_in_the_tables(own):
@@ -470,11 +470,11 @@ def test_a_state_that_does_not_exist_is_refused(own):
 def test_an_id_does_not_come_again(own):
     with own.begin() as connection:
         fill(connection)
-        first = connection.scalar(sa.select(store.R.id))
-        connection.execute(sa.delete(store.REQUESTS))
-        connection.execute(sa.delete(store.KEYS))
+        first = connection.scalar(sa.select(tables.R.id))
+        connection.execute(sa.delete(tables.REQUESTS))
+        connection.execute(sa.delete(tables.KEYS))
         fill(connection)
-        assert connection.scalar(sa.select(store.R.id)) > first
+        assert connection.scalar(sa.select(tables.R.id)) > first
 
 
 def test_beside_the_tables_and_the_versions_of_a_program(empty):
@@ -560,7 +560,7 @@ def test_tables_of_an_older_version(own, next_release):
     with own.connect() as connection, pytest.raises(SchemaError) as refused:
         schema.check(connection, own.url)
     assert str(refused.value) == (
-        f"{url} has tables of version {before}, this zmdp needs 9999: run `titanic db upgrade --db {url}`"
+        f"{url} has tables of version {before}; this zmdp needs 9999: run `titanic db upgrade --db {url}`"
     )
     assert schema.upgrade(own) == (before, "9999")
     with own.connect() as connection:
@@ -582,7 +582,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(own, next_release):
 def test_tables_of_a_newer_version_are_left_alone(own):
     run(own, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     said = re.escape(
-        f"{shown(own.url)} has tables of version 9999, made by a newer zmdp (this one knows up to {schema.head()}): "
+        f"{shown(own.url)} has tables of version 9999, from a newer zmdp (this one knows up to {schema.head()}): "
         "upgrade zmdp"
     )
     with own.connect() as connection, pytest.raises(SchemaError, match=said):
@@ -596,5 +596,5 @@ def test_an_upgraded_database_is_refused_by_the_older_zmdp(own, next_release, mo
     next_release("pass")
     schema.upgrade(own)
     monkeypatch.undo()
-    with own.connect() as connection, pytest.raises(SchemaError, match="made by a newer zmdp"):
+    with own.connect() as connection, pytest.raises(SchemaError, match="from a newer zmdp"):
         schema.check(connection, own.url)

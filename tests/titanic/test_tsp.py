@@ -189,7 +189,7 @@ def test_a_large_request_and_a_large_reply(bench, titanic):
 
 @on_sqlite
 def test_when_it_is_full_the_answer_is_500(bench, url, monkeypatch):
-    monkeypatch.setattr(dispatcher, "COUNT", 0.1)
+    monkeypatch.setattr(dispatcher, "COUNT_SECONDS", 0.1)
     with serving(bench.endpoint, url, max_waiting=2):
         client = bench.client()
         for _ in range(2):

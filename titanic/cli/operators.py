@@ -375,7 +375,7 @@ def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dr
 
     Their replies are deleted too, whether they were fetched or not.
     """
-    which = admin.Which(states, service, finished_before=time.time() - older_than)
+    which = admin.Filter(states, service, finished_before=time.time() - older_than)
     deleted = 0
     with _opened(db) as read:
         total = _count(read, which)
@@ -413,12 +413,12 @@ Begin = Callable[[], AbstractContextManager[Connection]]
 """Begin a transaction."""
 
 
-def _count(read: Begin, which: admin.Which) -> int:
+def _count(read: Begin, which: admin.Filter) -> int:
     with read() as connection:
         return admin.count(connection, which)
 
 
-def _chunks(read: Begin, which: admin.Which) -> Iterator[list[tuple[int, UUID]]]:
+def _chunks(read: Begin, which: admin.Filter) -> Iterator[list[tuple[int, UUID]]]:
     """Yield the ids and UUIDs of these requests; reading them blocks no writer."""
     last = 0
     while True:
@@ -430,8 +430,8 @@ def _chunks(read: Begin, which: admin.Which) -> Iterator[list[tuple[int, UUID]]]
         yield chunk
 
 
-def _which(states: tuple[str, ...], service: str | None, older_than: float | None) -> admin.Which:
-    return admin.Which(states, service, created_before=None if older_than is None else time.time() - older_than)
+def _which(states: tuple[str, ...], service: str | None, older_than: float | None) -> admin.Filter:
+    return admin.Filter(states, service, created_before=None if older_than is None else time.time() - older_than)
 
 
 @contextmanager

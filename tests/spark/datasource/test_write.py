@@ -118,15 +118,15 @@ def test_times_in_many_forms(pristine, at):
         ("request array<string>", [["a", None]], "a frame of its request is NULL"),
         ("request array<string>", [[]], "a body of at least one frame"),
         ("request string, service string", ["x", "a\0b"], "the first frame names the service"),
-        ("request string, service string", ["x", "mmi.services"], "mmi.services is not asked through Titanic"),
-        ("request string, priority int", ["x", 10], "priority is a whole number from 0 to 9"),
-        ("request string, retries long", ["x", -1], "retries is a whole number from 0 to 1000"),
-        ("request string, delay double", ["x", -1.0], "delay is a number of seconds, up to a hundred years"),
-        ("request string, delay double", ["x", float("nan")], "delay is a number of seconds"),
-        ("request string, ttl int", ["x", 0], "result_ttl is a number of seconds above 0"),
-        ("request string, key string", ["x", ""], "key is a text of 1 to 255 bytes"),
-        ("request string, key string", ["x", "a\0"], "key is a text of 1 to 255 bytes"),
-        ("request string, key_ttl int", ["x", 5], "key_ttl goes with a key"),
+        ("request string, service string", ["x", "mmi.services"], "mmi.services cannot be called through Titanic"),
+        ("request string, priority int", ["x", 10], "priority must be a whole number from 0 to 9"),
+        ("request string, retries long", ["x", -1], "retries must be a whole number from 0 to 1000"),
+        ("request string, delay double", ["x", -1.0], "delay must be a number of seconds, 0 or more, at most a hundred years"),
+        ("request string, delay double", ["x", float("nan")], "delay must be a number of seconds"),
+        ("request string, ttl int", ["x", 0], "result_ttl must be a number of seconds, above 0"),
+        ("request string, key string", ["x", ""], "key must be text of 1 to 255 bytes"),
+        ("request string, key string", ["x", "a\0"], "key must be text of 1 to 255 bytes"),
+        ("request string, key_ttl int", ["x", 5], "key_ttl needs a key"),
         (
             "request string, at string",
             ["x", "2035-01-02T03:04:05"],
@@ -169,10 +169,10 @@ def test_a_row_that_is_no_request(pristine, schema, row, told):
         ("request string, REQUEST string", {"service": "s"}, "titanic cannot write a column 'REQUEST'"),
         ("request string", {"service": "s", "priority": "high"}, "priority is 'high': it takes a whole number"),
         ("request string", {"service": "s", "priority": "10"}, "an option of the write is wrong: priority is a whole"),
-        ("request string", {"service": "s", "delay": "-1"}, "delay is a number of seconds"),
+        ("request string", {"service": "s", "delay": "-1"}, "delay must be a number of seconds"),
         ("request string", {"service": "s", "headers": "{"}, "headers is '{': it takes"),
         ("request string", {"service": "s", "headers": "[1]"}, "headers map text to text"),
-        ("request string", {"service": "mmi.x"}, "mmi.x is not asked through Titanic"),
+        ("request string", {"service": "mmi.x"}, "mmi.x cannot be called through Titanic"),
         ("request string", {"service": "s", "key": "k"}, "titanic has no option 'key' to write"),
         ("request string", {"service": "s", "sink": "k"}, "titanic has no option 'sink' to write"),
         ("request string", {"service": "s", "job": ""}, "the name of a job or a sink has 1 to 500 characters"),
@@ -195,7 +195,7 @@ def test_a_bad_row_fails_the_write_and_nothing_is_written(spark, db, write):
     frame = spark.range(30, numPartitions=2).selectExpr("string(id) AS request", "int(if(id = 25, 11, 1)) AS priority")
     with pytest.raises(Exception, match="BadRow") as refused:
         write(frame, service="s")
-    assert "row 10 of partition 1 is no request, and nothing was written: priority is a whole number" in str(
+    assert "row 10 of partition 1 is no request, and nothing was written: priority must be a whole number" in str(
         refused.value
     )
     assert "(request='25', priority=11)" in str(refused.value)

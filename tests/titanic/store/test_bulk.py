@@ -3,8 +3,9 @@
 import pytest
 import sqlalchemy as sa
 
+from zmdp.titanic import store
 from zmdp.titanic.frames import pack
-from zmdp.titanic.store import bulk, store
+from zmdp.titanic.store import bulk
 from zmdp.titanic.store.bulk import Bulk
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.processes import eventually
 
-from zmdp.titanic import schema
-from zmdp.titanic.store import store
+from zmdp.titanic import schema, store
+from zmdp.titanic.store import maintenance, replies
+from zmdp.titanic.store import tables as sql
 from zmdp.titanic.submission import MAX_FROM, Submission
 
 NOW = 1_800_000_000.0
@@ -26,7 +27,7 @@ def outcome(claimed, reply=b"reply", now=NOW, **fields):
 
 
 def again(claimed, due=NOW + 1, **fields):
-    return store.Again(claimed.id, claimed.owner, claimed.attempt, due, **fields)
+    return store.Reschedule(claimed.id, claimed.owner, claimed.attempt, due, **fields)
 
 
 def part(claimed, number, body=b"part"):
@@ -34,7 +35,7 @@ def part(claimed, number, body=b"part"):
 
 
 def wanted(claimed, start=0):
-    return store.Parts(claimed.id, claimed.attempt, start)
+    return store.PartialsQuery(claimed.id, claimed.attempt, start)
 
 
 def uuids(claimed):
@@ -103,7 +104,7 @@ def test_nothing_to_accept(tables):
 def test_a_batch_is_stored_as_a_whole_or_not_at_all(tables, submission):
     with pytest.raises(sa.exc.IntegrityError):
         tables.do(store.accept, submission(key="k"), submission(body=None))
-    assert (tables.count(), tables.count(store.KEYS)) == (0, 0)
+    assert (tables.count(), tables.count(sql.KEYS)) == (0, 0)
 
 
 def test_the_same_key_in_one_batch_is_one_request(tables, submission):
@@ -190,7 +191,7 @@ def test_accepted_in_a_session_of_the_callers_and_committed_with_it(tables, subm
         session.rollback()
     assert tables.row(asked.uuid) is not None
     assert tables.row(withdrawn.uuid) is None
-    assert tables.count(store.KEYS) == 1
+    assert tables.count(sql.KEYS) == 1
 
 
 def test_of_many_who_come_with_the_same_key_one_is_first(tables, submission, pool):
@@ -233,9 +234,9 @@ def test_a_key_that_somebody_has_come_with_is_not_thrown_away_under_him(tables, 
     with tables.engine.connect() as connection, tables.engine.connect() as sweeper:
         store.accept(connection, [submission(key="k", now=NOW + 59)])
         sweeper.exec_driver_sql("SET lock_timeout = 1")
-        store.look(sweeper, [a_round(store.Lease("other", NOW), NOW + 60)])  # nor does it wait for him
+        store.maintain(sweeper, [a_round(store.Lease("other", NOW), NOW + 60)])  # nor does it wait for him
         sweeper.commit()
-        assert sweeper.execute(sa.select(store.KEYS.c.key)).all() == [("k",)]
+        assert sweeper.execute(sa.select(sql.KEYS.c.key)).all() == [("k",)]
 
 
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -278,7 +279,7 @@ def test_no_more_are_claimed_than_wanted(tables, submission):
 def test_only_so_many_bytes_are_claimed_but_one_request_however_large(tables):
     asked = [tables.add(body=bytes(size)) for size in (60, 40, 1, 101, 200, 0, 0)]
     sizes = []
-    while claimed := tables.claim(limit=10, most_bytes=100):
+    while claimed := tables.claim(limit=10, max_bytes=100):
         sizes.append([len(each.body) for each in claimed])
     assert sizes == [[60, 40], [1], [101], [200], [0, 0]]
     assert tables.row(asked[-1].uuid).state == "running"
@@ -316,7 +317,7 @@ def test_several_services_are_claimed_at_a_time(tables):
 def test_what_is_put_back_keeps_its_place(tables):
     first, second = tables.add(), tables.add()
     (claimed,) = tables.claim()
-    tables.do(store.put_back, again(claimed, due=NOW + 1))
+    tables.do(store.reschedule, again(claimed, due=NOW + 1))
     assert uuids(tables.claim(limit=1)) == [second.uuid]
     tables.add()
     tables.look(NOW + 1)
@@ -327,7 +328,7 @@ def test_what_is_put_back_keeps_its_place(tables):
 def test_the_order_is_kept_also_without_the_index(tables):
     first, second, third = tables.add(), tables.add(), tables.add()
     (claimed,) = tables.claim()
-    tables.do(store.put_back, again(claimed, due=NOW))
+    tables.do(store.reschedule, again(claimed, due=NOW))
     tables.look(NOW)  # in the table it is the last one now
     with without_indexes(tables.engine) as connection:
         ((one, other),) = store.claim(connection, [store.Claim("echo", 2, store.Lease("me", NOW), NOW)])
@@ -434,7 +435,7 @@ def test_everybody_has_a_lease_of_his_own(tables):
 def test_who_renews_while_he_is_taken_for_dead_loses_his_requests_and_not_his_lease(tables, a_round, cluster, pool):
     claimed = tables.running()
     with tables.engine.connect() as connection:
-        store.look(connection, [a_round(store.Lease("other", NOW + 20), NOW + 10)])
+        store.maintain(connection, [a_round(store.Lease("other", NOW + 20), NOW + 10)])
         renewing = pool.submit(tables.look, NOW + 10, until=NOW + 20, renew=True)
         waiting_for_locks(cluster, 1)
         connection.commit()
@@ -480,7 +481,7 @@ def failed(tables, claimed):
 
 
 def put_back(tables, claimed):
-    tables.do(store.put_back, again(claimed, due=NOW + 5))
+    tables.do(store.reschedule, again(claimed, due=NOW + 5))
 
 
 LATER = [later_attempt, own_later_attempt, back_in_line, ended, failed, put_back]
@@ -492,7 +493,7 @@ LATER = [later_attempt, own_later_attempt, back_in_line, ended, failed, put_back
     [
         (store.finish, lambda claimed: outcome(claimed, b"late")),
         (store.finish, lambda claimed: outcome(claimed, None, code=500, error="late")),
-        (store.put_back, lambda claimed: again(claimed, due=NOW, failures=7, error="late")),
+        (store.reschedule, lambda claimed: again(claimed, due=NOW, failures=7, error="late")),
     ],
     ids=["done", "failed", "put back"],
 )
@@ -509,7 +510,7 @@ def test_an_outcome_counts_only_for_the_attempt_that_it_is_of(tables, wrong):
     claimed = tables.running()
     before = tables.row(claimed.uuid)
     tables.do(store.finish, outcome(claimed)._replace(**wrong))
-    tables.do(store.put_back, again(claimed)._replace(**wrong))
+    tables.do(store.reschedule, again(claimed)._replace(**wrong))
     assert tables.row(claimed.uuid) == before
 
 
@@ -518,12 +519,12 @@ def test_the_outcome_of_a_closed_request_is_nobody_elses(tables):
     tables.do(store.close, claimed.uuid)
     another = tables.running()
     assert another.id != claimed.id
-    tables.do(store.add_parts, part(claimed, 0))
+    tables.do(store.add_partials, part(claimed, 0))
     tables.do(store.finish, outcome(claimed))
-    tables.do(store.put_back, again(claimed))
+    tables.do(store.reschedule, again(claimed))
     assert tables.row(another.uuid).state == "running"
     assert tables.count() == 1
-    assert tables.count(store.PARTS) == 0
+    assert tables.count(sql.PARTS) == 0
 
 
 def test_one_late_outcome_among_others(tables):
@@ -541,17 +542,17 @@ def test_one_late_outcome_among_others(tables):
 
 def test_parts_come_in_their_order_whenever_they_were_stored(tables):
     claimed, other = tables.running(), tables.running()
-    tables.do(store.add_parts, part(claimed, 2, b"2"), part(other, 0, b"x"), part(claimed, 0, b"0"))
-    tables.do(store.add_parts, part(claimed, 1, b"1"), part(claimed, 3, b""))
-    assert tables.do(store.fetch_parts, wanted(claimed), wanted(other), wanted(claimed, 2)) == [
+    tables.do(store.add_partials, part(claimed, 2, b"2"), part(other, 0, b"x"), part(claimed, 0, b"0"))
+    tables.do(store.add_partials, part(claimed, 1, b"1"), part(claimed, 3, b""))
+    assert tables.do(store.fetch_partials, wanted(claimed), wanted(other), wanted(claimed, 2)) == [
         [b"0", b"1", b"2", b""], [b"x"], [b"2", b""],
     ]  # fmt: skip
 
 
 def test_parts_are_given_as_far_as_they_are_there_without_a_gap(tables):
     claimed = tables.running()
-    tables.do(store.add_parts, *(part(claimed, number, b"%d" % number) for number in (0, 1, 3, 4, 6)))
-    starts = [tables.do(store.fetch_parts, wanted(claimed, start))[0] for start in range(8)]
+    tables.do(store.add_partials, *(part(claimed, number, b"%d" % number) for number in (0, 1, 3, 4, 6)))
+    starts = [tables.do(store.fetch_partials, wanted(claimed, start))[0] for start in range(8)]
     assert starts == [[b"0", b"1"], [b"1"], [], [b"3", b"4"], [b"4"], [], [b"6"], []]
 
 
@@ -559,66 +560,70 @@ def test_parts_are_given_as_far_as_they_are_there_without_a_gap(tables):
 def test_parts_come_in_their_order_also_without_the_index(tables):
     claimed = tables.running()
     for number in (2, 0, 1):
-        tables.do(store.add_parts, part(claimed, number, b"%d" % number))
+        tables.do(store.add_partials, part(claimed, number, b"%d" % number))
     with without_indexes(tables.engine) as connection:
-        assert store.fetch_parts(connection, [wanted(claimed)]) == [[b"0", b"1", b"2"]]
+        assert store.fetch_partials(connection, [wanted(claimed)]) == [[b"0", b"1", b"2"]]
 
 
 def test_no_more_parts_at_once_than_fit(tables):
     claimed = tables.running()
-    everything = [b"%d" % number for number in range(2 * store.PARTS_AT_ONCE + 1)]
-    tables.do(store.add_parts, *(part(claimed, number, body) for number, body in enumerate(everything)))
+    everything = [b"%d" % number for number in range(2 * replies.MAX_PARTIALS + 1)]
+    tables.do(store.add_partials, *(part(claimed, number, body) for number, body in enumerate(everything)))
     fetched = []
-    while some := tables.do(store.fetch_parts, wanted(claimed, len(fetched)))[0]:
-        assert len(some) <= store.PARTS_AT_ONCE
+    while some := tables.do(store.fetch_partials, wanted(claimed, len(fetched)))[0]:
+        assert len(some) <= replies.MAX_PARTIALS
         fetched += some
     assert fetched == everything
 
 
 def test_no_more_bytes_of_parts_at_once_than_fit_but_one_part_however_large(tables):
     claimed = tables.running()
-    half = store.PARTS_BYTES // 2
-    sizes = [half, half, 1, store.PARTS_BYTES + 1, store.PARTS_BYTES + 2, 0, 5]
-    tables.do(store.add_parts, *(part(claimed, number, bytes(size)) for number, size in enumerate(sizes)))
+    half = replies.MAX_PARTIALS_BYTES // 2
+    sizes = [half, half, 1, replies.MAX_PARTIALS_BYTES + 1, replies.MAX_PARTIALS_BYTES + 2, 0, 5]
+    tables.do(store.add_partials, *(part(claimed, number, bytes(size)) for number, size in enumerate(sizes)))
     fetched = []
-    while some := tables.do(store.fetch_parts, wanted(claimed, sum(map(len, fetched))))[0]:
+    while some := tables.do(store.fetch_partials, wanted(claimed, sum(map(len, fetched))))[0]:
         fetched.append([len(each) for each in some])
-    assert fetched == [[half, half], [1], [store.PARTS_BYTES + 1], [store.PARTS_BYTES + 2], [0, 5]]
+    assert fetched == [[half, half], [1], [replies.MAX_PARTIALS_BYTES + 1], [replies.MAX_PARTIALS_BYTES + 2], [0, 5]]
 
 
 @pytest.mark.parametrize("start", [1, 1000, MAX_FROM])
 def test_there_are_no_parts_beyond_the_last(tables, start):
     claimed = tables.running()
-    tables.do(store.add_parts, part(claimed, 0))
-    assert tables.do(store.fetch_parts, wanted(claimed, start)) == [[]]
+    tables.do(store.add_partials, part(claimed, 0))
+    assert tables.do(store.fetch_partials, wanted(claimed, start)) == [[]]
 
 
 def test_each_attempt_has_its_own_parts(tables):
     first = tables.running()
-    tables.do(store.add_parts, part(first, 0, b"old 0"), part(first, 1, b"old 1"))
+    tables.do(store.add_partials, part(first, 0, b"old 0"), part(first, 1, b"old 1"))
     second = later_attempt(tables, first)
-    tables.do(store.add_parts, part(second, 0, b"new 0"))
-    tables.do(store.add_parts, part(first, 1, b"late"), part(first, 2, b"late"))
-    assert tables.do(store.fetch_parts, wanted(second)) == [[b"new 0"]]
+    tables.do(store.add_partials, part(second, 0, b"new 0"))
+    tables.do(store.add_partials, part(first, 1, b"late"), part(first, 2, b"late"))
+    assert tables.do(store.fetch_partials, wanted(second)) == [[b"new 0"]]
 
 
 def test_the_parts_of_an_attempt_that_broke_off_go_when_the_next_begins(tables):
     first, other = tables.running(), tables.running(service="other")
-    tables.do(store.add_parts, part(first, 0), part(first, 1), part(other, 0, b"other's"))
+    tables.do(store.add_partials, part(first, 0), part(first, 1), part(other, 0, b"other's"))
     tables.look(NOW + 10, until=NOW + 20)
-    assert tables.do(store.fetch_parts, wanted(first)) == [[b"part", b"part"]]
+    assert tables.do(store.fetch_partials, wanted(first)) == [[b"part", b"part"]]
     (second,) = tables.claim()
-    assert tables.count(store.PARTS) == 1
-    tables.do(store.add_parts, part(second, 0, b"kept"))
+    assert tables.count(sql.PARTS) == 1
+    tables.do(store.add_partials, part(second, 0, b"kept"))
     tables.do(store.finish, outcome(second))
-    assert tables.do(store.fetch_parts, wanted(first), wanted(second), wanted(other)) == [[], [b"kept"], [b"other's"]]
+    assert tables.do(store.fetch_partials, wanted(first), wanted(second), wanted(other)) == [
+        [],
+        [b"kept"],
+        [b"other's"],
+    ]
 
 
 def test_late_parts_of_an_earlier_attempt_are_dropped(tables):
     first = tables.running()
     later_attempt(tables, first)
-    tables.do(store.add_parts, part(first, 0))
-    assert tables.count(store.PARTS) == 0
+    tables.do(store.add_partials, part(first, 0))
+    assert tables.count(sql.PARTS) == 0
 
 
 def test_a_late_outcome_leaves_the_parts_of_the_new_attempt(tables):
@@ -626,25 +631,25 @@ def test_a_late_outcome_leaves_the_parts_of_the_new_attempt(tables):
     second = later_attempt(tables, first)
     tables.look(NOW + 20)
     (third,) = tables.claim()
-    tables.do(store.add_parts, part(third, 0, b"new"))
+    tables.do(store.add_partials, part(third, 0, b"new"))
     tables.do(store.finish, outcome(first), outcome(second))
-    assert tables.do(store.fetch_parts, wanted(third)) == [[b"new"]]
+    assert tables.do(store.fetch_partials, wanted(third)) == [[b"new"]]
 
 
 def test_to_store_parts_again_is_harmless(tables):
     claimed = tables.running()
     batch = [part(claimed, 0, b"0"), part(claimed, 1, b"1")]
-    assert tables.do(store.add_parts, *batch) == [None, None]
-    assert tables.do(store.add_parts, *batch, part(claimed, 2, b"2")) == [None] * 3
-    assert tables.do(store.fetch_parts, wanted(claimed)) == [[b"0", b"1", b"2"]]
+    assert tables.do(store.add_partials, *batch) == [None, None]
+    assert tables.do(store.add_partials, *batch, part(claimed, 2, b"2")) == [None] * 3
+    assert tables.do(store.fetch_partials, wanted(claimed)) == [[b"0", b"1", b"2"]]
 
 
 def test_parts_of_a_request_that_is_gone_are_dropped(tables):
     gone, there = tables.running(), tables.running()
     tables.do(store.close, gone.uuid)
-    tables.do(store.add_parts, part(gone, 0), part(there, 0, b"kept"), part(gone, 1))
-    assert tables.do(store.fetch_parts, wanted(gone), wanted(there)) == [[], [b"kept"]]
-    assert tables.count(store.PARTS) == 1
+    tables.do(store.add_partials, part(gone, 0), part(there, 0, b"kept"), part(gone, 1))
+    assert tables.do(store.fetch_partials, wanted(gone), wanted(there)) == [[], [b"kept"]]
+    assert tables.count(sql.PARTS) == 1
 
 
 @only_postgresql
@@ -652,11 +657,11 @@ def test_parts_of_a_request_that_another_is_just_closing_are_dropped(tables, clu
     gone = tables.running()
     with tables.engine.connect() as connection:
         store.close(connection, [gone.uuid])
-        storing = pool.submit(tables.do, store.add_parts, part(gone, 0))
+        storing = pool.submit(tables.do, store.add_partials, part(gone, 0))
         waiting_for_locks(cluster, 1)
         connection.commit()
     assert storing.result(20) == [None]
-    assert tables.count(store.PARTS) == 0
+    assert tables.count(sql.PARTS) == 0
 
 
 # ── finish, put_back ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -716,7 +721,7 @@ def test_a_ttl_for_those_whose_requests_do_not_say(tables):
 
 def test_a_reply_after_a_failed_try_tells_no_error(tables):
     claimed = tables.running()
-    tables.do(store.put_back, again(claimed, due=NOW + 1, failures=1, error="once"))
+    tables.do(store.reschedule, again(claimed, due=NOW + 1, failures=1, error="once"))
     tables.look(NOW + 1)
     (second,) = tables.claim()
     tables.do(store.finish, outcome(second))
@@ -736,7 +741,7 @@ def test_outcomes_of_many_kinds_at_a_time(tables):
 
 def test_what_is_put_back_waits_until_it_is_due(tables):
     claimed = tables.running()
-    assert tables.do(store.put_back, again(claimed, due=NOW + 2.5, failures=1, error="not now")) == [None]
+    assert tables.do(store.reschedule, again(claimed, due=NOW + 2.5, failures=1, error="not now")) == [None]
     row = tables.row(claimed.uuid)
     assert (row.state, row.due, row.failures, row.error) == ("delayed", NOW + 2.5, 1, "not now")
     assert (row.owner, row.attempts) == (None, 1)
@@ -749,20 +754,20 @@ def test_what_is_put_back_waits_until_it_is_due(tables):
 
 def test_who_puts_back_without_a_word_of_failures_leaves_them_as_they_were(tables):
     claimed = tables.running()
-    tables.do(store.put_back, again(claimed, due=NOW, failures=2))
+    tables.do(store.reschedule, again(claimed, due=NOW, failures=2))
     tables.look(NOW)
     (second,) = tables.claim()
-    tables.do(store.put_back, again(second, due=NOW))
+    tables.do(store.reschedule, again(second, due=NOW))
     assert tables.row(claimed.uuid).failures == 2
 
 
 def test_some_with_failures_and_some_without_are_put_back_at_a_time(tables):
     one, other = tables.running(), tables.running()
-    tables.do(store.put_back, again(one, failures=1, error="x"), again(other), again(other, failures=5))
+    tables.do(store.reschedule, again(one, failures=1, error="x"), again(other), again(other, failures=5))
     assert [tables.row(each.uuid).failures for each in (one, other)] == [1, 0]
 
 
-@pytest.mark.parametrize("work", [store.finish, store.put_back])
+@pytest.mark.parametrize("work", [store.finish, store.reschedule])
 def test_to_store_an_outcome_again_is_harmless(tables, work):
     claimed = tables.running(result_ttl=1)
     what = outcome(claimed, now=NOW + 1) if work is store.finish else again(claimed, failures=1)
@@ -797,7 +802,9 @@ def test_who_ends_gives_back_what_he_has(tables):
 
 def test_there_is_nothing_to_see(tables):
     found = tables.look(count_up_to=100)
-    assert replace(found, ahead=0.0) == store.Found(owned={}, services=[], next_due=None, waiting=0, ahead=0.0)
+    assert replace(found, clock_ahead=0.0) == store.Findings(
+        owned={}, services=[], next_due=None, waiting=0, clock_ahead=0.0
+    )
 
 
 def test_what_is_due_becomes_pending(tables):
@@ -813,7 +820,7 @@ def test_a_look_tells_what_one_has(tables):
     tables.claim(owner="other")
     tables.do(store.finish, outcome(mine[0]))
     assert tables.look(NOW + 1).owned == {mine[1].id: 1, mine[2].id: 1}
-    tables.do(store.put_back, again(mine[1], due=NOW + 1))
+    tables.do(store.reschedule, again(mine[1], due=NOW + 1))
     tables.look(NOW + 1)
     tables.claim()
     assert tables.look(NOW + 1).owned == {mine[1].id: 2, mine[2].id: 1}
@@ -822,14 +829,14 @@ def test_a_look_tells_what_one_has(tables):
 @pytest.mark.parametrize("code", [None, 500])
 def test_replies_are_thrown_away_when_they_expire(tables, code):
     claimed = tables.running(result_ttl=60)
-    tables.do(store.add_parts, part(claimed, 0))
+    tables.do(store.add_partials, part(claimed, 0))
     tables.do(store.finish, outcome(claimed, now=NOW, code=code))
     kept = tables.done()
     tables.look(NOW + 59.999)
     assert tables.row(claimed.uuid) is not None
     tables.look(NOW + 60)
     assert tables.row(claimed.uuid) is None
-    assert tables.count(store.PARTS) == 0
+    assert tables.count(sql.PARTS) == 0
     assert tables.row(kept.uuid) is not None
 
 
@@ -844,26 +851,26 @@ def test_keys_are_thrown_away_when_they_expire(tables):
     tables.add(key="long", key_expires=NOW + 61)
     tables.add(key="for ever")
     tables.look(NOW + 60)
-    assert tables.count(store.KEYS) == 2
+    assert tables.count(sql.KEYS) == 2
     tables.look(NOW + 1e9)
-    assert tables.count(store.KEYS) == 1
+    assert tables.count(sql.KEYS) == 1
     assert tables.count() == 3
 
 
 def test_only_so_much_is_thrown_away_at_a_time(tables, submission, monkeypatch):
-    monkeypatch.setattr(store, "SWEEP", 4)
+    monkeypatch.setattr(maintenance, "MAX_SWEEP_ROWS", 4)
     batch = [submission(key=f"{number}", key_expires=NOW, result_ttl=1) for number in range(10)]
     tables.do(store.accept, *batch)
     tables.do(store.finish, *(outcome(each) for each in tables.claim(limit=10)))
     left = []
     for _ in range(4):
-        left.append((tables.count(), tables.count(store.KEYS)))
+        left.append((tables.count(), tables.count(sql.KEYS)))
         tables.look(NOW + 1)
     assert left == [(10, 10), (6, 6), (2, 2), (0, 0)]
 
 
 def test_only_so_much_becomes_pending_at_a_time_and_it_is_told_that_there_is_more(tables, submission, monkeypatch):
-    monkeypatch.setattr(store, "SWEEP", 4)
+    monkeypatch.setattr(maintenance, "MAX_SWEEP_ROWS", 4)
     tables.do(store.accept, *(submission("delayed", due=NOW + 1) for _ in range(6)), *(submission() for _ in range(9)))
     tables.claim(limit=9)
     found = []
@@ -929,7 +936,7 @@ def test_what_waits_is_counted_up_to_a_limit(tables, submission):
 
 @only_sqlite
 def test_the_clock_of_a_file_is_our_own(tables):
-    assert tables.look().ahead == 0.0
+    assert tables.look().clock_ahead == 0.0
 
 
 @only_postgresql
@@ -937,14 +944,14 @@ def test_the_clock_of_a_file_is_our_own(tables):
 def test_how_far_the_clock_of_a_server_is_ahead(tables, monkeypatch, behind):
     ours = time.time
     monkeypatch.setattr(time, "time", lambda: ours() - behind)
-    assert abs(tables.look().ahead - behind) < 100
+    assert abs(tables.look().clock_ahead - behind) < 100
 
 
 def test_several_looks_at_a_time(tables, a_round):
     tables.running()
     lease = store.Lease("me", NOW + 10)
     rounds = [a_round(lease, renew=True), a_round(lease, count_up_to=10)]
-    assert [each.waiting for each in tables.do(store.look, *rounds)] == [None, 1]
+    assert [each.waiting for each in tables.do(store.maintain, *rounds)] == [None, 1]
 
 
 # ── fetch, states, close ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -965,10 +972,13 @@ def test_a_request_as_it_is_fetched_in_each_state(tables):
 
 
 def test_a_large_reply_is_fetched_by_itself(tables):
-    small, large = bytes(store.LARGE - 1), bytes(store.LARGE - 2) + b"\xff\0"
+    small, large = bytes(replies.LARGE_REPLY_BYTES - 1), bytes(replies.LARGE_REPLY_BYTES - 2) + b"\xff\0"
     one, other = tables.done(small), tables.done(large)
     found = tables.do(store.fetch, one.uuid, other.uuid)
-    assert [(each.size, each.reply) for each in found] == [(store.LARGE - 1, small), (store.LARGE, None)]
+    assert [(each.size, each.reply) for each in found] == [
+        (replies.LARGE_REPLY_BYTES - 1, small),
+        (replies.LARGE_REPLY_BYTES, None),
+    ]
     assert tables.do(store.fetch_reply, other.id, 10**9, one.id) == [large, None, small]
 
 
@@ -988,14 +998,14 @@ def test_to_fetch_changes_nothing(tables):
 def test_how_far_many_have_come(tables):
     waits, done = tables.add(), tables.done(service="done")
     first = tables.running(service="again")
-    tables.do(store.add_parts, *(part(first, number) for number in range(3)))
-    assert tables.do(store.states, frozenset([waits.uuid, uuid4(), done.uuid, first.uuid]), frozenset()) == [
+    tables.do(store.add_partials, *(part(first, number) for number in range(3)))
+    assert tables.do(store.progress, frozenset([waits.uuid, uuid4(), done.uuid, first.uuid]), frozenset()) == [
         {waits.uuid: ("pending", 0, None), done.uuid: ("done", 1, None), first.uuid: ("running", 1, 2)}, {},
     ]  # fmt: skip
     tables.look(NOW + 10)
     (second,) = tables.claim("again")
-    tables.do(store.add_parts, part(second, 0))
-    (seen,) = tables.do(store.states, frozenset([first.uuid]))
+    tables.do(store.add_partials, part(second, 0))
+    (seen,) = tables.do(store.progress, frozenset([first.uuid]))
     assert seen == {first.uuid: ("running", 2, 0)}
     assert not seen[first.uuid].ended
 
@@ -1003,18 +1013,18 @@ def test_how_far_many_have_come(tables):
 @pytest.mark.parametrize(("code", "state"), [(None, "done"), (500, "failed")])
 def test_whether_one_has_ended(tables, code, state):
     claimed = tables.done(code=code)
-    (seen,) = tables.do(store.states, frozenset([claimed.uuid]))
+    (seen,) = tables.do(store.progress, frozenset([claimed.uuid]))
     assert seen[claimed.uuid].state == state
     assert seen[claimed.uuid].ended
 
 
 def test_what_is_closed_is_gone_with_its_parts(tables):
     claimed, kept = tables.running(), tables.running()
-    tables.do(store.add_parts, part(claimed, 0), part(claimed, 1), part(kept, 0))
+    tables.do(store.add_partials, part(claimed, 0), part(claimed, 1), part(kept, 0))
     assert tables.do(store.close, claimed.uuid, uuid4(), claimed.uuid) == [claimed.id, None, claimed.id]
     assert tables.do(store.fetch, claimed.uuid, kept.uuid)[0] is None
     assert tables.count() == 1
-    assert tables.count(store.PARTS) == 1
+    assert tables.count(sql.PARTS) == 1
 
 
 def test_to_close_again_is_harmless(tables):
@@ -1054,10 +1064,10 @@ def fill(engine):
     with engine.begin() as connection:
         owners = [{"owner": f"owner {at}", "lease": NOW + 60 * at} for at in range(7)]
         for table, rows in (
-            (store.REQUESTS, requests),
-            (store.KEYS, keys),
-            (store.PARTS, parts),
-            (store.OWNERS, owners),
+            (sql.REQUESTS, requests),
+            (sql.KEYS, keys),
+            (sql.PARTS, parts),
+            (sql.OWNERS, owners),
         ):
             connection.execute(sa.insert(table), rows)
         if engine.dialect.name == "postgresql":  # who has SQLite rarely runs it
@@ -1107,17 +1117,17 @@ LEASED = store.Lease("owner 3", NOW + 70)
 WORK = {
     store.accept: (lambda there: Submission(uuid4(), "echo", b"", NOW, NOW, key="17"), [KEY]),
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
-    store.look: (
-        lambda there: store.Round(LEASED, NOW + 60, renew=True, count_up_to=1000, offered=("service 3", "x")),
+    store.maintain: (
+        lambda there: store.Maintenance(LEASED, NOW + 60, renew=True, count_up_to=1000, offered=("service 3", "x")),
         [READY, DUE, OWNER, EXPIRES, KEYS],
     ),
     store.fetch: (lambda there: there.uuid, [UUID]),
-    store.states: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
+    store.progress: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
     store.fetch_reply: (lambda there: there.id, []),
-    store.fetch_parts: (lambda there: store.Parts(there.id, 1, 0), [PARTS]),
-    store.add_parts: (lambda there: store.Partial(there.id, 1, 9, b""), []),
+    store.fetch_partials: (lambda there: store.PartialsQuery(there.id, 1, 0), [PARTS]),
+    store.add_partials: (lambda there: store.Partial(there.id, 1, 9, b""), []),
     store.finish: (lambda there: store.Outcome(there.id, there.owner, 2, NOW, b""), []),
-    store.put_back: (lambda there: store.Again(there.id, there.owner, 2, NOW), []),
+    store.reschedule: (lambda there: store.Reschedule(there.id, there.owner, 2, NOW), []),
     store.close: (lambda there: there.uuid, [UUID]),
     store.pending_after: (lambda there: ("service 1", 10), [READY]),
     store.release: (lambda there: there.owner, [OWNER]),
@@ -1128,12 +1138,12 @@ WORK = {
 def test_no_table_is_read_from_end_to_end(filled, explained, backend, work):
     item, indexes = WORK[work]
     with filled.begin() as connection:
-        there = connection.execute(sa.select(store.REQUESTS).where(store.is_in("running"))).first()
+        there = connection.execute(sa.select(sql.REQUESTS).where(sql.is_in("running"))).first()
     plans = explained(work, [item(there)])
-    for sql, plan in plans:
-        assert not re.search(r"(Seq Scan on|SCAN) titanic_(requests|parts|keys)(?! USING)", plan), (sql, plan)
+    for statement, plan in plans:
+        assert not re.search(r"(Seq Scan on|SCAN) titanic_(requests|parts|keys)(?! USING)", plan), (statement, plan)
         # A partial index serves only a state that is written out: a plan that is kept for others has none otherwise.
-        assert not re.search(r"titanic_requests\.state (=|IN|!=) *[(]?[%?]", sql), sql
+        assert not re.search(r"titanic_requests\.state (=|IN|!=) *[(]?[%?]", statement), statement
     everything = "\n".join(plan for _, plan in plans)
     for index in indexes:
         assert (index if isinstance(index, str) else index[backend]) in everything, everything
@@ -1170,7 +1180,7 @@ def test_services_are_found_without_a_look_at_all_their_requests(filled, submiss
 
 
 def test_the_next_that_is_due_is_one_step_in_the_index(explained, a_round):
-    plans = explained(store.look, [a_round(store.Lease("me", NOW))])
+    plans = explained(store.maintain, [a_round(store.Lease("me", NOW))])
     ((_, plan),) = [each for each in plans if "min(titanic_requests.due)" in each[0]]
     assert "titanic_requests_due" in plan
     assert "Bitmap" not in plan
