@@ -216,9 +216,9 @@ class BatchExecutor:
 def _store_error(error: Exception) -> StoreError:
     if isinstance(error, StoreError):
         return StoreError(str(error))
-    told = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
-    reason = " ".join(str(told).split())[:MAX_REASON_CHARS] or type(told).__name__
-    if getattr(told, "sqlstate", "") in LOCK_STATES:
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
+    reason = " ".join(str(cause).split())[:MAX_REASON_CHARS] or type(cause).__name__
+    if getattr(cause, "sqlstate", "") in LOCK_STATES:
         return StoreError(reason, "another transaction holds a lock, perhaps on the same key: try again")
     if isinstance(error, sa.exc.DBAPIError) and not isinstance(error.orig, sqlite3.Error) and _is_away(error):
         return StoreError(reason, "the database cannot be reached")  # without its address, which callers must not see

@@ -297,11 +297,11 @@ class Dispatcher:
     async def _credit(self, service: bytes) -> tuple[dict[str, int], int]:
         """Return the credit of this service, or of all, and how many services were left out."""
         (answer,) = await self._client.request("mmi.services", service, timeout=DISCOVERY_TIMEOUT_SECONDS)
-        told = json.loads(answer)
+        listed = json.loads(answer)
         credit = {
-            str(row["name"]): int(row["credit"]) + int(row["running"]) for row in told["services"]
+            str(row["name"]): int(row["credit"]) + int(row["running"]) for row in listed["services"]
         }  # both free and used credit
-        return credit, int(told["more"])
+        return credit, int(listed["more"])
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -469,8 +469,8 @@ class Dispatcher:
     def _reschedule(
         self, id_: int, attempt: int, pause: float = 0.0, error: str | None = None, failures: int | None = None
     ) -> store.Reschedule:
-        told = None if error is None else error.replace("\0", "?")
-        return store.Reschedule(id_, self._owner, attempt, self._clock.now() + pause, failures, told)
+        text = None if error is None else error.replace("\0", "?")
+        return store.Reschedule(id_, self._owner, attempt, self._clock.now() + pause, failures, text)
 
     async def _store(self, work: Work[Item, Result], item: Item) -> Result:
         """Store an item, however often the database fails."""

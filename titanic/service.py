@@ -204,6 +204,6 @@ def _rejection(request: Request, error: MalformedRequest | StoreError) -> list[b
     return [_status(request, f"400 {error}" if isinstance(error, MalformedRequest) else f"500 {error.text}")]
 
 
-def _status(request: Request, told: str) -> bytes:
+def _status(request: Request, status: str) -> bytes:
     """Return the status frame: the code and, for callers that speak X1, the text (C37)."""
-    return (told[:3] if "dialect" in request.options else told).encode(errors="replace")
+    return (status[:3] if "dialect" in request.options else status).encode(errors="replace")

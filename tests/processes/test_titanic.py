@@ -184,7 +184,7 @@ def test_stream_prints_part_by_part(titanic):
     assert done(titanic("reply", uuid)) == b"end"
 
 
-def test_stream_prints_what_comes_while_it_comes(endpoint, db, api):
+def test_stream_prints_partials_as_they_come(endpoint, db, api):
     gate = threading.Event()
 
     def hold(request):
@@ -209,7 +209,7 @@ def test_a_request_that_failed(titanic):
         assert one_line(result) == "titanic: failed with 404: no such ?[31mrecord"
 
 
-def test_everything_that_can_be_asked_for(titanic):
+def test_all_options_of_request(titanic):
     options = "--key k --key-ttl 1h --priority 7 --retries 3 --backoff 0.5 --ttl 7d --header a=b --header größe=x=y"
     uuid = done(titanic("request", "nobody", "x", *options.split(), "--delay", "90m")).decode().strip()
     assert done(titanic("request", "nobody", "y", "--key", "k")).decode().strip() == uuid
@@ -287,7 +287,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: " ".join(wrong[0]))
-def test_what_goes_wrong_is_told_in_one_line_with_a_code(here, endpoint, db, wrong):
+def test_errors_are_one_line_with_an_exit_code(here, endpoint, db, wrong):
     arguments, code, told = wrong
     result = here(*arguments, MDP_BROKER=endpoint, TITANIC_DB=str(db))
     assert (result.returncode, result.stdout) == (code, b"")
@@ -330,7 +330,7 @@ def test_the_bare_command_shows_its_help(here):
     assert here("--version").stdout.startswith(b"titanic 0.")
 
 
-def test_output_that_nobody_reads(titanic, endpoint, api):
+def test_a_closed_stdout_is_not_an_error(titanic, endpoint, api):
     uuid = api.submit("count", b"3").uuid
     command = f"{BIN}/titanic reply {uuid} --stream --broker {endpoint} | true"
     assert os.system(f"bash -c 'set -o pipefail; {command}' 2>/dev/null") in {0, 256}
@@ -629,7 +629,7 @@ def test_stats(operator):
     assert rest == "3 PARTIALs, 1 keys"
 
 
-def test_what_an_operator_changes_is_done_by_a_titanic(operator):
+def test_a_titanic_follows_the_operators_changes(operator):
     titanic, uuids, db = operator
     with services() as at, serve(at, db):
         done(titanic("retry", uuids["failed"]))
@@ -727,7 +727,7 @@ def holding(at):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_finishes_what_is_running_and_leaves_what_waits(port, number):
+def test_serve_finishes_running_requests_and_leaves_pending_ones(port, number):
     at, titanic, db = port
     with serve(at, db) as serving, holding(at) as (held, gate):
         running = titanic.submit("hold", b"running")
@@ -745,14 +745,14 @@ def test_serve_finishes_what_is_running_and_leaves_what_waits(port, number):
         assert waiting.result(timeout=20) == [b"waiting"]
 
 
-def test_a_second_signal_ends_it_at_once_and_loses_nothing(port):
+def test_a_second_signal_exits_immediately_and_loses_nothing(port):
     at, titanic, db = port
     with holding(at) as (held, gate):
         with serve(at, db, "--drain-timeout", "600", "--lease", "2") as serving:
             ticket = titanic.submit("hold", b"body")
             assert held.wait(20)
             serving.send_signal(signal.SIGTERM)
-            serving.line("running requests")
+            serving.line("waiting up to 600 s for 1 running requests")
             assert serving.end() == 1
             assert "Traceback" not in serving.stderr
         gate.set()
@@ -773,7 +773,7 @@ def test_the_drain_is_bounded(port):
             assert ticket.result(timeout=20) == [b"body"]
 
 
-def test_two_serve_one_database(port):
+def test_two_titanics_share_a_database(port):
     at, titanic, db = port
     executed = []
 

@@ -61,13 +61,13 @@ def test_a_row_of_the_list(do, tables):
     }]  # fmt: skip
 
 
-def test_no_more_are_listed_than_wanted(do, tables):
+def test_ls_is_limited(do, tables):
     asked = [tables.add() for _ in range(5)]
     assert names(do(admin.ls, Filter(), 3)) == hexes(asked[:3])
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_those_in_one_state(do, each, state):
+def test_filter_by_state(do, each, state):
     which = Filter(states=(state,))
     (row,) = do(admin.ls, which, 100)
     assert (row["uuid"], row["state"]) == (getattr(each, state).uuid.hex, state)
@@ -75,13 +75,13 @@ def test_those_in_one_state(do, each, state):
     assert do(admin.count, which) == 1
 
 
-def test_those_in_some_states(do, each):
+def test_filter_by_several_states(do, each):
     which = Filter(states=("pending", "done"))
     assert matching(do, which) == [each.done.uuid, each.pending.uuid]
     assert do(admin.count, which) == 2
 
 
-def test_those_of_a_service(do, tables):
+def test_filter_by_service(do, tables):
     tables.add("one")
     other = tables.add("other")
     which = Filter(service="other")
@@ -91,21 +91,21 @@ def test_those_of_a_service(do, tables):
     assert do(admin.count, Filter(service="oth%")) == 0
 
 
-def test_those_that_are_older(do, tables):
+def test_filter_by_age(do, tables):
     old, at = tables.add(now=NOW - 1), tables.add(now=NOW)
     tables.add(now=NOW + 1)
     assert matching(do, Filter(created_before=NOW)) == [old.uuid]
     assert matching(do, Filter(created_before=NOW + 0.5)) == [old.uuid, at.uuid]
 
 
-def test_those_that_ended_longer_ago(do, tables):
+def test_filter_by_time_of_end(do, tables):
     old = tables.done(now=NOW - 1)
     tables.done(now=NOW)
     tables.add(now=NOW - 5)
     assert matching(do, Filter(finished_before=NOW)) == [old.uuid]
 
 
-def test_all_conditions_hold_together(do, tables):
+def test_filters_are_combined(do, tables):
     wanted = tables.done(service="one", now=NOW - 5)
     tables.done(service="other", now=NOW - 5)
     tables.done(service="one", now=NOW + 5)
@@ -114,7 +114,7 @@ def test_all_conditions_hold_together(do, tables):
     assert matching(do, which) == [wanted.uuid]
 
 
-def test_they_are_walked_through_bit_by_bit(do, tables):
+def test_matching_requests_are_read_in_chunks(do, tables):
     asked = [tables.add() if number % 3 else tables.done(service="done") for number in range(10)]
     found = [(0, None)]
     while some := do(admin.matching, Filter(("pending",)), found[-1][0], 4):
@@ -127,7 +127,7 @@ def test_they_are_walked_through_bit_by_bit(do, tables):
 # ── show ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_all_there_is_to_know_of_a_request(do, tables):
+def test_show_returns_everything(do, tables):
     asked = tables.add(
         priority=2, retries=3, backoff=0.5, result_ttl=60, key="k", key_expires=NOW + 9, headers='{"a": "b"}',
         body=b"\0body",
@@ -143,7 +143,7 @@ def test_all_there_is_to_know_of_a_request(do, tables):
     }  # fmt: skip
 
 
-def test_who_has_a_request_is_shown(do, each):
+def test_show_names_the_owner(do, each):
     shown = do(admin.show, each.running.uuid)
     assert (shown["owner"], shown["started"], shown["reply"]) == ("me", NOW, None)
 
@@ -157,21 +157,21 @@ def test_the_partials_shown_are_those_of_the_latest_attempt(do, tables):
     assert do(admin.show, first.uuid)["partials"] == [b"new"]
 
 
-def test_nobody_knows_it(do, each):
+def test_show_of_an_unknown_request(do, each):
     assert do(admin.show, uuid4()) is None
 
 
 # ── retry ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_only_what_failed_is_done_again(do, tables, each):
+def test_only_failed_requests_are_retried(do, tables, each):
     uuids = [getattr(each, state).uuid for state in STATES]
     before = [tables.row(uuid) for uuid in uuids[:4]]
     assert do(admin.retry, [*uuids, uuid4()], NOW + 5) == [each.failed.uuid]
     assert [tables.row(uuid) for uuid in uuids[:4]] == before
 
 
-def test_a_retried_request_begins_anew(do, tables):
+def test_a_retried_request_starts_over(do, tables):
     claimed = tables.running(retries=2, result_ttl=1)
     tables.do(store.reschedule, store.Reschedule(claimed.id, "me", 1, NOW, failures=1))
     tables.look(NOW)
@@ -187,7 +187,7 @@ def test_a_retried_request_begins_anew(do, tables):
     assert (again.uuid, again.attempt, again.failures, again.retries) == (claimed.uuid, 3, 0, 2)
 
 
-def test_a_late_outcome_of_before_the_retry_does_not_count(do, tables):
+def test_an_outcome_from_before_the_retry_is_ignored(do, tables):
     failed = tables.done(None, 500, "broken")
     do(admin.retry, [failed.uuid], NOW)
     (again,) = tables.claim()
@@ -197,7 +197,7 @@ def test_a_late_outcome_of_before_the_retry_does_not_count(do, tables):
     assert tables.row(failed.uuid).reply == b"in time"
 
 
-def test_to_retry_twice_is_to_retry_once(do, each):
+def test_retry_is_idempotent(do, each):
     do(admin.retry, [each.failed.uuid], NOW)
     assert do(admin.retry, [each.failed.uuid], NOW) == []
 
@@ -205,7 +205,7 @@ def test_to_retry_twice_is_to_retry_once(do, each):
 # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_only_what_has_not_ended_is_cancelled(do, tables, each):
+def test_only_requests_that_have_not_ended_are_cancelled(do, tables, each):
     uuids = [getattr(each, state).uuid for state in STATES]
     before = [tables.row(uuid) for uuid in uuids[3:]]
     assert set(do(admin.cancel, [*uuids, uuid4()], NOW + 5)) == set(uuids[:3])
@@ -217,7 +217,7 @@ def test_only_what_has_not_ended_is_cancelled(do, tables, each):
         assert row.ended > tables.row(each.done.uuid).ended
 
 
-def test_what_is_cancelled_is_neither_done_nor_waited_for(do, tables, each):
+def test_a_cancelled_request_is_not_run(do, tables, each):
     do(admin.cancel, [each.delayed.uuid, each.pending.uuid, each.running.uuid], NOW)
     found = tables.look(NOW + 9, count_up_to=10, offered=("echo",))
     assert (found.owned, found.services, found.next_due, found.waiting) == ({}, [], None, 0)
@@ -225,7 +225,7 @@ def test_what_is_cancelled_is_neither_done_nor_waited_for(do, tables, each):
 
 
 @pytest.mark.parametrize("late", ["outcome", "again"])
-def test_a_reply_to_what_was_cancelled_comes_too_late(do, tables, late):
+def test_a_reply_to_a_cancelled_request_is_ignored(do, tables, late):
     claimed = tables.running()
     do(admin.cancel, [claimed.uuid], NOW)
     if late == "outcome":
@@ -236,7 +236,7 @@ def test_a_reply_to_what_was_cancelled_comes_too_late(do, tables, late):
     assert (row.state, row.code, row.reply) == ("failed", 499, None)
 
 
-def test_what_was_cancelled_can_be_retried(do, tables):
+def test_a_cancelled_request_can_be_retried(do, tables):
     claimed = tables.running()
     do(admin.cancel, [claimed.uuid], NOW)
     assert do(admin.retry, [claimed.uuid], NOW) == [claimed.uuid]
@@ -245,7 +245,7 @@ def test_what_was_cancelled_can_be_retried(do, tables):
 
 
 @pytest.mark.parametrize("change", [admin.retry, admin.cancel])
-def test_nothing_is_asked_for(do, each, change):
+def test_empty_lists_change_nothing(do, each, change):
     assert do(change, [], NOW) == []
 
 
@@ -256,7 +256,7 @@ def purge(do, which):
     return do(admin.purge, which, [id_ for id_, _ in do(admin.matching, which, 0, 1000)])
 
 
-def test_only_what_was_meant_is_thrown_away(do, tables, each):
+def test_purge_deletes_only_matching_requests(do, tables, each):
     tables.do(store.add_partials, store.Partial(each.done.id, 1, 0, b""), store.Partial(each.running.id, 1, 0, b""))
     tables.add(key="k")
     assert purge(do, Filter(("done",))) == 1
@@ -267,7 +267,7 @@ def test_only_what_was_meant_is_thrown_away(do, tables, each):
     assert purge(do, Filter(("done",))) == 0
 
 
-def test_what_has_changed_since_is_not_thrown_away(do, tables, each):
+def test_purge_spares_requests_that_have_changed(do, tables, each):
     which = Filter(("failed", "done"))
     found = do(admin.matching, which, 0, 1000)
     assert do(admin.retry, [each.failed.uuid], NOW) == [each.failed.uuid]
@@ -275,14 +275,14 @@ def test_what_has_changed_since_is_not_thrown_away(do, tables, each):
     assert tables.row(each.failed.uuid).state == "pending"
 
 
-def test_only_those_named_are_thrown_away(do, tables):
+def test_purge_deletes_only_the_given_ids(do, tables):
     one, other = tables.done(), tables.done()
     assert do(admin.purge, Filter(("done",)), [other.id, 10**9]) == 1
     assert matching(do, Filter()) == [one.uuid]
     assert do(admin.purge, Filter(("done",)), []) == 0
 
 
-def test_what_ended_lately_is_not_thrown_away(do, tables):
+def test_purge_spares_recent_requests(do, tables):
     old, new = tables.done(now=NOW - 10), tables.done(now=NOW)
     failed = tables.done(code=500, now=NOW - 10)
     which = Filter(("done",), finished_before=NOW - 5)
@@ -301,11 +301,11 @@ def test_a_key_outlives_a_purge(do, tables, submission):
 # ── stats ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_counts_of_nothing(do, engine):
+def test_stats_of_an_empty_database(do, engine):
     assert do(admin.stats, NOW) == {"total": dict.fromkeys(STATES, 0), "services": {}, "keys": 0, "partials": 0}
 
 
-def test_counts_by_service_and_state(do, tables, each):
+def test_stats_by_service_and_state(do, tables, each):
     tables.done(service="größe")
     tables.done(service="größe")
     tables.add("größe", now=NOW - 60, key="k")
@@ -323,7 +323,7 @@ def test_counts_by_service_and_state(do, tables, each):
     assert list(found["services"]) == ["echo", "größe"]
 
 
-def test_what_has_ended_does_not_wait(do, tables):
+def test_ended_requests_are_not_waiting(do, tables):
     tables.done(now=NOW - 100)
     assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] is None
 
@@ -335,6 +335,6 @@ def test_the_oldest_is_the_oldest_of_any_state(do, tables):
     assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] == 5.0
 
 
-def test_a_clock_that_is_behind_counts_as_none(do, tables):
+def test_a_clock_that_is_behind_gives_no_negative_age(do, tables):
     tables.add(now=NOW + 3)
     assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] == 0.0

@@ -212,7 +212,7 @@ def test_submit_and_result(titanic):
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_ticket_is_known_by_its_uuid_however_that_is_written(titanic):
+def test_a_uuid_can_be_given_in_any_form(titanic):
     uuid = titanic.submit("echo", b"body").uuid
     for written in (uuid, uuid.upper(), uuid.encode(), UUID(uuid), str(UUID(uuid))):
         ticket = titanic.ticket(written)
@@ -229,7 +229,7 @@ def test_an_invalid_uuid_is_not_even_sent(titanic):
 
 
 @pytest.mark.usefixtures("held")
-def test_result_waits_as_long_as_it_is_told_to(titanic, gate, pool):
+def test_result_waits_for_the_timeout(titanic, gate, pool):
     ticket = titanic.submit("held", b"")
     assert not ticket.ready()
     for timeout in (0, 0.05):
@@ -245,7 +245,7 @@ def test_result_waits_as_long_as_it_is_told_to(titanic, gate, pool):
 
 
 @pytest.mark.usefixtures("echo")
-def test_no_timeout_but_seconds(titanic):
+def test_an_invalid_timeout_is_rejected(titanic):
     ticket = titanic.submit("echo")
     for wrong in (-1, "1", True):
         with pytest.raises(SettingError, match="timeout"):
@@ -255,7 +255,7 @@ def test_no_timeout_but_seconds(titanic):
 
 
 @pytest.mark.usefixtures("echo")
-def test_what_is_closed_is_unknown(titanic, url):
+def test_a_closed_request_is_unknown(titanic, url):
     ticket = titanic.submit("echo")
     ticket.result()
     ticket.close()
@@ -301,7 +301,7 @@ def test_partials_come_as_they_are_made_and_again_later(titanic, gate):
 # ── what is asked for ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_everything_that_can_be_asked_for_arrives(titanic, url):
+def test_all_options_are_stored(titanic, url):
     before = time.time()
     ticket = titanic.submit(
         "later", b"body", key="k", key_ttl=60, delay=3600, priority=7, retries=3, backoff=0.25, ttl=86400,
@@ -352,7 +352,7 @@ def test_an_invalid_option_is_a_setting_error(titanic, url):
     assert stored(url)["requests"] == []
 
 
-def test_when_it_is_full_it_says_so(twin, endpoint, url):
+def test_a_full_titanic_rejects_requests(twin, endpoint, url):
     with serving(endpoint, url, max_waiting=1), opened(twin, endpoint) as titanic:
         titanic.submit("later")
         with pytest.raises(TitanicError, match="full") as told:
@@ -361,7 +361,7 @@ def test_when_it_is_full_it_says_so(twin, endpoint, url):
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_titanic_may_have_a_ttl_for_all_replies(twin, endpoint, url):
+def test_a_titanic_can_have_a_default_ttl(twin, endpoint, url):
     with serving(endpoint, url, ttl=60), opened(twin, endpoint) as titanic:
         for asked, ttl in (({}, 60), ({"ttl": 5}, 5)):
             ticket = titanic.submit("echo", **asked)
@@ -371,7 +371,7 @@ def test_a_titanic_may_have_a_ttl_for_all_replies(twin, endpoint, url):
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_key_makes_it_safe_to_repeat(titanic, url):
+def test_a_submission_with_a_key_can_be_repeated(titanic, url):
     tickets = [titanic.submit("echo", b"body", key="k") for _ in range(3)]
     assert len({ticket.uuid for ticket in tickets}) == 1
     assert [ticket.result(timeout=20) for ticket in tickets] == [[b"body"]] * 3
@@ -425,7 +425,7 @@ def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
         assert (told.value.code, told.value.detail) == (500, None)
 
 
-def test_without_a_titanic_it_is_service_not_found(twin, endpoint, monkeypatch):
+def test_service_not_found_without_a_titanic(twin, endpoint, monkeypatch):
     monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
     with opened(twin, endpoint, timeout=0.1) as titanic:
         ticket = titanic.ticket(STRANGE)
@@ -445,7 +445,7 @@ def test_without_a_titanic_it_is_service_not_found(twin, endpoint, monkeypatch):
                 ask()
 
 
-def test_without_a_broker_it_is_broker_unreachable(twin, monkeypatch):
+def test_broker_unreachable_without_a_broker(twin, monkeypatch):
     monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
     with opened(twin, "tcp://127.0.0.1:1", timeout=0.1) as titanic:
         ticket = titanic.ticket(STRANGE)
@@ -462,7 +462,7 @@ def test_without_a_broker_it_is_broker_unreachable(twin, monkeypatch):
 
 
 @pytest.mark.usefixtures("held")
-def test_who_waits_outlives_titanic(twin, endpoint, url, gate, pool):
+def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool):
     with ExitStack() as stack:
         titanic = stack.enter_context(opened(twin, endpoint))
         first = stack.enter_context(ExitStack())
@@ -481,7 +481,7 @@ def test_who_waits_outlives_titanic(twin, endpoint, url, gate, pool):
 
 
 @pytest.mark.usefixtures("held")
-def test_who_may_not_wait_asks_again(titanic, gate, pool, monkeypatch):
+def test_a_caller_that_cannot_wait_polls(titanic, gate, pool, monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 1)
     ticket = titanic.submit("held", b"body")
     waiting = [pool.submit(ticket.result) for _ in range(5)]
@@ -518,7 +518,7 @@ def test_many_tasks_share_one_client(endpoint):
     asyncio.run(scenario())
 
 
-def test_a_task_that_is_cancelled_does_not_wait_any_more(endpoint, url, monkeypatch):
+def test_a_cancelled_task_stops_waiting(endpoint, url, monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 1)
 
     async def scenario():
@@ -599,7 +599,7 @@ def shop(endpoint, own_url, orders):
 
 
 @on_both
-def test_what_is_enqueued_is_done_once_its_transaction_commits(shop, orders, own_url):
+def test_an_enqueued_request_runs_once_committed(shop, orders, own_url):
     titanic, executed = shop
     with Session(orders) as session:
         session.execute(sa.text("INSERT INTO orders VALUES (1)"))
@@ -613,7 +613,7 @@ def test_what_is_enqueued_is_done_once_its_transaction_commits(shop, orders, own
 
 
 @on_both
-def test_what_is_enqueued_is_never_done_if_its_transaction_does_not_commit(shop, orders, own_url):
+def test_an_enqueued_request_never_runs_if_rolled_back(shop, orders, own_url):
     titanic, executed = shop
     with Session(orders) as session:
         lost = enqueue(session, "ship", b"lost", key="k")
@@ -633,7 +633,7 @@ def test_what_is_enqueued_is_never_done_if_its_transaction_does_not_commit(shop,
 
 
 @on_both
-def test_a_key_is_one_key_whoever_brings_it(shop, orders, own_url):
+def test_submit_and_enqueue_share_keys(shop, orders, own_url):
     titanic, executed = shop
     with Session(orders) as session, session.begin():
         first = enqueue(session, "ship", b"1", key="k")
@@ -648,7 +648,7 @@ def test_a_key_is_one_key_whoever_brings_it(shop, orders, own_url):
 
 
 @on_both
-def test_enqueue_takes_what_submit_takes(orders, own_url):
+def test_enqueue_accepts_the_options_of_submit(orders, own_url):
     with Session(orders) as session, session.begin():
         uuid = enqueue(session, b"later", delay=3600, retries=2, backoff=0.5, ttl=60)
         with connected(own_url) as other:
@@ -659,7 +659,7 @@ def test_enqueue_takes_what_submit_takes(orders, own_url):
 
 
 @on_both
-def test_enqueue_takes_a_connection_and_a_scoped_session_too(shop, orders):
+def test_enqueue_accepts_a_connection_and_a_scoped_session(shop, orders):
     titanic, executed = shop
     with orders.begin() as connection:
         kept = enqueue(connection, "ship", b"kept")
@@ -677,7 +677,7 @@ def test_enqueue_takes_a_connection_and_a_scoped_session_too(shop, orders):
 
 
 @on_both
-def test_a_session_with_several_databases_says_which_is_titanics(orders, own_url):
+def test_enqueue_uses_the_bind_of_titanics_tables(orders, own_url):
     elsewhere = sa.create_engine("sqlite://")
     with Session(elsewhere, binds={Base: orders}) as session, session.begin():
         uuid = enqueue(session, "later")
@@ -686,7 +686,7 @@ def test_a_session_with_several_databases_says_which_is_titanics(orders, own_url
 
 
 @on_both
-def test_a_database_without_titanics_tables_is_told(empty_url):
+def test_enqueue_reports_missing_tables(empty_url):
     engine = sa.create_engine(sa.make_url(empty_url).set(drivername=DRIVERS[empty_url.partition(":")[0]]))
     with Session(engine) as session, pytest.raises(TitanicError, match="titanic db upgrade"):
         enqueue(session, "later")
@@ -696,7 +696,7 @@ def test_a_database_without_titanics_tables_is_told(empty_url):
 
 
 @on_both
-def test_what_cannot_be_enqueued_is_a_setting_error_and_stores_nothing(orders, own_url):
+def test_an_invalid_enqueue_stores_nothing(orders, own_url):
     with Session(orders) as session:
         for service_, asked, told in (
             ("later", {"priority": 10}, "priority"),
@@ -713,7 +713,7 @@ def test_what_cannot_be_enqueued_is_a_setting_error_and_stores_nothing(orders, o
 
 
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-def test_a_key_in_a_transaction_that_is_open_holds_up_nobody_without_it(shop, orders, own_url, pool):
+def test_an_uncommitted_key_does_not_block_requests_without_it(shop, orders, own_url, pool):
     titanic, executed = shop
     with Session(orders) as session:
         first = enqueue(session, "ship", b"first", key="k")

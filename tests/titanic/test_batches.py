@@ -101,7 +101,7 @@ async def gathered(*futures):
 # ── one transaction for many ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_comes_while_a_transaction_runs_is_done_in_one(tables, submission):
+def test_work_that_arrives_during_a_transaction_shares_the_next(tables, submission):
     async def scenario():
         gate, commits = Gate(), []
         async with batches(tables.engine, gate) as made:
@@ -120,7 +120,7 @@ def test_what_comes_while_a_transaction_runs_is_done_in_one(tables, submission):
     assert tables.count() == 20
 
 
-def test_what_comes_in_one_turn_is_done_in_one(tables, submission):
+def test_work_of_one_turn_shares_a_transaction(tables, submission):
     async def scenario():
         commits = []
         async with batches(tables.engine) as made:
@@ -135,7 +135,7 @@ def test_what_comes_in_one_turn_is_done_in_one(tables, submission):
     assert tables.count() == 50
 
 
-def test_within_a_transaction_each_kind_of_work_has_its_place(tables):
+def test_kinds_of_work_are_performed_in_order(tables):
     async def scenario():
         gate, seen = Gate(), []
         first, second, third = (Recorded(name, seen) for name in ("first", "second", "third"))
@@ -150,7 +150,7 @@ def test_within_a_transaction_each_kind_of_work_has_its_place(tables):
     running(scenario)
 
 
-def test_parts_are_stored_before_the_end_and_what_was_accepted_can_be_claimed(tables, submission):
+def test_partials_are_stored_before_outcomes_and_accepted_requests_can_be_claimed(tables, submission):
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate) as made:
@@ -171,7 +171,7 @@ def test_parts_are_stored_before_the_end_and_what_was_accepted_can_be_claimed(ta
     assert tables.count(sql.PARTS) == 0
 
 
-def test_nothing_is_answered_before_it_is_committed(tables, submission):
+def test_results_are_delivered_after_the_commit(tables, submission):
     async def scenario():
         committing, go_on = threading.Event(), threading.Event()
 
@@ -193,7 +193,7 @@ def test_nothing_is_answered_before_it_is_committed(tables, submission):
     running(scenario)
 
 
-def test_what_is_answered_can_be_seen_by_others(tables, submission, engine):
+def test_delivered_results_are_visible_to_others(tables, submission, engine):
     async def scenario():
         other = schema.open_engine(engine.url, write=False)
         async with batches(tables.engine) as made:
@@ -206,7 +206,7 @@ def test_what_is_answered_can_be_seen_by_others(tables, submission, engine):
     running(scenario)
 
 
-def test_many_at_a_time_get_each_his_own_answer(tables, submission):
+def test_each_future_gets_its_own_result(tables, submission):
     async def scenario():
         async with batches(tables.engine) as made:
 
@@ -225,7 +225,7 @@ def test_many_at_a_time_get_each_his_own_answer(tables, submission):
     running(scenario)
 
 
-def test_who_does_not_wait_any_more_disturbs_nobody(tables, submission):
+def test_a_cancelled_future_does_not_affect_others(tables, submission):
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate) as made:
@@ -244,7 +244,7 @@ def test_who_does_not_wait_any_more_disturbs_nobody(tables, submission):
 # ── close ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_close_does_what_was_asked_for_before(tables, submission):
+def test_close_performs_submitted_work(tables, submission):
     async def scenario():
         gate = Gate()
         made = BatchExecutor("to be closed", tables.engine, (gate, *WRITES))
@@ -276,7 +276,7 @@ def test_close_when_there_is_nothing_to_do(tables):
 # ── what is wrong with one ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_that_the_database_refuses_fails_alone(tables, submission):
+def test_an_item_that_the_database_rejects_fails_alone(tables, submission):
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate) as made:
@@ -300,7 +300,7 @@ def test_one_that_the_database_refuses_fails_alone(tables, submission):
     assert tables.count(sql.KEYS) == 4
 
 
-def test_work_that_is_broken_fails_alone(tables, submission, caplog):
+def test_broken_work_fails_alone(tables, submission, caplog):
     def broken(connection, batch):
         raise ValueError("broken:\n" + "x" * 1000)
 
@@ -332,7 +332,7 @@ def locker(cluster, tables):
 
 
 @only_postgresql
-def test_one_whose_row_is_locked_fails_alone(tables, submission, cluster):
+def test_an_item_with_a_locked_row_fails_alone(tables, submission, cluster):
     def finish(connection, batch):
         connection.exec_driver_sql("SET LOCAL lock_timeout = 50")
         return store.finish(connection, batch)
@@ -359,7 +359,7 @@ def test_one_whose_row_is_locked_fails_alone(tables, submission, cluster):
 
 
 @only_postgresql
-def test_who_loses_a_deadlock_is_done_nevertheless(tables, cluster):
+def test_the_loser_of_a_deadlock_is_repeated(tables, cluster):
     def finish(connection, batch):
         for each in batch:
             store.finish(connection, [each])
@@ -406,7 +406,7 @@ def waiting(cluster):
 
 
 @only_postgresql
-def test_a_server_that_is_not_there_is_told_to_each_and_works_again_later(tables, submission, cluster):
+def test_an_unreachable_server_fails_each_item_until_it_is_back(tables, submission, cluster):
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate) as made:
@@ -437,7 +437,7 @@ def test_a_server_that_is_not_there_is_told_to_each_and_works_again_later(tables
 
 @only_postgresql
 @pytest.mark.parametrize("how", ["fast", "immediate"])
-def test_a_server_that_was_restarted_since_is_not_even_noticed(tables, submission, cluster, how):
+def test_a_restart_of_the_server_goes_unnoticed(tables, submission, cluster, how):
     async def scenario():
         async with batches(tables.engine) as made:
             await made.submit(store.accept, submission())
@@ -449,7 +449,7 @@ def test_a_server_that_was_restarted_since_is_not_even_noticed(tables, submissio
 
 
 @only_sqlite
-def test_a_file_that_somebody_locks_is_told_to_each_and_works_again_later(own_url, submission, monkeypatch):
+def test_a_locked_file_fails_each_item_until_it_is_unlocked(own_url, submission, monkeypatch):
     monkeypatch.setattr(schema, "BUSY_TIMEOUT_SECONDS", 0.05)
     engine = schema.open_engine(schema.database_url(own_url))
     other = sqlite3.connect(engine.url.database, isolation_level=None)
@@ -474,7 +474,7 @@ def test_a_file_that_somebody_locks_is_told_to_each_and_works_again_later(own_ur
 
 
 @only_sqlite
-def test_a_full_disk_is_told_to_each_and_works_again_later(own_url, submission):
+def test_a_full_disk_fails_each_item_until_there_is_space(own_url, submission):
     engine = schema.open_engine(schema.database_url(own_url))
 
     def limited(connection, batch):
@@ -501,7 +501,7 @@ def test_a_full_disk_is_told_to_each_and_works_again_later(own_url, submission):
     other.close()
 
 
-def test_trouble_is_logged_once_and_its_end_as_well(tables, submission, monkeypatch, caplog):
+def test_a_failing_database_is_logged_once_and_so_is_its_recovery(tables, submission, monkeypatch, caplog):
     def broken(connection, batch):
         connection.exec_driver_sql("SELECT nothing FROM nowhere")
 
@@ -544,7 +544,7 @@ def cutting(cluster, times):
 
 
 @only_postgresql
-def test_a_transaction_whose_connection_is_cut_is_repeated_once(tables, submission, cluster):
+def test_a_transaction_is_repeated_once_if_its_connection_is_lost(tables, submission, cluster):
     async def scenario():
         gate, work = Gate(), cutting(cluster, 1)
         async with batches(tables.engine, gate) as made:
@@ -565,7 +565,7 @@ def test_a_transaction_whose_connection_is_cut_is_repeated_once(tables, submissi
 
 
 @only_postgresql
-def test_who_is_cut_again_is_told(tables, submission, cluster):
+def test_a_second_lost_connection_is_an_error(tables, submission, cluster):
     async def scenario():
         gate, work = Gate(), cutting(cluster, 2)
         async with batches(tables.engine, gate) as made:
@@ -585,7 +585,7 @@ def test_who_is_cut_again_is_told(tables, submission, cluster):
 
 
 @only_postgresql
-def test_a_connection_that_is_cut_while_it_is_idle_is_not_even_noticed(tables, submission, cluster):
+def test_losing_an_idle_connection_goes_unnoticed(tables, submission, cluster):
     async def scenario():
         async with batches(tables.engine) as made:
             await made.submit(store.accept, submission())
@@ -623,7 +623,7 @@ def closing(tables, submission):
 
 @only_postgresql
 @pytest.mark.parametrize("what", [accepting, ending, putting_back, closing])
-def test_if_only_the_answer_to_the_commit_is_lost_nothing_is_done_twice(tables, submission, cluster, monkeypatch, what):
+def test_a_lost_answer_to_a_commit_does_not_repeat_the_work(tables, submission, cluster, monkeypatch, what):
     jobs, expected = what(tables, submission)
     commits = []
     commit = tables.engine.dialect.do_commit
@@ -701,7 +701,7 @@ TAKEN_AWAY = [remove, remove_only_the_database, move_away, replace_by_nothing, r
 
 @only_sqlite
 @pytest.mark.parametrize("taken_away", TAKEN_AWAY)
-def test_a_file_that_was_taken_away_is_never_a_success(own_url, submission, file, taken_away):
+def test_a_removed_file_is_never_a_success(own_url, submission, file, taken_away):
     engine = schema.open_engine(schema.database_url(own_url))
 
     async def scenario():
@@ -723,9 +723,7 @@ def test_a_file_that_was_taken_away_is_never_a_success(own_url, submission, file
 
 @only_sqlite
 @pytest.mark.parametrize("taken_away", TAKEN_AWAY)
-def test_who_reads_of_a_file_that_was_taken_away_is_not_told_that_there_is_nothing(
-    own_url, submission, file, taken_away
-):
+def test_reading_a_removed_file_is_an_error(own_url, submission, file, taken_away):
     writing = schema.open_engine(schema.database_url(own_url))
     asked = submission()
     with writing.begin() as connection:
@@ -750,7 +748,7 @@ def test_who_reads_of_a_file_that_was_taken_away_is_not_told_that_there_is_nothi
 
 
 @only_sqlite
-def test_a_file_that_was_put_back_is_worked_with_again(own_url, submission, file):
+def test_a_restored_file_is_used_again(own_url, submission, file):
     engine = schema.open_engine(schema.database_url(own_url))
 
     async def scenario():

@@ -220,7 +220,7 @@ def writing():
         (("query_only = ON", "query_only = OFF"), "attempt to write a readonly database"),
     ],
 )
-def test_a_database_that_takes_no_more(bench, own_url, writing, pragma, told):
+def test_a_database_that_rejects_writes(bench, own_url, writing, pragma, told):
     with loaded(bench, own_url) as load:
         (connection,) = writing[-1:]
         connection.execute(f"PRAGMA {pragma[0]}")
@@ -345,7 +345,7 @@ def read_only(path):
     subprocess.run(["umount", folder], check=True)
 
 
-def test_what_is_no_database(tmp_path):
+def test_an_invalid_database_is_rejected(tmp_path):
     path = tmp_path / "titanic.db"
     path.write_bytes(b"this is a letter to my aunt, and no database. " * 100)
     with pytest.raises(sa.exc.DatabaseError, match="file is not a database"):
@@ -385,7 +385,7 @@ def test_a_server_that_is_away_for_a_while(bench, own_url, cluster):
 
 
 @on_postgresql
-def test_who_waits_while_the_server_is_away_is_told_or_gets_the_reply(bench, own_url, cluster, client):
+def test_callers_waiting_during_an_outage_get_an_error_or_the_reply(bench, own_url, cluster, client):
     with serving(bench.endpoint, own_url):
         ticket = Titanic(client).submit("echo", b"body")
         worker = bench.x1_worker(b"echo")
@@ -403,7 +403,7 @@ def test_who_waits_while_the_server_is_away_is_told_or_gets_the_reply(bench, own
 
 
 @on_postgresql
-def test_a_titanic_that_ends_while_the_server_is_away_ends_and_loses_nothing(bench, own_url, cluster, client):
+def test_shutting_down_during_an_outage_loses_nothing(bench, own_url, cluster, client):
     worker = bench.x1_worker(b"echo")
     with ExitStack() as stack:
         with serving(bench.endpoint, own_url, drain_timeout=0.1, lease=2):
@@ -439,7 +439,7 @@ def test_two_titanics_that_close_the_same_requests_at_once(bench, own_url):
 # ── Titanic itself ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_titanics_that_end_and_begin_under_load(bench, own_url):
+def test_titanics_that_restart_under_load(bench, own_url):
     load = Load(bench)
     with ExitStack() as stack:
         running = stack.enter_context(ExitStack())
@@ -478,14 +478,14 @@ def test_a_database_of_a_newer_version_is_refused(own_url):
 
 
 @on_postgresql
-def test_postgresql_without_tables_is_refused_with_the_command_that_makes_them(empty_url):
+def test_postgresql_without_tables_is_refused_with_the_command_to_run(empty_url):
     with pytest.raises(SchemaError) as told:
         Server(empty_url)
     assert "has no tables yet: run `titanic db upgrade --db postgresql://postgres@/test_" in str(told.value)
 
 
 @pytest.mark.parametrize("name", ["titanic.db", "50 %41 ü?mode=memory#x&y=:memory.db"])
-def test_sqlite_is_made_if_it_is_not_there(bench, tmp_path, client, name):
+def test_a_missing_sqlite_file_is_created(bench, tmp_path, client, name):
     path = tmp_path / name
     with serving(bench.endpoint, str(path)):
         ticket = Titanic(client).submit("later")
@@ -497,7 +497,7 @@ def test_sqlite_is_made_if_it_is_not_there(bench, tmp_path, client, name):
 
 
 @on_sqlite
-def test_titanic_may_be_there_before_the_broker(own_url, tmp_path):
+def test_titanic_can_start_before_the_broker(own_url, tmp_path):
     endpoint = f"ipc://{tmp_path}/broker"
     with ExitStack() as stack:
         stack.enter_context(serving(endpoint, own_url))

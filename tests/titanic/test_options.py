@@ -61,7 +61,7 @@ def test_every_request_has_a_uuid_of_its_own():
     assert len({asked().uuid for _ in range(2000)}) == 2000
 
 
-def test_a_forked_process_makes_other_uuids():
+def test_a_forked_process_creates_other_uuids():
     asked()
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -171,7 +171,7 @@ def test_an_invalid_option_is_rejected(options, said):
     ],
     ids=lambda value: value if isinstance(value, str) else str(value)[:30],
 )
-def test_frames_that_are_no_request(frames, said):
+def test_invalid_frames_are_rejected(frames, said):
     with pytest.raises(MalformedRequest, match=re.escape(said)):
         parse_submission(frames, {}, NOW)
 
@@ -318,7 +318,7 @@ def test_anything_else_is_none(text):  # C30
 
 @pytest.mark.parametrize("read", [parse_reply_request, parse_close])
 @pytest.mark.parametrize("frames", [[], [b"x"], [UUID_TEXT, b""], [UUID_TEXT, UUID_TEXT]], ids=str)
-def test_frames_that_are_no_uuid(read, frames):
+def test_frames_that_are_not_a_uuid_are_rejected(read, frames):
     with pytest.raises(MalformedRequest, match="needs one frame, a UUID: 32 hex digits"):
         read(frames, {})
 
@@ -346,7 +346,7 @@ frames = st.lists(names | st.sampled_from([UUID_TEXT, *NO_UUIDS]), max_size=4)
 @given(st.sampled_from(NAMES[:8]), values)
 @example("at", HUGE)
 @example("delay", HUGE)
-def test_any_value_of_any_option_is_taken_or_refused(name, value):
+def test_any_value_of_any_option_is_accepted_or_rejected(name, value):
     try:
         made = asked(**{name: value})
     except MalformedRequest:
@@ -356,7 +356,7 @@ def test_any_value_of_any_option_is_taken_or_refused(name, value):
 
 
 @given(frames, options, headers | st.none())
-def test_any_request_is_taken_or_refused(frames, options, headers):
+def test_any_request_is_accepted_or_rejected(frames, options, headers):
     given = options if headers is None else {**options, "headers": headers}
     for read in (lambda *asked: parse_submission(*asked, NOW), parse_reply_request, parse_close):
         try:
@@ -384,7 +384,7 @@ def check(made):
 
 @given(st.sampled_from(["partials", "from", "wait"]), values, st.booleans())
 @example("from", HUGE, True)
-def test_any_value_of_a_replys_options_is_taken_or_refused(name, value, partials):
+def test_any_value_of_a_replys_options_is_accepted_or_rejected(name, value, partials):
     try:
         made = parse_reply_request([UUID_TEXT], {"partials": partials, name: value})
     except MalformedRequest:

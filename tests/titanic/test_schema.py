@@ -87,12 +87,12 @@ def run(engine, sql):
     ],
     ids=str,
 )
-def test_what_is_a_database(given, taken):
+def test_accepted_database_urls(given, taken):
     assert database_url(given) == make_url(taken)
 
 
 @pytest.mark.parametrize("path", ["what?x=y.db", "50%.db", "a b.db", "größe.db", "a#b.db", "a@b:c.db", "-", "~x"])
-def test_a_path_is_that_file_whatever_is_in_it(path, opened, tmp_path, monkeypatch):
+def test_a_path_may_contain_any_characters(path, opened, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(opened(path, create=True), "CREATE TABLE made (a INTEGER)")
     assert Path(path).exists()
@@ -107,7 +107,7 @@ def test_a_path_is_that_file_whatever_is_in_it(path, opened, tmp_path, monkeypat
         "oracle://host/name", "http://host/name", "postgresql//host/name://", "postgresql://host:port/name",
     ],
 )  # fmt: skip
-def test_what_is_no_database(given):
+def test_an_invalid_database_is_rejected(given):
     with pytest.raises(SettingError):
         database_url(given)
 
@@ -119,7 +119,7 @@ def test_what_is_no_database(given):
         f"postgresql://me:{SECRET}@host:1:2/x", f"://me:{SECRET}@host/x", f"postgresql://me:{SECRET}@[::1/x",
     ],
 )  # fmt: skip
-def test_a_password_in_what_is_no_database_is_not_shown(given):
+def test_a_password_in_an_invalid_url_is_not_shown(given):
     with pytest.raises(SettingError) as refused:
         database_url(given)
     assert SECRET not in str(refused.value)
@@ -137,7 +137,7 @@ def test_a_password_in_what_is_no_database_is_not_shown(given):
         ),
     ],
 )
-def test_how_it_is_shown(given, as_shown):
+def test_urls_are_shown_without_driver_and_password(given, as_shown):
     assert shown(database_url(given)) == as_shown
 
 
@@ -162,7 +162,7 @@ def test_a_password_is_in_no_message(empty, empty_url, backend):
 # ── how it is opened ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_file_is_made_only_where_that_is_meant(tmp_path, opened):
+def test_a_file_is_created_only_on_request(tmp_path, opened):
     path = tmp_path / "titanic.db"
     with pytest.raises(SettingError, match=f"there is no database {path}: `titanic serve` creates it"):
         opened(str(path))
@@ -172,36 +172,36 @@ def test_a_file_is_made_only_where_that_is_meant(tmp_path, opened):
     assert run(opened(str(path)), "SELECT 1") == [(1,)]
 
 
-def test_a_folder_is_not_made(tmp_path, opened):
+def test_a_folder_is_not_created(tmp_path, opened):
     with pytest.raises(SettingError, match=f"there is no folder {tmp_path}/nowhere"):
         opened(f"{tmp_path}/nowhere/titanic.db", create=True)
 
 
-def test_a_folder_is_no_file(tmp_path, opened):
+def test_a_folder_is_rejected(tmp_path, opened):
     with pytest.raises(SettingError, match=f"{tmp_path} is a folder"):
         opened(str(tmp_path), create=True)
 
 
 @only_postgresql
-def test_how_long_somebody_elses_lock_is_waited_for(own_url, opened):
+def test_lock_timeouts(own_url, opened):
     assert run(opened(own_url, lock_timeout=0.25), "SHOW lock_timeout") == [("250ms",)]
 
 
 @only_postgresql
-def test_no_plan_is_kept(own):
+def test_statements_are_not_prepared(own):
     for _ in range(10):
         assert run(own, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
 
 
 @only_sqlite
-def test_what_a_file_has_committed_is_on_the_disk(own):
+def test_sqlite_commits_are_synchronous(own):
     assert run(own, "PRAGMA journal_mode") == [("wal",)]
     assert run(own, "PRAGMA synchronous") == [(2,)]
     assert run(own, "PRAGMA foreign_keys") == [(1,)]
 
 
 @only_postgresql
-def test_what_a_server_has_committed_is_on_the_disk_whatever_its_default(own, own_url, cluster):
+def test_postgresql_commits_are_synchronous(own, own_url, cluster):
     cluster.execute(f"ALTER DATABASE {own.url.database} SET synchronous_commit = off")
     assert cluster.execute("SHOW synchronous_commit", db=own.url.database) == [("off",)]
     assert run(own, "SHOW synchronous_commit") == [("on",)]
@@ -235,7 +235,7 @@ def test_a_schema_in_the_url_is_where_the_tables_are(opened, empty_url):
 
 
 @only_sqlite
-def test_who_opens_to_read_cannot_write(own, own_url, opened):
+def test_a_reading_connection_cannot_write(own, own_url, opened):
     reading = opened(own_url, write=False)
     assert run(reading, "SELECT count(*) FROM titanic_requests") == [(0,)]
     with pytest.raises(sa.exc.OperationalError, match="readonly"):
@@ -243,7 +243,7 @@ def test_who_opens_to_read_cannot_write(own, own_url, opened):
 
 
 @only_sqlite
-def test_who_reads_waits_for_no_writer(own, own_url, opened):
+def test_readers_do_not_wait_for_writers(own, own_url, opened):
     reading = opened(own_url, write=False)
     with own.begin() as writing:
         writing.exec_driver_sql("INSERT INTO titanic_keys (service, key, uuid) VALUES ('s', 'k', 'u')")
@@ -252,7 +252,7 @@ def test_who_reads_waits_for_no_writer(own, own_url, opened):
 
 
 @only_sqlite
-def test_writers_who_read_first_wait_for_each_other(own, own_url, opened, pool):
+def test_writers_that_read_first_wait_for_each_other(own, own_url, opened, pool):
     run(own, "INSERT INTO titanic_keys (service, key, uuid, expires) VALUES ('s', 'k', 'u', 0)")
 
     def count_up(engine):
@@ -266,7 +266,7 @@ def test_writers_who_read_first_wait_for_each_other(own, own_url, opened, pool):
 
 
 @only_sqlite
-def test_who_is_writing_while_another_goes_over_to_wal_is_waited_for(empty_url, opened, pool):
+def test_switching_to_wal_waits_for_a_writer(empty_url, opened, pool):
     writing = sqlite3.connect(database_url(empty_url).database, isolation_level=None)
     writing.execute("BEGIN IMMEDIATE")
     upgrading = pool.submit(schema.upgrade, opened(empty_url))
@@ -277,7 +277,7 @@ def test_who_is_writing_while_another_goes_over_to_wal_is_waited_for(empty_url, 
 
 
 @pytest.mark.parametrize("psycopg", ["is not there", "has no libpq"])
-def test_without_psycopg_it_is_said_what_to_install(psycopg, monkeypatch, tmp_path):
+def test_a_missing_psycopg_is_reported_with_the_command_to_run(psycopg, monkeypatch, tmp_path):
     if psycopg == "is not there":
         monkeypatch.setitem(sys.modules, "psycopg", None)
     else:
@@ -289,7 +289,7 @@ def test_without_psycopg_it_is_said_what_to_install(psycopg, monkeypatch, tmp_pa
         open_engine(database_url("postgresql://host/name"))
 
 
-def test_a_file_is_told_from_another_of_the_same_name(tmp_path):
+def test_a_file_is_distinguished_from_another_of_the_same_name(tmp_path):
     url = database_url(str(tmp_path / "x.db"))
     assert file_identity(url) is None
     (tmp_path / "x.db").touch()
@@ -306,7 +306,7 @@ def test_a_file_is_told_from_another_of_the_same_name(tmp_path):
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_tables_are_made(empty):
+def test_upgrade_creates_the_tables(empty):
     assert schema.upgrade(empty) == (None, schema.head())
     assert tables_of(empty) == TABLES
     with empty.connect() as connection:
@@ -314,7 +314,7 @@ def test_the_tables_are_made(empty):
         schema.check(connection, empty.url)
 
 
-def test_to_upgrade_again_changes_nothing(own):
+def test_upgrade_is_idempotent(own):
     with own.begin() as connection:
         fill(connection)
     before = contents(own)
@@ -395,13 +395,13 @@ def test_back_to_the_first_version_no_request_is_lost(own):
     assert [len(rows) for rows in contents(own)] == before
 
 
-def test_what_is_migrated_is_what_the_models_say(own):
+def test_migrations_match_the_models(own):
     with own.connect() as connection:
         ours = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
         assert compare_metadata(MigrationContext.configure(connection, opts=ours), Base.metadata) == []
 
 
-def test_what_is_migrated_is_what_the_models_make(own, opened, request, tmp_path, backend):
+def test_migrations_create_what_the_models_create(own, opened, request, tmp_path, backend):
     if backend == "sqlite":
         made = opened(str(tmp_path / "made.db"), create=True)
         describe = sqlite_described
@@ -467,7 +467,7 @@ def test_a_state_that_does_not_exist_is_refused(own):
         run(own, "UPDATE titanic_requests SET state = 'lost'")
 
 
-def test_an_id_does_not_come_again(own):
+def test_an_id_is_not_reused(own):
     with own.begin() as connection:
         fill(connection)
         first = connection.scalar(sa.select(tables.R.id))
@@ -502,7 +502,7 @@ def test_alembic_by_itself_takes_the_database_that_titanic_db_names(empty_url, o
     gc.collect()  # a connection that was left open complains
 
 
-def test_two_who_upgrade_at_the_same_time(empty_url, opened, pool):
+def test_concurrent_upgrades(empty_url, opened, pool):
     barrier = threading.Barrier(3)
 
     def upgrade(engine):

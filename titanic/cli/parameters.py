@@ -33,7 +33,7 @@ class Uuid(click.ParamType):  # type: ignore[type-arg]  # not generic in older r
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """A number with the unit s, m, h or d; without a unit it means seconds, unless `unit` says that it is required.
 
-    Options that delete something require the unit, so that nobody who means days deletes the last few seconds' work.
+    Options that delete something require it: `--older-than 7` would delete almost everything if 7 days were meant.
     """
 
     name = "duration"
@@ -120,7 +120,7 @@ def submission_options(command: Command) -> Command:
             f"--{name.replace('_', '-')}",
             name,
             type=_type(option),
-            metavar=f"0-{option.maximum}" if isinstance(option, IntegerOption) else None,
+            metavar="N" if isinstance(option, IntegerOption) else None,
             help=with_default(option.help, option.default) if option.default else option.help,
         )(command)
     return command

@@ -61,7 +61,7 @@ def without_indexes(engine):
 # ── accept ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_accepted_is_stored_as_it_was_asked(tables, submission):
+def test_an_accepted_request_is_stored_unchanged(tables, submission):
     asked = submission(
         "größe", body=bytes(range(256)) * 300, due=NOW, priority=9, retries=3, backoff=0.25, result_ttl=3600.5,
         key="order 17", key_expires=NOW + 60, headers='{"a": "ü"}',
@@ -81,7 +81,7 @@ def test_times_keep_their_microseconds(tables):
     assert (tables.row(asked.uuid).created, tables.row(asked.uuid).due) == (NOW + 0.123456, NOW + 1.654321)
 
 
-def test_what_is_due_later_is_delayed(tables):
+def test_a_request_that_is_due_later_is_delayed(tables):
     assert tables.row(tables.add(due=NOW + 0.001).uuid).state == "delayed"
     assert tables.row(tables.add(due=NOW).uuid).state == "pending"
 
@@ -121,7 +121,7 @@ def test_the_same_key_in_a_later_batch_is_the_first_request(tables, submission):
     assert tables.row(second.uuid) is None
 
 
-def test_a_key_is_the_services_own(tables):
+def test_a_key_belongs_to_its_service(tables):
     one, other = tables.add("one", key="k"), tables.add("other", key="k")
     assert tables.count() == 2
     assert tables.row(one.uuid).service == "one"
@@ -155,7 +155,7 @@ def test_a_key_may_be_any_text(tables, submission, key):
     assert tables.row(first.uuid).key == key
 
 
-def test_to_accept_the_same_again_is_harmless(tables, submission):
+def test_accept_is_idempotent(tables, submission):
     batch = [
         submission(), submission(key="k"), submission(key="k"), submission(key="short", key_expires=NOW + 1),
         submission(due=NOW + 5),
@@ -167,7 +167,7 @@ def test_to_accept_the_same_again_is_harmless(tables, submission):
     assert tables.count() == 4
 
 
-def test_to_accept_again_what_is_running_changes_nothing(tables, submission):
+def test_accepting_a_running_request_again_changes_nothing(tables, submission):
     asked = submission(key="k")
     tables.do(store.accept, asked)
     tables.claim()
@@ -194,7 +194,7 @@ def test_accepted_in_a_session_of_the_callers_and_committed_with_it(tables, subm
     assert tables.count(sql.KEYS) == 1
 
 
-def test_of_many_who_come_with_the_same_key_one_is_first(tables, submission, pool):
+def test_of_concurrent_requests_with_a_key_one_is_first(tables, submission, pool):
     batches = [[submission(key=f"key {number}") for number in range(10)] for _ in range(6)]
     given = [pool.submit(tables.do, store.accept, *batch) for batch in batches]
     answers = {tuple(each.result(20)) for each in given}
@@ -204,7 +204,7 @@ def test_of_many_who_come_with_the_same_key_one_is_first(tables, submission, poo
 
 @only_postgresql
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_who_comes_with_a_key_that_is_being_stored_waits_what_becomes_of_it(tables, submission, cluster, ending, pool):
+def test_an_uncommitted_key_is_waited_for(tables, submission, cluster, ending, pool):
     first, second = submission(key="k"), submission(key="k")
     with tables.engine.connect() as connection:
         store.accept(connection, [first])
@@ -229,7 +229,7 @@ def test_two_titanics_with_the_same_keys_in_opposite_order_do_not_block_each_oth
 
 
 @only_postgresql
-def test_a_key_that_somebody_has_come_with_is_not_thrown_away_under_him(tables, submission, a_round):
+def test_a_key_in_use_is_not_deleted(tables, submission, a_round):
     tables.add(key="k", key_expires=NOW + 60)
     with tables.engine.connect() as connection, tables.engine.connect() as sweeper:
         store.accept(connection, [submission(key="k", now=NOW + 59)])
@@ -242,7 +242,7 @@ def test_a_key_that_somebody_has_come_with_is_not_thrown_away_under_him(tables, 
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_claimed_request_is_running_and_its_claimers(tables):
+def test_a_claimed_request_is_running_and_has_an_owner(tables):
     asked = tables.add(retries=2, backoff=0.5, headers="{}", body=b"\0\xff")
     (claimed,) = tables.claim(owner="me", until=NOW + 7, now=NOW + 1)
     assert claimed == store.Claimed(
@@ -262,21 +262,21 @@ def test_first_come_first_served(tables, submission):
     assert uuids(tables.claim(limit=9)) == uuids(batch[1:])
 
 
-def test_the_urgent_go_first_and_in_their_order(tables):
+def test_claims_follow_the_priority(tables):
     asked = [tables.add(priority=priority) for priority in (0, 9, 5, 0, 9, 5)]
     order = [asked[at] for at in (1, 4, 2, 5, 0, 3)]
     assert uuids(tables.claim(limit=3)) == uuids(order[:3])
     assert uuids(tables.claim(limit=9)) == uuids(order[3:])
 
 
-def test_no_more_are_claimed_than_wanted(tables, submission):
+def test_claims_are_limited_by_number(tables, submission):
     tables.do(store.accept, *(submission() for _ in range(10)))
     assert len(tables.claim(limit=3)) == 3
     assert len(tables.claim(limit=100)) == 7
     assert tables.claim(limit=1) == []
 
 
-def test_only_so_many_bytes_are_claimed_but_one_request_however_large(tables):
+def test_claims_are_limited_by_size(tables):
     asked = [tables.add(body=bytes(size)) for size in (60, 40, 1, 101, 200, 0, 0)]
     sizes = []
     while claimed := tables.claim(limit=10, max_bytes=100):
@@ -285,12 +285,12 @@ def test_only_so_many_bytes_are_claimed_but_one_request_however_large(tables):
     assert tables.row(asked[-1].uuid).state == "running"
 
 
-def test_to_claim_nothing_takes_no_lease(tables):
+def test_a_claim_of_nothing_takes_no_lease(tables):
     assert tables.claim() == []
     assert tables.leases() == {}
 
 
-def test_only_the_services_own_are_claimed(tables):
+def test_only_requests_of_the_service_are_claimed(tables):
     mine = tables.add("echo")
     tables.add("echo2")
     tables.add("ech")
@@ -298,7 +298,7 @@ def test_only_the_services_own_are_claimed(tables):
     assert uuids(tables.claim("echo", limit=10)) == [mine.uuid]
 
 
-def test_only_what_is_pending_is_claimed(tables):
+def test_only_pending_requests_are_claimed(tables):
     tables.running()
     tables.done()
     tables.done(code=500)
@@ -314,7 +314,7 @@ def test_several_services_are_claimed_at_a_time(tables):
     ]  # fmt: skip
 
 
-def test_what_is_put_back_keeps_its_place(tables):
+def test_a_rescheduled_request_keeps_its_place(tables):
     first, second = tables.add(), tables.add()
     (claimed,) = tables.claim()
     tables.do(store.reschedule, again(claimed, due=NOW + 1))
@@ -336,7 +336,7 @@ def test_the_order_is_kept_also_without_the_index(tables):
     assert uuids(tables.claim()) == [third.uuid]
 
 
-def test_two_who_claim_at_the_same_time_never_get_the_same(tables, submission, pool):
+def test_concurrent_claims_are_disjoint(tables, submission, pool):
     asked = [submission() for _ in range(120)]
     tables.do(store.accept, *asked)
     barrier = threading.Barrier(4)
@@ -354,7 +354,7 @@ def test_two_who_claim_at_the_same_time_never_get_the_same(tables, submission, p
 
 
 @only_postgresql
-def test_who_claims_skips_what_another_is_claiming(tables):
+def test_a_claim_skips_locked_rows(tables):
     first, second, third = tables.add(), tables.add(), tables.add()
     mine, others = (store.Claim("echo", 2, store.Lease(owner, NOW + 10), NOW) for owner in ("me", "other"))
     with tables.engine.connect() as connection:
@@ -369,7 +369,7 @@ def test_who_claims_skips_what_another_is_claiming(tables):
 # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_lease_that_has_run_out_gives_the_requests_to_others(tables):
+def test_an_expired_lease_releases_its_requests(tables):
     claimed, more = tables.running(), tables.running(until=NOW + 9)
     tables.look(NOW + 9.999, owner="other")
     assert tables.row(claimed.uuid).state == tables.row(more.uuid).state == "running"
@@ -393,7 +393,7 @@ def test_a_lease_is_never_shortened(tables):
     assert tables.leases() == {"me": NOW + 15}
 
 
-def test_who_renews_in_time_keeps_what_is_his(tables):
+def test_a_lease_renewed_in_time_keeps_its_requests(tables):
     claimed = tables.running()
     found = tables.look(NOW + 9, until=NOW + 19, renew=True)
     assert found.owned == {claimed.id: 1}
@@ -402,25 +402,25 @@ def test_who_renews_in_time_keeps_what_is_his(tables):
     assert tables.leases() == {"me": NOW + 19}
 
 
-def test_who_renews_late_keeps_what_nobody_has_taken(tables):
+def test_a_lease_renewed_late_keeps_unclaimed_requests(tables):
     claimed = tables.running()
     assert tables.look(NOW + 60, until=NOW + 70, renew=True).owned == {claimed.id: 1}
     assert tables.leases() == {"me": NOW + 70}
 
 
-def test_who_renews_too_late_has_nothing_any_more(tables):
+def test_a_lease_renewed_too_late_has_lost_its_requests(tables):
     claimed = tables.running()
     tables.look(NOW + 60, owner="other")
     assert tables.look(NOW + 60, until=NOW + 70, renew=True).owned == {}
     assert tables.row(claimed.uuid).state == "pending"
 
 
-def test_who_does_not_renew_loses_it_like_anybody_else(tables):
+def test_an_owner_that_does_not_renew_loses_its_requests(tables):
     tables.running()
     assert tables.look(NOW + 60, until=NOW + 70).owned == {}
 
 
-def test_everybody_has_a_lease_of_his_own(tables):
+def test_each_owner_has_its_own_lease(tables):
     mine = tables.running()
     theirs = tables.running(owner="other", until=NOW + 5)
     tables.look(NOW + 4, until=NOW + 14, renew=True)
@@ -432,7 +432,7 @@ def test_everybody_has_a_lease_of_his_own(tables):
 
 
 @only_postgresql
-def test_who_renews_while_he_is_taken_for_dead_loses_his_requests_and_not_his_lease(tables, a_round, cluster, pool):
+def test_renewing_while_considered_dead_loses_the_requests_not_the_lease(tables, a_round, cluster, pool):
     claimed = tables.running()
     with tables.engine.connect() as connection:
         store.maintain(connection, [a_round(store.Lease("other", NOW + 20), NOW + 10)])
@@ -445,7 +445,7 @@ def test_who_renews_while_he_is_taken_for_dead_loses_his_requests_and_not_his_le
 
 
 @only_postgresql
-def test_what_somebody_is_just_finishing_is_not_taken_from_him(tables, submission):
+def test_a_request_that_is_being_finished_is_not_reassigned(tables, submission):
     claimed, other = tables.running(), tables.running()
     with tables.engine.connect() as connection:
         store.finish(connection, [outcome(claimed, b"in time")])
@@ -514,7 +514,7 @@ def test_an_outcome_counts_only_for_the_attempt_that_it_is_of(tables, wrong):
     assert tables.row(claimed.uuid) == before
 
 
-def test_the_outcome_of_a_closed_request_is_nobody_elses(tables):
+def test_the_outcome_of_a_closed_request_changes_no_other(tables):
     claimed = tables.running()
     tables.do(store.close, claimed.uuid)
     another = tables.running()
@@ -540,7 +540,7 @@ def test_one_late_outcome_among_others(tables):
 # ── PARTIALs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_parts_come_in_their_order_whenever_they_were_stored(tables):
+def test_partials_are_fetched_in_order(tables):
     claimed, other = tables.running(), tables.running()
     tables.do(store.add_partials, part(claimed, 2, b"2"), part(other, 0, b"x"), part(claimed, 0, b"0"))
     tables.do(store.add_partials, part(claimed, 1, b"1"), part(claimed, 3, b""))
@@ -549,7 +549,7 @@ def test_parts_come_in_their_order_whenever_they_were_stored(tables):
     ]  # fmt: skip
 
 
-def test_parts_are_given_as_far_as_they_are_there_without_a_gap(tables):
+def test_partials_are_fetched_up_to_the_first_gap(tables):
     claimed = tables.running()
     tables.do(store.add_partials, *(part(claimed, number, b"%d" % number) for number in (0, 1, 3, 4, 6)))
     starts = [tables.do(store.fetch_partials, wanted(claimed, start))[0] for start in range(8)]
@@ -557,7 +557,7 @@ def test_parts_are_given_as_far_as_they_are_there_without_a_gap(tables):
 
 
 @only_postgresql
-def test_parts_come_in_their_order_also_without_the_index(tables):
+def test_partials_are_in_order_without_the_index(tables):
     claimed = tables.running()
     for number in (2, 0, 1):
         tables.do(store.add_partials, part(claimed, number, b"%d" % number))
@@ -565,7 +565,7 @@ def test_parts_come_in_their_order_also_without_the_index(tables):
         assert store.fetch_partials(connection, [wanted(claimed)]) == [[b"0", b"1", b"2"]]
 
 
-def test_no_more_parts_at_once_than_fit(tables):
+def test_partials_are_limited_by_number(tables):
     claimed = tables.running()
     everything = [b"%d" % number for number in range(2 * replies.MAX_PARTIALS + 1)]
     tables.do(store.add_partials, *(part(claimed, number, body) for number, body in enumerate(everything)))
@@ -576,7 +576,7 @@ def test_no_more_parts_at_once_than_fit(tables):
     assert fetched == everything
 
 
-def test_no_more_bytes_of_parts_at_once_than_fit_but_one_part_however_large(tables):
+def test_partials_are_limited_by_size(tables):
     claimed = tables.running()
     half = replies.MAX_PARTIALS_BYTES // 2
     sizes = [half, half, 1, replies.MAX_PARTIALS_BYTES + 1, replies.MAX_PARTIALS_BYTES + 2, 0, 5]
@@ -588,13 +588,13 @@ def test_no_more_bytes_of_parts_at_once_than_fit_but_one_part_however_large(tabl
 
 
 @pytest.mark.parametrize("start", [1, 1000, MAX_FROM])
-def test_there_are_no_parts_beyond_the_last(tables, start):
+def test_there_are_no_partials_beyond_the_last(tables, start):
     claimed = tables.running()
     tables.do(store.add_partials, part(claimed, 0))
     assert tables.do(store.fetch_partials, wanted(claimed, start)) == [[]]
 
 
-def test_each_attempt_has_its_own_parts(tables):
+def test_each_attempt_has_its_own_partials(tables):
     first = tables.running()
     tables.do(store.add_partials, part(first, 0, b"old 0"), part(first, 1, b"old 1"))
     second = later_attempt(tables, first)
@@ -603,7 +603,7 @@ def test_each_attempt_has_its_own_parts(tables):
     assert tables.do(store.fetch_partials, wanted(second)) == [[b"new 0"]]
 
 
-def test_the_parts_of_an_attempt_that_broke_off_go_when_the_next_begins(tables):
+def test_partials_of_an_interrupted_attempt_are_deleted_by_the_next(tables):
     first, other = tables.running(), tables.running(service="other")
     tables.do(store.add_partials, part(first, 0), part(first, 1), part(other, 0, b"other's"))
     tables.look(NOW + 10, until=NOW + 20)
@@ -619,14 +619,14 @@ def test_the_parts_of_an_attempt_that_broke_off_go_when_the_next_begins(tables):
     ]
 
 
-def test_late_parts_of_an_earlier_attempt_are_dropped(tables):
+def test_late_partials_of_an_earlier_attempt_are_ignored(tables):
     first = tables.running()
     later_attempt(tables, first)
     tables.do(store.add_partials, part(first, 0))
     assert tables.count(sql.PARTS) == 0
 
 
-def test_a_late_outcome_leaves_the_parts_of_the_new_attempt(tables):
+def test_a_late_outcome_keeps_the_partials_of_the_new_attempt(tables):
     first = tables.running()
     second = later_attempt(tables, first)
     tables.look(NOW + 20)
@@ -636,7 +636,7 @@ def test_a_late_outcome_leaves_the_parts_of_the_new_attempt(tables):
     assert tables.do(store.fetch_partials, wanted(third)) == [[b"new"]]
 
 
-def test_to_store_parts_again_is_harmless(tables):
+def test_storing_partials_is_idempotent(tables):
     claimed = tables.running()
     batch = [part(claimed, 0, b"0"), part(claimed, 1, b"1")]
     assert tables.do(store.add_partials, *batch) == [None, None]
@@ -644,7 +644,7 @@ def test_to_store_parts_again_is_harmless(tables):
     assert tables.do(store.fetch_partials, wanted(claimed)) == [[b"0", b"1", b"2"]]
 
 
-def test_parts_of_a_request_that_is_gone_are_dropped(tables):
+def test_partials_of_a_closed_request_are_ignored(tables):
     gone, there = tables.running(), tables.running()
     tables.do(store.close, gone.uuid)
     tables.do(store.add_partials, part(gone, 0), part(there, 0, b"kept"), part(gone, 1))
@@ -653,7 +653,7 @@ def test_parts_of_a_request_that_is_gone_are_dropped(tables):
 
 
 @only_postgresql
-def test_parts_of_a_request_that_another_is_just_closing_are_dropped(tables, cluster, pool):
+def test_partials_of_a_request_that_is_being_closed_are_ignored(tables, cluster, pool):
     gone = tables.running()
     with tables.engine.connect() as connection:
         store.close(connection, [gone.uuid])
@@ -683,7 +683,7 @@ def test_a_failure(tables):
     assert (row.owner, row.finished, row.expires) == (None, NOW + 3, NOW + 63)
 
 
-def test_ends_are_numbered_as_they_come(tables):
+def test_ends_are_numbered_in_order(tables):
     claimed = [tables.running() for _ in range(4)]
     tables.do(store.finish, outcome(claimed[2]))
     tables.do(store.finish, outcome(claimed[0], None, code=500))
@@ -693,7 +693,7 @@ def test_ends_are_numbered_as_they_come(tables):
     assert numbers[2] < numbers[0] < numbers[3]
 
 
-def test_ends_in_one_transaction_have_each_a_number_of_their_own(tables):
+def test_ends_in_one_transaction_have_different_numbers(tables):
     claimed = [tables.running() for _ in range(100)]
     before = tables.row(tables.done().uuid).ended
     tables.do(store.finish, *map(outcome, claimed))
@@ -702,7 +702,7 @@ def test_ends_in_one_transaction_have_each_a_number_of_their_own(tables):
     assert min(numbers) > before
 
 
-def test_the_number_of_an_end_does_not_come_again(tables):
+def test_the_number_of_an_end_is_not_reused(tables):
     first = tables.done()
     number = tables.row(first.uuid).ended
     tables.do(store.close, first.uuid)
@@ -713,13 +713,13 @@ def test_without_a_ttl_a_reply_is_kept_for_ever(tables):
     assert tables.row(tables.done().uuid).expires is None
 
 
-def test_a_ttl_for_those_whose_requests_do_not_say(tables):
+def test_the_default_ttl(tables):
     says, says_not = tables.running(result_ttl=60), tables.running()
     tables.do(store.finish, outcome(says, ttl=5), outcome(says_not, ttl=5))
     assert [tables.row(each.uuid).expires for each in (says, says_not)] == [NOW + 60, NOW + 5]
 
 
-def test_a_reply_after_a_failed_try_tells_no_error(tables):
+def test_a_reply_after_a_failed_attempt_has_no_error(tables):
     claimed = tables.running()
     tables.do(store.reschedule, again(claimed, due=NOW + 1, failures=1, error="once"))
     tables.look(NOW + 1)
@@ -739,7 +739,7 @@ def test_outcomes_of_many_kinds_at_a_time(tables):
     ]  # fmt: skip
 
 
-def test_what_is_put_back_waits_until_it_is_due(tables):
+def test_a_rescheduled_request_waits_until_it_is_due(tables):
     claimed = tables.running()
     assert tables.do(store.reschedule, again(claimed, due=NOW + 2.5, failures=1, error="not now")) == [None]
     row = tables.row(claimed.uuid)
@@ -752,7 +752,7 @@ def test_what_is_put_back_waits_until_it_is_due(tables):
     assert (second.attempt, second.failures) == (2, 1)
 
 
-def test_who_puts_back_without_a_word_of_failures_leaves_them_as_they_were(tables):
+def test_rescheduling_without_failures_keeps_their_number(tables):
     claimed = tables.running()
     tables.do(store.reschedule, again(claimed, due=NOW, failures=2))
     tables.look(NOW)
@@ -761,14 +761,14 @@ def test_who_puts_back_without_a_word_of_failures_leaves_them_as_they_were(table
     assert tables.row(claimed.uuid).failures == 2
 
 
-def test_some_with_failures_and_some_without_are_put_back_at_a_time(tables):
+def test_requests_with_and_without_failures_are_rescheduled_together(tables):
     one, other = tables.running(), tables.running()
     tables.do(store.reschedule, again(one, failures=1, error="x"), again(other), again(other, failures=5))
     assert [tables.row(each.uuid).failures for each in (one, other)] == [1, 0]
 
 
 @pytest.mark.parametrize("work", [store.finish, store.reschedule])
-def test_to_store_an_outcome_again_is_harmless(tables, work):
+def test_finish_is_idempotent(tables, work):
     claimed = tables.running(result_ttl=1)
     what = outcome(claimed, now=NOW + 1) if work is store.finish else again(claimed, failures=1)
     tables.do(work, what)
@@ -780,7 +780,7 @@ def test_to_store_an_outcome_again_is_harmless(tables, work):
 # ── release ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_ends_gives_back_what_he_has(tables):
+def test_release_returns_all_requests_of_an_owner(tables):
     mine, more = tables.running(), tables.running()
     (others,) = tables.claim(owner="other") if tables.add() else ()
     ended = tables.done()
@@ -800,21 +800,21 @@ def test_who_ends_gives_back_what_he_has(tables):
 # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_there_is_nothing_to_see(tables):
+def test_maintenance_of_an_empty_database(tables):
     found = tables.look(count_up_to=100)
     assert replace(found, clock_ahead=0.0) == store.Findings(
         owned={}, services=[], next_due=None, waiting=0, clock_ahead=0.0
     )
 
 
-def test_what_is_due_becomes_pending(tables):
+def test_due_requests_become_pending(tables):
     first, second, third = (tables.add(due=NOW + seconds) for seconds in (1, 2, 3))
     found = tables.look(NOW + 2, offered=("echo",))
     assert [tables.row(each.uuid).state for each in (first, second, third)] == ["pending", "pending", "delayed"]
     assert (found.services, found.next_due) == (["echo"], NOW + 3)
 
 
-def test_a_look_tells_what_one_has(tables):
+def test_maintenance_returns_the_owned_requests(tables):
     mine = [tables.running() for _ in range(3)]
     tables.add()
     tables.claim(owner="other")
@@ -827,7 +827,7 @@ def test_a_look_tells_what_one_has(tables):
 
 
 @pytest.mark.parametrize("code", [None, 500])
-def test_replies_are_thrown_away_when_they_expire(tables, code):
+def test_expired_results_are_deleted(tables, code):
     claimed = tables.running(result_ttl=60)
     tables.do(store.add_partials, part(claimed, 0))
     tables.do(store.finish, outcome(claimed, now=NOW, code=code))
@@ -846,7 +846,7 @@ def test_a_reply_expires_from_its_end_and_not_before(tables):
     assert tables.row(asked.uuid).state == "pending"
 
 
-def test_keys_are_thrown_away_when_they_expire(tables):
+def test_expired_keys_are_deleted(tables):
     tables.add(key="short", key_expires=NOW + 60)
     tables.add(key="long", key_expires=NOW + 61)
     tables.add(key="for ever")
@@ -857,7 +857,7 @@ def test_keys_are_thrown_away_when_they_expire(tables):
     assert tables.count() == 3
 
 
-def test_only_so_much_is_thrown_away_at_a_time(tables, submission, monkeypatch):
+def test_the_number_of_deleted_rows_is_limited(tables, submission, monkeypatch):
     monkeypatch.setattr(maintenance, "MAX_SWEEP_ROWS", 4)
     batch = [submission(key=f"{number}", key_expires=NOW, result_ttl=1) for number in range(10)]
     tables.do(store.accept, *batch)
@@ -869,7 +869,7 @@ def test_only_so_much_is_thrown_away_at_a_time(tables, submission, monkeypatch):
     assert left == [(10, 10), (6, 6), (2, 2), (0, 0)]
 
 
-def test_only_so_much_becomes_pending_at_a_time_and_it_is_told_that_there_is_more(tables, submission, monkeypatch):
+def test_the_number_of_requests_made_pending_is_limited(tables, submission, monkeypatch):
     monkeypatch.setattr(maintenance, "MAX_SWEEP_ROWS", 4)
     tables.do(store.accept, *(submission("delayed", due=NOW + 1) for _ in range(6)), *(submission() for _ in range(9)))
     tables.claim(limit=9)
@@ -891,14 +891,14 @@ def some_pending(tables):
     tables.add("delayed", due=NOW + 1)
 
 
-def test_those_of_the_offered_services_for_which_something_is_pending(tables, some_pending):
+def test_offered_services_with_pending_requests(tables, some_pending):
     offered = ("c", "nobody", "b", "running", "done", "delayed", "a", "A")
     assert sorted(tables.look(offered=offered).services) == ["a", "b", "c"]
     assert tables.look(offered=("nobody",)).services == []
     assert tables.look(offered=()).services == []
 
 
-def test_services_for_which_something_is_pending_by_their_names(tables, some_pending):
+def test_services_with_pending_requests_by_name(tables, some_pending):
     asked = (("", 10), ("a", 2), ("b", 1), ("bb", 9), ("e", 9), ("zz", 9), ("", 0))
     assert tables.do(store.pending_after, *asked) == [
         ["a", "b", "c", "e"], ["b", "c"], ["c"], ["c", "e"], [], [], [],
@@ -915,7 +915,7 @@ def test_very_many_services(tables, submission, executed):
     assert len([sql for sql, _ in statements if "titanic_requests" in sql]) == 2
 
 
-def test_many_services_are_walked_through_bit_by_bit(tables, submission):
+def test_services_are_read_in_pages(tables, submission):
     names = {f"service {number}" for number in range(50)} | {"Ä", "a", "A", "🚢"}
     tables.do(store.accept, *(submission(name) for name in names))
     found = [""]
@@ -926,7 +926,7 @@ def test_many_services_are_walked_through_bit_by_bit(tables, submission):
     assert set(found[1:]) == names
 
 
-def test_what_waits_is_counted_up_to_a_limit(tables, submission):
+def test_requests_are_counted_up_to_a_limit(tables, submission):
     tables.do(store.accept, *(submission() for _ in range(5)), *(submission(due=NOW + 9) for _ in range(3)))
     tables.claim(limit=2)
     tables.done(service="other")
@@ -935,19 +935,19 @@ def test_what_waits_is_counted_up_to_a_limit(tables, submission):
 
 
 @only_sqlite
-def test_the_clock_of_a_file_is_our_own(tables):
+def test_a_file_has_no_clock_of_its_own(tables):
     assert tables.look().clock_ahead == 0.0
 
 
 @only_postgresql
 @pytest.mark.parametrize("behind", [0, 1000])
-def test_how_far_the_clock_of_a_server_is_ahead(tables, monkeypatch, behind):
+def test_the_servers_clock_is_compared_with_ours(tables, monkeypatch, behind):
     ours = time.time
     monkeypatch.setattr(time, "time", lambda: ours() - behind)
     assert abs(tables.look().clock_ahead - behind) < 100
 
 
-def test_several_looks_at_a_time(tables, a_round):
+def test_several_maintenances_in_one_batch(tables, a_round):
     tables.running()
     lease = store.Lease("me", NOW + 10)
     rounds = [a_round(lease, renew=True), a_round(lease, count_up_to=10)]
@@ -982,7 +982,7 @@ def test_a_large_reply_is_fetched_by_itself(tables):
     assert tables.do(store.fetch_reply, other.id, 10**9, one.id) == [large, None, small]
 
 
-def test_what_is_fetched_is_in_the_order_in_which_it_was_asked_for(tables):
+def test_results_are_in_the_order_of_the_batch(tables):
     one, other = tables.add(), tables.add()
     found = tables.do(store.fetch, other.uuid, uuid4(), one.uuid, other.uuid)
     assert found[1] is None
@@ -990,12 +990,12 @@ def test_what_is_fetched_is_in_the_order_in_which_it_was_asked_for(tables):
     assert [tables.row(one.uuid).id, tables.row(other.uuid).id] == [found[2].id, found[0].id]
 
 
-def test_to_fetch_changes_nothing(tables):
+def test_fetch_changes_nothing(tables):
     claimed = tables.done()
     assert tables.do(store.fetch, claimed.uuid) == tables.do(store.fetch, claimed.uuid)
 
 
-def test_how_far_many_have_come(tables):
+def test_progress_of_many_requests(tables):
     waits, done = tables.add(), tables.done(service="done")
     first = tables.running(service="again")
     tables.do(store.add_partials, *(part(first, number) for number in range(3)))
@@ -1011,14 +1011,14 @@ def test_how_far_many_have_come(tables):
 
 
 @pytest.mark.parametrize(("code", "state"), [(None, "done"), (500, "failed")])
-def test_whether_one_has_ended(tables, code, state):
+def test_which_states_are_ended(tables, code, state):
     claimed = tables.done(code=code)
     (seen,) = tables.do(store.progress, frozenset([claimed.uuid]))
     assert seen[claimed.uuid].state == state
     assert seen[claimed.uuid].ended
 
 
-def test_what_is_closed_is_gone_with_its_parts(tables):
+def test_close_deletes_the_request_and_its_partials(tables):
     claimed, kept = tables.running(), tables.running()
     tables.do(store.add_partials, part(claimed, 0), part(claimed, 1), part(kept, 0))
     assert tables.do(store.close, claimed.uuid, uuid4(), claimed.uuid) == [claimed.id, None, claimed.id]
@@ -1027,7 +1027,7 @@ def test_what_is_closed_is_gone_with_its_parts(tables):
     assert tables.count(sql.PARTS) == 1
 
 
-def test_to_close_again_is_harmless(tables):
+def test_close_is_idempotent(tables):
     asked = tables.add()
     tables.do(store.close, asked.uuid)
     assert tables.do(store.close, asked.uuid) == [None]
@@ -1149,13 +1149,13 @@ def test_no_table_is_read_from_end_to_end(filled, explained, backend, work):
         assert (index if isinstance(index, str) else index[backend]) in everything, everything
 
 
-def test_the_next_is_found_without_sorting(explained):
+def test_a_claim_does_not_sort(explained):
     (_, plan), *_ = explained(store.claim, [store.Claim("service 1", 20, store.Lease("me", NOW), NOW)])
     assert re.search(r"(?i)using (covering )?index titanic_requests_ready|Scan using titanic_requests_ready", plan)
     assert not re.search(r"Sort|TEMP B-TREE FOR ORDER BY", plan), plan
 
 
-def test_services_are_found_step_by_step_in_the_index(explained):
+def test_pending_services_are_found_by_index_lookups(explained):
     for work, asked in ((store.pending_after, [("", 10)]), (store.pending_services, ("service 3", "x"))):
         ((_, plan),) = explained(work, asked)
         steps = [line for line in plan.splitlines() if "titanic_" in line]
@@ -1164,7 +1164,7 @@ def test_services_are_found_step_by_step_in_the_index(explained):
 
 
 @only_postgresql
-def test_services_are_found_without_a_look_at_all_their_requests(filled, submission, executed):
+def test_pending_services_are_found_without_reading_all_requests(filled, submission, executed):
     names = [f"service {number}" for number in range(20)]
     explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
     with filled.connect() as connection:
@@ -1179,7 +1179,7 @@ def test_services_are_found_without_a_look_at_all_their_requests(filled, submiss
         connection.rollback()
 
 
-def test_the_next_that_is_due_is_one_step_in_the_index(explained, a_round):
+def test_the_next_due_request_is_one_index_lookup(explained, a_round):
     plans = explained(store.maintain, [a_round(store.Lease("me", NOW))])
     ((_, plan),) = [each for each in plans if "min(titanic_requests.due)" in each[0]]
     assert "titanic_requests_due" in plan
