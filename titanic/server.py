@@ -112,6 +112,11 @@ class Server:
         """Shut down, once running requests have finished or `drain_timeout` has passed."""
         self._stopping.set()
 
+    def abort(self) -> None:
+        """Shut down without waiting for running requests, even if `stop` was called before."""
+        self._drain_timeout = 0.0
+        self.stop()
+
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is called.  Calls `ready` once the workers have started."""
         async with AsyncExitStack() as ending:  # which ends in reverse order
@@ -146,7 +151,7 @@ class Server:
             ]
             tasks = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
             ending.push_async_callback(_cancelled, tasks)
-            ending.push_async_callback(dispatcher.drain, self._drain_timeout)
+            ending.push_async_callback(self._drain, dispatcher)
             ending.push_async_callback(_stopped, workers)
             ending.callback(service.end)
             for worker in workers:
@@ -159,6 +164,9 @@ class Server:
                 stopping.cancel()
             for each in done:
                 each.result()  # these tasks never end by themselves: raises the bug that ended one
+
+    async def _drain(self, dispatcher: Dispatcher) -> None:
+        await dispatcher.drain(self._drain_timeout)
 
 
 async def _stopped(workers: Sequence[AsyncWorker]) -> None:

@@ -137,6 +137,7 @@ async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> in
         if server.stopping and serving is not None:
             forced = True
             log.info("exiting immediately; interrupted requests will be executed again")
+            server.abort()  # in case the drain has not begun
             serving.cancel()
             return
         log.info("shutting down once running requests have finished; interrupt again to exit immediately")
