@@ -1,4 +1,4 @@
-"""The command `titanic` as a user meets it: output, exit codes, errors, signals."""
+"""The command `titanic` as users see it: output, exit codes, errors, signals."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from zmdp.workers import ServiceError, Worker
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 STRANGE = "0123456789abcdef0123456789abcdef"
-"""A uuid that nobody was given."""
+"""A UUID of no request."""
 UUID = re.compile(rb"[0-9a-f]{32}\n")
 
 
@@ -43,7 +44,7 @@ def fail(request):
 
 @contextmanager
 def services():
-    """A broker with three services; its endpoint."""
+    """Run a broker with three services, and yield its endpoint."""
     with running_broker(limits=LIMITS, drain_timeout=0.1) as server, ExitStack() as stack:
         at = server.endpoints[0]
         for name, handler in (("echo", list), ("count", count), ("fail", fail)):
@@ -59,7 +60,7 @@ def endpoint():
 
 @contextmanager
 def serve(at, db, *options, **env):
-    """A `titanic serve` that is ready."""
+    """Run `titanic serve`, and yield it once it is ready."""
     with process("titanic", "serve", "--broker", at, "--db", str(db), *QUICK, *options, **env) as running:
         running.line("serving titanic.request, titanic.reply, titanic.close")
         yield running
@@ -67,7 +68,7 @@ def serve(at, db, *options, **env):
 
 @pytest.fixture(scope="module")
 def db(endpoint, tmp_path_factory):
-    """The database of a Titanic that serves."""
+    """The database of a running Titanic."""
     path = tmp_path_factory.mktemp("titanic") / "titanic.db"
     with serve(endpoint, path):
         yield path
@@ -81,7 +82,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def here(monkeypatch, capsysbinary):
-    """The command in this process, where it begins sooner."""
+    """The command in this process, where it starts faster."""
 
     def call(*arguments, **env):
         for name, value in env.items():
@@ -97,7 +98,7 @@ def here(monkeypatch, capsysbinary):
 
 @pytest.fixture
 def titanic(here, endpoint, db):
-    """The command, in an environment that names both."""
+    """The command, with the broker and the database in its environment."""
 
     def call(*arguments, stdin=None):
         env = {"MDP_BROKER": endpoint, "TITANIC_DB": str(db)}
@@ -118,7 +119,7 @@ def one_line(result):
 
 
 def done(result):
-    """What a command has printed that succeeded without a word beside it."""
+    """Return the output of a command that succeeded and printed nothing to stderr."""
     assert (result.returncode, result.stderr) == (0, b""), result.stderr
     return result.stdout
 
@@ -379,7 +380,7 @@ def test_serve_registers_at_several_brokers(tmp_path, here):
 
 @pytest.fixture(scope="module")
 def harbour(tmp_path_factory):
-    """A database with a request in each state, and their uuids; no Titanic serves any more."""
+    """A database with a request in each state, and their UUIDs; its Titanic has ended."""
     path = tmp_path_factory.mktemp("harbour") / "titanic.db"
     gate, at_work = threading.Event(), threading.Event()
 
@@ -411,7 +412,7 @@ def harbour(tmp_path_factory):
 
 @pytest.fixture
 def operator(harbour, tmp_path, here):
-    """The command on a database of one's own, with a request in each state; their uuids; the database."""
+    """The command on a copy of that database, the UUIDs, and the path."""
     source, uuids = harbour
     path = tmp_path / "titanic.db"
     with sqlite3.connect(source) as from_, sqlite3.connect(path) as to:
@@ -496,7 +497,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def unprivileged():
-    """Call something as a user for whom the permissions of files hold."""
+    """`with unprivileged():` runs the block as a user whom file permissions restrict."""
 
     @contextmanager
     def as_nobody():
@@ -514,7 +515,7 @@ def unprivileged():
 
 @pytest.fixture
 def folder():
-    """A folder that everybody can enter, unlike pytest's own."""
+    """A folder that every user can enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
         path.chmod(0o755)
@@ -703,15 +704,21 @@ def test_postgresql(here):
 
 @pytest.fixture
 def port(tmp_path):
-    """A broker of one's own, and its client."""
+    """A broker for this test, a client, and the path of a database."""
     with running_broker(limits=LIMITS, drain_timeout=0.1) as server:
         with Client(server.endpoints[0], timeout=20) as client:
             yield server.endpoints[0], Titanic(client), str(tmp_path / "titanic.db")
 
 
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
 @contextmanager
 def holding(at):
-    """The service `hold`; gives what tells that it has a request, and what lets that go."""
+    """Offer the service `hold`; yield an event that it sets, and one that it waits for."""
     held, gate = threading.Event(), threading.Event()
 
     def hold(request):
@@ -763,6 +770,40 @@ def test_a_second_signal_exits_immediately_and_loses_nothing(port, logged):
             assert ticket.result(timeout=20) == [b"body"]
 
 
+@contextmanager
+def broker_at(at):
+    with broker("--heartbeat", "0.2", "--liveness", "50", bind=at) as (running, _):
+        yield running
+
+
+def test_a_submission_is_stored_once_although_the_broker_dies_before_the_answer(tmp_path, pool):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    db = tmp_path / "titanic.db"
+    with ExitStack() as stack:
+        first = stack.enter_context(broker_at(at))
+        stack.enter_context(serve(at, db))
+        client, other = (stack.enter_context(Client(at, timeout=20)) for _ in range(2))
+        eventually(lambda: other.available("titanic.request"))
+        lock = stack.enter_context(closing(sqlite3.connect(db, isolation_level=None)))
+        lock.execute("BEGIN IMMEDIATE")  # Titanic cannot store the request, and so does not answer
+        submitted = pool.submit(Titanic(client).submit, "nobody", b"body")
+        eventually(lambda: handled(other, "titanic.request"))
+        first.kill()
+        stack.enter_context(broker_at(at))
+        eventually(lambda: handled(other, "titanic.request"))  # the client has sent the request again
+        lock.execute("ROLLBACK")
+        ticket = submitted.result(20)
+        (stored,) = [json.loads(line) for line in done(run("titanic", "ls", "--json", TITANIC_DB=str(db))).splitlines()]
+        assert stored["uuid"] == ticket.uuid
+
+
+def handled(client, service):
+    """Return how many requests the workers of a service are handling."""
+    return sum(each["busy"] for each in json.loads(client.request("mmi.workers", service.encode())[0])["workers"])
+
+
 def test_the_drain_is_bounded(port):
     at, titanic, db = port
     with holding(at) as (held, gate):
@@ -770,7 +811,7 @@ def test_the_drain_is_bounded(port):
             ticket = titanic.submit("hold", b"body")
             assert held.wait(20)
             assert serving.end() == 0
-        assert state(db, ticket.uuid) in {"delayed", "pending"}  # due at once, and nobody's
+        assert state(db, ticket.uuid) in {"delayed", "pending"}  # due at once, without an owner
         gate.set()
         with serve(at, db):
             assert ticket.result(timeout=20) == [b"body"]

@@ -1,4 +1,4 @@
-"""What an operator asks of the tables and has done to them."""
+"""The operator's SQL."""
 
 from types import SimpleNamespace
 from uuid import uuid4
@@ -151,7 +151,7 @@ def test_show_names_the_owner(do, each):
 def test_the_partials_shown_are_those_of_the_latest_attempt(do, tables):
     first = tables.running()
     tables.do(store.add_partials, store.Partial(first.id, 1, 0, b"old"))
-    tables.look(NOW + 10)
+    tables.maintain(NOW + 10)
     tables.claim()
     tables.do(store.add_partials, store.Partial(first.id, 2, 0, b"new"))
     assert do(admin.show, first.uuid)["partials"] == [b"new"]
@@ -174,7 +174,7 @@ def test_only_failed_requests_are_retried(do, tables, each):
 def test_a_retried_request_starts_over(do, tables):
     claimed = tables.running(retries=2, result_ttl=1)
     tables.do(store.reschedule, store.Reschedule(claimed.id, "me", 1, NOW, failures=1))
-    tables.look(NOW)
+    tables.maintain(NOW)
     tables.claim()
     tables.do(store.finish, store.Outcome(claimed.id, "me", 2, NOW, b"detail", 500, "broken"))
     do(admin.retry, [claimed.uuid], NOW + 5)
@@ -182,7 +182,7 @@ def test_a_retried_request_starts_over(do, tables):
     assert (row.state, row.due, row.failures, row.attempts) == ("pending", NOW + 5, 0, 2)
     assert (row.finished, row.expires, row.code, row.error, row.reply) == (None, None, None, None, None)
     assert row.ended is None
-    tables.look(NOW + 1000)  # it does not expire while it waits
+    tables.maintain(NOW + 1000)  # it does not expire while it waits
     (again,) = tables.claim()
     assert (again.uuid, again.attempt, again.failures, again.retries) == (claimed.uuid, 3, 0, 2)
 
@@ -219,7 +219,7 @@ def test_only_requests_that_have_not_ended_are_cancelled(do, tables, each):
 
 def test_a_cancelled_request_is_not_run(do, tables, each):
     do(admin.cancel, [each.delayed.uuid, each.pending.uuid, each.running.uuid], NOW)
-    found = tables.look(NOW + 9, count_up_to=10, offered=("echo",))
+    found = tables.maintain(NOW + 9, count_up_to=10, offered=("echo",))
     assert (found.owned, found.services, found.next_due, found.waiting) == ({}, [], None, 0)
     assert tables.claim(limit=10) == []
 

@@ -43,12 +43,12 @@ from zmdp.titanic.store.models import Base
 from zmdp.workers import Worker
 
 STRANGE = "0123456789abcdef0123456789abcdef"
-"""A uuid that nobody was given."""
+"""A UUID of no request."""
 on_both = pytest.mark.parametrize("backend", ["sqlite", "postgresql"], indirect=True)
 
 
 class Driven:
-    """Something of asyncio's, called from this thread as its twin for threads is."""
+    """An asyncio object that this thread can use like its counterpart for threads."""
 
     def __init__(self, loop, target):
         self._loop = loop
@@ -108,7 +108,7 @@ def running_loop():
 
 @contextmanager
 def opened(twin, endpoint, **settings):
-    """The API for threads, or that for asyncio made to look like it."""
+    """Open the API for threads, or the one for asyncio made to look like it."""
     settings = {"timeout": 20, **settings}
     if twin == "threads":
         with Client(endpoint, retries=0, **settings) as opened:
@@ -128,7 +128,7 @@ def opened(twin, endpoint, **settings):
 
 @pytest.fixture
 def backend(request):
-    """The API is the same for every database, unless a test asks for others."""
+    """SQLite, because the API does not depend on the database, unless a test asks for others."""
     return getattr(request, "param", "sqlite")
 
 
@@ -174,7 +174,7 @@ def echo(endpoint):
 
 @pytest.fixture
 def gate():
-    """What `held` waits for."""
+    """The event that `held` waits for."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -182,7 +182,7 @@ def gate():
 
 @pytest.fixture
 def held(endpoint, gate):
-    """The service `held` gives two PARTIALs, and the end once `gate` is open."""
+    """The service `held` yields two PARTIALs, and the rest once `gate` is open."""
 
     def hold(request):
         yield b"one"
@@ -382,7 +382,7 @@ def test_a_submission_with_a_key_can_be_repeated(titanic, url):
 def test_a_request_that_its_client_sends_twice_is_stored_once(twin, endpoint, url, monkeypatch):
     uuid = UUID(int=7).hex
     monkeypatch.setattr(conversation, "new_uuid_hex", lambda: uuid)
-    with opened(twin, endpoint) as titanic:  # as after a connection that was lost before the answer came
+    with opened(twin, endpoint) as titanic:  # as if the connection was lost before the answer arrived
         assert [titanic.submit("later", b"body").uuid for _ in range(3)] == [uuid] * 3
         keyed = titanic.submit("later", b"body", key="k").uuid
         assert keyed != uuid
@@ -572,7 +572,7 @@ def test_a_client_of_mdp(twin, endpoint, protocol):
 
 @pytest.fixture
 def orders(own_url):
-    """A database that has a table of the caller's own beside Titanic's, and its engine."""
+    """The engine of a database with a table of the caller's own beside Titanic's."""
     engine = sa.create_engine(sa.make_url(own_url).set(drivername=DRIVERS[own_url.partition(":")[0]]))
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE orders (number INTEGER PRIMARY KEY)"))
@@ -585,7 +585,7 @@ DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 
 @pytest.fixture
 def shop(endpoint, own_url, orders):
-    """The API of a Titanic at that database; what it has executed, by body."""
+    """A client of a Titanic with that database, and the executed requests by body."""
     executed = Counter()
 
     def ship(request):

@@ -1,4 +1,4 @@
-"""Group commit: one transaction for many, nothing answered before it is committed, and what happens when it fails."""
+"""Group commit: shared transactions, results only after the commit, and failures."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
 
 def running(scenario, *arguments):
-    """Run a coroutine function; nothing may be left for the event loop to complain of."""
+    """Run a coroutine function, and assert that the event loop has nothing to complain about."""
     complaints = []
 
     async def run():
@@ -38,7 +38,7 @@ def running(scenario, *arguments):
 
 @asynccontextmanager
 async def batches(engine, *order):
-    """BatchExecutor that do these kinds of work, and what Titanic writes."""
+    """Yield a BatchExecutor for these kinds of work and all that Titanic writes."""
     made = BatchExecutor("test", engine, (*order, *WRITES))
     try:
         yield made
@@ -56,7 +56,7 @@ def listening(target, event, function):
 
 
 class Gate:
-    """Work that waits in its transaction until it may go on; `batches` are the items that came with each."""
+    """Work whose transaction waits until it is opened; `batches` has the items of each transaction."""
 
     def __init__(self):
         self.batches = []
@@ -70,14 +70,14 @@ class Gate:
         return batch
 
     async def holding(self, made, item=None):
-        """The future of an item, whose transaction is under way now."""
+        """Return the future of an item whose transaction is running."""
         future = made.submit(self, item)
         assert await asyncio.to_thread(self.entered.wait, 20)
         return future
 
 
 class Recorded:
-    """Work that notes its name and its items."""
+    """Return work that records its name and its items."""
 
     def __init__(self, name, seen):
         self.name, self.seen = name, seen
@@ -88,7 +88,7 @@ class Recorded:
 
 
 def errors(outcomes):
-    """What was raised, each by its own."""
+    """Return the error messages, after asserting that each error is an object of its own."""
     assert all(isinstance(each, StoreError) for each in outcomes), outcomes
     assert len({id(each) for each in outcomes}) == len(outcomes)
     return [str(each) for each in outcomes]
@@ -524,14 +524,14 @@ def test_a_failing_database_is_logged_once_and_so_is_its_recovery(tables, submis
 
 
 def cut(cluster, connection):
-    """End the server's side of a connection, which does not know yet."""
+    """Terminate a connection at the server; the client has not noticed yet."""
     pid = connection.info.backend_pid
     cluster.execute(f"SELECT pg_terminate_backend({pid})")
     eventually(lambda: cluster.execute(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}") == [(0,)])
 
 
 def cutting(cluster, times):
-    """Work whose connection is cut in its transaction, so many times."""
+    """Return work whose connection is terminated during its transaction, so many times."""
     left = [None] * times
 
     def work(connection, batch):

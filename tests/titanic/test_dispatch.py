@@ -1,4 +1,4 @@
-"""How stored requests are done (C31): for whom, in which order, how often, and what becomes of them meanwhile."""
+"""Executing stored requests (C31): which, in which order, how often, and what happens to them meanwhile."""
 
 import json
 import signal
@@ -25,9 +25,9 @@ PROCESSES = Path(__file__).parents[1] / "processes"
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-"""For what is the same with every database."""
+"""For tests that do not depend on the database."""
 on_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-"""For what takes long, and is rather the same."""
+"""For slow tests that hardly depend on the database."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def bench():
 
 @pytest.fixture
 def server(bench, url):
-    """A Titanic whose database is `url`."""
+    """A Titanic with the database `url`."""
     with serving(bench.endpoint, url) as server:
         yield server
 
@@ -56,13 +56,13 @@ def client(bench):
 
 @pytest.fixture
 def titanic(client, server):
-    """The API for that Titanic."""
+    """A client of that Titanic."""
     return Titanic(client)
 
 
 @pytest.fixture
 def quick_retries(monkeypatch):
-    """A short pause before what was interrupted is tried again."""
+    """Make the pauses before further attempts short."""
     monkeypatch.setattr(dispatcher, "BACKOFF_SECONDS", (0.01, 0.02))
 
 
@@ -73,7 +73,7 @@ def pool():
 
 
 def given(worker):
-    """The next request that the X1 worker is given: the client's address, and the first frame of the body."""
+    """Return the X1 worker's next request: the address, and the first frame of the body."""
     while (message := worker.command())[1] == b"\x08":
         pass  # a CANCEL that has met the FINAL
     head, command, address, empty, _, body, *_ = message
@@ -82,19 +82,19 @@ def given(worker):
 
 
 def answer(worker, reply=b"done"):
-    """Have the worker do its next request; returns the first frame of its body."""
+    """Let the worker execute its next request, and return the first frame of its body."""
     address, body = given(worker)
     worker.final(address, reply)
     return body
 
 
 def services(bench):
-    """What the broker has to do, by service."""
+    """Return the number of requests that the broker has, by service."""
     return {each["name"]: each for each in json.loads(bench.mmi(b"mmi.services", b""))["services"]}
 
 
 def failed(ticket):
-    """The failure that is the outcome of a request."""
+    """Return the failure that a request ended with."""
     with pytest.raises(ServiceError) as told:
         ticket.result(timeout=20)
     return told.value
@@ -297,7 +297,7 @@ def test_a_key_outlives_its_request(bench, titanic, url):
 
 
 def test_a_key_expires(bench, url, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # nobody has to throw it away
+    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # so that maintenance does not delete it
     worker = bench.x1_worker(b"echo")
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
@@ -474,12 +474,12 @@ def ls(url, **which):
 
 
 def parts(ticket, start=0):
-    """The first frames of the PARTIALs."""
+    """Return the first frames of the PARTIALs."""
     return [part[0] for part in ticket.partials(start, timeout=20)]
 
 
 def follow(client, ticket, start=0):
-    """Have an X1 client by hand follow a request, live."""
+    """Let a handwritten X1 client follow a request live."""
     options = {"partials": True, "wait": True, "from": start}
     client.request(b"titanic.reply", ticket.uuid.encode(), options=json.dumps(options).encode())
 
@@ -514,7 +514,7 @@ def test_large_partials(bench, titanic):
 
 
 def test_partials_can_be_followed_live(bench, titanic, monkeypatch):
-    monkeypatch.setattr(service, "WATCH_SECONDS", 3600)  # nobody has to look whether there is something
+    monkeypatch.setattr(service, "WATCH_SECONDS", 3600)  # so that no poll finds it
     worker, early, late = bench.x1_worker(b"count"), bench.x1_client(), bench.x1_client()
     ticket = titanic.submit("count")
     follow(early, ticket)
@@ -612,7 +612,7 @@ def test_a_second_attempt_may_have_fewer_partials(bench, titanic, url):
 @on_postgresql
 def test_partials_can_be_followed_at_another_titanic(bench, url, monkeypatch):
     monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
-    # The other one, and whoever reads there, has a broker of its own; they share the database only.
+    # The other Titanic and its callers have a broker of their own; only the database is shared.
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
@@ -635,7 +635,7 @@ def test_partials_can_be_followed_at_another_titanic(bench, url, monkeypatch):
 
 
 def wait(client, ticket):
-    """Have an X1 client by hand wait for a reply."""
+    """Let a handwritten X1 client wait for a reply."""
     client.request(b"titanic.reply", ticket.uuid.encode(), options=b'{"wait":true}')
 
 
@@ -685,14 +685,14 @@ def test_too_many_waiting_callers_the_longest_waiting_get_300(bench, titanic, mo
     clients[2].cancel(b"titanic.reply")
     clients[2].error(b"titanic.reply", b"499")
     eventually(lambda: waiting(bench) == 1)
-    wait_too(clients[4])  # there is a place: nobody has to go
+    wait_too(clients[4])  # there is room, so no caller is dismissed
     worker.final(address, b"end")
     for client in clients[3:]:
         client.final(b"titanic.reply", b"200", b"end")
 
 
 def waiting(bench):
-    """How many callers wait for replies."""
+    """Return how many callers wait for replies."""
     workers = json.loads(bench.mmi(b"mmi.workers", b"titanic.reply"))["workers"]
     return sum(each["held"] for each in workers)
 
@@ -719,8 +719,8 @@ def test_waiting_callers_get_300_when_titanic_shuts_down(bench, url, client, mon
         follow(caller, ticket)
         worker.partial(given(worker)[0], b"half")
         caller.partial(b"titanic.reply", b"half")
-        assert not any(ticket.ready() for _ in range(3))  # time enough to look whether there are more, and to wait
-    assert bench.status(b"count") == b"200"  # nothing else has happened that it could have been told of
+        assert not any(ticket.ready() for _ in range(3))  # enough time for them to query and wait
+    assert bench.status(b"count") == b"200"  # nothing else has happened
     caller.final(b"titanic.reply", b"300")
 
 
@@ -747,7 +747,7 @@ def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch)
 
 
 def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # nobody has to look whether it is still there
+    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # so that no maintenance finds it closed
     worker = bench.x1_worker(b"slow")
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
@@ -832,7 +832,7 @@ def test_two_titanics_run_each_request_once(bench, url, pool):
 
 @on_postgresql
 def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, client):
-    # Two Titanics, so that there is one to take the request if its lease were not renewed.
+    # Two Titanics: if the lease were not renewed, the other would take the request.
     with serving(bench.endpoint, url, lease=2), serving(bench.endpoint, url, lease=2):
         workers = [bench.x1_worker(b"slow") for _ in range(2)]
         ticket = Titanic(client).submit("slow")
@@ -847,7 +847,7 @@ def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, clie
 
 
 def only_heartbeats(worker):
-    """Whether nothing else has come yet; what came is kept."""
+    """Return whether nothing else has arrived; keep what has."""
     worker.sync()
     return all(message == [b"MDPWX1", b"\x05"] for message in worker._came)
 
@@ -861,7 +861,7 @@ def titanic_process(endpoint, url, *options):
 
 
 def held_by(path):
-    """The pid of the worker that has the request which holds on to that file."""
+    """Return the pid of the worker whose request holds that file."""
     return int(eventually(lambda: path.exists() and path.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""The frames of a body as one value."""
+"""Packing the frames of a body into one value."""
 
 import pytest
 from hypothesis import given

@@ -65,7 +65,7 @@ def test_a_forked_process_creates_other_uuids():
     asked()
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of newer Pythons, if there is a thread of another test's
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn if another test has left a thread
         child = os.fork()
     if not child:
         os.write(writing, asked().uuid.bytes)
@@ -370,7 +370,7 @@ def test_any_request_is_accepted_or_rejected(frames, options, headers):
 
 
 def check(made):
-    """What every submission is, so that both databases can keep it and the dispatcher can have it done."""
+    """Assert what both databases and the dispatcher need of every submission."""
     assert NOW == made.created <= made.due <= NOW + 3 * MAX_SECONDS
     assert 0 <= made.priority <= 9
     assert 0 <= made.retries <= 1000

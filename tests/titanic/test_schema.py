@@ -1,4 +1,4 @@
-"""The database: where it is, how it is opened, its tables and their versions."""
+"""The database: its URL, how it is opened, its tables and their versions."""
 
 import gc
 import re
@@ -31,7 +31,7 @@ SECRET = "hunter2"
 
 @pytest.fixture
 def opened():
-    """`opened(url, **how)`: an engine, disposed of at the end."""
+    """`opened(url, **how)` returns an engine that is disposed of after the test."""
     engines = []
 
     def open_(url, **how):
@@ -323,7 +323,7 @@ def test_upgrade_is_idempotent(own):
 
 
 def fill(connection):
-    """A request, its part, its key."""
+    """Add a request, a PARTIAL and a key."""
     connection.execute(sa.insert(tables.REQUESTS), {
         "uuid": uuid4(), "service": "s", "state": "done", "priority": 0, "created": 1.0, "due": 1.0, "attempts": 1,
         "failures": 0, "retries": 0, "body": b"\0\xff",
@@ -360,7 +360,7 @@ OLD = (
 
 @pytest.fixture
 def first_version(empty):
-    """A database of version 0001, with requests that have ended in another order than they came, and others."""
+    """A database of version 0001, with requests that have ended in another order than they arrived."""
     with empty.begin() as connection:
         command.upgrade(schema.config(connection), "0001")
         for number, (state, finished) in enumerate(
@@ -374,7 +374,7 @@ def test_from_the_first_version_requests_get_numbers_as_they_have_ended(first_ve
     assert schema.upgrade(first_version) == ("0001", schema.head())
     numbers = run(first_version, "SELECT id, ended FROM titanic_requests ORDER BY id")
     assert numbers == [(1, 4), (2, None), (3, 1), (4, 2), (5, None), (6, 3)]
-    with first_version.begin() as connection:  # and the next one goes on from there
+    with first_version.begin() as connection:  # and the next one continues from there
         store.accept(connection, [submission("next")])
         (claimed,) = store.claim(connection, [store.Claim("next", 1, store.Lease("me", 9e9), 1.0)])[0]
         store.finish(connection, [store.Outcome(claimed.id, "me", 1, 2.0, b"")])
@@ -424,7 +424,7 @@ def second_database(cluster):
 
 
 def sqlite_described(engine):
-    """All that is in the file, as SQLite keeps it; blanks do not count, nor does the order of a table's constraints."""
+    """Return the schema as SQLite stores it, without whitespace and the order of a table's constraints."""
 
     def plain(kind, sql):
         plain = re.sub(r"\s+", "", sql or "")
@@ -446,7 +446,7 @@ def sqlite_described(engine):
 
 
 def postgresql_described(engine):
-    """Columns, indexes, constraints, as PostgreSQL writes them."""
+    """Return columns, indexes and constraints as PostgreSQL describes them."""
     mine = f"LIKE 'titanic\\_%%' AND {{0}} <> '{VERSION_TABLE}'"
     return [
         row
@@ -518,7 +518,7 @@ def test_concurrent_upgrades(empty_url, opened, pool):
 
 @pytest.fixture
 def next_release(monkeypatch, tmp_path):
-    """`next_release(python)`: this zmdp has one more migration, which does that."""
+    """`next_release(python)` adds a migration that runs this Python code."""
 
     def release(does):
         ours = Path(schema.config().get_main_option("script_location"))

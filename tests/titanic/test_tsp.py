@@ -12,11 +12,11 @@ from zmdp.titanic import dispatcher
 from zmdp.titanic import submission as options
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-"""For what is the same with every database."""
+"""For tests that do not depend on the database."""
 STATUS = re.compile(rb"[0-9]{3}( .+)?", re.DOTALL)
 UUID = re.compile(rb"[0-9a-f]{32}")
 STRANGE = b"0123456789abcdef0123456789abcdef"
-"""A uuid that nobody was given."""
+"""A UUID of no request."""
 NO_UUIDS = [
     b"",
     b"../../etc/passwd",
@@ -55,13 +55,13 @@ def bench():
 
 @pytest.fixture
 def titanic(bench, url):
-    """A Titanic whose database is `url`."""
+    """A Titanic with the database `url`."""
     with serving(bench.endpoint, url) as server:
         yield server
 
 
 def ask(client, service, *body, **options):
-    """The frames of the FINAL that answers a request to Titanic; before it nothing comes."""
+    """Send a request to Titanic, and return the frames of the FINAL, before which nothing may arrive."""
     client.request(service, *body, **options)
     message = client.recv()
     head = {
@@ -77,7 +77,7 @@ def ask(client, service, *body, **options):
 
 
 def submit(client, service, *body, **options):
-    """Hand a request over; returns its uuid."""
+    """Submit a request, and return its UUID."""
     status, uuid = ask(client, b"titanic.request", service, *body, **options)
     assert status == b"200"
     assert UUID.fullmatch(uuid)
@@ -85,7 +85,7 @@ def submit(client, service, *body, **options):
 
 
 def end(client, uuid):
-    """What `titanic.reply` says once it says anything but 300."""
+    """Return the first answer of `titanic.reply` other than 300."""
 
     def reply():
         frames = ask(client, b"titanic.reply", uuid)
@@ -95,7 +95,7 @@ def end(client, uuid):
 
 
 def refused(frames, code=b"400"):
-    """Whether it is one frame: the status, with a text for those who speak X1."""
+    """Return whether it is one frame: the status, with a text for callers that speak X1."""
     return len(frames) == 1 and (frames[0] == code or frames[0].startswith(code + b" "))
 
 

@@ -1,4 +1,4 @@
-"""UUIDs of requests: in the order of their time, and not to be guessed."""
+"""UUIDs of requests: ordered by time, and impossible to guess."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What Titanic does to its tables, on SQLite and on PostgreSQL."""
+"""Titanic's SQL, on SQLite and on PostgreSQL."""
 
 import re
 import threading
@@ -43,7 +43,7 @@ def uuids(claimed):
 
 
 def waiting_for_locks(cluster, number):
-    """Wait until so many transactions of PostgreSQL wait for each other."""
+    """Wait until so many PostgreSQL transactions wait for a lock."""
     eventually(lambda: cluster.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
     ) == [(number,)])  # fmt: skip
@@ -51,7 +51,7 @@ def waiting_for_locks(cluster, number):
 
 @contextmanager
 def without_indexes(engine):
-    """A transaction in which PostgreSQL uses none, as it may in a small table."""
+    """Open a transaction in which PostgreSQL uses no index, as with a small table."""
     with engine.begin() as connection:
         for way in ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"):
             connection.exec_driver_sql(f"SET LOCAL {way} = off")
@@ -320,7 +320,7 @@ def test_a_rescheduled_request_keeps_its_place(tables):
     tables.do(store.reschedule, again(claimed, due=NOW + 1))
     assert uuids(tables.claim(limit=1)) == [second.uuid]
     tables.add()
-    tables.look(NOW + 1)
+    tables.maintain(NOW + 1)
     assert uuids(tables.claim(limit=1)) == [first.uuid]
 
 
@@ -329,7 +329,7 @@ def test_the_order_is_kept_also_without_the_index(tables):
     first, second, third = tables.add(), tables.add(), tables.add()
     (claimed,) = tables.claim()
     tables.do(store.reschedule, again(claimed, due=NOW))
-    tables.look(NOW)  # in the table it is the last one now
+    tables.maintain(NOW)  # now it is the last row in the table
     with without_indexes(tables.engine) as connection:
         ((one, other),) = store.claim(connection, [store.Claim("echo", 2, store.Lease("me", NOW), NOW)])
     assert (one.uuid, other.uuid) == (first.uuid, second.uuid)
@@ -371,9 +371,9 @@ def test_a_claim_skips_locked_rows(tables):
 
 def test_an_expired_lease_releases_its_requests(tables):
     claimed, more = tables.running(), tables.running(until=NOW + 9)
-    tables.look(NOW + 9.999, owner="other")
+    tables.maintain(NOW + 9.999, owner="other")
     assert tables.row(claimed.uuid).state == tables.row(more.uuid).state == "running"
-    tables.look(NOW + 10, owner="other")
+    tables.maintain(NOW + 10, owner="other")
     for each in (claimed, more):
         row = tables.row(each.uuid)
         assert (row.state, row.owner, row.attempts) == ("pending", None, 1)
@@ -387,7 +387,7 @@ def test_a_lease_is_never_shortened(tables):
     tables.running(until=NOW + 10)
     tables.running(until=NOW + 5)
     assert tables.leases() == {"me": NOW + 10}
-    tables.look(NOW, until=NOW + 3, renew=True)
+    tables.maintain(NOW, until=NOW + 3, renew=True)
     assert tables.leases() == {"me": NOW + 10}
     tables.running(until=NOW + 15)
     assert tables.leases() == {"me": NOW + 15}
@@ -395,37 +395,37 @@ def test_a_lease_is_never_shortened(tables):
 
 def test_a_lease_renewed_in_time_keeps_its_requests(tables):
     claimed = tables.running()
-    found = tables.look(NOW + 9, until=NOW + 19, renew=True)
+    found = tables.maintain(NOW + 9, until=NOW + 19, renew=True)
     assert found.owned == {claimed.id: 1}
-    tables.look(NOW + 18, owner="other")
+    tables.maintain(NOW + 18, owner="other")
     assert tables.row(claimed.uuid).owner == "me"
     assert tables.leases() == {"me": NOW + 19}
 
 
 def test_a_lease_renewed_late_keeps_unclaimed_requests(tables):
     claimed = tables.running()
-    assert tables.look(NOW + 60, until=NOW + 70, renew=True).owned == {claimed.id: 1}
+    assert tables.maintain(NOW + 60, until=NOW + 70, renew=True).owned == {claimed.id: 1}
     assert tables.leases() == {"me": NOW + 70}
 
 
 def test_a_lease_renewed_too_late_has_lost_its_requests(tables):
     claimed = tables.running()
-    tables.look(NOW + 60, owner="other")
-    assert tables.look(NOW + 60, until=NOW + 70, renew=True).owned == {}
+    tables.maintain(NOW + 60, owner="other")
+    assert tables.maintain(NOW + 60, until=NOW + 70, renew=True).owned == {}
     assert tables.row(claimed.uuid).state == "pending"
 
 
 def test_an_owner_that_does_not_renew_loses_its_requests(tables):
     tables.running()
-    assert tables.look(NOW + 60, until=NOW + 70).owned == {}
+    assert tables.maintain(NOW + 60, until=NOW + 70).owned == {}
 
 
 def test_each_owner_has_its_own_lease(tables):
     mine = tables.running()
     theirs = tables.running(owner="other", until=NOW + 5)
-    tables.look(NOW + 4, until=NOW + 14, renew=True)
+    tables.maintain(NOW + 4, until=NOW + 14, renew=True)
     assert tables.leases() == {"me": NOW + 14, "other": NOW + 5}
-    tables.look(NOW + 5, owner="third")
+    tables.maintain(NOW + 5, owner="third")
     assert tables.row(mine.uuid).owner == "me"
     assert tables.row(theirs.uuid).state == "pending"
     assert tables.leases() == {"me": NOW + 14}
@@ -449,27 +449,27 @@ def test_a_request_that_is_being_finished_is_not_reassigned(tables, submission):
     claimed, other = tables.running(), tables.running()
     with tables.engine.connect() as connection:
         store.finish(connection, [outcome(claimed, b"in time")])
-        tables.look(NOW + 10, owner="other")  # does not wait for it
+        tables.maintain(NOW + 10, owner="other")  # does not wait for it
         connection.commit()
     assert tables.row(claimed.uuid).reply == b"in time"
     assert tables.row(other.uuid).state == "pending"
 
 
 def later_attempt(tables, claimed):
-    """Another Titanic has taken the request over."""
-    tables.look(NOW + 10, owner="other")
+    """Let another Titanic take over the request."""
+    tables.maintain(NOW + 10, owner="other")
     (taken,) = tables.claim(owner="other", until=NOW + 20)
     return taken
 
 
 def own_later_attempt(tables, claimed):
-    tables.look(NOW + 10)
+    tables.maintain(NOW + 10)
     (taken,) = tables.claim(until=NOW + 20)
     return taken
 
 
 def back_in_line(tables, claimed):
-    tables.look(NOW + 10, owner="other")
+    tables.maintain(NOW + 10, owner="other")
 
 
 def ended(tables, claimed):
@@ -529,7 +529,7 @@ def test_the_outcome_of_a_closed_request_changes_no_other(tables):
 
 def test_one_late_outcome_among_others(tables):
     late, good = tables.running(), tables.running()
-    tables.look(NOW + 11, owner="me", until=NOW + 30)
+    tables.maintain(NOW + 11, owner="me", until=NOW + 30)
     (taken, mine) = tables.claim(limit=2, owner="me")
     tables.do(store.finish, outcome(late, b"late"), outcome(mine, b"in time"))
     assert tables.row(late.uuid).state == "running"
@@ -606,7 +606,7 @@ def test_each_attempt_has_its_own_partials(tables):
 def test_partials_of_an_interrupted_attempt_are_deleted_by_the_next(tables):
     first, other = tables.running(), tables.running(service="other")
     tables.do(store.add_partials, part(first, 0), part(first, 1), part(other, 0, b"other's"))
-    tables.look(NOW + 10, until=NOW + 20)
+    tables.maintain(NOW + 10, until=NOW + 20)
     assert tables.do(store.fetch_partials, wanted(first)) == [[b"part", b"part"]]
     (second,) = tables.claim()
     assert tables.count(sql.PARTS) == 1
@@ -629,7 +629,7 @@ def test_late_partials_of_an_earlier_attempt_are_ignored(tables):
 def test_a_late_outcome_keeps_the_partials_of_the_new_attempt(tables):
     first = tables.running()
     second = later_attempt(tables, first)
-    tables.look(NOW + 20)
+    tables.maintain(NOW + 20)
     (third,) = tables.claim()
     tables.do(store.add_partials, part(third, 0, b"new"))
     tables.do(store.finish, outcome(first), outcome(second))
@@ -722,7 +722,7 @@ def test_the_default_ttl(tables):
 def test_a_reply_after_a_failed_attempt_has_no_error(tables):
     claimed = tables.running()
     tables.do(store.reschedule, again(claimed, due=NOW + 1, failures=1, error="once"))
-    tables.look(NOW + 1)
+    tables.maintain(NOW + 1)
     (second,) = tables.claim()
     tables.do(store.finish, outcome(second))
     row = tables.row(claimed.uuid)
@@ -746,8 +746,8 @@ def test_a_rescheduled_request_waits_until_it_is_due(tables):
     assert (row.state, row.due, row.failures, row.error) == ("delayed", NOW + 2.5, 1, "not now")
     assert (row.owner, row.attempts) == (None, 1)
     assert tables.claim() == []
-    assert tables.look(NOW + 2).next_due == NOW + 2.5
-    tables.look(NOW + 2.5)
+    assert tables.maintain(NOW + 2).next_due == NOW + 2.5
+    tables.maintain(NOW + 2.5)
     (second,) = tables.claim()
     assert (second.attempt, second.failures) == (2, 1)
 
@@ -755,7 +755,7 @@ def test_a_rescheduled_request_waits_until_it_is_due(tables):
 def test_rescheduling_without_failures_keeps_their_number(tables):
     claimed = tables.running()
     tables.do(store.reschedule, again(claimed, due=NOW, failures=2))
-    tables.look(NOW)
+    tables.maintain(NOW)
     (second,) = tables.claim()
     tables.do(store.reschedule, again(second, due=NOW))
     assert tables.row(claimed.uuid).failures == 2
@@ -801,7 +801,7 @@ def test_release_returns_all_requests_of_an_owner(tables):
 
 
 def test_maintenance_of_an_empty_database(tables):
-    found = tables.look(count_up_to=100)
+    found = tables.maintain(count_up_to=100)
     assert replace(found, clock_ahead=0.0) == store.Findings(
         owned={}, services=[], next_due=None, waiting=0, clock_ahead=0.0
     )
@@ -809,7 +809,7 @@ def test_maintenance_of_an_empty_database(tables):
 
 def test_due_requests_become_pending(tables):
     first, second, third = (tables.add(due=NOW + seconds) for seconds in (1, 2, 3))
-    found = tables.look(NOW + 2, offered=("echo",))
+    found = tables.maintain(NOW + 2, offered=("echo",))
     assert [tables.row(each.uuid).state for each in (first, second, third)] == ["pending", "pending", "delayed"]
     assert (found.services, found.next_due) == (["echo"], NOW + 3)
 
@@ -819,11 +819,11 @@ def test_maintenance_returns_the_owned_requests(tables):
     tables.add()
     tables.claim(owner="other")
     tables.do(store.finish, outcome(mine[0]))
-    assert tables.look(NOW + 1).owned == {mine[1].id: 1, mine[2].id: 1}
+    assert tables.maintain(NOW + 1).owned == {mine[1].id: 1, mine[2].id: 1}
     tables.do(store.reschedule, again(mine[1], due=NOW + 1))
-    tables.look(NOW + 1)
+    tables.maintain(NOW + 1)
     tables.claim()
-    assert tables.look(NOW + 1).owned == {mine[1].id: 2, mine[2].id: 1}
+    assert tables.maintain(NOW + 1).owned == {mine[1].id: 2, mine[2].id: 1}
 
 
 @pytest.mark.parametrize("code", [None, 500])
@@ -832,9 +832,9 @@ def test_expired_results_are_deleted(tables, code):
     tables.do(store.add_partials, part(claimed, 0))
     tables.do(store.finish, outcome(claimed, now=NOW, code=code))
     kept = tables.done()
-    tables.look(NOW + 59.999)
+    tables.maintain(NOW + 59.999)
     assert tables.row(claimed.uuid) is not None
-    tables.look(NOW + 60)
+    tables.maintain(NOW + 60)
     assert tables.row(claimed.uuid) is None
     assert tables.count(sql.PARTS) == 0
     assert tables.row(kept.uuid) is not None
@@ -842,7 +842,7 @@ def test_expired_results_are_deleted(tables, code):
 
 def test_a_reply_expires_from_its_end_and_not_before(tables):
     asked = tables.add(result_ttl=1)
-    tables.look(NOW + 100)
+    tables.maintain(NOW + 100)
     assert tables.row(asked.uuid).state == "pending"
 
 
@@ -850,9 +850,9 @@ def test_expired_keys_are_deleted(tables):
     tables.add(key="short", key_expires=NOW + 60)
     tables.add(key="long", key_expires=NOW + 61)
     tables.add(key="for ever")
-    tables.look(NOW + 60)
+    tables.maintain(NOW + 60)
     assert tables.count(sql.KEYS) == 2
-    tables.look(NOW + 1e9)
+    tables.maintain(NOW + 1e9)
     assert tables.count(sql.KEYS) == 1
     assert tables.count() == 3
 
@@ -865,7 +865,7 @@ def test_the_number_of_deleted_rows_is_limited(tables, submission, monkeypatch):
     left = []
     for _ in range(4):
         left.append((tables.count(), tables.count(sql.KEYS)))
-        tables.look(NOW + 1)
+        tables.maintain(NOW + 1)
     assert left == [(10, 10), (6, 6), (2, 2), (0, 0)]
 
 
@@ -875,7 +875,7 @@ def test_the_number_of_requests_made_pending_is_limited(tables, submission, monk
     tables.claim(limit=9)
     found = []
     for _ in range(4):
-        more = tables.look(NOW + 11, owner="other").more
+        more = tables.maintain(NOW + 11, owner="other").more
         claimed = [len(tables.claim(service, 99, "other", NOW + 50)) for service in ("delayed", "echo")]
         found.append((*claimed, more))
     assert found == [(4, 4, True), (2, 4, True), (0, 1, False), (0, 0, False)]
@@ -883,7 +883,7 @@ def test_the_number_of_requests_made_pending_is_limited(tables, submission, monk
 
 @pytest.fixture
 def some_pending(tables):
-    """For some services something is pending, for some it is not, or not any more."""
+    """Add services with pending requests, and services without."""
     for name in ("b", "a", "c", "a", "e"):
         tables.add(name)
     tables.running(service="running")
@@ -893,9 +893,9 @@ def some_pending(tables):
 
 def test_offered_services_with_pending_requests(tables, some_pending):
     offered = ("c", "nobody", "b", "running", "done", "delayed", "a", "A")
-    assert sorted(tables.look(offered=offered).services) == ["a", "b", "c"]
-    assert tables.look(offered=("nobody",)).services == []
-    assert tables.look(offered=()).services == []
+    assert sorted(tables.maintain(offered=offered).services) == ["a", "b", "c"]
+    assert tables.maintain(offered=("nobody",)).services == []
+    assert tables.maintain(offered=()).services == []
 
 
 def test_services_with_pending_requests_by_name(tables, some_pending):
@@ -930,13 +930,13 @@ def test_requests_are_counted_up_to_a_limit(tables, submission):
     tables.do(store.accept, *(submission() for _ in range(5)), *(submission(due=NOW + 9) for _ in range(3)))
     tables.claim(limit=2)
     tables.done(service="other")
-    assert tables.look(count_up_to=None).waiting is None
-    assert [tables.look(count_up_to=most).waiting for most in (1, 4, 7, 8, 9, 1000)] == [1, 4, 7, 8, 8, 8]
+    assert tables.maintain(count_up_to=None).waiting is None
+    assert [tables.maintain(count_up_to=most).waiting for most in (1, 4, 7, 8, 9, 1000)] == [1, 4, 7, 8, 8, 8]
 
 
 @only_sqlite
 def test_a_file_has_no_clock_of_its_own(tables):
-    assert tables.look().clock_ahead == 0.0
+    assert tables.maintain().clock_ahead == 0.0
 
 
 @only_postgresql
@@ -944,7 +944,7 @@ def test_a_file_has_no_clock_of_its_own(tables):
 def test_the_servers_clock_is_compared_with_ours(tables, monkeypatch, behind):
     ours = time.time
     monkeypatch.setattr(time, "time", lambda: ours() - behind)
-    assert abs(tables.look().clock_ahead - behind) < 100
+    assert abs(tables.maintain().clock_ahead - behind) < 100
 
 
 def test_several_maintenances_in_one_batch(tables, a_round):
@@ -1002,7 +1002,7 @@ def test_progress_of_many_requests(tables):
     assert tables.do(store.progress, frozenset([waits.uuid, uuid4(), done.uuid, first.uuid]), frozenset()) == [
         {waits.uuid: ("pending", 0, None), done.uuid: ("done", 1, None), first.uuid: ("running", 1, 2)}, {},
     ]  # fmt: skip
-    tables.look(NOW + 10)
+    tables.maintain(NOW + 10)
     (second,) = tables.claim("again")
     tables.do(store.add_partials, part(second, 0))
     (seen,) = tables.do(store.progress, frozenset([first.uuid]))
@@ -1044,7 +1044,7 @@ def test_thousands_at_a_time(tables, submission, work):
 
 
 def fill(engine):
-    """Tables in which almost everything is done, as they are after a while."""
+    """Fill the tables as they are after a while: almost all requests are done."""
     schema.upgrade(engine)
     requests = []
     for id_ in range(1, 4000):
@@ -1070,13 +1070,13 @@ def fill(engine):
             (sql.OWNERS, owners),
         ):
             connection.execute(sa.insert(table), rows)
-        if engine.dialect.name == "postgresql":  # who has SQLite rarely runs it
+        if engine.dialect.name == "postgresql":  # on SQLite it is rarely run
             connection.exec_driver_sql("ANALYZE")
 
 
 @pytest.fixture
 def filled(prepared, backend):
-    """It stays as it is."""
+    """A database whose contents stay the same."""
     engine = prepared(backend, fill)
     yield engine
     engine.dispose()
@@ -1084,7 +1084,7 @@ def filled(prepared, backend):
 
 @pytest.fixture
 def explained(filled, executed):
-    """`explained(work, item)`: how the database does each statement of it: (SQL, plan)."""
+    """`explained(work, item)` returns each statement and its plan."""
 
     def explain(work, *batch):
         how = "EXPLAIN QUERY PLAN " if filled.dialect.name == "sqlite" else "EXPLAIN "
