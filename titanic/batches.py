@@ -53,7 +53,7 @@ class _Group(NamedTuple):
 _Groups = dict[Work[Any, Any], _Group]
 
 
-class _Outcome(NamedTuple):
+class _Delivery(NamedTuple):
     """Futures and their results, or their exceptions if the work failed."""
 
     futures: "list[asyncio.Future[Any]]"
@@ -131,7 +131,7 @@ class BatchExecutor:
             outcomes = self._perform(groups)
             self._loop.call_soon_threadsafe(_deliver, outcomes)
 
-    def _perform(self, groups: _Groups) -> list[_Outcome]:
+    def _perform(self, groups: _Groups) -> list[_Delivery]:
         try:
             try:
                 return self._transact(groups)
@@ -155,14 +155,15 @@ class BatchExecutor:
                 return [outcome for each in alone for outcome in self._perform(each)]
             self._log(error)
             return [  # an exception for each: a traceback grows when it is raised
-                _Outcome(futures, [_store_error(error) for _ in futures], failed=True) for _, futures in groups.values()
+                _Delivery(futures, [_store_error(error) for _ in futures], failed=True)
+                for _, futures in groups.values()
             ]
 
     def _in_order(self, groups: _Groups) -> list[Work[Any, Any]]:
         return sorted(groups, key=self._order.__getitem__)
 
-    def _transact(self, groups: _Groups) -> list[_Outcome]:
-        outcomes: list[_Outcome] = []
+    def _transact(self, groups: _Groups) -> list[_Delivery]:
+        outcomes: list[_Delivery] = []
         self._transactions += 1
         self._check_file()  # before connecting, which would create a new file
         if self._connection is None:
@@ -175,7 +176,7 @@ class BatchExecutor:
                     results = work(self._connection, items)
                     if len(results) != len(items):
                         raise ValueError(f"{work!r} gave {len(results)} results for {len(items)} items")
-                    outcomes.append(_Outcome(futures, results, failed=False))
+                    outcomes.append(_Delivery(futures, results, failed=False))
                 self._check_file()
         except BaseException:
             self._disconnect()
@@ -229,7 +230,7 @@ def _is_away(error: sa.exc.DBAPIError) -> bool:
     return error.connection_invalidated or error.statement is None
 
 
-def _deliver(outcomes: list[_Outcome]) -> None:
+def _deliver(outcomes: list[_Delivery]) -> None:
     for futures, results, failed in outcomes:
         for future, result in zip(futures, results, strict=True):
             if future.done():  # cancelled

@@ -22,7 +22,7 @@ from uuid import UUID
 from ..clients import AsyncClient, Client, Reply
 from ..mdp.errors import ZmdpError
 from . import conversation
-from .conversation import Available, Call, PartialsCursor, Result, Step, Steps
+from .conversation import CallTitanic, CheckAvailable, PartialsCursor, Result, Step, Steps
 from .submission import SubmissionOptions
 
 # ── for threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -94,13 +94,13 @@ class Titanic:
             return result
 
     def _take(self, step: Step) -> Reply | bool | None:
-        if isinstance(step, Call):
+        if isinstance(step, CallTitanic):
             retries = None if step.timeout is None else 0
             return self.client.request(
                 step.service, *step.frames, timeout=step.timeout, retries=retries, headers=step.headers,
                 options=step.options,
             )  # fmt: skip
-        if isinstance(step, Available):
+        if isinstance(step, CheckAvailable):
             return self.client.available(step.service)
         time.sleep(step.seconds)
         return None
@@ -228,13 +228,13 @@ class AsyncTitanic:
             return result
 
     async def _take(self, step: Step) -> Reply | bool | None:
-        if isinstance(step, Call):
+        if isinstance(step, CallTitanic):
             if step.timeout is None:
                 return await self.client.request(step.service, *step.frames, headers=step.headers, options=step.options)
             return await self.client.request(
                 step.service, *step.frames, timeout=step.timeout, headers=step.headers, options=step.options
             )
-        if isinstance(step, Available):
+        if isinstance(step, CheckAvailable):
             return await self.client.available(step.service)
         await asyncio.sleep(step.seconds)
         return None

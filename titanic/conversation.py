@@ -1,8 +1,8 @@
 """What is said between a caller and Titanic, without waiting: shared by `Titanic` and `AsyncTitanic`.
 
-Each operation is a generator of steps.  It yields `Call`, `Available` or `Pause`, is sent what that returns (or thrown
-what that raises), and returns the operation's result.  The clients perform the steps, one with threads and the other
-with asyncio.  Streams of PARTIALs are read by the clients themselves; `PartialsCursor` keeps track.
+Each operation is a generator of steps.  It yields `CallTitanic`, `CheckAvailable` or `Sleep`, is sent what that returns
+or thrown what that raises, and returns the operation's result.  The clients perform the steps, one for threads and one
+for asyncio.  They read streams of PARTIALs themselves, and `PartialsCursor` keeps track.
 """
 
 import time
@@ -34,7 +34,7 @@ REQUEST, REPLY, CLOSE = "titanic.request", "titanic.reply", "titanic.close"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallTitanic:
     """Call one of Titanic's services and return its reply."""
 
     service: str
@@ -46,20 +46,20 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Available:
+class CheckAvailable:
     """Return whether any worker offers the service."""
 
     service: str
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Sleep:
     """Sleep."""
 
     seconds: float
 
 
-Step: TypeAlias = Call | Available | Pause
+Step: TypeAlias = CallTitanic | CheckAvailable | Sleep
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator[Step, Any, Result]
 
@@ -80,14 +80,14 @@ def submit(
     if protocol == "X1" and "key" not in encoded:
         # The client repeats a request after a lost connection.  By its UUID, as by a key, it is stored once.
         encoded["uuid"] = new_uuid_hex()
-    reply = yield from _call(Call(REQUEST, (name, *(frames or (b"",))), encoded or None, headers))
+    reply = yield from _call(CallTitanic(REQUEST, (name, *(frames or (b"",))), encoded or None, headers))
     _raise_for_status(reply)
     return reply[1].decode(), name.decode()
 
 
 def ready(uuid: str, service: str) -> Steps[bool]:
     """Return whether the request has ended."""
-    reply = yield from _call(Call(REPLY, [uuid.encode()]))
+    reply = yield from _call(CallTitanic(REPLY, [uuid.encode()]))
     try:
         return parse_reply(reply, uuid, service) is not None
     except ServiceError:
@@ -98,7 +98,7 @@ def result(protocol: str, uuid: str, service: str, timeout: float | None) -> Ste
     """Return the reply's FINAL, waiting for it for `timeout` seconds."""
     deadline = Deadline(timeout)
     if timeout == 0:
-        found = parse_reply((yield from _call(Call(REPLY, [uuid.encode()]))), uuid, service)
+        found = parse_reply((yield from _call(CallTitanic(REPLY, [uuid.encode()]))), uuid, service)
         if found is None:
             raise _no_reply(uuid, timeout)
         return found
@@ -106,7 +106,7 @@ def result(protocol: str, uuid: str, service: str, timeout: float | None) -> Ste
     pauses = _pauses()
     while True:
         try:
-            reply = yield from _call(Call(REPLY, [uuid.encode()], options, timeout=deadline.step))
+            reply = yield from _call(CallTitanic(REPLY, [uuid.encode()], options, timeout=deadline.step))
         except BrokerUnreachable:
             raise
         except RequestTimeout:
@@ -115,13 +115,13 @@ def result(protocol: str, uuid: str, service: str, timeout: float | None) -> Ste
             found = parse_reply(reply, uuid, service)
             if found is not None:
                 return found
-            yield Pause(max(0.0, min(next(pauses), deadline.remaining)))
+            yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
         deadline.check(uuid)
 
 
 def close(uuid: str) -> Steps[None]:
     """Close the request."""
-    _raise_for_status((yield from _call(Call(CLOSE, [uuid.encode()]))))
+    _raise_for_status((yield from _call(CallTitanic(CLOSE, [uuid.encode()]))))
 
 
 class PartialsCursor:
@@ -173,15 +173,15 @@ class PartialsCursor:
         """Return if another stream may succeed; else raise."""
         if isinstance(error, BrokerUnreachable) or not isinstance(error, RequestTimeout | StreamInterrupted):
             raise error
-        if not (yield Available(REPLY)):
+        if not (yield CheckAvailable(REPLY)):
             raise no_titanic(REPLY) from None
 
 
-def _call(call: Call) -> Steps[Reply]:
+def _call(call: CallTitanic) -> Steps[Reply]:
     try:
         reply: Reply = yield call
     except RequestTimeout as error:
-        if not isinstance(error, BrokerUnreachable) and not (yield Available(call.service)):
+        if not isinstance(error, BrokerUnreachable) and not (yield CheckAvailable(call.service)):
             raise no_titanic(call.service) from None
         raise
     return reply

@@ -43,7 +43,7 @@ def enqueue(
     from sqlalchemy.exc import OperationalError, ProgrammingError  # noqa: PLC0415
 
     from . import store  # noqa: PLC0415
-    from .store.models import Request  # noqa: PLC0415
+    from .store.models import StoredRequest  # noqa: PLC0415
 
     encoded = encode_options(options)
     if headers:
@@ -57,7 +57,7 @@ def enqueue(
     elif not callable(getattr(session, "connection", None)):
         raise SettingError(f"{session!r:.100} is not a session: enqueue needs a SQLAlchemy Session or Connection")
     else:
-        connection = session.connection(bind_arguments={"mapper": Request})
+        connection = session.connection(bind_arguments={"mapper": StoredRequest})
     if connection.dialect.name not in {"sqlite", "postgresql"}:
         raise SettingError(f"the session's database is {connection.dialect.name}: Titanic needs SQLite or PostgreSQL")
     try:

@@ -6,7 +6,7 @@ import pytest
 
 from zmdp.clients import BrokerUnreachable, Reply, RequestTimeout, ServiceError, ServiceNotFound, SettingError
 from zmdp.titanic import TitanicError, UnknownTicket, conversation
-from zmdp.titanic.conversation import Available, Call, PartialsCursor, Pause
+from zmdp.titanic.conversation import CallTitanic, CheckAvailable, PartialsCursor, Sleep
 
 UUID_TEXT = "00112233445566778899aabbccddeeff"
 
@@ -62,7 +62,7 @@ def test_a_rejected_submission(frames, error):
 def test_a_timeout_without_a_titanic_is_service_not_found():
     steps = conversation.close(UUID_TEXT)
     next(steps)
-    assert steps.throw(RequestTimeout("late")) == Available("titanic.close")
+    assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.close")
     with pytest.raises(ServiceNotFound, match="no Titanic is registered at the broker"):
         steps.send(False)
 
@@ -88,9 +88,9 @@ def test_result_polls_with_growing_pauses_until_there_is_a_reply():
     pauses = []
     for _ in range(8):
         pause = steps.send(reply(b"300"))
-        assert isinstance(pause, Pause)
+        assert isinstance(pause, Sleep)
         pauses.append(pause.seconds)
-        assert isinstance(steps.send(None), Call)
+        assert isinstance(steps.send(None), CallTitanic)
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
     assert result_of(steps, reply(b"200", b"one", b"two")) == [b"one", b"two"]
 
@@ -133,7 +133,7 @@ def test_a_cursor_continues_where_its_stream_broke_off():
 def test_a_cursor_goes_on_after_a_timeout_while_there_is_a_titanic():
     cursor = PartialsCursor(UUID_TEXT, "echo", 0, None)
     steps = cursor.failed(RequestTimeout("late"))
-    assert next(steps) == Available("titanic.reply")
+    assert next(steps) == CheckAvailable("titanic.reply")
     assert result_of(steps, True) is None
     steps = cursor.failed(RequestTimeout("late"))
     next(steps)

@@ -45,7 +45,7 @@ def _partial(name: str, where: str, *columns: object) -> Index:
     return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))  # type: ignore[arg-type]
 
 
-class Request(Base):
+class StoredRequest(Base):
     """A request, from when it is accepted until it is closed."""
 
     __tablename__ = "titanic_requests"
@@ -113,12 +113,12 @@ class Owner(Base):
     """Until when its requests belong to it.  It renews the lease in time, or is considered dead."""
 
 
-class Part(Base):
+class StoredPartial(Base):
     """A PARTIAL of an attempt.  Those of an interrupted attempt are not used again."""
 
     __tablename__ = "titanic_parts"
 
-    request: Mapped[int] = mapped_column(_Id, ForeignKey(Request.id, ondelete="CASCADE"), primary_key=True)
+    request: Mapped[int] = mapped_column(_Id, ForeignKey(StoredRequest.id, ondelete="CASCADE"), primary_key=True)
     attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
     """Counted from 0."""
@@ -139,7 +139,7 @@ class Key(Base):
 
 
 ENDED: Final = Sequence("titanic_ended", metadata=Base.metadata)
-"""The source of `Request.ended` on PostgreSQL."""
+"""The source of `StoredRequest.ended` on PostgreSQL."""
 
 
 class Counter(Base):

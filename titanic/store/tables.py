@@ -6,10 +6,10 @@ from typing import Any, Final, cast
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from .models import Counter, Key, Owner, Part, Request
+from .models import Counter, Key, Owner, StoredPartial, StoredRequest
 
-REQUESTS: Final = cast(sa.Table, Request.__table__)
-PARTS: Final = cast(sa.Table, Part.__table__)
+REQUESTS: Final = cast(sa.Table, StoredRequest.__table__)
+PARTS: Final = cast(sa.Table, StoredPartial.__table__)
 KEYS: Final = cast(sa.Table, Key.__table__)
 OWNERS: Final = cast(sa.Table, Owner.__table__)
 COUNTERS: Final = cast(sa.Table, Counter.__table__)

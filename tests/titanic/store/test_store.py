@@ -436,7 +436,7 @@ def test_renewing_while_considered_dead_loses_the_requests_not_the_lease(tables,
     claimed = tables.running()
     with tables.engine.connect() as connection:
         store.maintain(connection, [a_round(store.Lease("other", NOW + 20), NOW + 10)])
-        renewing = pool.submit(tables.look, NOW + 10, until=NOW + 20, renew=True)
+        renewing = pool.submit(tables.maintain, NOW + 10, until=NOW + 20, renew=True)
         waiting_for_locks(cluster, 1)
         connection.commit()
     assert renewing.result(20).owned == {}
