@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zmdp.mdp.errors import SettingError
+from zmdp.titanic import Titanic
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.submission import (
     MAX_FROM,
@@ -227,6 +228,10 @@ def test_an_invalid_argument_is_a_setting_error(options, said):
 def test_a_misspelt_argument_is_a_type_error():
     with pytest.raises(TypeError, match=r"no option 'priorty': its options are key, key_ttl, delay"):
         encode_options({"priorty": 5})
+
+
+def test_the_docstring_of_submit_describes_every_option():
+    assert [name for name in OPTIONS if f"`{name}`: " not in Titanic.submit.__doc__] == []
 
 
 def test_every_declared_option_has_a_help_and_a_column():

@@ -25,7 +25,7 @@ from .. import admin, schema
 from ..frames import unpack
 from ..server import DEFAULT_DRAIN_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_MAX_WAITING, MIN_LEASE_SECONDS, Server
 from ..store.models import STATES
-from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, UUID_TYPE, brokers_option
+from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE, brokers_option
 
 CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
@@ -47,7 +47,7 @@ _SERVICE = click.option("--service", help="Only requests for this service.")
 _OLDER = click.option(
     "--older-than",
     type=AGE,
-    help="Only requests submitted longer ago than this; needs a unit: 90s, 15m, 12h, 7d.",
+    help=f"Only requests submitted longer ago than this. {NEEDS_UNIT}",
 )
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
 _ALL = click.option(
@@ -83,7 +83,9 @@ _ALL = click.option(
 @click.option(
     "--ttl",
     type=EXPIRY,
-    help=with_default("How long to keep results of requests without a --ttl of their own.", "until they are closed"),
+    help=with_default(
+        f"How long to keep results of requests without a ttl of their own. {NEEDS_UNIT}", "until they are closed"
+    ),
 )
 @click.option(
     "--drain-timeout",
@@ -367,7 +369,7 @@ def _change(
     "--older-than",
     type=AGE,
     required=True,
-    help="Only requests that ended longer ago than this; needs a unit: 90s, 15m, 12h, 7d. 0 deletes all.",
+    help=f"Only requests that ended longer ago than this; 0 deletes all. {NEEDS_UNIT}",
 )
 @click.option("--dry-run", is_flag=True, help="Only print how many requests would be deleted.")
 @_DB

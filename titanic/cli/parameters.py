@@ -98,6 +98,7 @@ AGE: Final = Duration(zero=True, unit=True)
 EXPIRY: Final = Duration(unit=True)
 """After which something is deleted."""
 UUID_TYPE: Final = Uuid()
+NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
 
 
 def brokers_option(help_: str) -> Callable[[Command], Command]:
@@ -121,9 +122,15 @@ def submission_options(command: Command) -> Command:
             name,
             type=_type(option),
             metavar="N" if isinstance(option, IntegerOption) else None,
-            help=with_default(option.help, option.default) if option.default else option.help,
+            help=_help(option),
         )(command)
     return command
+
+
+def _help(option: Option) -> str:
+    needs_unit = isinstance(option, DurationOption) and option.expiry
+    text = f"{option.help} {NEEDS_UNIT}" if needs_unit else option.help
+    return with_default(text, option.default) if option.default else text
 
 
 def _type(option: Option) -> click.ParamType:  # type: ignore[type-arg]
