@@ -30,7 +30,7 @@ from x1 import start_broker, start_worker
 
 from zmdp.clients import AsyncClient
 from zmdp.titanic import AsyncTitanic, schema
-from zmdp.titanic.store import store
+from zmdp.titanic.store import tables
 from zmdp.titanic.uuids import new_uuid
 
 BIN = Path(sys.executable).parent
@@ -106,7 +106,7 @@ async def many(ask: Callable[[], Any], outstanding: int, seconds: float) -> floa
 
 def bare_loop(database: Database, batch: int, seconds: float) -> float:
     """Rows a second that executemany inserts, a commit for each `batch` of them."""
-    table, inserted = store.REQUESTS, 0
+    table, inserted = tables.REQUESTS, 0
     started = time.perf_counter()
     with database.engine.connect() as connection:
         while time.perf_counter() - started < seconds:
@@ -144,7 +144,7 @@ def accepting(database: Database) -> None:
             rates.setdefault(f"executemany, {batch} a commit", []).append(bare_loop(database, batch, SECONDS))
             rates.setdefault("one commit a request", []).append(bare_loop(database, 1, SECONDS))
             with database.engine.begin() as connection:
-                connection.execute(sa.delete(store.REQUESTS))
+                connection.execute(sa.delete(tables.REQUESTS))
         ours = statistics.median(rates["titanic"])
         print(f"\n1. {database.name}: durable accepts a second, {OUTSTANDING} outstanding:")
         for name, values in rates.items():
@@ -200,7 +200,7 @@ def fill(database: Database) -> None:
     with database.engine.connect() as connection:
         for start in range(0, FINISHED, 10_000):
             connection.execute(
-                sa.insert(store.REQUESTS),
+                sa.insert(tables.REQUESTS),
                 [
                     {
                         "uuid": new_uuid(), "service": f"service-{number % 100}", "state": "done", "priority": 0,

@@ -2,6 +2,7 @@
 
     ZmdpError
     ├── SettingError (ValueError)          a setting or argument is invalid
+    ├── InvalidUUID (ValueError)           a text that should be a request's UUID is not one
     ├── BindError (OSError)                the broker cannot listen on an endpoint
     ├── ClosedError                        the client or worker was closed
     ├── BusyError                          the client is in the middle of another request
@@ -30,6 +31,10 @@ class ZmdpError(Exception):
 
 class SettingError(ZmdpError, ValueError):
     """A setting or argument is invalid; the message says which, and what is allowed."""
+
+
+class InvalidUUID(ZmdpError, ValueError):
+    """A text that should be the UUID of a request to Titanic is not a UUID."""
 
 
 class BindError(ZmdpError, OSError):

@@ -1,4 +1,4 @@
-"""What Alembic runs: on the connection that it is given, or on the database that TITANIC_DB names."""
+"""Alembic's environment: migrates the connection that it is given, or the database that TITANIC_DB names."""
 
 import os
 
@@ -10,7 +10,7 @@ from zmdp.titanic.store.models import VERSION_TABLE, Base
 
 
 def migrate(connection: Connection) -> None:
-    """All in one transaction: a migration that fails leaves nothing behind."""
+    """Run the migrations in one transaction, so that a failure changes nothing."""
     context.configure(
         connection=connection,
         target_metadata=Base.metadata,

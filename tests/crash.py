@@ -36,7 +36,7 @@ from support.processes import BIN, eventually
 from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
 from zmdp.titanic import Ticket, Titanic, UnknownTicket, schema
 from zmdp.titanic.frames import unpack
-from zmdp.titanic.store.models import Part, Request
+from zmdp.titanic.store.models import StoredPartial, StoredRequest
 
 SERVICES: Final = Path(__file__).parent / "titanic"
 WORKERS: Final = ("echo", "echo", "parts", "parts")
@@ -227,7 +227,7 @@ class Database:
 
     def all_ended(self) -> bool:
         """Whether no request waits or runs; False if the database does not say."""
-        waiting = sa.exists().where(Request.state.in_(("pending", "delayed", "running")))
+        waiting = sa.exists().where(StoredRequest.state.in_(("pending", "delayed", "running")))
         try:
             with self.engine.connect() as connection:
                 return not connection.scalar(sa.select(waiting))
@@ -657,7 +657,13 @@ class Audit:
         self._book = book
         self._seed = seed
         self._rows = site.db.rows(
-            Request.id, Request.uuid, Request.state, Request.key, Request.attempts, Request.owner, Request.body
+            StoredRequest.id,
+            StoredRequest.uuid,
+            StoredRequest.state,
+            StoredRequest.key,
+            StoredRequest.attempts,
+            StoredRequest.owner,
+            StoredRequest.body,
         )
         self._states = {row.uuid.hex: row.state for row in self._rows}
         self._executed = Counter(int(line.split()[0]) for line in site.executions.read_bytes().splitlines())
@@ -720,7 +726,10 @@ class Audit:
     def stale_parts(self) -> int:
         """PARTIALs of attempts that broke off, which are still kept."""
         latest = {row.id: row.attempts for row in self._rows}
-        return sum(latest[each.request] != each.attempt for each in self._site.db.rows(Part.request, Part.attempt))
+        return sum(
+            latest[each.request] != each.attempt
+            for each in self._site.db.rows(StoredPartial.request, StoredPartial.attempt)
+        )
 
     def fetch_all_again(self, deadline: float) -> None:
         """Each reply is there, the right one, and the one that was seen before; what was closed is not."""

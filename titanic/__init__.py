@@ -1,6 +1,16 @@
-"""Requests that outlive everyone: `Titanic` keeps them, and their replies, in SQL (RFC 9)."""
+"""Durable requests: `Titanic` keeps requests and their replies in SQL, so they survive any crash (RFC 9)."""
 
-from ..mdp.errors import TitanicError, UnknownTicket
-from .client import AsyncTicket, AsyncTitanic, Ticket, Titanic, enqueue
+from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket
+from .client import AsyncTicket, AsyncTitanic, Ticket, Titanic
+from .transactional import enqueue
 
-__all__ = ["AsyncTicket", "AsyncTitanic", "Ticket", "Titanic", "TitanicError", "UnknownTicket", "enqueue"]
+__all__ = [
+    "AsyncTicket",
+    "AsyncTitanic",
+    "InvalidUUID",
+    "Ticket",
+    "Titanic",
+    "TitanicError",
+    "UnknownTicket",
+    "enqueue",
+]

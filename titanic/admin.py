@@ -1,6 +1,6 @@
-"""What an operator asks of the tables: functions of a connection, inside a transaction of the caller's.
+"""The operator's SQL: functions of a connection, in the caller's transaction.
 
-No clock: times are given, in seconds since 1970.
+Times are arguments, in seconds since 1970.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,20 @@ from sqlalchemy.engine import Connection
 
 from ..mdp.codes import Code
 from .store.models import STATES
-from .store.store import KEYS, NEXT_ENDED, PARTS, REQUESTS, P, R, count_ended, is_in
+from .store.outcomes import NEXT_ENDED, reserve_ended
+from .store.tables import KEYS, PARTS, REQUESTS, P, R, is_in
 
 _LISTED: Final = (
     R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.code,
     R.error, R.key,
 )  # fmt: skip
-_SHOWN: Final = (*_LISTED, R.id, R.retries, R.backoff, R.result_ttl, R.expires, R.owner, R.headers)
+_LARGE: Final = (R.body, R.reply)
+_SHOWN: Final = (*_LISTED, *(column for column in R if column not in {*_LISTED, *_LARGE, R.ended}), *_LARGE)
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
-    """Requests to look for; what is None does not matter."""
+class Filter:
+    """Filter requests to select; None selects all."""
 
     states: tuple[str, ...] = STATES
     service: str | None = None
@@ -32,7 +34,7 @@ class Which:
     finished_before: float | None = None
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
-        """As SQL."""
+        """Return the filter as SQL."""
         found = [sa.or_(*(is_in(state) for state in self.states))]
         if self.service is not None:
             found.append(R.service == self.service)
@@ -43,15 +45,15 @@ class Which:
         return found
 
 
-def ls(connection: Connection, which: Which, limit: int) -> list[dict[str, Any]]:
-    """The oldest of these requests, without their bodies."""
+def ls(connection: Connection, which: Filter, limit: int) -> list[dict[str, Any]]:
+    """Return the oldest of these requests, without their bodies."""
     rows = connection.execute(sa.select(*_LISTED).where(*which.conditions()).order_by(R.id).limit(limit))
     return [_row(row) for row in rows.mappings()]
 
 
 def show(connection: Connection, uuid: UUID) -> dict[str, Any] | None:
-    """All there is to know of a request; `body`, `reply` and the latest attempt's `partials` are packed frames."""
-    row = connection.execute(sa.select(*_SHOWN, R.body, R.reply).where(R.uuid == uuid)).mappings().one_or_none()
+    """Return everything about a request; `body`, `reply` and the latest attempt's `partials` are packed frames."""
+    row = connection.execute(sa.select(*_SHOWN).where(R.uuid == uuid)).mappings().one_or_none()
     if row is None:
         return None
     parts = connection.scalars(
@@ -68,7 +70,7 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:
-    """Have failed requests done again, from their first try; returns those that were."""
+    """Retry failed requests as if they were new, and return those that were failed."""
     return _change(
         connection, uuids, ("failed",), state="pending", due=now, failures=0, finished=None, expires=None, code=None,
         error=None, reply=None, ended=None,
@@ -76,12 +78,12 @@ def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUI
 
 
 def cancel(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:
-    """Have requests that are not done fail with 499; returns those that were changed.
+    """Let requests that have not ended fail with 499, and return those that had not.
 
-    A Titanic at which one is running cancels it when it looks next.
+    A Titanic that is running one of them cancels it at its next maintenance.
     """
-    # On SQLite one number for all: they end in one transaction.
-    ended = count_ended(connection, 1) + 1 if connection.dialect.name == "sqlite" else NEXT_ENDED
+    # On SQLite they share one number, because they end in one transaction.
+    ended = reserve_ended(connection, 1) + 1 if connection.dialect.name == "sqlite" else NEXT_ENDED
     return _change(
         connection, uuids, ("delayed", "pending", "running"), state="failed", finished=now, expires=R.result_ttl + now,
         owner=None, code=int(Code.CANCELLED), error="cancelled by an operator", ended=ended,
@@ -93,24 +95,24 @@ def _change(connection: Connection, uuids: Sequence[UUID], states: Sequence[str]
     return list(connection.scalars(changed))
 
 
-def matching(connection: Connection, which: Which, after: int, limit: int) -> list[tuple[int, UUID]]:
-    """The next `limit` of these requests whose id is above `after`: their ids and uuids."""
+def matching(connection: Connection, which: Filter, after: int, limit: int) -> list[tuple[int, UUID]]:
+    """Return the ids and UUIDs of the next `limit` requests whose id is above `after`."""
     some = sa.select(R.id, R.uuid).where(*which.conditions(), R.id > after).order_by(R.id).limit(limit)
     return [(row.id, row.uuid) for row in connection.execute(some)]
 
 
-def count(connection: Connection, which: Which) -> int:
-    """How many there are of these requests."""
+def count(connection: Connection, which: Filter) -> int:
+    """Count these requests."""
     return connection.scalar(sa.select(sa.func.count()).select_from(REQUESTS).where(*which.conditions())) or 0
 
 
-def purge(connection: Connection, which: Which, ids: Sequence[int]) -> int:
-    """Throw away those of these requests that have these ids; returns how many."""
+def purge(connection: Connection, which: Filter, ids: Sequence[int]) -> int:
+    """Delete the requests with these ids that still match the filter, and return how many."""
     return connection.execute(sa.delete(REQUESTS).where(R.id.in_(ids), *which.conditions())).rowcount
 
 
 def stats(connection: Connection, now: float) -> dict[str, Any]:
-    """Counts by service and state, and how long the oldest of those that wait has waited."""
+    """Return counts by service and state, and the age of the oldest request that has not ended."""
     rows = connection.execute(
         sa.select(R.service, R.state, sa.func.count().label("count"), sa.func.min(R.created).label("oldest"))
         .group_by(R.service, R.state)

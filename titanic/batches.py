@@ -1,7 +1,6 @@
-"""Group commit: what many ask of the database at the same time is done in one transaction, on one thread.
+"""Group commit: concurrent work on the database shares a transaction, on one thread.
 
-While a transaction is under way the next batch gathers; a batch is everything that came meanwhile.  What was asked is
-answered only once the transaction is committed.
+While a transaction runs, work for the next one is collected.  Results are delivered once the transaction is committed.
 """
 
 import asyncio
@@ -22,30 +21,30 @@ from .schema import file_identity
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[Connection, Sequence[Item]], Sequence[Result]]
-"""Does a batch of one kind: as many results as items."""
+"""Processes a batch of items and returns a result for each."""
 
-MAX_REASON: Final = 300
-"""Characters of the database's complaint that callers are told."""
+MAX_REASON_CHARS: Final = 300
+"""Maximum length of the database's error message, as callers get it."""
 
-LOG_EVERY: Final = 5.0
-"""Seconds between two log lines about what fails."""
-CLOSING: Final = 0.005
-"""Seconds between two looks at whether the thread has ended."""
-LOCKED: Final = frozenset({"40001", "40P01", "55P03"})
-"""What PostgreSQL says if somebody else is at the same rows: that is about some jobs, not about the database."""
+LOG_SECONDS: Final = 5.0
+"""Minimum interval between log lines about failing transactions."""
+CLOSE_POLL_SECONDS: Final = 0.005
+"""Interval at which `close` checks whether the thread has ended."""
+LOCK_STATES: Final = frozenset({"40001", "40P01", "55P03"})
+"""PostgreSQL's SQLSTATEs for conflicts with other transactions: they concern single items, not the database."""
 
 log = logging.getLogger("zmdp.titanic")
 
 
 class StoreError(TitanicError):
-    """The database has not done it.  Says why; `text` is what callers may know of it."""
+    """A transaction failed.  The message says why; `text` is what callers may see of it."""
 
     def __init__(self, message: str, text: str | None = None) -> None:
         super().__init__(message, code=int(Code.FAILED), text=message if text is None else text)
 
 
 class _Group(NamedTuple):
-    """Items for one kind of work, and the futures that get the results."""
+    """Items for one kind of work, and the futures for their results."""
 
     items: list[Any]
     futures: "list[asyncio.Future[Any]]"
@@ -54,7 +53,7 @@ class _Group(NamedTuple):
 _Groups = dict[Work[Any, Any], _Group]
 
 
-class _Outcome(NamedTuple):
+class _Delivery(NamedTuple):
     """Futures and their results, or their exceptions if the work failed."""
 
     futures: "list[asyncio.Future[Any]]"
@@ -62,10 +61,13 @@ class _Outcome(NamedTuple):
     failed: bool
 
 
-class Batches:
-    """A thread with a connection, for the event loop in which this is made.
+class BatchExecutor:
+    """A thread with a database connection, for the current event loop.
 
-    `order` are the kinds of work, in the order in which they are done within a transaction.
+    Args:
+        name: The thread's name.
+        engine: The database.
+        order: The kinds of work, in the order in which a transaction performs them.
     """
 
     def __init__(self, name: str, engine: Engine, order: Sequence[Work[Any, Any]]) -> None:
@@ -79,22 +81,22 @@ class Batches:
         self._closed = False
         self._log_at = 0.0
         self._failed_at: float | None = None
-        self._done = self._transactions = 0
+        self._jobs = self._transactions = 0
         self._connection: Connection | None = None
-        """Used by the thread only; kept open between transactions."""
+        """Used only by the thread, which keeps it open between transactions."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def do(self, work: Work[Item, Result], item: Item) -> "asyncio.Future[Result]":
-        """Have `work` done for `item`, in the next transaction.  The future raises `StoreError` if that fails."""
+    def submit(self, work: Work[Item, Result], item: Item) -> "asyncio.Future[Result]":
+        """Perform `work` for `item` in the next transaction.  The future raises `StoreError` if that fails."""
         future: asyncio.Future[Result] = self._loop.create_future()
         with self._changed:
             if self._closed:
-                future.set_exception(StoreError("Titanic is ending"))
+                future.set_exception(StoreError("Titanic is shutting down"))
                 return future
             group = self._groups.get(work)
             if group is None:
-                if not self._groups:  # after this turn of the event loop, so that all its work is one transaction
+                if not self._groups:  # after this turn of the event loop, all of whose work shares the transaction
                     self._loop.call_soon(self._wake)
                 group = self._groups[work] = _Group([], [])
             group.items.append(item)
@@ -106,13 +108,13 @@ class Batches:
             self._changed.notify()
 
     async def close(self) -> None:
-        """Do what was asked for, and end."""
+        """Perform the work that was submitted, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        while self._thread.is_alive():  # not `join` in another thread: nobody could give that up
-            await asyncio.sleep(CLOSING)
-        await asyncio.sleep(0)  # what the thread delivered last
+        while self._thread.is_alive():  # not `join` in a thread, which could not be cancelled
+            await asyncio.sleep(CLOSE_POLL_SECONDS)
+        await asyncio.sleep(0)  # delivers the last results
         self._engine.dispose()
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,27 +126,27 @@ class Batches:
                 groups, self._groups = self._groups, {}
             if not groups:
                 self._disconnect()
-                log.info("%s: %d jobs in %d transactions", self._thread.name, self._done, self._transactions)
+                log.info("%s: %d jobs in %d transactions", self._thread.name, self._jobs, self._transactions)
                 return
             outcomes = self._perform(groups)
             self._loop.call_soon_threadsafe(_deliver, outcomes)
 
-    def _perform(self, groups: _Groups) -> list[_Outcome]:
+    def _perform(self, groups: _Groups) -> list[_Delivery]:
         try:
             try:
                 return self._transact(groups)
             except sa.exc.DBAPIError as error:
                 if not error.connection_invalidated:
                     raise
-                # The database was restarted since, or the connection was cut.  All work can be repeated, even if the
-                # transaction was committed and only the answer was lost.
+                # The database was restarted, or the connection was lost.  All work is idempotent, so it can be repeated
+                # even if the transaction was committed and only the answer was lost.
                 return self._transact(groups)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001 - every error goes to the callers
             as_a_whole = isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | StoreError)
             if as_a_whole and isinstance(error, sa.exc.DBAPIError):
-                as_a_whole = getattr(error.orig, "sqlstate", "") not in LOCKED
+                as_a_whole = getattr(error.orig, "sqlstate", "") not in LOCK_STATES
             if not as_a_whole and sum(len(group.items) for group in groups.values()) > 1:
-                # Whatever is wrong with one of them, the others are done.
+                # One broken item must not fail the others.
                 alone = [
                     {work: _Group([item], [future])}
                     for work in self._in_order(groups)
@@ -153,27 +155,28 @@ class Batches:
                 return [outcome for each in alone for outcome in self._perform(each)]
             self._log(error)
             return [  # an exception for each: a traceback grows when it is raised
-                _Outcome(futures, [_store_error(error) for _ in futures], failed=True) for _, futures in groups.values()
+                _Delivery(futures, [_store_error(error) for _ in futures], failed=True)
+                for _, futures in groups.values()
             ]
 
     def _in_order(self, groups: _Groups) -> list[Work[Any, Any]]:
         return sorted(groups, key=self._order.__getitem__)
 
-    def _transact(self, groups: _Groups) -> list[_Outcome]:
-        outcomes: list[_Outcome] = []
+    def _transact(self, groups: _Groups) -> list[_Delivery]:
+        outcomes: list[_Delivery] = []
         self._transactions += 1
-        self._check_file()  # before it is opened, which would make another
+        self._check_file()  # before connecting, which would create a new file
         if self._connection is None:
             self._connection = self._engine.connect()
         try:
             with self._connection.begin():
                 for work in self._in_order(groups):
                     items, futures = groups[work]
-                    self._done += len(items)
+                    self._jobs += len(items)
                     results = work(self._connection, items)
                     if len(results) != len(items):
                         raise ValueError(f"{work!r} gave {len(results)} results for {len(items)} items")
-                    outcomes.append(_Outcome(futures, results, failed=False))
+                    outcomes.append(_Delivery(futures, results, failed=False))
                 self._check_file()
         except BaseException:
             self._disconnect()
@@ -187,25 +190,25 @@ class Batches:
             connection.close()
 
     def _log(self, error: Exception) -> None:
-        """Tell the operator, now and then: while the database is in trouble, everything fails."""
+        """Log the error, at a limited rate: while the database has a problem, everything fails."""
         now = time.monotonic()
         if not isinstance(error, sa.exc.DBAPIError | StoreError):
-            log.error("the database was not even asked", exc_info=error)
+            log.error("bug in a transaction", exc_info=error)
         elif self._failed_at is None or now >= self._log_at:
-            self._log_at = now + LOG_EVERY
-            log.error("not done: %s", _store_error(error))
+            self._log_at = now + LOG_SECONDS
+            log.error("transaction failed: %s", _store_error(error))
         self._failed_at = now
 
     def _log_success(self) -> None:
-        """Tell that it works again, but only after a while: reading may still work where writing fails."""
-        if self._failed_at is not None and time.monotonic() >= self._failed_at + LOG_EVERY:
+        """Log the recovery, but only after a while: reads can succeed while writes fail."""
+        if self._failed_at is not None and time.monotonic() >= self._failed_at + LOG_SECONDS:
             self._failed_at = None
             log.warning("the database works again")
 
     def _check_file(self) -> None:
-        """A SQLite file that was removed or replaced is still written to, and nobody will ever see it again."""
+        """Detect that the SQLite file was removed or replaced: SQLite would write to the old file, which is lost."""
         if self._file != file_identity(self._engine.url):
-            if self._connection is not None:  # it opens the right file when it is used again
+            if self._connection is not None:  # the next use connects to the new file
                 self._connection.invalidate()
             self._engine.dispose()
             raise StoreError("the database file was removed or replaced: put it back, or restart Titanic")
@@ -214,12 +217,12 @@ class Batches:
 def _store_error(error: Exception) -> StoreError:
     if isinstance(error, StoreError):
         return StoreError(str(error))
-    told = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
-    reason = " ".join(str(told).split())[:MAX_REASON] or type(told).__name__
-    if getattr(told, "sqlstate", "") in LOCKED:
-        return StoreError(reason, "somebody else is at it, with the same key perhaps: try again")
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
+    reason = " ".join(str(cause).split())[:MAX_REASON_CHARS] or type(cause).__name__
+    if getattr(cause, "sqlstate", "") in LOCK_STATES:
+        return StoreError(reason, "another transaction holds a lock, perhaps on the same key: try again")
     if isinstance(error, sa.exc.DBAPIError) and not isinstance(error.orig, sqlite3.Error) and _is_away(error):
-        return StoreError(reason, "the database cannot be reached")  # its address is nobody's business
+        return StoreError(reason, "the database cannot be reached")  # without its address, which callers must not see
     return StoreError(reason)
 
 
@@ -227,10 +230,10 @@ def _is_away(error: sa.exc.DBAPIError) -> bool:
     return error.connection_invalidated or error.statement is None
 
 
-def _deliver(outcomes: list[_Outcome]) -> None:
+def _deliver(outcomes: list[_Delivery]) -> None:
     for futures, results, failed in outcomes:
         for future, result in zip(futures, results, strict=True):
-            if future.done():  # nobody waits any more
+            if future.done():  # cancelled
                 continue
             if failed:
                 future.set_exception(result)

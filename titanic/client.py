@@ -1,225 +1,37 @@
-"""Titanic for Python programs: hand a request over, come back for its reply, whenever that is.
+"""Titanic for Python programs: submit a request, and fetch its reply whenever that is there.
 
     with Client() as client:
         ticket = Titanic(client).submit("resize", image, key="image-17")
-        print(ticket.uuid)          # all that is needed to come back, from anywhere
+        print(ticket.uuid)          # all you need to come back, from anywhere
         ...
         reply = Titanic(client).ticket(uuid).result()
         ticket.close()
 
-Times are seconds.  All that is raised is in `zmdp.mdp.errors`.
+Times are seconds.  All errors are in `zmdp.mdp.errors`.  `Titanic` is for threads, `AsyncTitanic` for asyncio; both
+perform the steps of `titanic/conversation.py`.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, suppress
-from datetime import datetime
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing, closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Self, Unpack
 from uuid import UUID
 
-from ..clients import (
-    AsyncClient,
-    BrokerUnreachable,
-    Client,
-    Reply,
-    RequestTimeout,
-    ServiceError,
-    ServiceNotFound,
-    SettingError,
-    StreamInterrupted,
-)
-from ..clients.arguments import checked_body
-from ..mdp.codes import Code
-from ..mdp.errors import TitanicError, UnknownTicket
-from ..mdp.wire import service_name
-from .submission import Malformed, parse_uuid, submission
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-    from sqlalchemy.orm import Session, scoped_session
-
-PATIENCE: Final = 15.0
-"""Seconds after which somebody who waits for a reply looks whether there is a Titanic at all."""
-POLL: Final = (0.05, 1.0)
-"""Seconds between two questions where Titanic cannot be asked to wait: at first, and at most."""
-_REQUEST, _REPLY, _CLOSE = "titanic.request", "titanic.reply", "titanic.close"
-
-
-def request_options(
-    *,
-    key: str | None = None,
-    key_ttl: float | None = None,
-    delay: float | None = None,
-    at: datetime | float | None = None,
-    priority: int = 0,
-    retries: int = 0,
-    backoff: float | None = None,
-    ttl: float | None = None,
-) -> dict[str, Any]:
-    """The options of titanic.request, as they go on the wire.  See `Titanic.submit`."""
-    times = {"key_ttl": key_ttl, "delay": delay, "backoff": backoff, "result_ttl": ttl}
-    options: dict[str, Any] = {name: _milliseconds(name, value) for name, value in times.items() if value is not None}
-    if isinstance(at, datetime):
-        if at.tzinfo is None:
-            raise SettingError(f"at is {at!r}, which is a different time in each time zone: give it a tzinfo")
-        options["at"] = at.isoformat()
-    elif at is not None:
-        options["at"] = _milliseconds("at", at)
-    if key is not None:
-        options["key"] = key
-    if priority:
-        options["priority"] = priority
-    if retries:
-        options["retries"] = retries
-    return options
-
-
-def _milliseconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(f"{name} is {value!r}: it takes a number of seconds")
-    return round(value * 1000, 3)
-
-
-def enqueue(
-    session: "Session | scoped_session[Any] | Connection",
-    service: str | bytes,
-    *frames: bytes,
-    key: str | None = None,
-    key_ttl: float | None = None,
-    delay: float | None = None,
-    at: datetime | float | None = None,
-    priority: int = 0,
-    retries: int = 0,
-    backoff: float | None = None,
-    ttl: float | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> str:
-    """Hand a request over within the transaction of `session`; returns its uuid.
-
-    Titanic finds it if that transaction commits, and only then: what the program writes and what it asks for are one
-    thing.  The session's database must be Titanic's own (`titanic db upgrade --db URL` makes the tables beside others);
-    a `Connection` will do as well.  All else is as in `Titanic.submit`.  With asyncio:
-    `await session.run_sync(enqueue, "service", b"…")`.
-
-    Raises `SettingError` for what cannot be stored, `TitanicError` if the database has not Titanic's tables.
-    """
-    from sqlalchemy.engine import Connection  # noqa: PLC0415 - who only calls Titanic needs no SQLAlchemy
-    from sqlalchemy.exc import OperationalError, ProgrammingError  # noqa: PLC0415
-
-    from .store import models, store  # noqa: PLC0415
-
-    options = request_options(
-        key=key, key_ttl=key_ttl, delay=delay, at=at, priority=priority, retries=retries, backoff=backoff, ttl=ttl
-    )
-    if headers:
-        options["headers"] = dict(headers)
-    try:
-        asked = submission([service_name(service), *checked_body(frames)], options, time.time())
-    except Malformed as error:
-        raise SettingError(str(error)) from None
-    if isinstance(session, Connection):
-        connection = session
-    elif not callable(getattr(session, "connection", None)):
-        raise SettingError(f"{session!r:.100} is no session: enqueue takes a SQLAlchemy Session or Connection")
-    else:
-        connection = session.connection(bind_arguments={"mapper": models.Request})
-    if connection.dialect.name not in {"sqlite", "postgresql"}:
-        raise SettingError(f"the session's database is {connection.dialect.name}: Titanic's is SQLite or PostgreSQL")
-    try:
-        (uuid,) = store.accept(connection, [asked])
-    except (OperationalError, ProgrammingError) as error:
-        if "titanic_" in str(error.orig):
-            told = (
-                f"the session's database has not the tables of Titanic (`titanic db upgrade` makes them): {error.orig}"
-            )
-            raise TitanicError(told, code=int(Code.FAILED)) from error
-        raise
-    return uuid.hex
-
-
-# ── what both twins do with what Titanic says ────────────────────────────────────────────────────────────────────────
-
-
-def _uuid_text(uuid: str | bytes | UUID) -> str:
-    text = uuid.hex if isinstance(uuid, UUID) else uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid
-    found = parse_uuid(text.replace("-", "").encode(errors="replace"))
-    if found is None:
-        raise SettingError(f"{uuid!r} is no uuid: it takes 32 hex digits")
-    return found.hex
-
-
-def _status(reply: Sequence[bytes]) -> tuple[int, str]:
-    code, text = reply[0][:3], reply[0][4:]
-    return int(code) if code.isdigit() else int(Code.FAILED), text.decode(errors="replace")
-
-
-def _check(reply: Reply, uuid: str = "") -> None:
-    """Raise what Titanic has to say against it."""
-    code, text = _status(reply)
-    if code in {200, 300}:
-        return
-    if code == Code.MALFORMED and (text.startswith("unknown uuid") or (uuid and not text)):  # 0.2 gets no text (C37)
-        known = f"Titanic knows no request {uuid}: it was closed, its reply has expired, or there never was one"
-        raise UnknownTicket(known, service=reply.service, code=code, text=text)
-    if code == Code.MALFORMED:
-        raise SettingError(f"Titanic takes it not: {text}")
-    raise TitanicError(f"Titanic could not do it: {text} ({code})", service=reply.service, code=code, text=text)
-
-
-def _result(reply: Reply, uuid: str, service: str) -> Reply | None:
-    """The reply that was fetched, None if it is not there yet.  Raises `ServiceError`, `UnknownTicket`."""
-    code, text = _status(reply)
-    if code == Code.FAILED and len(reply) > 1 and reply[1].isdigit():  # else it is Titanic that failed
-        raise ServiceError(int(reply[1]), text, reply[2] if len(reply) > 2 else None, service=service)
-    _check(reply, uuid)
-    return None if code == 300 else Reply(reply[1:], service=reply.service, final=True)
-
-
-def _partials_from(start: int) -> dict[str, Any]:
-    return {"partials": True, "from": start, "wait": True}
-
-
-def _nobody(service: str) -> ServiceNotFound:
-    return ServiceNotFound(f"no Titanic serves {service!r}: start one with `titanic serve`", service=service)
-
-
-def _too_late(uuid: str, timeout: float) -> RequestTimeout:
-    return RequestTimeout(f"request {uuid} has no reply within {timeout:g} s", service=_REPLY)
-
-
-class _Deadline:
-    """A number of seconds from now, or no end."""
-
-    def __init__(self, timeout: float | None) -> None:
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
-            raise SettingError(f"timeout is {timeout!r}: it takes a number of seconds, 0 for not to wait, or None")
-        self.timeout = timeout
-        self._at = None if timeout is None else time.monotonic() + timeout
-
-    @property
-    def left(self) -> float:
-        return PATIENCE if self._at is None else self._at - time.monotonic()
-
-    def check(self, uuid: str) -> None:
-        """Raises `RequestTimeout` if they have passed."""
-        if self.timeout is not None and self.left <= 0:
-            raise _too_late(uuid, self.timeout)
-
-    @property
-    def step(self) -> float:
-        """For how long to ask at a time."""
-        return min(self.left, PATIENCE) if self.left > 0 else PATIENCE
-
+from ..clients import AsyncClient, Client, Reply
+from ..mdp.errors import ZmdpError
+from . import conversation
+from .conversation import CallTitanic, CheckAvailable, PartialsCursor, Result, Step, Steps
+from .submission import SubmissionOptions
 
 # ── for threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Titanic:
-    """Hands requests to Titanic through `client`, a `zmdp.clients.Client`.
+    """Submits requests to Titanic through a `zmdp.clients.Client`.
 
-    With a client whose protocol is `"0.2"` there are no options, and who waits for a reply asks again and again.
+    A client whose protocol is `"0.2"` cannot send options, and polls for replies.
     """
 
     def __init__(self, client: Client) -> None:
@@ -229,49 +41,73 @@ class Titanic:
         self,
         service: str | bytes,
         *frames: bytes,
-        key: str | None = None,
-        key_ttl: float | None = None,
-        delay: float | None = None,
-        at: datetime | float | None = None,
-        priority: int = 0,
-        retries: int = 0,
-        backoff: float | None = None,
-        ttl: float | None = None,
         headers: Mapping[str, str] | None = None,
+        **options: Unpack[SubmissionOptions],
     ) -> "Ticket":
-        """Hand over a request for `service`; when this returns, it is on stable storage.
+        """Submit a request for `service`; when this returns, the request is on disk.
 
-        `key` makes it safe to repeat: the same key and service give the first request's ticket again, for `key_ttl`
-        seconds or for ever.  It is not done before `delay` seconds have passed, or `at` (a datetime with its time
-        zone, or seconds since 1970).  `priority` is 0 to 9; 9 goes first.  If the handler fails it is tried again
-        `retries` times, after `backoff` seconds (default: 1) and then twice as long each time.  `ttl` is for how long
-        the reply is kept (default: until it is closed).  `headers` reach the handler.
+        Args:
+            service: The service to call.
+            frames: The body; none stands for one empty frame.
+            headers: Headers for the service's handler.
+            options: All are optional:
+                `key`: An idempotency key, to make your own retries safe: the same key and service return the first
+                    request's ticket.  (What the client itself repeats, after a lost connection, is stored once anyway.)
+                `key_ttl`: How long to remember the key, in seconds (default: forever).
+                `delay`: Delay in seconds before the request may run.
+                `at`: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
+                `priority`: 0 (the default) to 9; 9 runs first.
+                `retries`: How often to retry if the handler fails (default: 0).
+                `backoff`: Pause in seconds before the first retry, doubled for each further one (default: 1).
+                `ttl`: How long to keep the result, in seconds (default: until it is closed).
 
-        Raises `TitanicError` if it was not stored, `ServiceNotFound` if there is no Titanic, else as `Client.request`.
+        Raises:
+            SettingError: An argument is invalid.
+            TitanicError: The request was not stored.
+            ServiceNotFound: No Titanic is registered at the broker.
+
+        Everything that `Client.request` raises can be raised as well.
         """
-        options = request_options(
-            key=key, key_ttl=key_ttl, delay=delay, at=at, priority=priority, retries=retries, backoff=backoff, ttl=ttl
-        )
-        body = (service_name(service), *(frames or (b"",)))
-        reply = self._ask(_REQUEST, *body, headers=headers, options=options or None)
-        _check(reply)
-        return Ticket(self, reply[1].decode(), body[0].decode())
+        steps = conversation.submit(self.client.protocol, service, frames, headers, options)
+        return Ticket(self, *self._perform(steps))
 
     def ticket(self, uuid: str | bytes | UUID) -> "Ticket":
-        """The ticket of a request that was handed over before.  Raises `SettingError` for what is no uuid."""
-        return Ticket(self, _uuid_text(uuid))
+        """Return the ticket of a request that was submitted before.
 
-    def _ask(self, service: str, *frames: bytes, **settings: Any) -> Reply:
+        Raises:
+            InvalidUUID: `uuid` is not a UUID.
+        """
+        return Ticket(self, conversation.uuid_text(uuid))
+
+    def _perform(self, steps: Steps[Result]) -> Result:
         try:
-            return self.client.request(service, *frames, **settings)
-        except RequestTimeout as error:
-            if not isinstance(error, BrokerUnreachable) and not self.client.available(service):
-                raise _nobody(service) from None
-            raise
+            step = next(steps)
+            while True:
+                try:
+                    answer = self._take(step)
+                except ZmdpError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    def _take(self, step: Step) -> Reply | bool | None:
+        if isinstance(step, CallTitanic):
+            retries = None if step.timeout is None else 0
+            return self.client.request(
+                step.service, *step.frames, timeout=step.timeout, retries=retries, headers=step.headers,
+                options=step.options,
+            )  # fmt: skip
+        if isinstance(step, CheckAvailable):
+            return self.client.available(step.service)
+        time.sleep(step.seconds)
+        return None
 
 
 class Ticket:
-    """A request that Titanic has.  `uuid` is all that is needed to come back for it; keep it to yourself.
+    """A request that Titanic has stored.  Its `uuid` is all you need to come back; keep it secret.
 
     As a context manager it closes the request at the end of the block.
     """
@@ -279,88 +115,70 @@ class Ticket:
     def __init__(self, titanic: Titanic, uuid: str, service: str = "") -> None:
         self.uuid = uuid
         self.service = service
-        """Whose it is, if it was submitted here."""
+        """The service's name, if the request was submitted here."""
         self._titanic = titanic
-        self._client = titanic.client
 
     def __repr__(self) -> str:
         return f"Ticket({self.uuid!r})"
 
     def ready(self) -> bool:
-        """Whether it has ended.  Raises `UnknownTicket`."""
-        with suppress(ServiceError):
-            return _result(self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid, self.service) is not None
-        return True
+        """Return whether the request has ended.  Raises `UnknownTicket`."""
+        return self._titanic._perform(conversation.ready(self.uuid, self.service))
 
     def result(self, timeout: float | None = None) -> Reply:
-        """The frames of the reply's FINAL, once it is there; it can be fetched any number of times.
+        """Return the frames of the reply's FINAL once it is there.  It can be fetched any number of times.
 
-        `timeout` is in seconds: 0 does not wait, None waits for as long as there is a Titanic.
+        Args:
+            timeout: Seconds to wait; 0 does not wait, None waits as long as there is a Titanic.
 
-        Raises `ServiceError` if the request failed, `RequestTimeout` (a `TimeoutError`) if it has not ended in time,
-        `UnknownTicket` if it was closed or has expired, `BrokerUnreachable`, `ServiceNotFound`.
+        Raises:
+            ServiceError: The request failed.
+            RequestTimeout: The request has not ended in time.
+            UnknownTicket: It was closed, or its result has expired.
+            BrokerUnreachable: No broker answers.
+            ServiceNotFound: No Titanic is registered at the broker.
         """
-        deadline = _Deadline(timeout)
-        if timeout == 0:
-            found = _result(self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid, self.service)
-            if found is None:
-                raise _too_late(self.uuid, timeout)
-            return found
-        options = {"wait": True} if self._client.protocol == "X1" else None
-        pauses = _pauses()
-        while True:
-            try:
-                reply = self._titanic._ask(
-                    _REPLY, self.uuid.encode(), timeout=deadline.step, retries=0, options=options
-                )
-            except BrokerUnreachable:
-                raise
-            except RequestTimeout:
-                pass
-            else:
-                found = _result(reply, self.uuid, self.service)
-                if found is not None:
-                    return found
-                time.sleep(max(0.0, min(next(pauses), deadline.left)))
-            deadline.check(self.uuid)
+        return self._titanic._perform(
+            conversation.result(self._titanic.client.protocol, self.uuid, self.service, timeout)
+        )
 
     def partials(self, start: int = 0, *, timeout: float | None = None) -> Generator[Reply, None, None]:
-        """The PARTIALs of the reply from number `start` on, as they come, until it has ended.
+        """Yield the reply's PARTIALs from number `start` on, as they come, until the request has ended.
 
-        They are kept, so it can be done again.  If the service was interrupted and began anew, those of the new attempt
-        follow on from the same number.  `timeout` (seconds) is for how long none may come.  Raises as `result`.
+        Titanic keeps them, so they can be read again.  If the request is run again because an attempt was interrupted,
+        the PARTIALs of the new attempt follow from the same number on.
+
+        Args:
+            start: The number of the first PARTIAL, counted from 0.
+            timeout: Maximum silence in seconds; None for no limit.
+
+        Raises what `result` raises.
         """
-        deadline = _Deadline(timeout)
-        pauses = _pauses()
-        while True:
+        client = self._titanic.client
+        cursor = PartialsCursor(self.uuid, self.service, start, timeout)
+        while not cursor.ended:
+            stream = client.stream(
+                conversation.REPLY, *cursor.frames, timeout=cursor.timeout, retries=0, options=cursor.options
+            )
             try:
-                asked = self._client.stream(
-                    _REPLY, self.uuid.encode(), timeout=deadline.step, retries=0, options=_partials_from(start)
-                )
-                with closing(asked) as parts:
+                with closing(stream) as parts:
                     for part in parts:
-                        if part.final and _result(part, self.uuid, self.service) is not None:
-                            return
-                        if not part.final:
-                            start += 1
-                            deadline, pauses = _Deadline(timeout), _pauses()
+                        if cursor.take(part):
                             yield part
-                time.sleep(
-                    max(0.0, min(next(pauses), deadline.left))
-                )  # it says 300: it is about to end, or too many wait
-            except BrokerUnreachable:
-                raise
-            except (RequestTimeout, StreamInterrupted):
-                if not self._client.available(_REPLY):
-                    raise _nobody(_REPLY) from None
-            deadline.check(self.uuid)
+                time.sleep(cursor.pause())
+            except ZmdpError as error:
+                self._titanic._perform(cursor.failed(error))
+            cursor.check()
 
     def close(self) -> None:
-        """Have Titanic forget the request and its reply; what is under way of it is cancelled.
+        """Delete the request and its reply; if the request is running, cancel it.  Harmless when repeated.
 
-        Harmless when repeated.  Raises `TitanicError` if Titanic could not, else as `Client.request`.
+        Raises:
+            TitanicError: Titanic failed to do so.
+
+        Everything that `Client.request` raises can be raised as well.
         """
-        _check(self._titanic._ask(_CLOSE, self.uuid.encode()))
+        self._titanic._perform(conversation.close(self.uuid))
 
     def __enter__(self) -> Self:
         return self
@@ -369,13 +187,6 @@ class Ticket:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _pauses() -> Iterator[float]:
-    pause, most = POLL
-    while True:
-        yield pause
-        pause = min(2 * pause, most)
 
 
 # ── for asyncio ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -391,36 +202,42 @@ class AsyncTitanic:
         self,
         service: str | bytes,
         *frames: bytes,
-        key: str | None = None,
-        key_ttl: float | None = None,
-        delay: float | None = None,
-        at: datetime | float | None = None,
-        priority: int = 0,
-        retries: int = 0,
-        backoff: float | None = None,
-        ttl: float | None = None,
         headers: Mapping[str, str] | None = None,
+        **options: Unpack[SubmissionOptions],
     ) -> "AsyncTicket":
-        """Hand over a request for `service`; when this returns, it is on stable storage.  As `Titanic.submit`."""
-        options = request_options(
-            key=key, key_ttl=key_ttl, delay=delay, at=at, priority=priority, retries=retries, backoff=backoff, ttl=ttl
-        )
-        body = (service_name(service), *(frames or (b"",)))
-        reply = await self._ask(_REQUEST, *body, headers=headers, options=options or None)
-        _check(reply)
-        return AsyncTicket(self, reply[1].decode(), body[0].decode())
+        """Submit a request for `service`; when this returns, the request is on disk.  See `Titanic.submit`."""
+        steps = conversation.submit(self.client.protocol, service, frames, headers, options)
+        return AsyncTicket(self, *await self._perform(steps))
 
     def ticket(self, uuid: str | bytes | UUID) -> "AsyncTicket":
-        """The ticket of a request that was handed over before.  Raises `SettingError` for what is no uuid."""
-        return AsyncTicket(self, _uuid_text(uuid))
+        """Return the ticket of a request that was submitted before.  See `Titanic.ticket`."""
+        return AsyncTicket(self, conversation.uuid_text(uuid))
 
-    async def _ask(self, service: str, *frames: bytes, **settings: Any) -> Reply:
+    async def _perform(self, steps: Steps[Result]) -> Result:
         try:
-            return await self.client.request(service, *frames, **settings)
-        except RequestTimeout as error:
-            if not isinstance(error, BrokerUnreachable) and not await self.client.available(service):
-                raise _nobody(service) from None
-            raise
+            step = next(steps)
+            while True:
+                try:
+                    answer = await self._take(step)
+                except ZmdpError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    async def _take(self, step: Step) -> Reply | bool | None:
+        if isinstance(step, CallTitanic):
+            if step.timeout is None:
+                return await self.client.request(step.service, *step.frames, headers=step.headers, options=step.options)
+            return await self.client.request(
+                step.service, *step.frames, timeout=step.timeout, headers=step.headers, options=step.options
+            )
+        if isinstance(step, CheckAvailable):
+            return await self.client.available(step.service)
+        await asyncio.sleep(step.seconds)
+        return None
 
 
 class AsyncTicket:
@@ -429,72 +246,41 @@ class AsyncTicket:
     def __init__(self, titanic: AsyncTitanic, uuid: str, service: str = "") -> None:
         self.uuid = uuid
         self.service = service
+        """The service's name, if the request was submitted here."""
         self._titanic = titanic
-        self._client = titanic.client
 
     def __repr__(self) -> str:
         return f"AsyncTicket({self.uuid!r})"
 
     async def ready(self) -> bool:
-        """Whether it has ended.  Raises `UnknownTicket`."""
-        with suppress(ServiceError):
-            return _result(await self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid, self.service) is not None
-        return True
+        """Return whether the request has ended.  Raises `UnknownTicket`."""
+        return await self._titanic._perform(conversation.ready(self.uuid, self.service))
 
     async def result(self, timeout: float | None = None) -> Reply:
-        """The frames of the reply's FINAL, once it is there.  As `Ticket.result`."""
-        deadline = _Deadline(timeout)
-        if timeout == 0:
-            found = _result(await self._titanic._ask(_REPLY, self.uuid.encode()), self.uuid, self.service)
-            if found is None:
-                raise _too_late(self.uuid, timeout)
-            return found
-        options = {"wait": True} if self._client.protocol == "X1" else None
-        pauses = _pauses()
-        while True:
-            try:
-                reply = await self._titanic._ask(_REPLY, self.uuid.encode(), timeout=deadline.step, options=options)
-            except BrokerUnreachable:
-                raise
-            except RequestTimeout:
-                pass
-            else:
-                found = _result(reply, self.uuid, self.service)
-                if found is not None:
-                    return found
-                await asyncio.sleep(max(0.0, min(next(pauses), deadline.left)))
-            deadline.check(self.uuid)
+        """Return the frames of the reply's FINAL once it is there.  See `Ticket.result`."""
+        return await self._titanic._perform(
+            conversation.result(self._titanic.client.protocol, self.uuid, self.service, timeout)
+        )
 
     async def partials(self, start: int = 0, *, timeout: float | None = None) -> AsyncGenerator[Reply, None]:
-        """The PARTIALs of the reply from number `start` on, until it has ended.  As `Ticket.partials`."""
-        deadline = _Deadline(timeout)
-        pauses = _pauses()
-        while True:
+        """Yield the reply's PARTIALs from number `start` on, until the request has ended.  See `Ticket.partials`."""
+        client = self._titanic.client
+        cursor = PartialsCursor(self.uuid, self.service, start, timeout)
+        while not cursor.ended:
+            stream = client.stream(conversation.REPLY, *cursor.frames, timeout=cursor.timeout, options=cursor.options)
             try:
-                asked = self._client.stream(
-                    _REPLY, self.uuid.encode(), timeout=deadline.step, options=_partials_from(start)
-                )
-                async with aclosing(asked) as parts:
+                async with aclosing(stream) as parts:
                     async for part in parts:
-                        if part.final and _result(part, self.uuid, self.service) is not None:
-                            return
-                        if not part.final:
-                            start += 1
-                            deadline, pauses = _Deadline(timeout), _pauses()
+                        if cursor.take(part):
                             yield part
-                await asyncio.sleep(
-                    max(0.0, min(next(pauses), deadline.left))
-                )  # it says 300: it is about to end, or too many wait
-            except BrokerUnreachable:
-                raise
-            except (RequestTimeout, StreamInterrupted):
-                if not await self._client.available(_REPLY):
-                    raise _nobody(_REPLY) from None
-            deadline.check(self.uuid)
+                await asyncio.sleep(cursor.pause())
+            except ZmdpError as error:
+                await self._titanic._perform(cursor.failed(error))
+            cursor.check()
 
     async def close(self) -> None:
-        """Have Titanic forget the request and its reply.  As `Ticket.close`."""
-        _check(await self._titanic._ask(_CLOSE, self.uuid.encode()))
+        """Delete the request and its reply.  See `Ticket.close`."""
+        await self._titanic._perform(conversation.close(self.uuid))
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,8 +1,8 @@
-"""Has stored requests done: a client of the broker, with many numbered requests over one connection (C31).
+"""Executes stored requests: a client of the broker with many numbered requests over one connection (C31).
 
-A request is claimed only if its service has workers, and never many more than these can take, so a slow service holds
-nobody else back and what is urgent goes first.  What a worker's, a broker's or a Titanic's death interrupts is tried
-again for ever; what a handler answers, an error as well, is the outcome.
+A request is claimed only if its service has workers, and only a few more are claimed than these can take.  So a slow
+service does not hold up others, and urgent requests run first.  Requests that are interrupted by the death of a worker,
+a broker or a Titanic are retried without limit; a handler's answer, even an error, is the outcome.
 """
 
 import asyncio
@@ -22,45 +22,45 @@ from uuid import UUID
 from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, ServiceError, SettingError
 from ..mdp.codes import Code
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
-from .batches import Batches, StoreError, Work
+from . import store
+from .batches import BatchExecutor, StoreError, Work
 from .frames import pack, unpack
-from .store import store
 from .store.clock import Clock
 
-FACTOR: Final = 2
-"""Requests given to the broker for each unit of a service's credit: the next is there when one ends."""
-HORIZON: Final = 0.05
-"""Seconds for which requests are claimed ahead, beyond those, at the speed at which the service does them."""
-MOST: Final = 2000
-"""Requests claimed for one service, however many its workers take."""
-MOST_BYTES: Final = 256 << 20
-"""Bytes of claimed requests, and of outcomes that wait to be stored, above which a service gets one at a time."""
-MOST_UNSTORED: Final = 1000
-"""Outcomes that wait to be stored, above which no more requests are claimed."""
-MAX_PARTS: Final = 1_000_000
-"""PARTIALs that are kept of one reply."""
-PARTS_AHEAD: Final = 64
-"""PARTIALs of a stream that may wait to be stored before the next is taken."""
-LOOK: Final = 0.5
-"""Seconds between two looks at the tables."""
-ASK: Final = 0.5
-"""Seconds between two questions to the broker, who is there."""
-ASK_LEAST: Final = 0.05
-"""The same, while requests come for services that were not there."""
-ASK_MORE: Final = 100
-"""Services that are asked for one by one, each time, at a broker with too many of them to tell of all."""
-COUNT: Final = 60.0
-"""Seconds between two counts of what waits."""
-PATIENCE: Final = 5.0
-"""Seconds that the broker has to answer these."""
-BACKOFF: Final = (0.5, 60.0)
-"""Seconds before the second attempt and before the latest; each pause is twice as long as the one before."""
-HANDLER_BACKOFF: Final = (1.0, 3600.0)
-"""The same for a handler that failed, if the request does not say."""
-MAX_KEPT: Final = MAX_BODY - 100
-"""Bytes of a reply: when it is fetched, its status is in front."""
-NOT_NOW: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
-"""Codes after which a request is tried again for ever, whether it is the broker or a handler who gave them."""
+PREFETCH_FACTOR: Final = 2
+"""Requests sent to the broker per unit of a service's credit, so that the next is there when one ends."""
+CLAIM_AHEAD_SECONDS: Final = 0.05
+"""How much further ahead requests are claimed, at the rate at which the service completes them."""
+MAX_CLAIMED: Final = 2000
+"""Maximum number of requests claimed for one service."""
+MAX_BYTES: Final = 256 << 20
+"""Size of claimed requests and of unstored outcomes above which each service gets one request at a time."""
+MAX_UNSTORED: Final = 1000
+"""Number of unstored outcomes above which no more requests are claimed."""
+MAX_PARTIALS: Final = 1_000_000
+"""Maximum number of PARTIALs of one reply."""
+MAX_UNSTORED_PARTIALS: Final = 64
+"""Unstored PARTIALs of one stream above which it is not read any further."""
+MAINTENANCE_SECONDS: Final = 0.5
+"""Interval of maintenance of the tables."""
+DISCOVERY_SECONDS: Final = 0.5
+"""Interval at which the broker is asked which services have workers."""
+MIN_DISCOVERY_SECONDS: Final = 0.05
+"""The same while requests arrive for services that had no workers."""
+DISCOVERY_PAGE: Final = 100
+"""Services to ask for one by one, per interval, at a broker with too many to list them all."""
+COUNT_SECONDS: Final = 60.0
+"""Interval at which requests that have not ended are counted."""
+DISCOVERY_TIMEOUT_SECONDS: Final = 5.0
+"""How long to wait for the broker's answer."""
+BACKOFF_SECONDS: Final = (0.5, 60.0)
+"""The first and the longest pause before another attempt.  Each pause is twice as long as the one before."""
+HANDLER_BACKOFF_SECONDS: Final = (1.0, 3600.0)
+"""The same after a handler failed, if the request has no backoff of its own."""
+MAX_REPLY_BYTES: Final = MAX_BODY - 100
+"""Maximum size of a reply: when it is fetched, its status comes first."""
+TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
+"""Codes after which a request is retried without limit, whether the broker or a handler gave them."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ log = logging.getLogger("zmdp.titanic")
 
 
 class _Lane:
-    """What is under way for one service."""
+    """The requests of one service that are claimed or being executed."""
 
     __slots__ = (
         "accepted", "ahead", "buffer", "claiming", "credit", "ended", "in_flight", "pending", "service",
@@ -77,28 +77,28 @@ class _Lane:
     def __init__(self, service: str) -> None:
         self.service = service
         self.credit = 0
-        """Requests that all workers of the service together take at a time."""
+        """How many requests all workers of the service take at a time."""
         self.pending = False
-        """There may be requests to claim."""
+        """Whether there may be requests to claim."""
         self.accepted = 0
-        """How many were accepted: whether one came while others were claimed."""
+        """Counts accepted requests; tells whether one arrived during a claim."""
         self.claiming = False
         self.buffer: deque[_Running] = deque()
-        """Claimed, not given to the broker yet."""
+        """Requests that are claimed but not yet sent to the broker."""
         self.in_flight = 0
         self.ended = 0
-        """Requests that have ended since the last look."""
+        """Requests that have ended since the last maintenance."""
         self.ahead = 0
-        """Requests to claim beyond those that are given to the broker."""
+        """How many requests to claim beyond those that are sent to the broker."""
 
     @property
     def room(self) -> int:
-        """Requests that may be claimed."""
-        return min(self.credit * FACTOR + self.ahead, MOST)
+        """How many requests may be claimed in all."""
+        return min(self.credit * PREFETCH_FACTOR + self.ahead, MAX_CLAIMED)
 
     def observe(self, seconds: float) -> None:
-        """Learn how fast the service is, from what has ended in so many seconds."""
-        self.ahead = max(int(self.ended / seconds * HORIZON), self.ahead // 2)
+        """Adapt to the rate at which the service completed requests in the last `seconds`."""
+        self.ahead = max(int(self.ended / seconds * CLAIM_AHEAD_SECONDS), self.ahead // 2)
         self.ended = 0
 
     @property
@@ -107,7 +107,7 @@ class _Lane:
 
 
 class _Running:
-    """A request that this Titanic holds, from its claim until its outcome is stored."""
+    """A request that this Titanic has claimed, until its outcome is stored."""
 
     __slots__ = ("answered", "claimed", "lane", "task")
 
@@ -116,19 +116,26 @@ class _Running:
         self.lane = lane
         self.task: asyncio.Task[None] | None = None
         self.answered = False
-        """There is an outcome, which is being stored."""
+        """Whether there is an outcome, which is being stored."""
 
 
 class Dispatcher:
-    """`changed(uuid)` is told of requests whose state or whose PARTIALs have changed.
+    """Claims requests, executes them through `client`, and stores their outcomes.
 
-    `ttl` (seconds, None for until they are closed) is for how long replies are kept whose requests do not say.
+    Args:
+        client: The client that sends the requests.
+        writer: Executes statements that write.
+        clock: The database's clock.
+        lease: Seconds for which claimed requests belong to this Titanic.
+        ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
+        max_waiting: Maximum number of requests that have not ended.
+        changed: Called with the UUID of each request whose state or PARTIALs have changed.
     """
 
     def __init__(
         self,
         client: AsyncClient,
-        writer: Batches,
+        writer: BatchExecutor,
         clock: Clock,
         *,
         lease: float,
@@ -150,36 +157,36 @@ class Dispatcher:
         self._bytes = 0
         self._unstored = 0
         self._waiting = 0
-        """Requests that are neither done nor failed: when last counted, and those of this Titanic since."""
-        self._count = False
-        """They are to be counted again, now."""
+        """Requests that have not ended: the last count, and this Titanic's changes since."""
+        self._recount = False
+        """Whether to count them now."""
         self._wake = asyncio.Event()
-        self._ask_now = asyncio.Event()
+        self._discover_now = asyncio.Event()
         self._offered: dict[str, int] = {}
-        """The credit of each service, as the broker told it last."""
+        """The credit of each service, from the broker's last answer."""
         self._draining = False
         self._page = ""
-        """Services with pending requests up to this name have been asked for one by one."""
-        self._looked = 0.0
-        """When the tables were looked at, on the monotonic clock."""
+        """The last service that was asked for one by one."""
+        self._maintained_at = 0.0
+        """When the last maintenance was, on the monotonic clock."""
 
-    # ── told by the service ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── called by the service ────────────────────────────────────────────────────────────────────────────────────────
 
     def room(self) -> bool:
-        """Whether one more request may be accepted."""
+        """Return whether one more request may be accepted."""
         if self._waiting < self._max_waiting:
             return True
-        self._count = True  # it may be that there is room again
+        self._recount = True  # perhaps there is room again
         return False
 
     def accepted(self, service: str, due: float) -> None:
-        """A request was stored."""
+        """Handle that a request was stored."""
         self._waiting += 1
         if due > self._clock.now():
             self._wake.set()
             return
         if not self._offered.get(service):
-            self._ask_now.set()  # `_ask` has the tables looked at, if there is somebody now
+            self._discover_now.set()  # which has the tables examined if there are workers now
             return
         lane = self._lane(service)
         lane.accepted += 1
@@ -187,39 +194,39 @@ class Dispatcher:
         self._fill(lane)
 
     def gone(self, id_: int) -> None:
-        """A request was closed: nobody wants its reply."""
+        """Handle that a request was closed."""
         running = self._running.get(id_)
         if running is not None:
-            self._give_up(running)
+            self._abandon(running)
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_often())
-            tasks.create_task(self._ask_often())
+            tasks.create_task(self._maintain_periodically())
+            tasks.create_task(self._discover_periodically())
 
-    async def _look_often(self) -> None:
+    async def _maintain_periodically(self) -> None:
         renew_at = count_at = 0.0
         while True:
             now = self._clock.now()
-            renew, count = now >= renew_at, self._count or now >= count_at
-            self._count = False
+            renew, count = now >= renew_at, self._recount or now >= count_at
+            self._recount = False
             self._wake.clear()
             held = dict(self._running)
-            asked = store.Round(
+            asked = store.Maintenance(
                 self._new_lease(now), now, renew, self._max_waiting if count else None, tuple(self._offered)
             )
-            pause = LOOK
+            pause = MAINTENANCE_SECONDS
             try:
-                found = await self._writer.do(store.look, asked)
+                found = await self._writer.submit(store.maintain, asked)
             except StoreError:
-                pass  # whoever runs the transactions tells of it
+                pass  # the writer has logged it
             else:
                 renew_at = now + self._lease / 3 if renew else renew_at
-                count_at = now + COUNT if count else count_at
-                self._take_in(found, held)
+                count_at = now + COUNT_SECONDS if count else count_at
+                self._apply(found, held)
                 if found.next_due is not None:
                     pause = min(pause, max(0.0, found.next_due - self._clock.now()))
                 if found.more:
@@ -228,73 +235,73 @@ class Dispatcher:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
 
-    def _take_in(self, found: store.Found, held: dict[int, _Running]) -> None:
-        self._clock.set(found.ahead)
+    def _apply(self, found: store.Findings, held: dict[int, _Running]) -> None:
+        self._clock.set(found.clock_ahead)
         if found.waiting is not None:
             self._waiting = found.waiting
         for id_, running in held.items():
             if found.owned.get(id_) != running.claimed.attempt:
-                self._give_up(running)
+                self._abandon(running)
         for id_, attempt in found.owned.items():
-            if id_ not in self._running:  # claimed, but its transaction's answer was lost
-                self._writer.do(store.put_back, self._again(id_, attempt)).add_done_callback(_look_at)
+            if id_ not in self._running:  # claimed, but the answer to the transaction was lost
+                self._writer.submit(store.reschedule, self._reschedule(id_, attempt)).add_done_callback(_ignore_failure)
         for service in found.services:
             lane = self._lane(service)
             lane.pending = True
             self._fill(lane)
         now = time.monotonic()
         for lane in list(self._lanes.values()):
-            lane.observe(max(now - self._looked, LOOK))
+            lane.observe(max(now - self._maintained_at, MAINTENANCE_SECONDS))
             if lane.idle:
                 del self._lanes[lane.service]
-        self._looked = now
+        self._maintained_at = now
 
-    async def _ask_often(self) -> None:
-        """Keep up with who is there (C31)."""
+    async def _discover_periodically(self) -> None:
+        """Keep track of the services that have workers (C31)."""
         while True:
-            self._ask_now.clear()
+            self._discover_now.clear()
             try:
-                offered = await self._ask()
+                offered = await self._discover()
             except RequestTimeout as error:
                 log.warning("%s", error)
                 offered = {}
             except (RequestError, ValueError, TypeError, KeyError) as error:
-                log.error("the broker does not say who is there, which Titanic needs: %s", error)
+                log.error("the broker did not list its services, which Titanic needs: %s", error)
                 offered = {}
             if not offered.keys() <= self._offered.keys():
-                self._wake.set()  # perhaps there are requests for the new ones
+                self._wake.set()  # there may be requests for the new services
             self._offered = offered
             for lane in list(self._lanes.values()):
                 lane.credit = offered.get(lane.service, 0)
                 self._send(lane)
                 self._fill(lane)
-            await asyncio.sleep(ASK_LEAST)
+            await asyncio.sleep(MIN_DISCOVERY_SECONDS)
             with suppress(TimeoutError):
-                async with asyncio.timeout(ASK):
-                    await self._ask_now.wait()
+                async with asyncio.timeout(DISCOVERY_SECONDS):
+                    await self._discover_now.wait()
 
-    async def _ask(self) -> dict[str, int]:
-        """Return the services that have credit, and how much."""
+    async def _discover(self) -> dict[str, int]:
+        """Return the credit of each service that has any."""
         offered, more = await self._credit(b"")
         if more:
             page: list[str] = []
             with suppress(StoreError):
-                page = await self._writer.do(store.pending_after, (self._page, ASK_MORE))
-            self._page = page[-1] if len(page) == ASK_MORE else ""
-            # Those that were there are asked for again as well; what is under way there goes on.
+                page = await self._writer.submit(store.pending_after, (self._page, DISCOVERY_PAGE))
+            self._page = page[-1] if len(page) == DISCOVERY_PAGE else ""
+            # Services with requests in flight are asked for too, so that their lanes keep their credit.
             names = [name for name in {*page, *self._lanes} if name not in offered]
             for each, _ in await asyncio.gather(*(self._credit(name.encode()) for name in names)):
                 offered |= each
         return {name: credit for name, credit in offered.items() if credit}
 
     async def _credit(self, service: bytes) -> tuple[dict[str, int], int]:
-        """Return the credit of this service or of all, and how many services are left out."""
-        (answer,) = await self._client.request("mmi.services", service, timeout=PATIENCE)
-        told = json.loads(answer)
+        """Return the credit of this service, or of all, and how many services were left out."""
+        (answer,) = await self._client.request("mmi.services", service, timeout=DISCOVERY_TIMEOUT_SECONDS)
+        listed = json.loads(answer)
         credit = {
-            str(row["name"]): int(row["credit"]) + int(row["running"]) for row in told["services"]
-        }  # free, and used
-        return credit, int(told["more"])
+            str(row["name"]): int(row["credit"]) + int(row["running"]) for row in listed["services"]
+        }  # both free and used credit
+        return credit, int(listed["more"])
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,27 +316,27 @@ class Dispatcher:
         return store.Lease(self._owner, now + self._lease)
 
     def _fill(self, lane: _Lane) -> None:
-        """Claim requests for the service, if there may be some and it has room for them."""
+        """Claim requests for the service if there may be some and there is room for them."""
         if not lane.pending or not lane.credit or lane.claiming or self._draining:
             return
         most, held = lane.room, lane.in_flight + len(lane.buffer)
-        if held * 4 > most * 3:  # several at a time cost little more than one
+        if held * 4 > most * 3:  # claiming several costs little more than claiming one
             return
-        if self._unstored >= MOST_UNSTORED or (self._bytes >= MOST_BYTES and held):
+        if self._unstored >= MAX_UNSTORED or (self._bytes >= MAX_BYTES and held):
             return
         lane.claiming = True
         now, limit = self._clock.now(), most - held
-        claim = store.Claim(lane.service, limit, self._new_lease(now), now, MOST_BYTES - self._bytes)
-        self._writer.do(store.claim, claim).add_done_callback(partial(self._claimed, lane, lane.accepted, limit))
+        claim = store.Claim(lane.service, limit, self._new_lease(now), now, MAX_BYTES - self._bytes)
+        self._writer.submit(store.claim, claim).add_done_callback(partial(self._claimed, lane, lane.accepted, limit))
 
     def _claimed(self, lane: _Lane, accepted: int, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
         lane.claiming = False
         if done.cancelled() or done.exception() is not None:
-            return  # the next look tells of the trouble, and fills anew
+            return  # the next maintenance logs the error and tries again
         for claimed in done.result():
             before = self._running.get(claimed.id)
             if before is not None:
-                self._give_up(before)
+                self._abandon(before)
             running = self._running[claimed.id] = _Running(claimed, lane)
             self._bytes += len(claimed.body)
             lane.buffer.append(running)
@@ -339,17 +346,17 @@ class Dispatcher:
         self._fill(lane)
 
     def _send(self, lane: _Lane) -> None:
-        """Give the broker what the service's workers can take."""
-        while lane.buffer and lane.in_flight < lane.credit * FACTOR and not self._draining:
+        """Send the broker as many requests as the service's workers can take."""
+        while lane.buffer and lane.in_flight < lane.credit * PREFETCH_FACTOR and not self._draining:
             running = lane.buffer.popleft()
             lane.in_flight += 1
-            # In a context of its own: where this is called from, another request may be handled, whose trace goes on.
+            # In a context of its own: the current context may belong to another request, whose trace would continue.
             running.task = asyncio.get_running_loop().create_task(self._run(running), context=self._context.copy())
-            running.task.add_done_callback(partial(self._ended, running))
+            running.task.add_done_callback(partial(self._task_done, running))
 
     async def _run(self, running: _Running) -> None:
-        outcome = await self._do(running.claimed)
-        self._answered(running)
+        outcome = await self._execute(running.claimed)
+        self._executed(running)
         size = len(outcome.reply or b"") if isinstance(outcome, store.Outcome) else 0
         self._bytes += size
         self._unstored += 1
@@ -358,15 +365,15 @@ class Dispatcher:
                 await self._store(store.finish, outcome)
                 self._waiting -= 1
             else:
-                await self._store(store.put_back, outcome)
+                await self._store(store.reschedule, outcome)
                 self._wake.set()
         finally:
             self._bytes -= size
             self._unstored -= 1
         self._changed(running.claimed.uuid)
 
-    def _answered(self, running: _Running) -> None:
-        """The service is done with it: the next can go there."""
+    def _executed(self, running: _Running) -> None:
+        """Handle that the service has finished a request, and send it the next."""
         running.answered = True
         lane = running.lane
         lane.in_flight -= 1
@@ -374,27 +381,29 @@ class Dispatcher:
         self._send(lane)
         self._fill(lane)
 
-    def _ended(self, running: _Running, task: "asyncio.Task[None]") -> None:
-        # Not in `_run`, into which a task that is cancelled before its first step never comes.
+    def _task_done(self, running: _Running, task: "asyncio.Task[None]") -> None:
+        # Not in `_run`, which never begins if its task is cancelled before its first step.
         del task
         if not running.answered:
-            self._answered(running)
+            self._executed(running)
         self._forget(running)
 
-    async def _do(self, claimed: store.Claimed) -> store.Outcome | store.Again:
-        """Have the service do it, and its PARTIALs stored; returns how that ended."""
+    async def _execute(self, claimed: store.Claimed) -> store.Outcome | store.Reschedule:
+        """Call the service, store its PARTIALs, and return the outcome."""
         saving: deque[asyncio.Task[None]] = deque()
-        outcome: store.Outcome | store.Again
+        outcome: store.Outcome | store.Reschedule
         try:
             try:
                 outcome = await self._call(claimed, saving)
             except RequestError as error:
-                outcome = self._failed(claimed, error)
-            except SettingError as error:  # it cannot be sent, now or ever
-                outcome = self._ends(claimed, Code.MALFORMED, str(error))
-            except Exception as error:  # whatever is wrong with this one, others are dispatched
+                outcome = self._after_error(claimed, error)
+            except SettingError as error:  # the request can never be sent
+                outcome = self._failure(claimed, Code.MALFORMED, str(error))
+            except Exception as error:  # one broken request must not stop the others
                 log.exception("%s cannot be dispatched", claimed.uuid.hex)
-                outcome = self._again(claimed.id, claimed.attempt, _pause(*BACKOFF, claimed.attempt - 1), repr(error))
+                outcome = self._reschedule(
+                    claimed.id, claimed.attempt, _jittered(*BACKOFF_SECONDS, claimed.attempt - 1), repr(error)
+                )
             for each in saving:
                 await each
         finally:
@@ -403,83 +412,86 @@ class Dispatcher:
         return outcome
 
     async def _call(self, claimed: store.Claimed, saving: "deque[asyncio.Task[None]]") -> store.Outcome:
-        """Call the service; its PARTIALs are stored as they come, not too many at a time."""
+        """Call the service, storing its PARTIALs as they come."""
         try:
             body, headers = unpack(claimed.body), json.loads(claimed.headers or "null")
-        except ValueError as error:  # somebody else has written it
-            return self._ends(claimed, Code.MALFORMED, str(error))
+        except ValueError as error:  # another program has written the row
+            return self._failure(claimed, Code.MALFORMED, str(error))
         async with aclosing(self._client.stream(claimed.service, *body, headers=headers)) as parts:
             number = 0
             async for part in parts:
                 if part.final:
                     break
-                if number == MAX_PARTS:
-                    return self._ends(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTS} PARTIALs")
+                if number == MAX_PARTIALS:
+                    return self._failure(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTIALS} PARTIALs")
                 if not _fits(part):
-                    return self._ends(claimed, Code.TOO_LARGE, f"PARTIAL {number} is too large to be fetched")
+                    return self._failure(claimed, Code.TOO_LARGE, f"PARTIAL {number} is too large to be fetched")
                 saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
-                saving.append(asyncio.create_task(self._save(claimed.uuid, saved)))
+                saving.append(asyncio.create_task(self._store_partial(claimed.uuid, saved)))
                 number += 1
-                if len(saving) >= PARTS_AHEAD:
+                if len(saving) >= MAX_UNSTORED_PARTIALS:
                     await saving.popleft()
-        return self._done(claimed, part)
+        return self._success(claimed, part)
 
-    async def _save(self, uuid: UUID, part: store.Partial) -> None:
-        await self._store(store.add_parts, part)
+    async def _store_partial(self, uuid: UUID, part: store.Partial) -> None:
+        await self._store(store.add_partials, part)
         self._changed(uuid)
 
-    def _done(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
+    def _success(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
         if not _fits(reply):
-            return self._ends(claimed, Code.TOO_LARGE, "the reply is too large to be fetched")
+            return self._failure(claimed, Code.TOO_LARGE, "the reply is too large to be fetched")
         now = self._clock.now()
         return store.Outcome(claimed.id, self._owner, claimed.attempt, now, pack(reply), ttl=self._ttl)
 
-    def _ends(self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None) -> store.Outcome:
-        text = text.replace("\0", "?")  # which PostgreSQL does not store
+    def _failure(self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None) -> store.Outcome:
+        text = text.replace("\0", "?")  # PostgreSQL cannot store NUL
         now = self._clock.now()
         return store.Outcome(claimed.id, self._owner, claimed.attempt, now, detail, code, text, self._ttl)
 
-    def _failed(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Again:
+    def _after_error(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Reschedule:
         text, code = error.text or str(error), error.code
-        if code in NOT_NOW or (code is None and not isinstance(error, ServiceError)):
-            # Nobody's fault, or a worker's or a broker's that dies of it: it is tried for ever, but less and less
-            # often.
-            pause = _pause(*BACKOFF, claimed.attempt - 1)
-            log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
-            return self._again(claimed.id, claimed.attempt, pause, text)
+        if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
+            # Perhaps the request kills its workers: it is retried without limit, but less and less often.
+            pause = _jittered(*BACKOFF_SECONDS, claimed.attempt - 1)
+            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause)
+            return self._reschedule(claimed.id, claimed.attempt, pause, text)
         if claimed.failures < claimed.retries:
-            # Not less than was asked for, but a little more, so that what failed together does not come together.
-            pause = _growing(claimed.backoff or HANDLER_BACKOFF[0], HANDLER_BACKOFF[1], claimed.failures)
+            # At least the backoff, plus jitter, so that requests that failed together are not retried together.
+            pause = _exponential(
+                claimed.backoff or HANDLER_BACKOFF_SECONDS[0], HANDLER_BACKOFF_SECONDS[1], claimed.failures
+            )
             pause *= random.uniform(1.0, 1.2)  # noqa: S311 - jitter
-            log.info("%s: %s: again in %.1f s", claimed.uuid.hex, error, pause)
-            return self._again(claimed.id, claimed.attempt, pause, text, claimed.failures + 1)
-        detail = pack([error.detail]) if error.detail is not None and len(error.detail) <= MAX_KEPT else None
-        return self._ends(claimed, code or Code.FAILED, text, detail)
+            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause)
+            return self._reschedule(claimed.id, claimed.attempt, pause, text, claimed.failures + 1)
+        detail = pack([error.detail]) if error.detail is not None and len(error.detail) <= MAX_REPLY_BYTES else None
+        return self._failure(claimed, code or Code.FAILED, text, detail)
 
-    def _again(
+    def _reschedule(
         self, id_: int, attempt: int, pause: float = 0.0, error: str | None = None, failures: int | None = None
-    ) -> store.Again:
-        told = None if error is None else error.replace("\0", "?")
-        return store.Again(id_, self._owner, attempt, self._clock.now() + pause, failures, told)
+    ) -> store.Reschedule:
+        text = None if error is None else error.replace("\0", "?")
+        return store.Reschedule(id_, self._owner, attempt, self._clock.now() + pause, failures, text)
 
     async def _store(self, work: Work[Item, Result], item: Item) -> Result:
-        """Have it stored, whatever the database's troubles."""
+        """Store an item, however often the database fails."""
         tries = 0
         while True:
             try:
-                return await self._writer.do(work, item)
+                return await self._writer.submit(work, item)
             except StoreError:
-                await asyncio.sleep(_pause(0.1, 2.0, tries))
+                await asyncio.sleep(_jittered(0.1, 2.0, tries))
                 tries += 1
 
-    def _give_up(self, running: _Running) -> None:
-        """It is not this Titanic's any more, or nobody's."""
+    def _abandon(self, running: _Running) -> None:
+        """Give up a request that belongs to another Titanic now, or was closed."""
         if running.task is None:
             with suppress(ValueError):
                 running.lane.buffer.remove(running)
             self._forget(running)
         elif not running.answered:
-            log.info("%s: given up: somebody else has it, it was closed, or Titanic ends", running.claimed.uuid.hex)
+            log.info(
+                "%s: abandoned: it was closed or reassigned, or Titanic is shutting down", running.claimed.uuid.hex
+            )
             running.task.cancel()
 
     def _forget(self, running: _Running) -> None:
@@ -490,43 +502,43 @@ class Dispatcher:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def drain(self, timeout: float) -> None:
-        """Take no more; wait for the outcomes of what is under way, and leave the rest to others.
+        """Claim no more, wait for running requests, and release the rest.
 
-        `run` must still run, so that leases are renewed.
+        Meanwhile `run` must continue, which renews the lease.
         """
         self._draining = True
         for lane in self._lanes.values():
             for running in list(lane.buffer):
-                self._give_up(running)
+                self._abandon(running)
         under_way = [running for running in self._running.values() if running.task is not None]
         if under_way:
-            log.info("waiting for %d requests that are under way, up to %g s", len(under_way), timeout)
+            log.info("waiting up to %g s for %d running requests", timeout, len(under_way))
         tasks = [running.task for running in under_way if running.task is not None]
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=timeout)
         finally:
             for running in under_way:
-                self._give_up(running)
+                self._abandon(running)
         with suppress(StoreError):
-            await self._writer.do(store.release, self._owner)
+            await self._writer.submit(store.release, self._owner)
 
 
 def _fits(part: Reply) -> bool:
-    """Whether it can be sent to whoever fetches it."""
-    return sum(map(len, part)) <= MAX_KEPT and len(part) < MAX_BODY_FRAMES
+    """Return whether a part of a reply is small enough to be fetched."""
+    return sum(map(len, part)) <= MAX_REPLY_BYTES and len(part) < MAX_BODY_FRAMES
 
 
-def _growing(first: float, most: float, times: int) -> float:
-    """Seconds: twice as long each time."""
+def _exponential(first: float, most: float, times: int) -> float:
+    """Return a pause in seconds, twice as long each time."""
     return min(first * 2.0 ** min(times, 32), most)
 
 
-def _pause(first: float, most: float, times: int) -> float:
-    """The same, and not the same for all."""
-    return _growing(first, most, times) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+def _jittered(first: float, most: float, times: int) -> float:
+    """Return such a pause with jitter."""
+    return _exponential(first, most, times) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 
-def _look_at(done: "asyncio.Future[None]") -> None:
+def _ignore_failure(done: "asyncio.Future[None]") -> None:
     if not done.cancelled():
-        done.exception()  # if it failed, the next look finds the same again
+        done.exception()  # if it failed, the next maintenance finds the same

@@ -1,7 +1,7 @@
-"""The database: where it is, how it is opened, and whether its tables are the ones that this version knows.
+"""Titanic's database: its URL, how it is opened, and the version of its tables.
 
-SQLite, the default, is a file beside the process: WAL, `synchronous=FULL`, so that what is committed is on the disk.
-PostgreSQL is reached through `psycopg` (`pip install zmdp[postgres]`).
+SQLite, the default, is a file with a write-ahead log and `synchronous=FULL`, so a commit is on disk when it returns.
+PostgreSQL needs `psycopg` (`pip install zmdp[postgres]`).
 """
 
 import os
@@ -22,88 +22,96 @@ from ..mdp.errors import SettingError, TitanicError
 from .store.models import VERSION_TABLE
 
 DEFAULT_DB: Final = "sqlite:///titanic.db"
-BUSY: Final = 5
-"""Seconds to wait for somebody else's lock, and for a connection."""
-FROZEN: Final = 3
-"""Seconds after which PostgreSQL ends a transaction in which nothing happens: sooner than others give up its locks."""
+BUSY_TIMEOUT_SECONDS: Final = 5
+"""How long to wait for a lock, and for a connection."""
 _DRIVERS: Final = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 _UPGRADE_LOCK: Final = 0x7A6D6470
-"""Of PostgreSQL's advisory locks, the one that those who migrate take."""
+"""Key of the PostgreSQL advisory lock that migrations take."""
 
 
 class SchemaError(TitanicError):
-    """The database's tables are not the ones that this version works with; says what to do."""
+    """The tables are of a version that this release cannot work with.  The message says what to do."""
 
 
 def database_url(db: str | URL) -> URL:
-    """`db` with the driver to use: `sqlite:///FILE`, `postgresql://USER@HOST/NAME`, or a file's path.
+    """Return the URL of `db`, with its driver: `sqlite:///FILE`, `postgresql://USER@HOST/NAME`, or just a file.
 
-    Raises `SettingError` for anything else.
+    Raises:
+        SettingError: It is something else.
     """
     try:
         url = db if isinstance(db, URL) else make_url(db) if "://" in db else URL.create("sqlite", database=db)
-    except (sa.exc.ArgumentError, ValueError):  # its text would show a password
-        raise SettingError(
-            "--db is no database URL: Titanic takes sqlite:///FILE or postgresql://USER@HOST/NAME"
-        ) from None
+    except (sa.exc.ArgumentError, ValueError):  # whose message would show a password
+        raise SettingError("not a database URL: Titanic needs sqlite:///FILE or postgresql://USER@HOST/NAME") from None
     backend = url.drivername.partition("+")[0]
     if backend not in _DRIVERS:
-        raise SettingError(f"{url.drivername!r} is not supported: Titanic takes sqlite:///FILE or postgresql://…")
+        raise SettingError(f"{url.drivername!r} is not supported: Titanic needs sqlite:///FILE or postgresql://…")
     if backend == "sqlite" and (not url.database or ":memory:" in url.database or url.query):
-        raise SettingError("Titanic's SQLite is a file, without further settings: sqlite:///FILE")
+        raise SettingError("Titanic needs a SQLite file, without query parameters: sqlite:///FILE")
     return url.set(drivername=_DRIVERS[backend])
 
 
 def shown(url: URL) -> str:
-    """`url` as people write it, without the password."""
+    """Return `url` for people: without the driver, and with *** for the password."""
     secret = {name: "***" for name in ("password", "sslpassword") if name in url.query}
     plain = url.set(drivername=url.drivername.partition("+")[0]).update_query_dict(secret)
     return plain.render_as_string(hide_password=True)
 
 
 def is_sqlite(url: URL) -> bool:
-    """Whether it is a file."""
+    """Return whether the database is a SQLite file."""
     return url.drivername.startswith("sqlite")
 
 
 def open_engine(
-    url: URL, *, write: bool = True, create: bool = False, lock_timeout: float = BUSY, busy_timeout: float = BUSY
+    url: URL,
+    *,
+    write: bool = True,
+    create: bool = False,
+    lock_timeout: float = BUSY_TIMEOUT_SECONDS,
+    busy_timeout: float = BUSY_TIMEOUT_SECONDS,
 ) -> Engine:
-    """An engine for the database at `url`.  Unless `create`, a SQLite file must exist.
+    """Return an engine for the database at `url`.
 
-    `lock_timeout` (seconds) is how long PostgreSQL waits for somebody else's lock, `busy_timeout` how long SQLite does.
+    Args:
+        url: A URL from `database_url`.
+        write: If false, connections can only read, and a SQLite file may be read-only.
+        create: If false, a SQLite file must exist.
+        lock_timeout: Seconds that PostgreSQL waits for another transaction's lock.
+        busy_timeout: Seconds that SQLite waits for another program's lock.
 
-    Raises `SettingError` if its driver is not installed or the file is not there.
+    Raises:
+        SettingError: The driver is not installed, or there is no such file.
     """
     if is_sqlite(url):
         path = Path(str(url.database))
         if not create and not path.exists():
-            raise SettingError(f"there is no database {path}: `titanic serve` makes it; see --db")
+            raise SettingError(f"there is no database {path}: `titanic serve` creates it; see --db")
         if path.is_dir():
-            raise SettingError(f"{path} is a folder: --db takes a file")
+            raise SettingError(f"{path} is a folder: the database must be a file")
         if not path.parent.is_dir():
             raise SettingError(f"{path}: there is no folder {path.parent}")
         return _sqlite(url, write=write, busy_timeout=busy_timeout)
-    # What is answered with 200 is on the disk, whatever the server's default.  Nobody's lock holds us up for ever, nor
-    # do our own others, if this host vanishes in the middle of a transaction.
+    # A commit must be on disk when it returns, whatever the server's default.  Another program's lock must not block
+    # Titanic forever; nor must its own locks block others if this host vanishes in the middle of a transaction.
     ours = (
         f"-c synchronous_commit=on -c lock_timeout={lock_timeout * 1000:.0f} "
-        f"-c idle_in_transaction_session_timeout={BUSY * 1000}"
+        f"-c idle_in_transaction_session_timeout={BUSY_TIMEOUT_SECONDS * 1000}"
     )
     given = url.query.get("options", "")
     settings: dict[str, Any] = {
-        # The plan of a prepared statement would outlive the table sizes that it was made for.
+        # The tables grow and shrink, and the plan of a prepared statement would stay the same.
         "prepare_threshold": None,
         "application_name": "titanic",
-        "connect_timeout": BUSY,
-        "tcp_user_timeout": 4 * BUSY * 1000,
-        "keepalives_idle": BUSY,
+        "connect_timeout": BUSY_TIMEOUT_SECONDS,
+        "tcp_user_timeout": 4 * BUSY_TIMEOUT_SECONDS * 1000,
+        "keepalives_idle": BUSY_TIMEOUT_SECONDS,
         "options": f"{given if isinstance(given, str) else ' '.join(given)} {ours}".strip(),
     }
     settings = {name: value for name, value in settings.items() if name == "options" or name not in url.query}
     try:
         return sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
-    except ImportError as error:  # also where psycopg is there, but not its libpq
+    except ImportError as error:  # psycopg is missing, or the libpq that it needs
         raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
 
 
@@ -113,7 +121,7 @@ def _sqlite(url: URL, *, write: bool, busy_timeout: float) -> Engine:
     @sa.event.listens_for(engine, "connect")
     def connect(connection: Any, record: Any) -> None:
         del record
-        connection.isolation_level = None  # transactions begin where `begin` below says so, not where Python guesses
+        connection.isolation_level = None  # `begin` below begins transactions, not Python's sqlite3
         connection.execute("PRAGMA foreign_keys=ON")
         if write:
             _use_wal(connection)
@@ -121,17 +129,61 @@ def _sqlite(url: URL, *, write: bool, busy_timeout: float) -> Engine:
         else:
             connection.execute("PRAGMA query_only=ON")
 
+    @sa.event.listens_for(engine, "do_connect")
+    def open_file(dialect: Any, record: Any, arguments: Any, parameters: Any) -> Any:
+        del dialect, record
+        return None if write else _connect_for_reading(*arguments, **parameters)
+
     @sa.event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads first and writes later could not wait for another writer.
+        # A deferred transaction that reads first and then writes fails if another program has written in between.
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
 
 
+def _connect_for_reading(path: str, **parameters: Any) -> Any:
+    """Connect to the file, which may be read-only.
+
+    SQLite reads a file with a write-ahead log only if it can create two files beside it, or is told that nobody writes
+    to the file (`immutable`).  That is certain if there is no log: Titanic has one while it has the file open.
+    """
+    connection = sqlite3.connect(path, **parameters)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if error.sqlite_errorcode & 0xFF not in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}:
+            raise
+        if not os.access(path, os.R_OK, effective_ids=True) or os.path.exists(f"{path}-wal"):
+            raise
+        return sqlite3.connect(f"{Path(path).absolute().as_uri()}?immutable=1", uri=True, **parameters)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def explain(error: sa.exc.DBAPIError, url: URL) -> str:
+    """Return the cause of an error of the database, in one line."""
+    reason = " ".join(str(error.orig).split())
+    code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+    path = str(url.database)
+    if code in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY} and is_sqlite(url):
+        if not os.access(path, os.R_OK, effective_ids=True):
+            return "permission denied: the file cannot be read"
+        if code == sqlite3.SQLITE_CANTOPEN and os.path.exists(f"{path}-wal"):
+            return f"permission denied: SQLite cannot open the write-ahead log {path}-wal ({reason})"
+        if not os.access(path, os.W_OK, effective_ids=True):
+            return f"the file is read-only ({reason})"
+        if not os.access(Path(path).absolute().parent, os.W_OK, effective_ids=True):
+            return f"the file's folder is read-only, and SQLite must create files in it ({reason})"
+    return reason
+
+
 def _use_wal(connection: Any) -> None:
-    """Go over to WAL, which the file then remembers.  SQLite does not wait for others who do the same: we do."""
-    until = time.monotonic() + BUSY
+    """Switch to WAL, which the file remembers.  SQLite does not wait while another program does the same; we do."""
+    until = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -147,7 +199,7 @@ def _use_wal(connection: Any) -> None:
 
 
 def config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, for the migrations that are installed with this package."""
+    """Return Alembic's configuration for the migrations in this package."""
     found = Config()
     found.set_main_option("script_location", str(Path(__file__).parent.with_name("migrations")).replace("%", "%%"))
     if connection is not None:
@@ -156,34 +208,35 @@ def config(connection: Connection | None = None) -> Config:
 
 
 def head() -> str:
-    """The version of the tables that this release works with."""
+    """Return the version of the tables that this release works with."""
     return str(ScriptDirectory.from_config(config()).get_current_head())
 
 
 def current(connection: Connection) -> str | None:
-    """The version of the database's tables; None if there are none."""
+    """Return the version of the database's tables, or None if there are none."""
     return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
 
 def check(connection: Connection, url: URL) -> None:
-    """Raises `SchemaError` if the tables are not the ones that this release works with."""
+    """Raise `SchemaError` if this release does not work with the tables."""
     version = current(connection)
     if version == head():
         return
     if version is not None and version not in _known():
         raise SchemaError(
-            f"{shown(url)} has tables of version {version}, made by a newer zmdp (this one knows up to {head()}): "
+            f"{shown(url)} has tables of version {version}, from a newer zmdp (this one knows up to {head()}): "
             "upgrade zmdp",
             code=500,
         )
-    state = "has no tables yet" if version is None else f"has tables of version {version}, this zmdp needs {head()}"
+    state = "has no tables yet" if version is None else f"has tables of version {version}; this zmdp needs {head()}"
     raise SchemaError(f"{shown(url)} {state}: run `titanic db upgrade --db {shown(url)}`", code=500)
 
 
 def upgrade(engine: Engine) -> tuple[str | None, str]:
-    """Bring the tables to this release's version; returns the version before and after.
+    """Migrate the tables to this release's version, and return the versions before and after.
 
-    Raises `SchemaError` for tables of a newer release.
+    Raises:
+        SchemaError: The tables are of a newer release.
     """
     with engine.begin() as connection:
         if connection.dialect.name == "postgresql":
@@ -200,7 +253,7 @@ def _known() -> set[str]:
 
 
 def file_identity(url: URL) -> tuple[int, int] | None:
-    """What tells a SQLite file from another of the same name; None if it is gone, or not a file."""
+    """Return what distinguishes a SQLite file from another of the same name; None if it is gone, or not a file."""
     if is_sqlite(url):
         with suppress(OSError):
             found = os.stat(str(url.database))

@@ -1,4 +1,4 @@
-"""Titanic as a program: the database, the three services as workers of the broker, and the dispatcher."""
+"""Titanic as a program: the database, three workers that offer its services, and the dispatcher."""
 
 import asyncio
 import logging
@@ -9,92 +9,99 @@ from typing import Any, Final
 from sqlalchemy.engine import Engine
 
 from ..clients import AsyncClient
+from ..clients.arguments import checked_endpoints
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
-from ..workers import AsyncHandler, AsyncWorker
-from . import schema
-from .batches import Batches
+from ..workers import AsyncWorker
+from . import schema, store
+from .batches import BatchExecutor
 from .dispatcher import Dispatcher
 from .service import MAX_WAITING, Service
-from .store import store
 from .store.clock import Clock
 
-DEFAULT_LEASE: Final = 10.0
-DEFAULT_DRAIN: Final = 10.0
+DEFAULT_LEASE_SECONDS: Final = 10.0
+DEFAULT_DRAIN_SECONDS: Final = 10.0
 CONCURRENCY: Final = 256
-"""Requests that titanic.request and titanic.close each handle at a time, and so the most in one transaction."""
+"""Maximum number of requests that titanic.request and titanic.close each handle at a time."""
 DEFAULT_MAX_WAITING: Final = 1_000_000
-KEY_PATIENCE: Final = 1.0
-"""Seconds that a request with a key waits for somebody else who has entered the same and not committed."""
-SHORTEST_LEASE: Final = 2.0
+KEY_LOCK_SECONDS: Final = 1.0
+"""How long a request with a key waits for another transaction with the same key."""
+MIN_LEASE_SECONDS: Final = 2.0
 WRITES: Final = (
-    store.accept, store.add_parts, store.finish, store.put_back, store.close, store.look, store.claim, store.release,
-    store.pending_after,
+    store.accept, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
+    store.release, store.pending_after,
 )  # fmt: skip
-"""What is done in one transaction, in this order: a PARTIAL is there before its FINAL."""
-READS: Final = (store.fetch, store.fetch_reply, store.fetch_parts, store.states)
+"""The order of statements within a transaction.  A PARTIAL must be stored before its FINAL."""
+READS: Final = (store.fetch, store.fetch_reply, store.fetch_partials, store.progress)
 
 log = logging.getLogger("zmdp.titanic")
 
 
 class Server:
-    """Keeps requests and replies in the database `db`, for callers of the broker at `broker`.
+    """Stores requests and replies in a database, and executes the requests.
 
-    A SQLite file is made, and brought up to date, if need be; PostgreSQL must have been (`titanic db upgrade`).
-    `lease` (seconds) is how long a Titanic that has died keeps its requests from others.  `max_waiting` requests may
-    wait to be done.
-    `ttl` (seconds) is for how long replies are kept whose requests do not say; None for until they are closed.
-    `drain_timeout` (seconds) is how long `stop` waits for requests that are under way.
+    Args:
+        db: URL or SQLite file.  A SQLite file is created and migrated; PostgreSQL needs `titanic db upgrade` first.
+        broker: Endpoint of the broker.  With several, Titanic registers at each, and sends requests through the first
+            that answers.
+        lease: Seconds after a crash until another Titanic may take over its running requests.
+        max_waiting: Maximum number of requests that have not ended.
+        ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
+        drain_timeout: Seconds that `stop` waits for running requests.
+        heartbeat: Seconds between heartbeats.
+        liveness: Silent intervals after which the broker is considered dead.
 
-    Raises `SettingError`, and `SchemaError` if the tables are not the right ones.
+    Raises:
+        SettingError: An argument is invalid.
+        SchemaError: The tables are of another version.
     """
 
     def __init__(
         self,
         db: str = schema.DEFAULT_DB,
         *,
-        broker: str = DEFAULT_ENDPOINT,
-        lease: float = DEFAULT_LEASE,
+        broker: str | Sequence[str] = DEFAULT_ENDPOINT,
+        lease: float = DEFAULT_LEASE_SECONDS,
         max_waiting: int = DEFAULT_MAX_WAITING,
         ttl: float | None = None,
-        drain_timeout: float = DEFAULT_DRAIN,
+        drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
         liveness: int = 5,
     ) -> None:
-        if lease < SHORTEST_LEASE:
-            raise SettingError(f"lease is {lease!r}: it takes {SHORTEST_LEASE:g} seconds or more")
+        if lease < MIN_LEASE_SECONDS:
+            raise SettingError(f"lease is {lease!r}: it must be {MIN_LEASE_SECONDS:g} seconds or more")
         if ttl is not None and not ttl > 0:
-            raise SettingError(f"ttl is {ttl!r}: it takes a number of seconds above 0, or None")
+            raise SettingError(f"ttl is {ttl!r}: it must be a number of seconds above 0, or None")
         if max_waiting < 1:
-            raise SettingError(f"max_waiting is {max_waiting!r}: it takes a number of requests, 1 or more")
+            raise SettingError(f"max_waiting is {max_waiting!r}: it must be 1 or more")
         self.url = schema.database_url(db)
-        self._broker = broker
+        self._brokers = checked_endpoints(broker)
         self._lease = lease
         self._max_waiting = max_waiting
         self._ttl = ttl
         self._drain_timeout = drain_timeout
-        self._beats: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness}
+        self._heartbeats: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness}
         self._stopping = asyncio.Event()
-        self._writing = self._prepared()
+        self._write_engine = self._prepare_database()
 
-    def _prepared(self) -> Engine:
+    def _prepare_database(self) -> Engine:
         engine = schema.open_engine(self.url, create=True)
         try:
             if schema.is_sqlite(self.url):
                 before, now = schema.upgrade(engine)
                 if before != now:
-                    log.info("%s: tables of version %s, before: %s", schema.shown(self.url), now, before or "none")
+                    log.info("%s: migrated tables: %s → %s", schema.shown(self.url), before or "none", now)
             else:
                 self._check(engine)
         finally:
-            engine.dispose()  # it opens another connection when it is needed
+            engine.dispose()  # it reconnects when it is used
         return engine
 
     def _check(self, engine: Engine) -> None:
         with engine.connect() as connection:
             schema.check(connection, self.url)
             if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
-                log.warning("the PostgreSQL server runs with fsync off: what it commits may not survive a power cut")
+                log.warning("the PostgreSQL server runs with fsync=off: commits may not survive a power failure")
 
     @property
     def stopping(self) -> bool:
@@ -102,22 +109,27 @@ class Server:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """End: what is under way is finished, for `drain_timeout` seconds."""
+        """Shut down, once running requests have finished or `drain_timeout` has passed."""
         self._stopping.set()
 
+    def abort(self) -> None:
+        """Shut down without waiting for running requests, even if `stop` was called before."""
+        self._drain_timeout = 0.0
+        self.stop()
+
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until `stop` is called; `ready` is called once it does."""
-        async with AsyncExitStack() as ending:  # what begins last ends first
-            client = await ending.enter_async_context(AsyncClient(self._broker, timeout=None, **self._beats))
-            reader = Batches("titanic-reader", schema.open_engine(self.url, write=False), READS)
+        """Serve until `stop` is called.  Calls `ready` once the workers have started."""
+        async with AsyncExitStack() as ending:  # which ends in reverse order
+            client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._heartbeats))
+            reader = BatchExecutor("titanic-reader", schema.open_engine(self.url, write=False), READS)
             ending.push_async_callback(reader.close)
-            writer = Batches("titanic-writer", self._writing, WRITES)
+            writer = BatchExecutor("titanic-writer", self._write_engine, WRITES)
             ending.push_async_callback(writer.close)
             keyed = writer
             if not schema.is_sqlite(self.url):
-                # A key may be held by a program that has not committed yet: nobody else shall wait for that.
-                engine = schema.open_engine(self.url, lock_timeout=KEY_PATIENCE)
-                keyed = Batches("titanic-keys", engine, (store.accept,))
+                # Another program may have inserted a key and not committed.  Requests without keys must not wait.
+                engine = schema.open_engine(self.url, lock_timeout=KEY_LOCK_SECONDS)
+                keyed = BatchExecutor("titanic-keys", engine, (store.accept,))
                 ending.push_async_callback(keyed.close)
             clock = Clock()
             dispatcher = Dispatcher(
@@ -129,13 +141,17 @@ class Server:
                 room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
             )  # fmt: skip
             workers = [
-                self._worker("titanic.request", service.request, CONCURRENCY),
-                self._worker("titanic.reply", service.reply, CONCURRENCY + MAX_WAITING),
-                self._worker("titanic.close", service.close, CONCURRENCY),
+                AsyncWorker(name, handler, broker=broker, concurrency=concurrency, dialect=True, **self._heartbeats)
+                for broker in self._brokers
+                for name, handler, concurrency in (
+                    ("titanic.request", service.request, CONCURRENCY),
+                    ("titanic.reply", service.reply, CONCURRENCY + MAX_WAITING),
+                    ("titanic.close", service.close, CONCURRENCY),
+                )
             ]
-            rounds = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
-            ending.push_async_callback(_cancelled, rounds)
-            ending.push_async_callback(dispatcher.drain, self._drain_timeout)
+            tasks = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
+            ending.push_async_callback(_cancelled, tasks)
+            ending.push_async_callback(self._drain, dispatcher)
             ending.push_async_callback(_stopped, workers)
             ending.callback(service.end)
             for worker in workers:
@@ -143,14 +159,14 @@ class Server:
             ready()
             stopping = asyncio.ensure_future(self._stopping.wait())
             try:
-                done, _ = await asyncio.wait([*rounds, stopping], return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopping.cancel()
             for each in done:
-                each.result()  # of a round, which never ends by itself: a defect, which is told
+                each.result()  # these tasks never end by themselves: raises the bug that ended one
 
-    def _worker(self, name: str, handler: AsyncHandler, concurrency: int) -> AsyncWorker:
-        return AsyncWorker(name, handler, broker=self._broker, concurrency=concurrency, dialect=True, **self._beats)
+    async def _drain(self, dispatcher: Dispatcher) -> None:
+        await dispatcher.drain(self._drain_timeout)
 
 
 async def _stopped(workers: Sequence[AsyncWorker]) -> None:

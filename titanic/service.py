@@ -1,12 +1,11 @@
-"""The three services of TSP (RFC 9, C27 to C30): what they answer.
+"""The three services of TSP (RFC 9, C27 to C30).
 
-    titanic.request   service body+   → 200 uuid   stored: it is on the disk
-    titanic.reply     uuid            → 200 body+  here it is; 300 not yet; 400 unknown; 500 it failed
-    titanic.close     uuid            → 200        gone, also if it was never there
+    titanic.request   service body+   → 200 uuid   the request is on disk
+    titanic.reply     uuid            → 200 body+  the reply; 300 not yet; 400 unknown; 500 the request failed
+    titanic.close     uuid            → 200        deleted, or there was no such request
 
-A request that fails is answered with 400 or 500 and changes nothing.  Callers that speak X1 get a text with the code;
-others get the bare code, which is what third-party programs compare (C37).  See `titanic/submission.py` for what X1's
-options add.
+400 and 500 mean that nothing was changed.  Callers that speak X1 get a text with the code; others get the bare code,
+which third-party programs compare (C37).  `titanic/submission.py` has the options.
 """
 
 import asyncio
@@ -19,49 +18,56 @@ from uuid import UUID
 from ..mdp.codes import Code
 from ..workers import Final as FinalReply
 from ..workers import Request
-from .batches import Batches, StoreError
+from . import store
+from .batches import BatchExecutor, StoreError
 from .frames import unpack
-from .store import store
 from .store.clock import Clock
-from .submission import Malformed, Wanted, closed, submission, wanted
+from .submission import MalformedRequest, ReplyRequest, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"
-POLL: Final = 0.5
-"""Seconds between two looks for what other Titanics, or an operator, did to requests that somebody waits for."""
+WATCH_SECONDS: Final = 0.5
+"""Interval at which changes by other Titanics or an operator are detected, of requests that callers wait for."""
 MAX_WAITING: Final = 1000
-"""Callers that may wait for replies at a time; if there are more, those who have waited longest are told 300."""
-FULL: Final = "500 full: too many requests are waiting to be done; try again later"
+"""Maximum number of callers that wait for replies.  Beyond it, those that have waited longest are answered with 300."""
+FULL: Final = "500 full: too many requests have not ended; try again later"
 UNKNOWN: Final = "400 unknown uuid"
 
 
 class _Waiter:
-    """A caller of `titanic.reply` who waits for something to happen."""
+    """A caller of `titanic.reply` that waits for its request to change."""
 
     __slots__ = ("dismissed", "happened")
 
     def __init__(self, *, dismissed: bool) -> None:
         self.happened = asyncio.Event()
         self.dismissed = dismissed
-        """He is told what there is now."""
+        """Whether to answer with the current state."""
 
     def dismiss(self) -> None:
+        """Stop waiting."""
         self.dismissed = True
         self.happened.set()
 
 
 class Service:
-    """The handlers, on a `writer` and a `reader` of the database, and `keyed`, which writes requests with keys.
+    """The handlers of Titanic's services.
 
-    `room()` tells whether one more request may be accepted; `accepted(service, due)` and `gone(id)` are told of what
-    was stored and of what was closed.
+    Args:
+        writer: Executes statements that write.
+        keyed: Stores requests with keys, which may have to wait for other programs' transactions.
+        reader: Executes statements that read.
+        clock: The database's clock.
+        room: Returns whether one more request may be accepted.
+        accepted: Called with the service and the due time of each stored request.
+        gone: Called with the id of each closed request.
     """
 
     def __init__(
         self,
-        writer: Batches,
-        keyed: Batches,
-        reader: Batches,
+        writer: BatchExecutor,
+        keyed: BatchExecutor,
+        reader: BatchExecutor,
         clock: Clock,
         *,
         room: Callable[[], bool],
@@ -76,30 +82,30 @@ class Service:
         self._accepted = accepted
         self._gone = gone
         self._waiters: dict[_Waiter, None] = {}
-        """Those who wait for replies, the one who has waited longest first."""
+        """Callers that wait for replies, the longest-waiting first."""
         self._waiting: defaultdict[UUID, set[_Waiter]] = defaultdict(set)
         self._ending = False
 
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
         try:
-            asked = submission(request, request.options, self._clock.now())
+            wanted = parse_submission(request, request.options, self._clock.now())
             if not self._room():
                 return [_status(request, FULL)]
-            uuid = await (self._writer if asked.key is None else self._keyed).do(store.accept, asked)
-        except (Malformed, StoreError) as error:
-            return _refused(request, error)
-        if uuid == asked.uuid:
-            self._accepted(asked.service, asked.due)
+            uuid = await (self._writer if wanted.key is None else self._keyed).submit(store.accept, wanted)
+        except (MalformedRequest, StoreError) as error:
+            return _rejection(request, error)
+        if uuid == wanted.uuid:
+            self._accepted(wanted.service, wanted.due)
         return [OK, uuid.hex.encode()]
 
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""
         try:
-            uuid = closed(request, request.options)
-            found = await self._writer.do(store.close, uuid)
-        except (Malformed, StoreError) as error:
-            return _refused(request, error)
+            uuid = parse_close(request, request.options)
+            found = await self._writer.submit(store.close, uuid)
+        except (MalformedRequest, StoreError) as error:
+            return _rejection(request, error)
         if found is not None:
             self._gone(found)
             self.changed(uuid)
@@ -108,13 +114,13 @@ class Service:
     async def reply(self, request: Request) -> AsyncGenerator[list[bytes] | FinalReply, None]:
         """`titanic.reply` (C28)."""
         try:
-            asked = wanted(request, request.options)
-            sent = asked.start
-            with self._waits(asked) as waiter:
+            wanted = parse_reply_request(request, request.options)
+            sent = wanted.start
+            with self._waiting_for(wanted) as waiter:
                 while True:
-                    waiter.happened.clear()  # before the look: what happens after it is not missed
-                    found = await self._reader.do(store.fetch, asked.uuid)
-                    if found is not None and asked.partials:
+                    waiter.happened.clear()  # before the query, so that no change after it is missed
+                    found = await self._reader.submit(store.fetch, wanted.uuid)
+                    if found is not None and wanted.partials:
                         while parts := await self._parts(found, sent):
                             for part in parts:
                                 sent += 1
@@ -123,19 +129,19 @@ class Service:
                         break
                     await waiter.happened.wait()
             if found is not None and found.reply is None and found.size is not None:
-                reply = await self._reader.do(store.fetch_reply, found.id)
-                found = None if reply is None else found._replace(reply=reply)  # None: it was closed meanwhile
-            yield FinalReply(_told(request, found))
-        except (Malformed, StoreError) as error:
-            yield FinalReply(_refused(request, error))
+                reply = await self._reader.submit(store.fetch_reply, found.id)
+                found = None if reply is None else found._replace(reply=reply)  # None if it was closed meanwhile
+            yield FinalReply(_final(request, found))
+        except (MalformedRequest, StoreError) as error:
+            yield FinalReply(_rejection(request, error))
 
     def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
-        return self._reader.do(store.fetch_parts, store.Parts(found.id, found.attempt, start))
+        return self._reader.submit(store.fetch_partials, store.PartialsQuery(found.id, found.attempt, start))
 
     @contextmanager
-    def _waits(self, asked: Wanted) -> Iterator["_Waiter"]:
-        """One who waits for something to happen to the request, unless he does not want to."""
-        waiter = _Waiter(dismissed=not asked.wait)
+    def _waiting_for(self, wanted: ReplyRequest) -> Iterator["_Waiter"]:
+        """Register a caller that waits for the request, if it wants to wait."""
+        waiter = _Waiter(dismissed=not wanted.wait)
         if waiter.dismissed:
             yield waiter
             return
@@ -144,60 +150,60 @@ class Service:
             del self._waiters[oldest]
             oldest.dismiss()
         self._waiters[waiter] = None
-        self._waiting[asked.uuid].add(waiter)
+        self._waiting[wanted.uuid].add(waiter)
         try:
             yield waiter
         finally:
             self._waiters.pop(waiter, None)
-            self._waiting[asked.uuid].discard(waiter)
-            if not self._waiting[asked.uuid]:
-                del self._waiting[asked.uuid]
+            self._waiting[wanted.uuid].discard(waiter)
+            if not self._waiting[wanted.uuid]:
+                del self._waiting[wanted.uuid]
 
     def changed(self, uuid: UUID) -> None:
-        """Something happened to the request: those who wait for it look."""
+        """Wake the callers that wait for this request."""
         for each in self._waiting.get(uuid, ()):
             each.happened.set()
 
     async def watch(self) -> None:
-        """Look now and then for what others did to the requests that somebody here waits for.  Runs until cancelled."""
-        before: dict[UUID, store.Seen] = {}
+        """Wake callers whose requests another program has changed.  Runs until cancelled."""
+        before: dict[UUID, store.Progress] = {}
         while True:
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(WATCH_SECONDS)
             waiting = frozenset(self._waiting)
             if not waiting:
                 continue
-            with suppress(StoreError):  # those who wait are told when they look themselves
-                now = await self._reader.do(store.states, waiting)
+            with suppress(StoreError):  # the callers get the error when they query the database themselves
+                now = await self._reader.submit(store.progress, waiting)
                 for uuid in waiting:
                     if uuid not in now or now[uuid].ended or now[uuid] != before.get(uuid):
                         self.changed(uuid)
                 before = now
 
     def end(self) -> None:
-        """Answer those who wait."""
+        """Answer all callers that wait."""
         self._ending = True
         for uuid in list(self._waiting):
             self.changed(uuid)
 
 
-def _told(request: Request, found: store.Fetched | None) -> list[bytes]:
-    """The FINAL for a request in this state."""
+def _final(request: Request, found: store.Fetched | None) -> list[bytes]:
+    """Return the FINAL for a request in this state."""
     if found is None:
         return [_status(request, UNKNOWN)]
     if found.state == "done":
         return [OK, *unpack(found.reply or b"")]
     if found.state != "failed":
         return [NOT_YET]
-    # The frames after the status tell a request that failed from a Titanic that could not look: the code that the
-    # service gave, and its detail if there is one.
+    # The frames after the status, the service's code and perhaps its detail, distinguish a request that failed from a
+    # Titanic that failed.
     detail = [] if found.reply is None else unpack(found.reply)
     return [_status(request, f"500 {found.error}"), b"%03d" % (found.code or Code.FAILED), *detail]
 
 
-def _refused(request: Request, error: Malformed | StoreError) -> list[bytes]:
-    return [_status(request, f"400 {error}" if isinstance(error, Malformed) else f"500 {error.text}")]
+def _rejection(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:
+    return [_status(request, f"400 {error}" if isinstance(error, MalformedRequest) else f"500 {error.text}")]
 
 
-def _status(request: Request, told: str) -> bytes:
+def _status(request: Request, status: str) -> bytes:
     """Return the status frame: the code and, for callers that speak X1, the text (C37)."""
-    return (told[:3] if "dialect" in request.options else told).encode(errors="replace")
+    return (status[:3] if "dialect" in request.options else status).encode(errors="replace")

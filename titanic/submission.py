@@ -1,28 +1,19 @@
-"""What callers may ask of Titanic beyond RFC 9, in the options of an X1 request.  Times on the wire are milliseconds.
+"""Requests to Titanic: which options a caller can set, and how each is checked.
 
-    titanic.request   key          text: the same key and service give the first uuid again
-                      key_ttl      for how long; without, for ever
-                      delay        not before so long from now
-                      at           or not before this: milliseconds since 1970 (UTC), or ISO 8601 with an offset
-                      priority     0 to 9, 9 goes first; FIFO within one  [0]
-                      retries      how often a failed request is tried again  [0]
-                      backoff      the pause before the first of these, doubled each time  [1000]
-                      result_ttl   for how long the reply is kept; without, until it is closed
-    titanic.reply     partials     true: the PARTIALs are sent before the FINAL
-                      from         the first of them that is wanted, counted from 0  [0]
-                      wait         true: answer when the reply is there, not with 300
-    titanic.close     none
+`SubmissionOptions` declares every option of a submission once: its Python name and type, its name on the wire, its
+limits and its help.  `Titanic.submit`, `AsyncTitanic.submit`, `enqueue`, the command `titanic request`, the service
+`titanic.request` and the table in docs/titanic.md all follow this declaration.
 
-X1's own options (`ttl`, `headers`, and elsewhere `wait`) mean what they mean everywhere: `ttl` is the caller's patience
-with Titanic's answer, which is why the reply's is named `result_ttl`.  Headers travel on to the service.
+Python programs give times in seconds; on the wire they are milliseconds, as everywhere in X1.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypedDict, get_type_hints
 from uuid import UUID
 
 from ..mdp import wire
@@ -32,31 +23,287 @@ from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from .frames import pack
 from .uuids import new_uuid
 
-PREFIX: Final = b"titanic."
-MAX_KEY: Final = 255
-"""Bytes."""
-ROOM: Final = 1000
-"""Bytes that Titanic may add to the headers: a trace context."""
+SERVICE_PREFIX: Final = b"titanic."
+MAX_KEY_BYTES: Final = 255
+HEADERS_RESERVE_BYTES: Final = 1000
+"""What Titanic may add to a request's headers when it sends the request on: a trace context."""
 MAX_RETRIES: Final = 1000
 MAX_PRIORITY: Final = 9
 MAX_FROM: Final = 1_000_000_000
-MAX_TIME: Final = 100 * 366 * 86400.0
-"""Seconds that a delay or a ttl may have: a hundred years."""
+MAX_SECONDS: Final = 100 * 366 * 86400.0
+"""Maximum of every duration: a hundred years."""
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
-_X1: Final = frozenset({"ttl", "wait", "headers", "attempt", "dialect"})
-NAMES: Final = {
-    "request": ("key", "key_ttl", "delay", "at", "priority", "retries", "backoff", "result_ttl"),
-    "reply": ("partials", "from"),
-    "close": (),
+_X1_OPTIONS: Final = frozenset({"ttl", "wait", "headers", "attempt", "dialect"})
+"""Options with a meaning of X1's own, which every service accepts."""
+
+
+class MalformedRequest(Exception):
+    """A request breaks a rule of Titanic's services, which answer it with 400.  The message says what is wrong."""
+
+
+# ── kinds of options ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a submission: its help, its default, and how values are checked and converted."""
+
+    help: str
+    default: str = ""
+    """The default, as the help shows it."""
+    wire_name: str = ""
+    """The name on the wire, if it differs from the Python name."""
+
+    def to_wire(self, name: str, value: Any) -> Any:
+        """Return the wire form of a Python value.  Raises `SettingError` if it is invalid."""
+        raise NotImplementedError
+
+    def from_wire(self, name: str, value: Any) -> Any:
+        """Return the Python form of a value from the wire.  Raises `MalformedRequest` if it is invalid."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOption(Option):
+    """Text of at least one byte."""
+
+    max_bytes: int
+
+    def to_wire(self, name: str, value: Any) -> str:
+        """Return the text."""
+        try:
+            return self.from_wire(name, value)
+        except MalformedRequest as error:
+            raise SettingError(str(error)) from None
+
+    def from_wire(self, name: str, value: Any) -> str:
+        """Return the text."""
+        # PostgreSQL cannot store NUL in text, and lone surrogates are not UTF-8.
+        if isinstance(value, str) and value and "\0" not in value and len(value) <= self.max_bytes:
+            try:
+                if len(value.encode()) <= self.max_bytes:
+                    return value
+            except UnicodeEncodeError:
+                pass
+        raise MalformedRequest(f"{name} must be text of 1 to {self.max_bytes} bytes, without NUL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurationOption(Option):
+    """A duration: seconds in Python, milliseconds on the wire."""
+
+    zero: bool = False
+    """Whether it may be 0."""
+    expiry: bool = False
+    """Whether something is deleted when it has passed.  The command line then insists on a unit."""
+
+    def to_wire(self, name: str, value: Any) -> float:
+        """Return milliseconds."""
+        if not self._is_valid(value, MAX_SECONDS):
+            raise SettingError(f"{name} is {value!r:.100}: it must be {self._rule('seconds')}")
+        milliseconds: float = round(value * 1000, 3)
+        return milliseconds
+
+    def from_wire(self, name: str, value: Any) -> float:
+        """Return seconds."""
+        if not self._is_valid(value, MAX_SECONDS * 1000):
+            raise MalformedRequest(f"{name} must be {self._rule('milliseconds')}")
+        seconds: float = value / 1000
+        return seconds
+
+    def _is_valid(self, value: Any, maximum: float) -> bool:
+        return _is_number(value) and 0 <= value <= maximum and (self.zero or value > 0)
+
+    def _rule(self, unit: str) -> str:
+        return f"a number of {unit}, {'0 or more' if self.zero else 'above 0'}, at most a hundred years"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntegerOption(Option):
+    """A whole number from 0 to `maximum`."""
+
+    maximum: int
+
+    def to_wire(self, name: str, value: Any) -> int:
+        """Return the number."""
+        try:
+            return self.from_wire(name, value)
+        except MalformedRequest as error:
+            raise SettingError(str(error)) from None
+
+    def from_wire(self, name: str, value: Any) -> int:
+        """Return the number."""
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= self.maximum:
+            return value
+        raise MalformedRequest(f"{name} must be a whole number from 0 to {self.maximum}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeOption(Option):
+    """A point in time: a datetime with its time zone, or a number of seconds (milliseconds on the wire) since 1970."""
+
+    def to_wire(self, name: str, value: Any) -> str | float:
+        """Return ISO 8601, or milliseconds since 1970."""
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                raise SettingError(f"{name} is {value!r}: it must have a tzinfo, because time zones differ")
+            return value.isoformat()
+        if not _is_number(value):
+            raise SettingError(f"{name} is {value!r:.100}: it must be a datetime, or a number of seconds since 1970")
+        if not abs(value) <= 2 * MAX_SECONDS:
+            raise SettingError(f"{name} must not be further away than a hundred years")
+        milliseconds: float = round(value * 1000, 3)
+        return milliseconds
+
+    def from_wire(self, name: str, value: Any) -> float:
+        """Return seconds since 1970."""
+        seconds: float | None = None
+        try:
+            if isinstance(value, str):
+                moment = datetime.fromisoformat(value)
+                seconds = None if moment.tzinfo is None else moment.timestamp()
+            elif _is_number(value):
+                seconds = value / 1000
+        except OverflowError:
+            seconds = math.inf
+        except ValueError:
+            pass
+        if seconds is None:
+            raise MalformedRequest(
+                f"{name} must be milliseconds since 1970 (UTC), or a time such as 2030-01-31T12:00:00+00:00"
+            )
+        if not -MAX_SECONDS <= seconds <= 2 * MAX_SECONDS:
+            raise MalformedRequest(f"{name} must not be further away than a hundred years")
+        return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UuidOption(Option):
+    """A UUID of 32 hex digits.  Only clients set it, not their callers."""
+
+    def to_wire(self, name: str, value: Any) -> str:
+        """Return the digits."""
+        return str(value)
+
+    def from_wire(self, name: str, value: Any) -> UUID:
+        """Return the UUID."""
+        found = parse_uuid(value.encode(errors="replace")) if isinstance(value, str) else None
+        if found is None:
+            raise MalformedRequest(f"{name} must be 32 hex digits")
+        return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ── the declaration ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SubmissionOptions(TypedDict, total=False):
+    """The options of a submission, as Python programs pass them.  None stands for the default."""
+
+    key: Annotated[
+        str | None,
+        TextOption(
+            max_bytes=MAX_KEY_BYTES,
+            help="Idempotency key: submitting again with the same key and service returns the first request's UUID, "
+            "even after that was closed.",
+        ),
+    ]
+    key_ttl: Annotated[
+        float | None, DurationOption(expiry=True, help="How long to remember the key.", default="forever")
+    ]
+    delay: Annotated[
+        float | None,
+        DurationOption(zero=True, help="Delay before the request may run, e.g. 30s, 5m.", default="none"),
+    ]
+    at: Annotated[
+        datetime | float | None,
+        TimeOption(help="Earliest time at which the request may run, e.g. 2030-01-31T12:00+00:00.", default="now"),
+    ]
+    priority: Annotated[
+        int | None,
+        IntegerOption(
+            maximum=MAX_PRIORITY,
+            help=f"Priority; {MAX_PRIORITY} runs first. Requests of equal priority run in order of submission.",
+            default="0",
+        ),
+    ]
+    retries: Annotated[
+        int | None,
+        IntegerOption(
+            maximum=MAX_RETRIES, help="How often to retry the request if the service's handler fails.", default="0"
+        ),
+    ]
+    backoff: Annotated[
+        float | None,
+        DurationOption(
+            help="Pause before the first retry. Each further pause is twice as long, up to an hour.", default="1s"
+        ),
+    ]
+    ttl: Annotated[
+        float | None,
+        DurationOption(
+            expiry=True,
+            wire_name="result_ttl",
+            help="How long to keep the result once the request has ended.",
+            default="until it is closed",
+        ),
+    ]
+
+
+OPTIONS: Final[Mapping[str, Option]] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(SubmissionOptions, include_extras=True).items()
 }
+"""The options of a submission by their Python names."""
+UUID_OPTION: Final = UuidOption(
+    help="UUID of the request, chosen by the client so that a repeated request is stored once.",
+    default="chosen by Titanic",
+)
+_BY_WIRE_NAME: Final[Mapping[str, tuple[str, Option]]] = {
+    "uuid": ("uuid", UUID_OPTION),
+    **{option.wire_name or name: (name, option) for name, option in OPTIONS.items()},
+}
+_REPLY_OPTIONS: Final = ("partials", "from")
 
 
-class Malformed(Exception):
-    """A request to Titanic that is answered with 400; says what is wrong."""
+def encode_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the wire form of `SubmissionOptions`.
+
+    Raises:
+        SettingError: A value is invalid, or two options exclude each other.
+        TypeError: There is no option of this name.
+    """
+    encoded = {}
+    for name, value in options.items():
+        option = OPTIONS.get(name)
+        if option is None:
+            raise TypeError(f"a submission has no option {name!r}: its options are {', '.join(OPTIONS)}")
+        if value is not None:
+            encoded[option.wire_name or name] = option.to_wire(name, value)
+    try:
+        _check_combination(encoded)
+    except MalformedRequest as error:
+        raise SettingError(str(error)) from None
+    return encoded
+
+
+def _check_combination(options: Mapping[str, Any]) -> None:
+    if options.get("key") is None and options.get("key_ttl") is not None:
+        raise MalformedRequest("key_ttl needs a key")
+    if options.get("key") is not None and options.get("uuid") is not None:
+        # A key protects even after its request was closed; a UUID does not, so it must not override the key.
+        raise MalformedRequest("key and uuid exclude each other: set one of them")
+    if options.get("delay") is not None and options.get("at") is not None:
+        raise MalformedRequest("delay and at exclude each other: set one of them")
+
+
+# ── what the services receive ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Submission(NamedTuple):
-    """A request as it is to be stored."""
+    """A request to be stored.  The fields other than `key_expires` are columns of `titanic_requests`."""
 
     uuid: UUID
     service: str
@@ -72,8 +319,8 @@ class Submission(NamedTuple):
     headers: str | None = None
 
 
-class Wanted(NamedTuple):
-    """What a caller wants of a reply."""
+class ReplyRequest(NamedTuple):
+    """What a caller of `titanic.reply` asks for."""
 
     uuid: UUID
     partials: bool = False
@@ -81,157 +328,111 @@ class Wanted(NamedTuple):
     wait: bool = False
 
 
-def submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) -> Submission:
-    """What `titanic.request` asks for: `service body+`.  Raises `Malformed`."""
+def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) -> Submission:
+    """Check a request to `titanic.request`, whose frames are `service body+`.
+
+    Raises:
+        MalformedRequest: It breaks a rule.
+    """
     if len(frames) < 2:
-        raise Malformed("titanic.request takes the name of a service and a body of at least one frame")
+        raise MalformedRequest("titanic.request needs the name of a service and a body of at least one frame")
     service, *body = frames
     if not valid_service(service):
-        raise Malformed("the first frame names the service: 1 to 255 bytes of printable UTF-8")
-    if service.startswith((MMI, PREFIX)):
-        raise Malformed(f"{service.decode()} is not asked through Titanic: ask it directly")
+        raise MalformedRequest("the first frame must be the service's name: 1 to 255 bytes of printable UTF-8")
+    if service.startswith((MMI, SERVICE_PREFIX)):
+        raise MalformedRequest(f"{service.decode()} cannot be called through Titanic: call it directly")
     if sum(map(len, body)) > MAX_BODY or len(body) > MAX_BODY_FRAMES:
-        raise Malformed(f"the body is too large: it may have {MAX_BODY} bytes in {MAX_BODY_FRAMES} frames")
-    if not options:  # most have none
+        raise MalformedRequest(f"the body is too large: at most {MAX_BODY} bytes in {MAX_BODY_FRAMES} frames")
+    if not options:
         return Submission(new_uuid(), service.decode(), pack(body), now, now)
-    _check_names("request", options)
-    key = _key(options.get("key"))
-    key_ttl = _seconds(options, "key_ttl")
-    if key is None and key_ttl is not None:
-        raise Malformed("key_ttl goes with a key")
-    delay = _seconds(options, "delay", zero=True)
-    at = _moment(options.get("at"))
-    if delay is not None and at is not None:
-        raise Malformed("delay and at are two ways to say one thing: give one of them")
-    headers = _headers(options.get("headers"))
+    values = _parse_options(options)
+    delay, at, key_ttl = values.pop("delay", 0.0), values.pop("at", now), values.pop("key_ttl", None)
     return Submission(
-        uuid=new_uuid(),
+        uuid=values.pop("uuid", None) or new_uuid(),
         service=service.decode(),
         body=pack(body),
         created=now,
-        due=now if delay is None and at is None else max(now, at if at is not None else now + (delay or 0)),
-        key=key,
+        due=max(now + delay, at),
         key_expires=None if key_ttl is None else now + key_ttl,
-        priority=_whole(options, "priority", MAX_PRIORITY),
-        retries=_whole(options, "retries", MAX_RETRIES),
-        backoff=_seconds(options, "backoff"),
-        result_ttl=_seconds(options, "result_ttl"),
-        headers=headers,
+        result_ttl=values.pop("ttl", None),
+        headers=_parse_headers(options.get("headers")),
+        **values,
     )
 
 
-def wanted(frames: Sequence[bytes], options: Mapping[str, Any]) -> Wanted:
-    """What `titanic.reply` asks for: `uuid`.  Raises `Malformed`."""
-    uuid = _only_uuid("titanic.reply", frames)
-    _check_names("reply", options)
-    partials = options.get("partials", False)
+def _parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a submission's options by their Python names."""
+    values = {}
+    for wire_name, value in options.items():
+        found = _BY_WIRE_NAME.get(wire_name)
+        if found is None:
+            _check_option("request", wire_name, tuple(_BY_WIRE_NAME))
+        elif value is not None:
+            name, option = found
+            values[name] = option.from_wire(wire_name, value)
+    _check_combination(values)
+    return values
+
+
+def parse_reply_request(frames: Sequence[bytes], options: Mapping[str, Any]) -> ReplyRequest:
+    """Check a request to `titanic.reply`, whose only frame is a UUID.
+
+    Raises:
+        MalformedRequest: It breaks a rule.
+    """
+    uuid = _parse_only_uuid("titanic.reply", frames)
+    for name in options:
+        _check_option("reply", name, _REPLY_OPTIONS)
+    partials, start = options.get("partials", False), options.get("from", 0)
     if not isinstance(partials, bool):
-        raise Malformed("partials is true or false")
+        raise MalformedRequest("partials must be true or false")
     if "from" in options and not partials:
-        raise Malformed("from goes with partials")
-    # Only where it is said in so many words: X1's clients leave `wait` out, and then it is for the broker.
-    return Wanted(uuid, partials, _whole(options, "from", MAX_FROM), options.get("wait") is True)
+        raise MalformedRequest("from needs partials")
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= MAX_FROM:
+        raise MalformedRequest(f"from must be a whole number from 0 to {MAX_FROM}")
+    # X1's clients omit `wait` by default, and then it concerns the broker.  Titanic waits only if told to.
+    return ReplyRequest(uuid, partials, start, options.get("wait") is True)
 
 
-def closed(frames: Sequence[bytes], options: Mapping[str, Any]) -> UUID:
-    """What `titanic.close` asks for: `uuid`.  Raises `Malformed`."""
-    uuid = _only_uuid("titanic.close", frames)
-    _check_names("close", options)
+def parse_close(frames: Sequence[bytes], options: Mapping[str, Any]) -> UUID:
+    """Check a request to `titanic.close`, whose only frame is a UUID, and return that.
+
+    Raises:
+        MalformedRequest: It breaks a rule.
+    """
+    uuid = _parse_only_uuid("titanic.close", frames)
+    for name in options:
+        _check_option("close", name, ())
     return uuid
 
 
 def parse_uuid(text: bytes) -> UUID | None:
-    """The uuid in `text`: 32 hex digits in either case (C30).  None for anything else, a path for example."""
+    """Return the UUID that `text` is: 32 hex digits in either case (C30).  None for anything else, such as a path."""
     return UUID(text.decode()) if _UUID.fullmatch(text) else None
 
 
-def _only_uuid(name: str, frames: Sequence[bytes]) -> UUID:
+def _parse_only_uuid(name: str, frames: Sequence[bytes]) -> UUID:
     uuid = parse_uuid(frames[0]) if len(frames) == 1 else None
     if uuid is None:
-        raise Malformed(f"{name} takes one frame, a uuid: 32 hex digits")
+        raise MalformedRequest(f"{name} needs one frame, a UUID: 32 hex digits")
     return uuid
 
 
-def _check_names(service: str, options: Mapping[str, Any]) -> None:
-    names = NAMES[service]
-    for name in options:
-        if name not in names and name not in _X1:
-            takes = f"it takes {', '.join(names)}" if names else "it takes none"
-            raise Malformed(f"titanic.{service} has no option {name[:50]!r}: {takes}")
+def _check_option(service: str, name: str, known: Sequence[str]) -> None:
+    if name not in known and name not in _X1_OPTIONS:
+        options = f"its options are {', '.join(known)}" if known else "it has none"
+        raise MalformedRequest(f"titanic.{service} has no option {name[:50]!r}: {options}")
 
 
-def _key(value: Any) -> str | None:
-    if value is None:
-        return None
-    # PostgreSQL keeps no NUL in text, and lone surrogates are no UTF-8.
-    if isinstance(value, str) and value and "\0" not in value:
-        size = len(value.encode(errors="replace"))
-        if size <= MAX_KEY and _encodable(value):
-            return value
-    raise Malformed(f"key is a text of 1 to {MAX_KEY} bytes")
-
-
-def _headers(value: Any) -> str | None:
-    """The headers as JSON, if they can be sent on to the service."""
+def _parse_headers(value: Any) -> str | None:
+    """Return the headers as JSON."""
     if not value:
         return None
     try:
         size = len(wire.encode_options({"headers": value}))
     except SettingError:
         size = wire.MAX_OPTIONS
-    if size > wire.MAX_OPTIONS - ROOM:
-        raise Malformed(f"headers map text to text, and have at most {wire.MAX_OPTIONS - ROOM} bytes as JSON")
+    maximum = wire.MAX_OPTIONS - HEADERS_RESERVE_BYTES
+    if size > maximum:
+        raise MalformedRequest(f"headers must map text to text, in at most {maximum} bytes of JSON")
     return json.dumps(value)
-
-
-def _encodable(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _seconds(options: Mapping[str, Any], name: str, *, zero: bool = False) -> float | None:
-    """A number of milliseconds, as seconds."""
-    value = options.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME * 1000:
-        raise Malformed(f"{name} is a number of milliseconds, up to a hundred years")
-    if not value and not zero:
-        raise Malformed(f"{name} is a number of milliseconds above 0")
-    return value / 1000
-
-
-def _whole(options: Mapping[str, Any], name: str, most: int) -> int:
-    value = options.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise Malformed(f"{name} is a whole number from 0 to {most}")
-    return value
-
-
-def _moment(value: Any) -> float | None:
-    """Milliseconds since 1970, or ISO 8601 with an offset; as seconds since 1970."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            moment = None
-        if moment is not None and moment.tzinfo is not None:
-            return _checked_moment(moment.timestamp)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        return _checked_moment(lambda: value / 1000)
-    raise Malformed("at is milliseconds since 1970 (UTC), or a time such as 2030-01-31T12:00:00+00:00")
-
-
-def _checked_moment(read: Callable[[], float]) -> float:
-    try:
-        seconds = read()
-    except OverflowError:
-        seconds = math.inf
-    if not -MAX_TIME <= seconds <= 2 * MAX_TIME:
-        raise Malformed("at is further away than a hundred years")
-    return seconds

@@ -1,4 +1,4 @@
-"""Requests, the PARTIALs of their replies, keys, and Titanics at work."""
+"""Create the tables for requests, PARTIALs, keys and leases."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    """The first tables."""
+    """Create the tables."""
     op.create_table(
         "titanic_requests",
         sa.Column("id", ID, primary_key=True),
@@ -76,7 +76,7 @@ def _partial(name: str, table: str, columns: list[str | sa.TextClause], where: s
 
 
 def downgrade() -> None:
-    """No tables, and nothing of what was in them."""
+    """Drop the tables and everything in them."""
     op.drop_table("titanic_keys")
     op.drop_table("titanic_parts")
     op.drop_table("titanic_owners")

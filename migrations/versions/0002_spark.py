@@ -1,4 +1,4 @@
-"""The order in which requests end, and what Spark writes."""
+"""Number requests in the order in which they end, and create the tables for Spark's writes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    """Number the requests that have ended, in the order in which they did; tables for Spark's writes."""
+    """Number the requests that have ended, and create the tables for Spark's writes."""
     postgresql = op.get_bind().dialect.name == "postgresql"
     op.add_column("titanic_requests", sa.Column("ended", sa.BigInteger))
     op.create_table(
@@ -60,7 +60,7 @@ def upgrade() -> None:
         sa.Column("headers", sa.Text),
         sa.Column("body", sa.LargeBinary, nullable=False),
     )
-    if postgresql:  # half the work; who commits counts the rows, so that those a crash took are missed
+    if postgresql:  # which halves the work; the commit counts the rows, and so detects those that a crash has lost
         op.execute("ALTER TABLE titanic_staged SET UNLOGGED")
     op.create_table(
         "titanic_written",
@@ -74,7 +74,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Without the order of ends; what Spark has staged is lost, and what it has written is not known any more."""
+    """Drop the numbers and Spark's tables: staged requests are lost, and committed writes are forgotten."""
     op.drop_table("titanic_written")
     op.drop_table("titanic_staged")
     op.drop_table("titanic_staging")

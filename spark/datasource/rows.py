@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from ...mdp.errors import SettingError
 from ...titanic.frames import pack
 from ...titanic.store.staging import Entry, entry
-from ...titanic.submission import MAX_KEY, Malformed, submission
+from ...titanic.submission import MAX_KEY_BYTES, MalformedRequest, parse_submission
 from ...titanic.uuids import new_uuid_hex
 from ...workers.handling import MAX_BODY
 
@@ -72,7 +72,7 @@ class Rows:
                     yield (new_uuid_hex(), *known[1:_KEY], key, *known[_KEY + 1 : -1], pack(frames))
                     continue
                 made = self._checked(dict(zip(by_name, values or (), strict=True)), key, frames)
-            except (Malformed, TypeError, ValueError, OverflowError) as error:
+            except (MalformedRequest, TypeError, ValueError, OverflowError) as error:
                 raise BadRow(self._told(columns, at, first + at, task, error)) from None
             if len(alike) == MOST_ALIKE:
                 alike.clear()
@@ -88,11 +88,11 @@ class Rows:
         given = row.pop("service", None)
         service = self.service if given is None else given
         if service is None:
-            raise Malformed("it names no service")
+            raise MalformedRequest("it names no service")
         for name, value in row.items():
             if value is not None:
                 _put(options, _WIRE.get(name, name), _CONVERT[name](value))
-        return entry(submission([service.encode(), *frames], options, 0.0), at="at" in options)
+        return entry(parse_submission([service.encode(), *frames], options, 0.0), at="at" in options)
 
     def _told(self, columns: Sequence[Sequence[Any]], at: int, number: int, task: int, error: Exception) -> str:
         row = ", ".join(f"{name}={_shown(values[at])}" for name, values in zip(self.names, columns, strict=True))
@@ -107,7 +107,7 @@ MOST_ALIKE: Final = 1000
 
 def _is_plain(key: str | None, frames: list[bytes]) -> bool:
     """Whether key and body are certainly right; if not, the rules say whether they are."""
-    if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and "\0" not in key):
+    if key is not None and not (0 < len(key) <= MAX_KEY_BYTES and key.isascii() and "\0" not in key):
         return False
     return len(frames) == 1 and len(frames[0]) <= MAX_BODY
 
@@ -155,10 +155,10 @@ def _constants(options: Mapping[str, str]) -> dict[str, Any]:
         except ValueError:
             raise SettingError(f"{name} is {options[name]!r:.{SHOWN}}: it takes {_TAKES[name]}") from None
     try:
-        submission([b"x", b""], {**found, **({"key": "x"} if "key_ttl" in found else {})}, 0.0)
+        parse_submission([b"x", b""], {**found, **({"key": "x"} if "key_ttl" in found else {})}, 0.0)
         if "service" in options:
-            submission([options["service"].encode(), b""], {}, 0.0)
-    except Malformed as error:
+            parse_submission([options["service"].encode(), b""], {}, 0.0)
+    except MalformedRequest as error:
         raise SettingError(
             f"an option of the write is wrong: {str(error).replace('milliseconds', 'seconds')}"
         ) from None
@@ -251,9 +251,9 @@ def _frames(body: Any) -> list[bytes]:
     if isinstance(body, bytes | bytearray):
         return [bytes(body)]
     if body is None:
-        raise Malformed("its request is NULL")
+        raise MalformedRequest("its request is NULL")
     if None in body:
-        raise Malformed("a frame of its request is NULL")
+        raise MalformedRequest("a frame of its request is NULL")
     return [each.encode() if isinstance(each, str) else bytes(each) for each in body]
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from ...mdp.errors import SettingError
 from ...titanic.store.models import STATES
-from ...titanic.store.store import R, is_in
+from ...titanic.store.tables import R, is_in
 from .columns import BODIES, TIMES, arrow_schema, check_schema, to_arrow
 from .database import check_database, database_option, known_options, open_database, whole_option
 

@@ -9,7 +9,7 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from ...mdp.errors import SettingError
-from ...titanic.store.store import R
+from ...titanic.store.tables import R
 from .columns import check_schema
 from .database import check_database, database_option, known_options, open_database, whole_option
 from .frontier import NUMBERS, Frontier

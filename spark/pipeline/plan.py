@@ -17,7 +17,7 @@ from ...clients.arguments import checked_endpoints, checked_timeout
 from ...clients.defaults import MAX_OUTSTANDING
 from ...mdp import wire
 from ...mdp.defaults import DEFAULT_ENDPOINT
-from ...titanic.submission import MAX_TIME
+from ...titanic.submission import MAX_SECONDS
 from ..session import NEEDS_PYSPARK, SparkError, reason
 from .calls import Answer, Piece, Row, Settings, answered, check_rows_per_request, piece_size
 
@@ -173,7 +173,7 @@ def _settings(**given: Any) -> Settings:
     check_rows_per_request(settings.rows_per_request)
     checked_timeout(settings.timeout)
     keep = settings.keep
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_TIME:
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}: it takes a number of seconds above 0, up to a hundred years")
     if settings.result not in RESULTS:
         raise SettingError(f"result is {settings.result!r}: it is one of {', '.join(RESULTS)}")

@@ -18,7 +18,6 @@ from zmdp.mdp.broker.journal import Loss, Refusal, Stats
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Reason
 from zmdp.titanic import schema
-from zmdp.titanic.submission import NAMES
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]
@@ -180,11 +179,6 @@ def test_the_query_of_the_titanic_page(tmp_path):
     with engine.connect() as connection:
         assert connection.exec_driver_sql(query).all() == []
     engine.dispose()
-
-
-def test_every_option_of_titanic_is_documented():
-    page = (ROOT / "docs" / "titanic.md").read_text()
-    assert [name for names in NAMES.values() for name in names if f"`{name}" not in page] == []
 
 
 def test_the_examples_of_the_python_page(endpoint, capsys):

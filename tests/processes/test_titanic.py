@@ -1,14 +1,18 @@
-"""The command `titanic` as a user meets it: output, exit codes, errors, signals."""
+"""The command `titanic` as users see it: output, exit codes, errors, signals."""
 
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
 import sys
+import tempfile
 import threading
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -24,7 +28,7 @@ from zmdp.workers import ServiceError, Worker
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 STRANGE = "0123456789abcdef0123456789abcdef"
-"""A uuid that nobody was given."""
+"""A UUID of no request."""
 UUID = re.compile(rb"[0-9a-f]{32}\n")
 
 
@@ -40,7 +44,7 @@ def fail(request):
 
 @contextmanager
 def services():
-    """A broker with three services; its endpoint."""
+    """Run a broker with three services, and yield its endpoint."""
     with running_broker(limits=LIMITS, drain_timeout=0.1) as server, ExitStack() as stack:
         at = server.endpoints[0]
         for name, handler in (("echo", list), ("count", count), ("fail", fail)):
@@ -56,7 +60,7 @@ def endpoint():
 
 @contextmanager
 def serve(at, db, *options, **env):
-    """A `titanic serve` that is ready."""
+    """Run `titanic serve`, and yield it once it is ready."""
     with process("titanic", "serve", "--broker", at, "--db", str(db), *QUICK, *options, **env) as running:
         running.line("serving titanic.request, titanic.reply, titanic.close")
         yield running
@@ -64,7 +68,7 @@ def serve(at, db, *options, **env):
 
 @pytest.fixture(scope="module")
 def db(endpoint, tmp_path_factory):
-    """The database of a Titanic that serves."""
+    """The database of a running Titanic."""
     path = tmp_path_factory.mktemp("titanic") / "titanic.db"
     with serve(endpoint, path):
         yield path
@@ -78,7 +82,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def here(monkeypatch, capsysbinary):
-    """The command in this process, where it begins sooner."""
+    """The command in this process, where it starts faster."""
 
     def call(*arguments, **env):
         for name, value in env.items():
@@ -94,7 +98,7 @@ def here(monkeypatch, capsysbinary):
 
 @pytest.fixture
 def titanic(here, endpoint, db):
-    """The command, in an environment that names both."""
+    """The command, with the broker and the database in its environment."""
 
     def call(*arguments, stdin=None):
         env = {"MDP_BROKER": endpoint, "TITANIC_DB": str(db)}
@@ -115,7 +119,7 @@ def one_line(result):
 
 
 def done(result):
-    """What a command has printed that succeeded without a word beside it."""
+    """Return the output of a command that succeeded and printed nothing to stderr."""
     assert (result.returncode, result.stderr) == (0, b""), result.stderr
     return result.stdout
 
@@ -136,7 +140,7 @@ def test_a_request_from_beginning_to_end(endpoint, db):
     assert done(titanic("close", uuid)) == b""
     result = titanic("reply", uuid)
     assert (result.returncode, result.stdout) == (4, b"")
-    assert f"Titanic knows no request {uuid}" in one_line(result)
+    assert f"Titanic does not know request {uuid}" in one_line(result)
 
 
 def test_bodies_are_bytes_from_files_and_stdin(titanic, tmp_path):
@@ -161,10 +165,10 @@ def test_a_reply_that_is_not_there_yet(titanic, db):
     uuid = done(titanic("request", "nobody", "")).decode().strip()
     result = titanic("reply", uuid)
     assert (result.returncode, result.stdout) == (3, b"")
-    assert one_line(result) == f"titanic: the reply to {uuid} is not there yet: --wait waits for it"
+    assert one_line(result) == f"titanic: there is no reply to {uuid} yet: use --wait to wait for it"
     result = titanic("reply", uuid, "--wait", "--timeout", "0.1")
     assert (result.returncode, result.stdout) == (3, b"")
-    assert one_line(result) == f"titanic: request {uuid} has no reply within 0.1 s"
+    assert one_line(result) == f"titanic: request {uuid} has no reply after 0.1 s"
     done(titanic("close", uuid))
 
 
@@ -181,7 +185,7 @@ def test_stream_prints_part_by_part(titanic):
     assert done(titanic("reply", uuid)) == b"end"
 
 
-def test_stream_prints_what_comes_while_it_comes(endpoint, db, api):
+def test_stream_prints_partials_as_they_come(endpoint, db, api):
     gate = threading.Event()
 
     def hold(request):
@@ -206,7 +210,7 @@ def test_a_request_that_failed(titanic):
         assert one_line(result) == "titanic: failed with 404: no such ?[31mrecord"
 
 
-def test_everything_that_can_be_asked_for(titanic):
+def test_all_options_of_request(titanic):
     options = "--key k --key-ttl 1h --priority 7 --retries 3 --backoff 0.5 --ttl 7d --header a=b --header größe=x=y"
     uuid = done(titanic("request", "nobody", "x", *options.split(), "--delay", "90m")).decode().strip()
     assert done(titanic("request", "nobody", "y", "--key", "k")).decode().strip() == uuid
@@ -225,42 +229,54 @@ def test_everything_that_can_be_asked_for(titanic):
 WRONG = [
     (["request"], 2, "Missing argument 'SERVICE'"),
     (["request", "a\tb"], 2, "is not a valid service name"),
-    (["request", "mmi.service", "x"], 2, "mmi.service is not asked through Titanic: ask it directly"),
+    (["request", "mmi.service", "x"], 2, "mmi.service cannot be called through Titanic: call it directly"),
     (["request", "echo", "--priority", "10"], 2, "10 is not in the range 0<=x<=9"),
-    (["request", "echo", "--delay", "soon"], 2, "'soon': it takes seconds, or a number with s, m, h or d"),
-    (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "give one of them"),
-    (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow': it takes a time such as 2030-01-31T12:00"),
+    (
+        ["request", "echo", "--delay", "soon"],
+        2,
+        "'soon' is not a duration such as 90 (seconds), 15m, 12h or 7d, 0 or more",
+    ),
+    (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "delay and at exclude each other"),
+    (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow' is not a time such as 2030-01-31T12:00"),
     (["request", "echo", "--retries", "-1"], 2, "-1 is not in the range 0<=x<=1000"),
-    (["request", "echo", "--key", ""], 2, "key is a text of 1 to 255 bytes"),
+    (["request", "echo", "--key", ""], 2, "key must be text of 1 to 255 bytes"),
     (["request", "echo", "--header", "nameonly"], 2, "'nameonly': it takes NAME=VALUE"),
     (["request", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
     (["request", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there. Is the broker running?"),
-    (["reply", STRANGE], 4, f"Titanic knows no request {STRANGE}"),
-    (["reply", STRANGE, "--wait"], 4, f"Titanic knows no request {STRANGE}"),
-    (["reply", STRANGE, "--stream"], 4, f"Titanic knows no request {STRANGE}"),
-    (["reply", "../../etc/passwd"], 2, "'../../etc/passwd' is no uuid: it takes 32 hex digits"),
+    (["reply", STRANGE], 4, f"Titanic does not know request {STRANGE}"),
+    (["reply", STRANGE, "--wait"], 4, f"Titanic does not know request {STRANGE}"),
+    (["reply", STRANGE, "--stream"], 4, f"Titanic does not know request {STRANGE}"),
+    (["reply", "../../etc/passwd"], 2, "'../../etc/passwd' is not a UUID: use the 32 hex digits"),
     (["reply", STRANGE, "--from", "-1"], 2, "expected a whole number of parts (0 or more), got '-1'"),
     (["close"], 2, "Missing argument 'UUID"),
-    (["close", STRANGE, "x"], 2, "'x' is no uuid"),
-    (["show", STRANGE], 4, f"there is no request {STRANGE} in sqlite:///"),
-    (["show", "x"], 2, "'x' is no uuid"),
+    (["close", STRANGE, "x"], 2, "'x' is not a UUID"),
+    (["show", STRANGE], 4, f"no request {STRANGE} in sqlite:///"),
+    (["show", "x"], 2, "'x' is not a UUID"),
     (["ls", "--state", "gone"], 2, "'gone' is not one of 'delayed', 'pending', 'running', 'done', 'failed'"),
     (["ls", "--limit", "0"], 2, "expected a whole number of requests (greater than 0), got '0'"),
-    (["ls", "--older-than", "x"], 2, "'x': it takes seconds"),
-    (["ls", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db: `titanic serve` makes"),
-    (["ls", "--db", "mysql://host/db"], 2, "'mysql' is not supported: Titanic takes sqlite:///FILE or postgresql"),
-    (["ls", "--db", "sqlite://"], 2, "Titanic's SQLite is a file"),
+    (["ls", "--older-than", "x"], 2, "'x' is not a duration such as 30s, 15m, 12h or 7d"),
+    (["ls", "--older-than", "7"], 2, "'7' has no unit: write 7s, 7m, 7h or 7d"),
+    (["purge", "--older-than", "7"], 2, "'7' has no unit: write 7s, 7m, 7h or 7d"),
+    (["purge", "--older-than", "0.5"], 2, "'0.5' has no unit"),
+    (["retry", "--all", "--older-than", "7"], 2, "'7' has no unit"),
+    (["cancel", "--all", "--older-than", "7"], 2, "'7' has no unit"),
+    (["request", "echo", "--ttl", "7"], 2, "'7' has no unit: write 7s, 7m, 7h or 7d"),
+    (["request", "echo", "--key", "k", "--key-ttl", "7"], 2, "'7' has no unit"),
+    (["serve", "--ttl", "7"], 2, "'7' has no unit"),
+    (["ls", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db: `titanic serve` creates"),
+    (["ls", "--db", "mysql://host/db"], 2, "'mysql' is not supported: Titanic needs sqlite:///FILE or postgresql"),
+    (["ls", "--db", "sqlite://"], 2, "Titanic needs a SQLite file"),
     (["ls", "--db", "/etc/passwd"], 6, "sqlite:////etc/passwd: file is not a database"),
     (["stats", "--db", "postgresql://me:secret@127.0.0.1:1/x"], 6, "postgresql://me:***@127.0.0.1:1/x: "),
     (["purge"], 2, "Missing option '--older-than'"),
     (["purge", "--older-than", "1d", "--state", "pending"], 2, "'pending' is not one of 'done', 'failed'"),
-    (["retry"], 2, "name requests by their UUIDs, or take --all (perhaps with --service, --older-than)"),
-    (["retry", STRANGE, "--all"], 2, "name requests by their UUIDs, or take --all"),
-    (["cancel", "--service", "echo"], 2, "name requests by their UUIDs, or take --all"),
-    (["cancel", STRANGE, "--older-than", "1d"], 2, "name requests by their UUIDs, or take --all"),
+    (["retry"], 2, "give UUIDs, or --all (optionally with --service, --older-than)"),
+    (["retry", STRANGE, "--all"], 2, "give UUIDs, or --all"),
+    (["cancel", "--service", "echo"], 2, "give UUIDs, or --all"),
+    (["cancel", STRANGE, "--older-than", "1d"], 2, "give UUIDs, or --all"),
     (["db", "upgrade", "--db", "/no/such/folder/titanic.db"], 2, "there is no folder /no/such/folder"),
     (["db", "current", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db"),
-    (["serve", "--lease", "1"], 2, "lease is 1.0: it takes 2 seconds or more"),
+    (["serve", "--lease", "1"], 2, "lease is 1.0: it must be 2 seconds or more"),
     (["serve", "--max-waiting", "0"], 2, "expected a whole number of requests (greater than 0), got '0'"),
     (["serve", "--heartbeat", "0.001"], 2, "heartbeat is 0.001: it takes 0.01 seconds or more"),
     (["serve", "--broker", "localhost"], 2, "expected an endpoint such as"),
@@ -272,7 +288,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: " ".join(wrong[0]))
-def test_what_goes_wrong_is_told_in_one_line_with_a_code(here, endpoint, db, wrong):
+def test_errors_are_one_line_with_an_exit_code(here, endpoint, db, wrong):
     arguments, code, told = wrong
     result = here(*arguments, MDP_BROKER=endpoint, TITANIC_DB=str(db))
     assert (result.returncode, result.stdout) == (code, b"")
@@ -284,10 +300,12 @@ def test_what_goes_wrong_is_told_in_one_line_with_a_code(here, endpoint, db, wro
 def test_no_titanic(here):
     with running_broker(limits=LIMITS) as server:
         at = server.endpoints[0]
-        for arguments in (["request", "echo"], ["reply", STRANGE, "--wait"], ["reply", STRANGE, "--stream"]):
-            result = here(*arguments, "--broker", at, "--timeout", "0.1")
+        for arguments in (["request", "echo"], ["reply", STRANGE, "--wait"], ["reply", STRANGE, "--stream"],
+                          ["close", STRANGE]):  # fmt: skip
+            result = here(*arguments, "--broker", at, "--timeout", "1d")  # which is not waited for
             assert (result.returncode, result.stdout) == (4, b"")
-            assert f"no Titanic serves 'titanic.{arguments[0]}'" in one_line(result)
+            told = f"titanic: no Titanic is registered at {at}: start one with `titanic serve`"
+            assert one_line(result) == told
 
 
 def test_ctrl_c_while_waiting(endpoint, db, api):
@@ -313,10 +331,48 @@ def test_the_bare_command_shows_its_help(here):
     assert here("--version").stdout.startswith(b"titanic 0.")
 
 
-def test_output_that_nobody_reads(titanic, endpoint, api):
+def test_a_closed_stdout_is_not_an_error(titanic, endpoint, api):
     uuid = api.submit("count", b"3").uuid
     command = f"{BIN}/titanic reply {uuid} --stream --broker {endpoint} | true"
     assert os.system(f"bash -c 'set -o pipefail; {command}' 2>/dev/null") in {0, 256}
+
+
+SUBCOMMANDS = [*cli.OPERATORS, "request", "reply", "close"]
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in SUBCOMMANDS), ["db", "check"]], ids=" ".join)
+def test_h_is_help(here, arguments):
+    assert done(here(*arguments, "-h")) == done(here(*arguments, "--help"))
+
+
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_a_misspelt_option_has_nothing_to_do_with_the_environment(here, endpoint, db, command):
+    result = here(command, "--brokr", "x", MDP_BROKER=endpoint, TITANIC_DB=str(db), MDP_HEARTBEAT="1")
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert "No such option '--brokr'" in one_line(result)
+    assert "environment" not in one_line(result)
+
+
+@pytest.mark.parametrize("separator", [" ", ",", ", "])
+def test_the_environment_may_name_several_brokers(here, endpoint, db, separator):
+    brokers = f"tcp://127.0.0.1:1{separator}{endpoint}"
+    uuid = done(here("request", "echo", "hello", MDP_BROKER=brokers)).decode().strip()
+    assert done(here("reply", uuid, "--wait", MDP_BROKER=brokers)) == b"hello"
+    result = here("request", "echo", MDP_BROKER=f"tcp://127.0.0.1:1{separator}localhost")
+    assert "'localhost': it takes an endpoint" in one_line(result)
+
+
+def test_serve_registers_at_several_brokers(tmp_path, here):
+    with services() as one, services() as other:
+        brokers = f"{one} {other}"
+        command = ("titanic", "serve", "--db", str(tmp_path / "titanic.db"), *QUICK)
+        with process(*command, MDP_BROKER=brokers) as serving:
+            serving.line(f"serving titanic.request, titanic.reply, titanic.close at {one}, {other}")
+            for at in (one, other):
+                with Client(at, timeout=20) as client:
+                    ticket = Titanic(client).submit("echo", at.encode())
+                    assert ticket.result(timeout=20) == [at.encode()]
+            assert serving.end() == 0
 
 
 # ── operators ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -324,7 +380,7 @@ def test_output_that_nobody_reads(titanic, endpoint, api):
 
 @pytest.fixture(scope="module")
 def harbour(tmp_path_factory):
-    """A database with a request in each state, and their uuids; no Titanic serves any more."""
+    """A database with a request in each state, and their UUIDs; its Titanic has ended."""
     path = tmp_path_factory.mktemp("harbour") / "titanic.db"
     gate, at_work = threading.Event(), threading.Event()
 
@@ -356,7 +412,7 @@ def harbour(tmp_path_factory):
 
 @pytest.fixture
 def operator(harbour, tmp_path, here):
-    """The command on a database of one's own, with a request in each state; their uuids; the database."""
+    """The command on a copy of that database, the UUIDs, and the path."""
     source, uuids = harbour
     path = tmp_path / "titanic.db"
     with sqlite3.connect(source) as from_, sqlite3.connect(path) as to:
@@ -385,10 +441,10 @@ def test_ls(operator):
     assert uuids_of(done(titanic("ls", "--json", "--service", "nobody", "--state", "delayed"))) == [uuids["delayed"]]
     assert len(uuids_of(done(titanic("ls", "--json", "--older-than", "0")))) == 5
     result = titanic("ls", "--json", "--older-than", "1d")
-    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"there are none\n")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"no such requests\n")
     result = titanic("ls", "--json", "--limit", "2")
     assert uuids_of(result.stdout) == [uuids["done"], uuids["failed"]]
-    assert result.stderr == b"there are more: see --limit\n"
+    assert result.stderr == b"there are more requests: use --limit to see them\n"
 
 
 def test_ls_for_people(operator):
@@ -422,12 +478,103 @@ def test_show(operator):
     assert "lease" not in told
 
 
+def test_show_cuts_long_values_short(operator):
+    titanic, uuids, db = operator
+    body = "x" * 100_000
+    with sqlite3.connect(db) as connection:
+        packed = len(body).to_bytes(4, "big") + body.encode()
+        connection.execute("UPDATE titanic_requests SET body = ? WHERE uuid = ?", (packed, uuids["done"]))
+    connection.close()
+    told = done(titanic("show", uuids["done"])).decode()
+    assert len(told) < 5000
+    assert "(100004 characters; --full prints all)" in told
+    assert body in done(titanic("show", uuids["done"], "--full")).decode()
+    assert json.loads(done(titanic("show", uuids["done"], "--json")))["body"] == [body]
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def unprivileged():
+    """`with unprivileged():` runs the block as a user whom file permissions restrict."""
+
+    @contextmanager
+    def as_nobody():
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(NOBODY)
+        try:
+            yield
+        finally:
+            if root:
+                os.seteuid(0)
+
+    return as_nobody
+
+
+@pytest.fixture
+def folder():
+    """A folder that every user can enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+        path.chmod(0o755)
+
+
+READING = [["ls", "--json"], ["stats"], ["db", "check"], ["purge", "--older-than", "0", "--dry-run"]]
+
+
+def test_a_read_only_database_can_be_read(operator, here, folder, unprivileged):
+    _, uuids, db = operator
+    copied = shutil.copy(db, folder / "titanic.db")
+    os.chmod(copied, 0o444)
+    folder.chmod(0o555)
+    for command in ([*each, "--db", str(copied)] for each in (*READING, ["show", uuids["done"]])):
+        with unprivileged():
+            result = here(*command)
+        assert (result.returncode, result.stderr) == (0, b""), result.stderr
+    for command in (["retry", "--all"], ["purge", "--older-than", "0"], ["cancel", "--all"], ["db", "upgrade"]):
+        with unprivileged():
+            result = here(*command, "--db", str(copied))
+        assert (result.returncode, result.stdout) == (6, b"")
+        assert "titanic.db: the file is read-only (" in one_line(result)
+
+
+def test_a_read_only_database_is_read_while_a_titanic_writes(operator, here, folder, unprivileged):
+    _, uuids, db = operator
+    copied = shutil.copy(db, folder / "titanic.db")
+    with sqlite3.connect(copied) as writer:
+        writer.execute("UPDATE titanic_requests SET priority = 8 WHERE uuid = ?", (uuids["done"],))
+        writer.commit()
+        assert os.path.exists(f"{copied}-wal")
+        for name in folder.iterdir():
+            name.chmod(0o444)
+        folder.chmod(0o555)
+        with unprivileged():
+            result = here("show", "--json", uuids["done"], "--db", str(copied))
+    writer.close()
+    assert json.loads(done(result))["priority"] == 8
+
+
+def test_an_unreadable_database_says_why(operator, here, folder, unprivileged):
+    _, _, db = operator
+    copied = shutil.copy(db, folder / "titanic.db")
+    os.chmod(copied, 0)
+    for command in (*READING, ["retry", "--all"]):
+        with unprivileged():
+            result = here(*command, "--db", str(copied))
+        assert (result.returncode, result.stdout) == (6, b"")
+        assert "titanic.db: permission denied: the file cannot be read" in one_line(result)
+
+
 def test_retry(operator):
     titanic, uuids, db = operator
     result = titanic("retry", uuids["failed"], uuids["done"], STRANGE)
     assert (result.returncode, result.stdout) == (4, b"1 retried\n")
     assert result.stderr.decode().splitlines() == [
-        f"{uuid}: there is no such request in state failed" for uuid in (uuids["done"], STRANGE)
+        f"{uuid}: no such request in state failed" for uuid in (uuids["done"], STRANGE)
     ]
     assert [state(db, uuids[name]) for name in ("failed", "done")] == ["pending", "done"]
     assert done(titanic("retry", "--all")) == b"0 retried\n"
@@ -447,7 +594,7 @@ def test_cancel(operator):
     assert (row(db, uuids["running"])["state"], row(db, uuids["running"])["code"]) == ("failed", 499)
     result = titanic("cancel", uuids["running"])
     assert (result.returncode, result.stdout) == (4, b"0 cancelled\n")
-    assert "there is no such request in state delayed or pending or running" in one_line(result)
+    assert "no such request in state delayed or pending or running" in one_line(result)
     assert done(titanic("cancel", "--all", "--service", "nobody")) == b"2 cancelled\n"
     assert {state(db, uuids[name]) for name in ("pending", "delayed", "running", "failed")} == {"failed"}
     assert state(db, uuids["done"]) == "done"
@@ -455,13 +602,13 @@ def test_cancel(operator):
 
 def test_purge(operator):
     titanic, uuids, _ = operator
-    assert done(titanic("purge", "--older-than", "1d")) == b"0 thrown away\n"
-    assert done(titanic("purge", "--older-than", "0", "--dry-run")) == b"1 would be thrown away\n"
-    assert done(titanic("purge", "--older-than", "0", "--service", "echo")) == b"0 thrown away\n"
+    assert done(titanic("purge", "--older-than", "1d")) == b"0 deleted\n"
+    assert done(titanic("purge", "--older-than", "0", "--dry-run")) == b"1 would be deleted\n"
+    assert done(titanic("purge", "--older-than", "0", "--service", "echo")) == b"0 deleted\n"
     assert len(uuids_of(titanic("ls", "--json").stdout)) == 5
-    assert done(titanic("purge", "--older-than", "0")) == b"1 thrown away\n"
+    assert done(titanic("purge", "--older-than", "0")) == b"1 deleted\n"
     assert uuids["done"] not in uuids_of(titanic("ls", "--json").stdout)
-    assert done(titanic("purge", "--older-than", "0", "--state", "failed", "--state", "done")) == b"1 thrown away\n"
+    assert done(titanic("purge", "--older-than", "0", "--state", "failed", "--state", "done")) == b"1 deleted\n"
     assert sorted(uuids_of(titanic("ls", "--json").stdout)) == sorted(
         uuids[name] for name in ("pending", "delayed", "running")
     )
@@ -483,7 +630,7 @@ def test_stats(operator):
     assert rest == "3 PARTIALs, 1 keys"
 
 
-def test_what_an_operator_changes_is_done_by_a_titanic(operator):
+def test_a_titanic_follows_the_operators_changes(operator):
     titanic, uuids, db = operator
     with services() as at, serve(at, db):
         done(titanic("retry", uuids["failed"]))
@@ -510,12 +657,12 @@ def test_the_tables_of_sqlite(here, tmp_path):
     result = titanic("check")
     assert (result.returncode, result.stdout) == (6, b"")
     assert f"has no tables yet: run `titanic db upgrade --db sqlite:///{path}`" in one_line(result)
-    assert re.fullmatch(f"sqlite:///{path}: no tables → \\d{{4}}\n", done(titanic("upgrade")).decode())
-    assert re.fullmatch(f"sqlite:///{path}: is of version \\d{{4}}\n", done(titanic("upgrade")).decode())
+    assert re.fullmatch(f"sqlite:///{path}: migrated: no tables → \\d{{4}}\n", done(titanic("upgrade")).decode())
+    assert re.fullmatch(f"sqlite:///{path}: tables are at version \\d{{4}}\n", done(titanic("upgrade")).decode())
     assert re.fullmatch(rb"\d{4}\n", done(titanic("current")))
     told = json.loads(done(titanic("current", "--json")))
     assert told["version"] == told["needed"]
-    assert b"as it should be" in done(titanic("check"))
+    assert b"as required" in done(titanic("check"))
 
 
 def test_tables_of_a_newer_version_are_refused(operator, endpoint):
@@ -526,7 +673,7 @@ def test_tables_of_a_newer_version_are_refused(operator, endpoint):
     for command in (["ls"], ["db", "check"], ["db", "upgrade"], ["serve", "--broker", endpoint], ["retry", "--all"]):
         result = titanic(*command)
         assert (result.returncode, result.stdout) == (6, b"")
-        assert "has tables of version 9999, made by a newer zmdp" in one_line(result)
+        assert "has tables of version 9999, from a newer zmdp" in one_line(result)
         assert one_line(result).endswith(": upgrade zmdp")
     assert done(titanic("db", "current")) == b"9999\n"
 
@@ -538,13 +685,13 @@ def test_postgresql(here):
         assert (result.returncode, result.stdout) == (6, b"")
         told = re.search(r"has no tables yet: run `(titanic db upgrade --db (\S+))`", one_line(result))
         assert b"no tables" in done(run(*told[1].split()))  # as it says
-        assert b"as it should be" in done(here("db", "check"))
+        assert b"as required" in done(here("db", "check"))
         with serve(at, cluster.url()) as serving:
             uuid = done(here("request", "echo", "hello")).decode().strip()
             assert done(here("reply", uuid, "--wait")) == b"hello"
             assert uuids_of(done(here("ls", "--json"))) == [uuid]
             assert serving.end() == 0
-        assert done(here("purge", "--older-than", "0")) == b"1 thrown away\n"
+        assert done(here("purge", "--older-than", "0")) == b"1 deleted\n"
         cluster.stop()
         for command in (["ls"], ["serve"], ["db", "upgrade"]):
             result = here(*command)
@@ -557,15 +704,21 @@ def test_postgresql(here):
 
 @pytest.fixture
 def port(tmp_path):
-    """A broker of one's own, and its client."""
+    """A broker for this test, a client, and the path of a database."""
     with running_broker(limits=LIMITS, drain_timeout=0.1) as server:
         with Client(server.endpoints[0], timeout=20) as client:
             yield server.endpoints[0], Titanic(client), str(tmp_path / "titanic.db")
 
 
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
 @contextmanager
 def holding(at):
-    """The service `hold`; gives what tells that it has a request, and what lets that go."""
+    """Offer the service `hold`; yield an event that it sets, and one that it waits for."""
     held, gate = threading.Event(), threading.Event()
 
     def hold(request):
@@ -581,14 +734,14 @@ def holding(at):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_finishes_what_is_running_and_leaves_what_waits(port, number):
+def test_serve_finishes_running_requests_and_leaves_pending_ones(port, number):
     at, titanic, db = port
     with serve(at, db) as serving, holding(at) as (held, gate):
         running = titanic.submit("hold", b"running")
         waiting, later = titanic.submit("nobody", b"waiting"), titanic.submit("hold", delay=0.1)
         assert held.wait(20)
         serving.send_signal(number)
-        serving.line("waiting for 1 requests that are under way")
+        serving.line("waiting up to 10 s for 1 running requests")
         eventually(lambda: not titanic.client.available("titanic.request"))
         gate.set()
         assert serving.wait() == 0
@@ -599,19 +752,56 @@ def test_serve_finishes_what_is_running_and_leaves_what_waits(port, number):
         assert waiting.result(timeout=20) == [b"waiting"]
 
 
-def test_a_second_signal_ends_it_at_once_and_loses_nothing(port):
+@pytest.mark.parametrize(
+    "logged", ["interrupt again to exit immediately", "waiting up to 600 s for 1 running requests"]
+)
+def test_a_second_signal_exits_immediately_and_loses_nothing(port, logged):
     at, titanic, db = port
     with holding(at) as (held, gate):
         with serve(at, db, "--drain-timeout", "600", "--lease", "2") as serving:
             ticket = titanic.submit("hold", b"body")
             assert held.wait(20)
             serving.send_signal(signal.SIGTERM)
-            serving.line("under way")
+            serving.line(logged)
             assert serving.end() == 1
             assert "Traceback" not in serving.stderr
         gate.set()
         with serve(at, db):
             assert ticket.result(timeout=20) == [b"body"]
+
+
+@contextmanager
+def broker_at(at):
+    with broker("--heartbeat", "0.2", "--liveness", "50", bind=at) as (running, _):
+        yield running
+
+
+def test_a_submission_is_stored_once_although_the_broker_dies_before_the_answer(tmp_path, pool):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    db = tmp_path / "titanic.db"
+    with ExitStack() as stack:
+        first = stack.enter_context(broker_at(at))
+        stack.enter_context(serve(at, db))
+        client, other = (stack.enter_context(Client(at, timeout=20)) for _ in range(2))
+        eventually(lambda: other.available("titanic.request"))
+        lock = stack.enter_context(closing(sqlite3.connect(db, isolation_level=None)))
+        lock.execute("BEGIN IMMEDIATE")  # Titanic cannot store the request, and so does not answer
+        submitted = pool.submit(Titanic(client).submit, "nobody", b"body")
+        eventually(lambda: handled(other, "titanic.request"))
+        first.kill()
+        stack.enter_context(broker_at(at))
+        eventually(lambda: handled(other, "titanic.request"))  # the client has sent the request again
+        lock.execute("ROLLBACK")
+        ticket = submitted.result(20)
+        (stored,) = [json.loads(line) for line in done(run("titanic", "ls", "--json", TITANIC_DB=str(db))).splitlines()]
+        assert stored["uuid"] == ticket.uuid
+
+
+def handled(client, service):
+    """Return how many requests the workers of a service are handling."""
+    return sum(each["busy"] for each in json.loads(client.request("mmi.workers", service.encode())[0])["workers"])
 
 
 def test_the_drain_is_bounded(port):
@@ -621,13 +811,13 @@ def test_the_drain_is_bounded(port):
             ticket = titanic.submit("hold", b"body")
             assert held.wait(20)
             assert serving.end() == 0
-        assert state(db, ticket.uuid) in {"delayed", "pending"}  # due at once, and nobody's
+        assert state(db, ticket.uuid) in {"delayed", "pending"}  # due at once, without an owner
         gate.set()
         with serve(at, db):
             assert ticket.result(timeout=20) == [b"body"]
 
 
-def test_two_serve_one_database(port):
+def test_two_titanics_share_a_database(port):
     at, titanic, db = port
     executed = []
 
@@ -652,6 +842,8 @@ def test_serve_waits_for_its_broker(tmp_path):
     with serve(at, tmp_path / "titanic.db") as serving:
         serving.line(f"no broker at {at} yet: nobody listens there")
         with broker("--heartbeat", "0.2", "--liveness", "50", bind=at):
+            with Client(at, timeout=20) as client:
+                eventually(lambda: client.available("titanic.request"))
             assert UUID.fullmatch(done(run("titanic", "request", "echo", "--broker", at)))
         assert serving.end() == 0
 
@@ -668,6 +860,6 @@ def test_settings_of_serve(port):
             titanic.submit("nobody")
         result = run("titanic", "request", "nobody", "--broker", at)
         assert (result.returncode, result.stdout) == (6, b"")
-        assert "full: too many requests are waiting to be done" in one_line(result)
+        assert "full: too many requests have not ended" in one_line(result)
         assert serving.end() == 0
         assert serving.stderr == ""

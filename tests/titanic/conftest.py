@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from support.postgres import cluster as new_cluster
 
-from zmdp.titanic import schema
+from zmdp.titanic import schema, store
 from zmdp.titanic.frames import pack
-from zmdp.titanic.store import store
+from zmdp.titanic.store import tables as sql
 from zmdp.titanic.submission import Submission
 
 NOW = 1_800_000_000.0
@@ -20,14 +20,14 @@ NOW = 1_800_000_000.0
 
 @pytest.fixture(scope="session")
 def cluster():
-    """The PostgreSQL of this test run; whoever stops it starts it again."""
+    """The PostgreSQL of this test run.  A test that stops it must start it again."""
     with new_cluster(deadlock_timeout="100ms", full_page_writes="off", shared_buffers="16MB") as made:
         yield made
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def backend(request):
-    """For one of them only: `@pytest.mark.parametrize("backend", ["postgresql"], indirect=True)`."""
+    """Both databases.  For one only: `@pytest.mark.parametrize("backend", ["postgresql"], indirect=True)`."""
     return request.param
 
 
@@ -42,7 +42,7 @@ def opened(url, **how):
 
 @pytest.fixture(scope="session")
 def prepared(request, tmp_path_factory):
-    """`prepared(backend, fill)`: an engine for a database that `fill(engine)` has made, once."""
+    """`prepared(backend, fill)` returns an engine for a database that `fill(engine)` has filled once."""
     made = {}
 
     def prepare(backend, fill):
@@ -65,10 +65,10 @@ def prepared(request, tmp_path_factory):
 
 @pytest.fixture
 def engine(backend, prepared):
-    """A database with tables and nothing in them, the same one for all tests: a new one each would take long."""
+    """A database with empty tables, the same for all tests, because creating one takes long."""
     made = prepared(backend, schema.upgrade)
     with made.begin() as connection:
-        for table in (store.REQUESTS, store.KEYS, store.OWNERS):
+        for table in (sql.REQUESTS, sql.KEYS, sql.OWNERS):
             connection.execute(sa.delete(table))
     yield made
     made.dispose()  # nothing of this test's is left in the next
@@ -76,7 +76,7 @@ def engine(backend, prepared):
 
 @pytest.fixture
 def empty_url(backend, request, tmp_path):
-    """A database without tables; of SQLite, not even the file."""
+    """A database without tables; with SQLite, there is not even a file."""
     if backend == "sqlite":
         yield f"sqlite:///{tmp_path}/titanic.db"
     else:
@@ -104,18 +104,18 @@ def own_url(backend, prepared, request, tmp_path):
 
 
 class Tables:
-    """What is in a database, and short ways to put it there."""
+    """Helpers that fill a database and read it."""
 
     def __init__(self, engine):
         self.engine = engine
 
     def do(self, work, *batch):
-        """Have `work` done for all of `batch` in one transaction."""
+        """Perform `work` for `batch` in one transaction."""
         with self.engine.begin() as connection:
             return work(connection, batch)
 
     def add(self, service="echo", **fields):
-        """Have a request accepted; returns what was submitted."""
+        """Accept a request, and return its submission."""
         made = submission(service, **fields)
         self.do(store.accept, made)
         return made
@@ -125,41 +125,41 @@ class Tables:
         return claimed
 
     def running(self, owner="me", until=NOW + 10, **fields):
-        """A request that was accepted and claimed."""
+        """Accept and claim a request."""
         asked = self.add(**fields)
         (claimed,) = self.claim(asked.service, owner=owner, until=until)
         assert claimed.uuid == asked.uuid
         return claimed
 
     def done(self, reply=b"reply", code=None, error=None, now=NOW, **fields):
-        """A request that has ended."""
+        """Accept, claim and finish a request."""
         claimed = self.running(**fields)
         self.do(store.finish, store.Outcome(claimed.id, claimed.owner, claimed.attempt, now, reply, code, error))
         return claimed
 
-    def look(self, now=NOW, owner="me", until=None, **asked):
+    def maintain(self, now=NOW, owner="me", until=None, **asked):
         lease = store.Lease(owner, now + 10 if until is None else until)
-        (found,) = self.do(store.look, a_round(lease, now, **asked))
+        (found,) = self.do(store.maintain, a_round(lease, now, **asked))
         return found
 
     def row(self, uuid):
-        """All that is stored of a request; None if it is not there."""
+        """Return the row of a request, or None."""
         with self.engine.begin() as connection:
-            found = connection.execute(sa.select(store.REQUESTS).where(store.R.uuid == uuid)).one_or_none()
+            found = connection.execute(sa.select(sql.REQUESTS).where(sql.R.uuid == uuid)).one_or_none()
         return None if found is None else SimpleNamespace(**found._mapping)
 
     def leases(self):
-        """Until when each Titanic has what it has."""
+        """Return when the lease of each Titanic expires."""
         with self.engine.begin() as connection:
-            return dict(connection.execute(sa.select(store.W.owner, store.W.lease)).all())
+            return dict(connection.execute(sa.select(sql.W.owner, sql.W.lease)).all())
 
-    def count(self, table=store.REQUESTS):
+    def count(self, table=sql.REQUESTS):
         with self.engine.begin() as connection:
             return connection.scalar(sa.select(sa.func.count()).select_from(table))
 
 
 def a_round(lease, now=NOW, renew=False, count_up_to=None, offered=()):
-    return store.Round(lease=lease, now=now, renew=renew, count_up_to=count_up_to, offered=offered)
+    return store.Maintenance(lease=lease, now=now, renew=renew, count_up_to=count_up_to, offered=offered)
 
 
 def submission(service="echo", *, now=NOW, **fields):
@@ -174,26 +174,26 @@ def tables(engine):
 
 @pytest.fixture(name="submission")
 def _submission():
-    """`submission(service, **fields)`: what a caller asks for."""
+    """`submission(service, **fields)` returns a submission."""
     return submission
 
 
 @pytest.fixture(name="a_round")
 def _a_round():
-    """`a_round(lease, now, …)`: a look of the dispatcher's."""
+    """`a_round(lease, now, …)` returns a request for maintenance."""
     return a_round
 
 
 @pytest.fixture
 def pool():
-    """For transactions beside each other."""
+    """Threads for concurrent transactions."""
     with ThreadPoolExecutor() as pool:
         yield pool
 
 
 @pytest.fixture
 def executed():
-    """`with executed(engine) as statements:` collects (SQL, parameters); of many at once, those of the first."""
+    """`with executed(engine) as statements:` collects (SQL, parameters), for executemany those of the first row."""
 
     @contextmanager
     def listening(engine):

@@ -1,4 +1,4 @@
-"""The services that the crash harness (tests/crash.py) has killed at their work.
+"""The services whose workers the crash harness (tests/crash.py) kills.
 
 Each execution first appends a line to the file CRASH_LOG, and puts a mark of its own into all that it replies: so it is
 seen how often a request was executed, and from which execution a reply is.
@@ -16,7 +16,7 @@ parts = Worker("crash.parts", concurrency=2)
 
 
 def begin(number):
-    """Note that the request `number` is executed; returns the mark of this execution."""
+    """Record an execution of the request `number`, and return its mark."""
     mark = secrets.token_hex(6).encode()
     log = os.open(os.environ["CRASH_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(log, number + b" " + mark + b"\n")
@@ -25,13 +25,13 @@ def begin(number):
 
 
 def work():
-    """Take some milliseconds, now and then much longer: so that something is always under way."""
+    """Take some milliseconds, and sometimes much longer, so that some request is always running."""
     time.sleep(random.uniform(0.1, 0.8) if random.random() < 0.1 else random.uniform(0.003, 0.04))
 
 
 @echo
 def answer(request):
-    """What came, or a failure of the service's own."""
+    """Return the body, or fail with an error of the service."""
     number, how, payload = request
     mark = begin(number)
     work()
@@ -42,7 +42,7 @@ def answer(request):
 
 @parts
 def stream(request):
-    """What came, in `how` many parts; at the end, their number."""
+    """Yield the body in several parts, then return their number."""
     number, how, payload = request
     mark, count = begin(number), int(how)
     for at in range(count):

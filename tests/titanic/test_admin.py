@@ -1,13 +1,13 @@
-"""What an operator asks of the tables and has done to them."""
+"""The operator's SQL."""
 
 from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
-from zmdp.titanic import admin
-from zmdp.titanic.admin import Which
-from zmdp.titanic.store import store
+from zmdp.titanic import admin, store
+from zmdp.titanic.admin import Filter
+from zmdp.titanic.store import tables as sql
 from zmdp.titanic.store.models import STATES
 
 NOW = 1_800_000_000.0
@@ -50,74 +50,74 @@ def matching(do, which):
 
 def test_all_are_listed_the_oldest_first(do, each):
     order = [each.done, each.failed, each.running, each.delayed, each.pending]
-    assert names(do(admin.ls, Which(), 100)) == hexes(order)
+    assert names(do(admin.ls, Filter(), 100)) == hexes(order)
 
 
 def test_a_row_of_the_list(do, tables):
     asked = tables.add("größe", priority=3, key="k", due=NOW + 1)
-    assert do(admin.ls, Which(), 1) == [{
+    assert do(admin.ls, Filter(), 1) == [{
         "uuid": asked.uuid.hex, "service": "größe", "state": "delayed", "priority": 3, "created": NOW, "due": NOW + 1,
         "started": None, "finished": None, "attempts": 0, "failures": 0, "code": None, "error": None, "key": "k",
     }]  # fmt: skip
 
 
-def test_no_more_are_listed_than_wanted(do, tables):
+def test_ls_is_limited(do, tables):
     asked = [tables.add() for _ in range(5)]
-    assert names(do(admin.ls, Which(), 3)) == hexes(asked[:3])
+    assert names(do(admin.ls, Filter(), 3)) == hexes(asked[:3])
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_those_in_one_state(do, each, state):
-    which = Which(states=(state,))
+def test_filter_by_state(do, each, state):
+    which = Filter(states=(state,))
     (row,) = do(admin.ls, which, 100)
     assert (row["uuid"], row["state"]) == (getattr(each, state).uuid.hex, state)
     assert matching(do, which) == [getattr(each, state).uuid]
     assert do(admin.count, which) == 1
 
 
-def test_those_in_some_states(do, each):
-    which = Which(states=("pending", "done"))
+def test_filter_by_several_states(do, each):
+    which = Filter(states=("pending", "done"))
     assert matching(do, which) == [each.done.uuid, each.pending.uuid]
     assert do(admin.count, which) == 2
 
 
-def test_those_of_a_service(do, tables):
+def test_filter_by_service(do, tables):
     tables.add("one")
     other = tables.add("other")
-    which = Which(service="other")
+    which = Filter(service="other")
     assert names(do(admin.ls, which, 100)) == [other.uuid.hex]
     assert matching(do, which) == [other.uuid]
     assert do(admin.count, which) == 1
-    assert do(admin.count, Which(service="oth%")) == 0
+    assert do(admin.count, Filter(service="oth%")) == 0
 
 
-def test_those_that_are_older(do, tables):
+def test_filter_by_age(do, tables):
     old, at = tables.add(now=NOW - 1), tables.add(now=NOW)
     tables.add(now=NOW + 1)
-    assert matching(do, Which(created_before=NOW)) == [old.uuid]
-    assert matching(do, Which(created_before=NOW + 0.5)) == [old.uuid, at.uuid]
+    assert matching(do, Filter(created_before=NOW)) == [old.uuid]
+    assert matching(do, Filter(created_before=NOW + 0.5)) == [old.uuid, at.uuid]
 
 
-def test_those_that_ended_longer_ago(do, tables):
+def test_filter_by_time_of_end(do, tables):
     old = tables.done(now=NOW - 1)
     tables.done(now=NOW)
     tables.add(now=NOW - 5)
-    assert matching(do, Which(finished_before=NOW)) == [old.uuid]
+    assert matching(do, Filter(finished_before=NOW)) == [old.uuid]
 
 
-def test_all_conditions_hold_together(do, tables):
+def test_filters_are_combined(do, tables):
     wanted = tables.done(service="one", now=NOW - 5)
     tables.done(service="other", now=NOW - 5)
     tables.done(service="one", now=NOW + 5)
     tables.add("one", now=NOW - 5)
-    which = Which(("done",), "one", created_before=NOW + 1, finished_before=NOW)
+    which = Filter(("done",), "one", created_before=NOW + 1, finished_before=NOW)
     assert matching(do, which) == [wanted.uuid]
 
 
-def test_they_are_walked_through_bit_by_bit(do, tables):
+def test_matching_requests_are_read_in_chunks(do, tables):
     asked = [tables.add() if number % 3 else tables.done(service="done") for number in range(10)]
     found = [(0, None)]
-    while some := do(admin.matching, Which(("pending",)), found[-1][0], 4):
+    while some := do(admin.matching, Filter(("pending",)), found[-1][0], 4):
         assert len(some) <= 4
         found += some
     assert [uuid for _, uuid in found[1:]] == [each.uuid for number, each in enumerate(asked) if number % 3]
@@ -127,13 +127,13 @@ def test_they_are_walked_through_bit_by_bit(do, tables):
 # ── show ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_all_there_is_to_know_of_a_request(do, tables):
+def test_show_returns_everything(do, tables):
     asked = tables.add(
         priority=2, retries=3, backoff=0.5, result_ttl=60, key="k", key_expires=NOW + 9, headers='{"a": "b"}',
         body=b"\0body",
     )  # fmt: skip
     (claimed,) = tables.claim(now=NOW + 1)
-    tables.do(store.add_parts, *(store.Partial(claimed.id, 1, number, b"%d" % number) for number in (1, 0)))
+    tables.do(store.add_partials, *(store.Partial(claimed.id, 1, number, b"%d" % number) for number in (1, 0)))
     tables.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW + 2, b"\0reply"))
     assert do(admin.show, asked.uuid) == {
         "uuid": asked.uuid.hex, "service": "echo", "state": "done", "priority": 2, "created": NOW, "due": NOW,
@@ -143,38 +143,38 @@ def test_all_there_is_to_know_of_a_request(do, tables):
     }  # fmt: skip
 
 
-def test_who_has_a_request_is_shown(do, each):
+def test_show_names_the_owner(do, each):
     shown = do(admin.show, each.running.uuid)
     assert (shown["owner"], shown["started"], shown["reply"]) == ("me", NOW, None)
 
 
 def test_the_partials_shown_are_those_of_the_latest_attempt(do, tables):
     first = tables.running()
-    tables.do(store.add_parts, store.Partial(first.id, 1, 0, b"old"))
-    tables.look(NOW + 10)
+    tables.do(store.add_partials, store.Partial(first.id, 1, 0, b"old"))
+    tables.maintain(NOW + 10)
     tables.claim()
-    tables.do(store.add_parts, store.Partial(first.id, 2, 0, b"new"))
+    tables.do(store.add_partials, store.Partial(first.id, 2, 0, b"new"))
     assert do(admin.show, first.uuid)["partials"] == [b"new"]
 
 
-def test_nobody_knows_it(do, each):
+def test_show_of_an_unknown_request(do, each):
     assert do(admin.show, uuid4()) is None
 
 
 # ── retry ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_only_what_failed_is_done_again(do, tables, each):
+def test_only_failed_requests_are_retried(do, tables, each):
     uuids = [getattr(each, state).uuid for state in STATES]
     before = [tables.row(uuid) for uuid in uuids[:4]]
     assert do(admin.retry, [*uuids, uuid4()], NOW + 5) == [each.failed.uuid]
     assert [tables.row(uuid) for uuid in uuids[:4]] == before
 
 
-def test_a_retried_request_begins_anew(do, tables):
+def test_a_retried_request_starts_over(do, tables):
     claimed = tables.running(retries=2, result_ttl=1)
-    tables.do(store.put_back, store.Again(claimed.id, "me", 1, NOW, failures=1))
-    tables.look(NOW)
+    tables.do(store.reschedule, store.Reschedule(claimed.id, "me", 1, NOW, failures=1))
+    tables.maintain(NOW)
     tables.claim()
     tables.do(store.finish, store.Outcome(claimed.id, "me", 2, NOW, b"detail", 500, "broken"))
     do(admin.retry, [claimed.uuid], NOW + 5)
@@ -182,12 +182,12 @@ def test_a_retried_request_begins_anew(do, tables):
     assert (row.state, row.due, row.failures, row.attempts) == ("pending", NOW + 5, 0, 2)
     assert (row.finished, row.expires, row.code, row.error, row.reply) == (None, None, None, None, None)
     assert row.ended is None
-    tables.look(NOW + 1000)  # it does not expire while it waits
+    tables.maintain(NOW + 1000)  # it does not expire while it waits
     (again,) = tables.claim()
     assert (again.uuid, again.attempt, again.failures, again.retries) == (claimed.uuid, 3, 0, 2)
 
 
-def test_a_late_outcome_of_before_the_retry_does_not_count(do, tables):
+def test_an_outcome_from_before_the_retry_is_ignored(do, tables):
     failed = tables.done(None, 500, "broken")
     do(admin.retry, [failed.uuid], NOW)
     (again,) = tables.claim()
@@ -197,7 +197,7 @@ def test_a_late_outcome_of_before_the_retry_does_not_count(do, tables):
     assert tables.row(failed.uuid).reply == b"in time"
 
 
-def test_to_retry_twice_is_to_retry_once(do, each):
+def test_retry_is_idempotent(do, each):
     do(admin.retry, [each.failed.uuid], NOW)
     assert do(admin.retry, [each.failed.uuid], NOW) == []
 
@@ -205,7 +205,7 @@ def test_to_retry_twice_is_to_retry_once(do, each):
 # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_only_what_has_not_ended_is_cancelled(do, tables, each):
+def test_only_requests_that_have_not_ended_are_cancelled(do, tables, each):
     uuids = [getattr(each, state).uuid for state in STATES]
     before = [tables.row(uuid) for uuid in uuids[3:]]
     assert set(do(admin.cancel, [*uuids, uuid4()], NOW + 5)) == set(uuids[:3])
@@ -217,26 +217,26 @@ def test_only_what_has_not_ended_is_cancelled(do, tables, each):
         assert row.ended > tables.row(each.done.uuid).ended
 
 
-def test_what_is_cancelled_is_neither_done_nor_waited_for(do, tables, each):
+def test_a_cancelled_request_is_not_run(do, tables, each):
     do(admin.cancel, [each.delayed.uuid, each.pending.uuid, each.running.uuid], NOW)
-    found = tables.look(NOW + 9, count_up_to=10, offered=("echo",))
+    found = tables.maintain(NOW + 9, count_up_to=10, offered=("echo",))
     assert (found.owned, found.services, found.next_due, found.waiting) == ({}, [], None, 0)
     assert tables.claim(limit=10) == []
 
 
 @pytest.mark.parametrize("late", ["outcome", "again"])
-def test_a_reply_to_what_was_cancelled_comes_too_late(do, tables, late):
+def test_a_reply_to_a_cancelled_request_is_ignored(do, tables, late):
     claimed = tables.running()
     do(admin.cancel, [claimed.uuid], NOW)
     if late == "outcome":
         tables.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"late"))
     else:
-        tables.do(store.put_back, store.Again(claimed.id, "me", 1, NOW))
+        tables.do(store.reschedule, store.Reschedule(claimed.id, "me", 1, NOW))
     row = tables.row(claimed.uuid)
     assert (row.state, row.code, row.reply) == ("failed", 499, None)
 
 
-def test_what_was_cancelled_can_be_retried(do, tables):
+def test_a_cancelled_request_can_be_retried(do, tables):
     claimed = tables.running()
     do(admin.cancel, [claimed.uuid], NOW)
     assert do(admin.retry, [claimed.uuid], NOW) == [claimed.uuid]
@@ -245,7 +245,7 @@ def test_what_was_cancelled_can_be_retried(do, tables):
 
 
 @pytest.mark.parametrize("change", [admin.retry, admin.cancel])
-def test_nothing_is_asked_for(do, each, change):
+def test_empty_lists_change_nothing(do, each, change):
     assert do(change, [], NOW) == []
 
 
@@ -256,44 +256,44 @@ def purge(do, which):
     return do(admin.purge, which, [id_ for id_, _ in do(admin.matching, which, 0, 1000)])
 
 
-def test_only_what_was_meant_is_thrown_away(do, tables, each):
-    tables.do(store.add_parts, store.Partial(each.done.id, 1, 0, b""), store.Partial(each.running.id, 1, 0, b""))
+def test_purge_deletes_only_matching_requests(do, tables, each):
+    tables.do(store.add_partials, store.Partial(each.done.id, 1, 0, b""), store.Partial(each.running.id, 1, 0, b""))
     tables.add(key="k")
-    assert purge(do, Which(("done",))) == 1
+    assert purge(do, Filter(("done",))) == 1
     assert tables.row(each.done.uuid) is None
     assert tables.count() == 5
-    assert tables.count(store.PARTS) == 1
-    assert tables.count(store.KEYS) == 1
-    assert purge(do, Which(("done",))) == 0
+    assert tables.count(sql.PARTS) == 1
+    assert tables.count(sql.KEYS) == 1
+    assert purge(do, Filter(("done",))) == 0
 
 
-def test_what_has_changed_since_is_not_thrown_away(do, tables, each):
-    which = Which(("failed", "done"))
+def test_purge_spares_requests_that_have_changed(do, tables, each):
+    which = Filter(("failed", "done"))
     found = do(admin.matching, which, 0, 1000)
     assert do(admin.retry, [each.failed.uuid], NOW) == [each.failed.uuid]
     assert do(admin.purge, which, [id_ for id_, _ in found]) == 1
     assert tables.row(each.failed.uuid).state == "pending"
 
 
-def test_only_those_named_are_thrown_away(do, tables):
+def test_purge_deletes_only_the_given_ids(do, tables):
     one, other = tables.done(), tables.done()
-    assert do(admin.purge, Which(("done",)), [other.id, 10**9]) == 1
-    assert matching(do, Which()) == [one.uuid]
-    assert do(admin.purge, Which(("done",)), []) == 0
+    assert do(admin.purge, Filter(("done",)), [other.id, 10**9]) == 1
+    assert matching(do, Filter()) == [one.uuid]
+    assert do(admin.purge, Filter(("done",)), []) == 0
 
 
-def test_what_ended_lately_is_not_thrown_away(do, tables):
+def test_purge_spares_recent_requests(do, tables):
     old, new = tables.done(now=NOW - 10), tables.done(now=NOW)
     failed = tables.done(code=500, now=NOW - 10)
-    which = Which(("done",), finished_before=NOW - 5)
+    which = Filter(("done",), finished_before=NOW - 5)
     assert do(admin.count, which) == 1
     assert do(admin.purge, which, [old.id, new.id, failed.id]) == 1
-    assert matching(do, Which()) == [new.uuid, failed.uuid]
+    assert matching(do, Filter()) == [new.uuid, failed.uuid]
 
 
 def test_a_key_outlives_a_purge(do, tables, submission):
     claimed = tables.done(key="k")
-    purge(do, Which(("done",)))
+    purge(do, Filter(("done",)))
     assert tables.do(store.accept, submission(key="k")) == [claimed.uuid]
     assert tables.count() == 0
 
@@ -301,15 +301,15 @@ def test_a_key_outlives_a_purge(do, tables, submission):
 # ── stats ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_counts_of_nothing(do, engine):
+def test_stats_of_an_empty_database(do, engine):
     assert do(admin.stats, NOW) == {"total": dict.fromkeys(STATES, 0), "services": {}, "keys": 0, "partials": 0}
 
 
-def test_counts_by_service_and_state(do, tables, each):
+def test_stats_by_service_and_state(do, tables, each):
     tables.done(service="größe")
     tables.done(service="größe")
     tables.add("größe", now=NOW - 60, key="k")
-    tables.do(store.add_parts, *(store.Partial(each.running.id, 1, number, b"") for number in range(3)))
+    tables.do(store.add_partials, *(store.Partial(each.running.id, 1, number, b"") for number in range(3)))
     found = do(admin.stats, NOW + 2)
     assert found == {
         "total": {"delayed": 1, "pending": 2, "running": 1, "done": 3, "failed": 1},
@@ -323,7 +323,7 @@ def test_counts_by_service_and_state(do, tables, each):
     assert list(found["services"]) == ["echo", "größe"]
 
 
-def test_what_has_ended_does_not_wait(do, tables):
+def test_ended_requests_are_not_waiting(do, tables):
     tables.done(now=NOW - 100)
     assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] is None
 
@@ -335,6 +335,6 @@ def test_the_oldest_is_the_oldest_of_any_state(do, tables):
     assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] == 5.0
 
 
-def test_a_clock_that_is_behind_counts_as_none(do, tables):
+def test_a_clock_that_is_behind_gives_no_negative_age(do, tables):
     tables.add(now=NOW + 3)
     assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] == 0.0

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -27,17 +28,27 @@ from zmdp.clients import (
     SettingError,
 )
 from zmdp.mdp.testing import running_broker
-from zmdp.titanic import AsyncTicket, AsyncTitanic, Titanic, TitanicError, UnknownTicket, client, enqueue, service
+from zmdp.titanic import (
+    AsyncTicket,
+    AsyncTitanic,
+    InvalidUUID,
+    Titanic,
+    TitanicError,
+    UnknownTicket,
+    conversation,
+    enqueue,
+    service,
+)
 from zmdp.titanic.store.models import Base
 from zmdp.workers import Worker
 
 STRANGE = "0123456789abcdef0123456789abcdef"
-"""A uuid that nobody was given."""
+"""A UUID of no request."""
 on_both = pytest.mark.parametrize("backend", ["sqlite", "postgresql"], indirect=True)
 
 
 class Driven:
-    """Something of asyncio's, called from this thread as its twin for threads is."""
+    """An asyncio object that this thread can use like its counterpart for threads."""
 
     def __init__(self, loop, target):
         self._loop = loop
@@ -97,7 +108,7 @@ def running_loop():
 
 @contextmanager
 def opened(twin, endpoint, **settings):
-    """The API for threads, or that for asyncio made to look like it."""
+    """Open the API for threads, or the one for asyncio made to look like it."""
     settings = {"timeout": 20, **settings}
     if twin == "threads":
         with Client(endpoint, retries=0, **settings) as opened:
@@ -117,7 +128,7 @@ def opened(twin, endpoint, **settings):
 
 @pytest.fixture
 def backend(request):
-    """The API is the same for every database, unless a test asks for others."""
+    """SQLite, because the API does not depend on the database, unless a test asks for others."""
     return getattr(request, "param", "sqlite")
 
 
@@ -163,7 +174,7 @@ def echo(endpoint):
 
 @pytest.fixture
 def gate():
-    """What `held` waits for."""
+    """The event that `held` waits for."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -171,7 +182,7 @@ def gate():
 
 @pytest.fixture
 def held(endpoint, gate):
-    """The service `held` gives two PARTIALs, and the end once `gate` is open."""
+    """The service `held` yields two PARTIALs, and the rest once `gate` is open."""
 
     def hold(request):
         yield b"one"
@@ -201,7 +212,7 @@ def test_submit_and_result(titanic):
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_ticket_is_known_by_its_uuid_however_that_is_written(titanic):
+def test_a_uuid_can_be_given_in_any_form(titanic):
     uuid = titanic.submit("echo", b"body").uuid
     for written in (uuid, uuid.upper(), uuid.encode(), UUID(uuid), str(UUID(uuid))):
         ticket = titanic.ticket(written)
@@ -209,18 +220,20 @@ def test_a_ticket_is_known_by_its_uuid_however_that_is_written(titanic):
         assert ticket.result(timeout=20) == [b"body"]
 
 
-def test_what_is_no_uuid_is_not_even_sent(titanic):
+def test_an_invalid_uuid_is_not_even_sent(titanic):
     for wrong in ("", "../../etc/passwd", "0" * 31, "0" * 33, "g" * 32, b"\xff" * 32, "0x" + "1" * 30, "é" * 32):
-        with pytest.raises(SettingError, match="is no uuid: it takes 32 hex digits"):
+        with pytest.raises(InvalidUUID, match=re.escape(f"{wrong!r} is not a UUID: it must be 32 hex digits")) as told:
             titanic.ticket(wrong)
+        assert isinstance(told.value, ValueError)
+        assert not isinstance(told.value, SettingError)
 
 
 @pytest.mark.usefixtures("held")
-def test_result_waits_as_long_as_it_is_told_to(titanic, gate, pool):
+def test_result_waits_for_the_timeout(titanic, gate, pool):
     ticket = titanic.submit("held", b"")
     assert not ticket.ready()
     for timeout in (0, 0.05):
-        with pytest.raises(RequestTimeout, match=f"request {ticket.uuid} has no reply within {timeout} s"):
+        with pytest.raises(RequestTimeout, match=f"request {ticket.uuid} has no reply after {timeout} s"):
             ticket.result(timeout=timeout)
     with pytest.raises(TimeoutError):
         ticket.result(0)
@@ -232,7 +245,7 @@ def test_result_waits_as_long_as_it_is_told_to(titanic, gate, pool):
 
 
 @pytest.mark.usefixtures("echo")
-def test_no_timeout_but_seconds(titanic):
+def test_an_invalid_timeout_is_rejected(titanic):
     ticket = titanic.submit("echo")
     for wrong in (-1, "1", True):
         with pytest.raises(SettingError, match="timeout"):
@@ -242,14 +255,14 @@ def test_no_timeout_but_seconds(titanic):
 
 
 @pytest.mark.usefixtures("echo")
-def test_what_is_closed_is_unknown(titanic, url):
+def test_a_closed_request_is_unknown(titanic, url):
     ticket = titanic.submit("echo")
     ticket.result()
     ticket.close()
     ticket.close()
     assert stored(url)["requests"] == []
     for ask in (ticket.ready, ticket.result, lambda: ticket.result(timeout=0), lambda: list(ticket.partials())):
-        with pytest.raises(UnknownTicket, match=f"Titanic knows no request {ticket.uuid}") as told:
+        with pytest.raises(UnknownTicket, match=f"Titanic does not know request {ticket.uuid}") as told:
             ask()
         assert isinstance(told.value, TitanicError)
         assert isinstance(told.value, LookupError)
@@ -288,7 +301,7 @@ def test_partials_come_as_they_are_made_and_again_later(titanic, gate):
 # ── what is asked for ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_everything_that_can_be_asked_for_arrives(titanic, url):
+def test_all_options_are_stored(titanic, url):
     before = time.time()
     ticket = titanic.submit(
         "later", b"body", key="k", key_ttl=60, delay=3600, priority=7, retries=3, backoff=0.25, ttl=86400,
@@ -311,35 +324,35 @@ def test_a_moment_is_a_datetime_or_seconds(titanic, url):
 
 
 NOT_EVEN_SENT = [
-    ({"at": datetime(2100, 1, 1)}, "give it a tzinfo"),
-    ({"at": "2100-01-01T00:00:00Z"}, "at is '2100-01-01T00:00:00Z': it takes a number of seconds"),
-    ({"delay": "1"}, "delay is '1': it takes a number of seconds"),
-    ({"ttl": True}, "ttl is True: it takes a number of seconds"),
+    ({"at": datetime(2100, 1, 1)}, "it must have a tzinfo"),
+    ({"at": "2100-01-01T00:00:00Z"}, "at is '2100-01-01T00:00:00Z': it must be a datetime, or a number of seconds"),
+    ({"delay": "1"}, "delay is '1': it must be a number of seconds"),
+    ({"ttl": True}, "ttl is True: it must be a number of seconds"),
     ({"backoff": timedelta(1)}, "backoff is"),
     ({"service": "no\tname"}, "is not a valid service name"),
     ({"headers": {"a": 1}}, "headers"),
+    ({"priority": 10}, "priority must be a whole number from 0 to 9"),
+    ({"retries": -1}, "retries must be a whole number"),
+    ({"delay": -1}, "delay is -1: it must be a number of seconds"),
+    ({"delay": 1, "at": 1}, "exclude each other"),
+    ({"key": ""}, "key must be text of 1 to 255 bytes"),
+    ({"key_ttl": 1}, "key_ttl needs a key"),
+    ({"ttl": 0}, "ttl is 0: it must be a number of seconds, above 0"),
 ]
-NOT_TAKEN = [
-    ({"priority": 10}, "priority is a whole number from 0 to 9"),
-    ({"retries": -1}, "retries is a whole number"),
-    ({"delay": -1}, "delay is a number of milliseconds"),
-    ({"delay": 1, "at": 1}, "give one of them"),
-    ({"key": ""}, "key is a text of 1 to 255 bytes"),
-    ({"key_ttl": 1}, "key_ttl goes with a key"),
-    ({"ttl": 0}, "result_ttl is a number of milliseconds above 0"),
-    ({"service": "titanic.request"}, "is not asked through Titanic"),
-    ({"service": "mmi.service"}, "is not asked through Titanic"),
+REJECTED = [
+    ({"service": "titanic.request"}, "Titanic rejected the request: titanic.request cannot be called through Titanic"),
+    ({"service": "mmi.service"}, "cannot be called through Titanic"),
 ]
 
 
-def test_what_cannot_be_asked_for_is_a_setting_error(titanic, url):
-    for asked, told in [*NOT_EVEN_SENT, *NOT_TAKEN]:
+def test_an_invalid_option_is_a_setting_error(titanic, url):
+    for asked, told in [*NOT_EVEN_SENT, *REJECTED]:
         with pytest.raises(SettingError, match=told):
             titanic.submit(**{"service": "later", **asked})
     assert stored(url)["requests"] == []
 
 
-def test_when_it_is_full_it_says_so(twin, endpoint, url):
+def test_a_full_titanic_rejects_requests(twin, endpoint, url):
     with serving(endpoint, url, max_waiting=1), opened(twin, endpoint) as titanic:
         titanic.submit("later")
         with pytest.raises(TitanicError, match="full") as told:
@@ -348,7 +361,7 @@ def test_when_it_is_full_it_says_so(twin, endpoint, url):
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_titanic_may_have_a_ttl_for_all_replies(twin, endpoint, url):
+def test_a_titanic_can_have_a_default_ttl(twin, endpoint, url):
     with serving(endpoint, url, ttl=60), opened(twin, endpoint) as titanic:
         for asked, ttl in (({}, 60), ({"ttl": 5}, 5)):
             ticket = titanic.submit("echo", **asked)
@@ -358,11 +371,30 @@ def test_a_titanic_may_have_a_ttl_for_all_replies(twin, endpoint, url):
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_key_makes_it_safe_to_repeat(titanic, url):
+def test_a_submission_with_a_key_can_be_repeated(titanic, url):
     tickets = [titanic.submit("echo", b"body", key="k") for _ in range(3)]
     assert len({ticket.uuid for ticket in tickets}) == 1
     assert [ticket.result(timeout=20) for ticket in tickets] == [[b"body"]] * 3
     assert row(url, tickets[0].uuid)["attempts"] == 1
+
+
+@pytest.mark.usefixtures("server")
+def test_a_request_that_its_client_sends_twice_is_stored_once(twin, endpoint, url, monkeypatch):
+    uuid = UUID(int=7).hex
+    monkeypatch.setattr(conversation, "new_uuid_hex", lambda: uuid)
+    with opened(twin, endpoint) as titanic:  # as if the connection was lost before the answer arrived
+        assert [titanic.submit("later", b"body").uuid for _ in range(3)] == [uuid] * 3
+        keyed = titanic.submit("later", b"body", key="k").uuid
+        assert keyed != uuid
+        titanic.ticket(keyed).close()
+        assert titanic.submit("later", b"body", key="k").uuid == keyed  # and is not stored again
+    (stored_once,) = stored(url)["requests"]
+    assert UUID(str(stored_once["uuid"])).hex == uuid
+
+
+def test_a_misspelt_option_is_a_type_error(titanic):
+    with pytest.raises(TypeError, match="no option 'priorty'"):
+        titanic.submit("later", priorty=5)
 
 
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -393,8 +425,8 @@ def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
         assert (told.value.code, told.value.detail) == (500, None)
 
 
-def test_without_a_titanic_it_is_service_not_found(twin, endpoint, monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE", 0.1)
+def test_service_not_found_without_a_titanic(twin, endpoint, monkeypatch):
+    monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
     with opened(twin, endpoint, timeout=0.1) as titanic:
         ticket = titanic.ticket(STRANGE)
         for ask in (
@@ -407,12 +439,14 @@ def test_without_a_titanic_it_is_service_not_found(twin, endpoint, monkeypatch):
             ticket.ready,
             ticket.close,
         ):
-            with pytest.raises(ServiceNotFound, match=r"no Titanic serves 'titanic\..*': start one"):
+            with pytest.raises(
+                ServiceNotFound, match="no Titanic is registered at the broker: start one with `titanic serve`"
+            ):
                 ask()
 
 
-def test_without_a_broker_it_is_broker_unreachable(twin, monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE", 0.1)
+def test_broker_unreachable_without_a_broker(twin, monkeypatch):
+    monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
     with opened(twin, "tcp://127.0.0.1:1", timeout=0.1) as titanic:
         ticket = titanic.ticket(STRANGE)
         for ask in (
@@ -428,7 +462,7 @@ def test_without_a_broker_it_is_broker_unreachable(twin, monkeypatch):
 
 
 @pytest.mark.usefixtures("held")
-def test_who_waits_outlives_titanic(twin, endpoint, url, gate, pool):
+def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool):
     with ExitStack() as stack:
         titanic = stack.enter_context(opened(twin, endpoint))
         first = stack.enter_context(ExitStack())
@@ -447,7 +481,7 @@ def test_who_waits_outlives_titanic(twin, endpoint, url, gate, pool):
 
 
 @pytest.mark.usefixtures("held")
-def test_who_may_not_wait_asks_again(titanic, gate, pool, monkeypatch):
+def test_a_caller_that_cannot_wait_polls(titanic, gate, pool, monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 1)
     ticket = titanic.submit("held", b"body")
     waiting = [pool.submit(ticket.result) for _ in range(5)]
@@ -484,7 +518,7 @@ def test_many_tasks_share_one_client(endpoint):
     asyncio.run(scenario())
 
 
-def test_a_task_that_is_cancelled_does_not_wait_any_more(endpoint, url, monkeypatch):
+def test_a_cancelled_task_stops_waiting(endpoint, url, monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 1)
 
     async def scenario():
@@ -538,7 +572,7 @@ def test_a_client_of_mdp(twin, endpoint, protocol):
 
 @pytest.fixture
 def orders(own_url):
-    """A database that has a table of the caller's own beside Titanic's, and its engine."""
+    """The engine of a database with a table of the caller's own beside Titanic's."""
     engine = sa.create_engine(sa.make_url(own_url).set(drivername=DRIVERS[own_url.partition(":")[0]]))
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE orders (number INTEGER PRIMARY KEY)"))
@@ -551,7 +585,7 @@ DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 
 @pytest.fixture
 def shop(endpoint, own_url, orders):
-    """The API of a Titanic at that database; what it has executed, by body."""
+    """A client of a Titanic with that database, and the executed requests by body."""
     executed = Counter()
 
     def ship(request):
@@ -565,7 +599,7 @@ def shop(endpoint, own_url, orders):
 
 
 @on_both
-def test_what_is_enqueued_is_done_once_its_transaction_commits(shop, orders, own_url):
+def test_an_enqueued_request_runs_once_committed(shop, orders, own_url):
     titanic, executed = shop
     with Session(orders) as session:
         session.execute(sa.text("INSERT INTO orders VALUES (1)"))
@@ -579,7 +613,7 @@ def test_what_is_enqueued_is_done_once_its_transaction_commits(shop, orders, own
 
 
 @on_both
-def test_what_is_enqueued_is_never_done_if_its_transaction_does_not_commit(shop, orders, own_url):
+def test_an_enqueued_request_never_runs_if_rolled_back(shop, orders, own_url):
     titanic, executed = shop
     with Session(orders) as session:
         lost = enqueue(session, "ship", b"lost", key="k")
@@ -599,7 +633,7 @@ def test_what_is_enqueued_is_never_done_if_its_transaction_does_not_commit(shop,
 
 
 @on_both
-def test_a_key_is_one_key_whoever_brings_it(shop, orders, own_url):
+def test_submit_and_enqueue_share_keys(shop, orders, own_url):
     titanic, executed = shop
     with Session(orders) as session, session.begin():
         first = enqueue(session, "ship", b"1", key="k")
@@ -614,7 +648,7 @@ def test_a_key_is_one_key_whoever_brings_it(shop, orders, own_url):
 
 
 @on_both
-def test_enqueue_takes_what_submit_takes(orders, own_url):
+def test_enqueue_accepts_the_options_of_submit(orders, own_url):
     with Session(orders) as session, session.begin():
         uuid = enqueue(session, b"later", delay=3600, retries=2, backoff=0.5, ttl=60)
         with connected(own_url) as other:
@@ -625,7 +659,7 @@ def test_enqueue_takes_what_submit_takes(orders, own_url):
 
 
 @on_both
-def test_enqueue_takes_a_connection_and_a_scoped_session_too(shop, orders):
+def test_enqueue_accepts_a_connection_and_a_scoped_session(shop, orders):
     titanic, executed = shop
     with orders.begin() as connection:
         kept = enqueue(connection, "ship", b"kept")
@@ -643,7 +677,7 @@ def test_enqueue_takes_a_connection_and_a_scoped_session_too(shop, orders):
 
 
 @on_both
-def test_a_session_with_several_databases_says_which_is_titanics(orders, own_url):
+def test_enqueue_uses_the_bind_of_titanics_tables(orders, own_url):
     elsewhere = sa.create_engine("sqlite://")
     with Session(elsewhere, binds={Base: orders}) as session, session.begin():
         uuid = enqueue(session, "later")
@@ -652,24 +686,24 @@ def test_a_session_with_several_databases_says_which_is_titanics(orders, own_url
 
 
 @on_both
-def test_a_database_without_titanics_tables_is_told(empty_url):
+def test_enqueue_reports_missing_tables(empty_url):
     engine = sa.create_engine(sa.make_url(empty_url).set(drivername=DRIVERS[empty_url.partition(":")[0]]))
     with Session(engine) as session, pytest.raises(TitanicError, match="titanic db upgrade"):
         enqueue(session, "later")
     engine.dispose()
-    with pytest.raises(SettingError, match="is no session"):
+    with pytest.raises(SettingError, match="is not a session"):
         enqueue("session", "later")
 
 
 @on_both
-def test_what_cannot_be_enqueued_is_a_setting_error_and_stores_nothing(orders, own_url):
+def test_an_invalid_enqueue_stores_nothing(orders, own_url):
     with Session(orders) as session:
         for service_, asked, told in (
             ("later", {"priority": 10}, "priority"),
             ("later", {"delay": "x"}, "delay"),
             ("later", {"key": "a\0b"}, "key"),
             ("later", {"headers": {"a": 1}}, "headers"),
-            ("titanic.request", {}, "not asked through Titanic"),
+            ("titanic.request", {}, "cannot be called through Titanic"),
             ("no\tname", {}, "is not a valid service name"),
         ):
             with pytest.raises(SettingError, match=told):
@@ -679,7 +713,7 @@ def test_what_cannot_be_enqueued_is_a_setting_error_and_stores_nothing(orders, o
 
 
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-def test_a_key_in_a_transaction_that_is_open_holds_up_nobody_without_it(shop, orders, own_url, pool):
+def test_an_uncommitted_key_does_not_block_requests_without_it(shop, orders, own_url, pool):
     titanic, executed = shop
     with Session(orders) as session:
         first = enqueue(session, "ship", b"first", key="k")

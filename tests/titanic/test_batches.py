@@ -1,4 +1,4 @@
-"""Group commit: one transaction for many, nothing answered before it is committed, and what happens when it fails."""
+"""Group commit: shared transactions, results only after the commit, and failures."""
 
 import asyncio
 import os
@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from support.processes import eventually
 
 from zmdp.titanic import batches as batches_module
-from zmdp.titanic import schema
-from zmdp.titanic.batches import MAX_REASON, Batches, StoreError
+from zmdp.titanic import schema, store
+from zmdp.titanic.batches import MAX_REASON_CHARS, BatchExecutor, StoreError
 from zmdp.titanic.server import READS, WRITES
-from zmdp.titanic.store import store
+from zmdp.titanic.store import tables as sql
 
 NOW = 1_800_000_000.0
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
@@ -25,7 +25,7 @@ only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
 
 def running(scenario, *arguments):
-    """Run a coroutine function; nothing may be left for the event loop to complain of."""
+    """Run a coroutine function, and assert that the event loop has nothing to complain about."""
     complaints = []
 
     async def run():
@@ -38,8 +38,8 @@ def running(scenario, *arguments):
 
 @asynccontextmanager
 async def batches(engine, *order):
-    """Batches that do these kinds of work, and what Titanic writes."""
-    made = Batches("test", engine, (*order, *WRITES))
+    """Yield a BatchExecutor for these kinds of work and all that Titanic writes."""
+    made = BatchExecutor("test", engine, (*order, *WRITES))
     try:
         yield made
     finally:
@@ -56,7 +56,7 @@ def listening(target, event, function):
 
 
 class Gate:
-    """Work that waits in its transaction until it may go on; `batches` are the items that came with each."""
+    """Work whose transaction waits until it is opened; `batches` has the items of each transaction."""
 
     def __init__(self):
         self.batches = []
@@ -70,14 +70,14 @@ class Gate:
         return batch
 
     async def holding(self, made, item=None):
-        """The future of an item, whose transaction is under way now."""
-        future = made.do(self, item)
+        """Return the future of an item whose transaction is running."""
+        future = made.submit(self, item)
         assert await asyncio.to_thread(self.entered.wait, 20)
         return future
 
 
 class Recorded:
-    """Work that notes its name and its items."""
+    """Return work that records its name and its items."""
 
     def __init__(self, name, seen):
         self.name, self.seen = name, seen
@@ -88,7 +88,7 @@ class Recorded:
 
 
 def errors(outcomes):
-    """What was raised, each by its own."""
+    """Return the error messages, after asserting that each error is an object of its own."""
     assert all(isinstance(each, StoreError) for each in outcomes), outcomes
     assert len({id(each) for each in outcomes}) == len(outcomes)
     return [str(each) for each in outcomes]
@@ -101,14 +101,14 @@ async def gathered(*futures):
 # ── one transaction for many ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_comes_while_a_transaction_runs_is_done_in_one(tables, submission):
+def test_work_that_arrives_during_a_transaction_shares_the_next(tables, submission):
     async def scenario():
         gate, commits = Gate(), []
         async with batches(tables.engine, gate) as made:
             with listening(tables.engine, "commit", commits.append):
                 first = await gate.holding(made, 0)
-                others = [made.do(gate, number) for number in range(1, 10)]
-                stored = [made.do(store.accept, each) for each in asked]
+                others = [made.submit(gate, number) for number in range(1, 10)]
+                stored = [made.submit(store.accept, each) for each in asked]
                 gate.open.set()
                 assert await asyncio.gather(first, *others) == list(range(10))
                 assert await asyncio.gather(*stored) == [each.uuid for each in asked]
@@ -120,14 +120,14 @@ def test_what_comes_while_a_transaction_runs_is_done_in_one(tables, submission):
     assert tables.count() == 20
 
 
-def test_what_comes_in_one_turn_is_done_in_one(tables, submission):
+def test_work_of_one_turn_shares_a_transaction(tables, submission):
     async def scenario():
         commits = []
         async with batches(tables.engine) as made:
             with listening(tables.engine, "commit", commits.append):
                 for _ in range(5):
-                    futures = [made.do(store.accept, submission()) for _ in range(10)]
-                    futures.append(made.do(store.pending_after, ("", 1)))
+                    futures = [made.submit(store.accept, submission()) for _ in range(10)]
+                    futures.append(made.submit(store.pending_after, ("", 1)))
                     await asyncio.gather(*futures)
         assert len(commits) == 5
 
@@ -135,13 +135,13 @@ def test_what_comes_in_one_turn_is_done_in_one(tables, submission):
     assert tables.count() == 50
 
 
-def test_within_a_transaction_each_kind_of_work_has_its_place(tables):
+def test_kinds_of_work_are_performed_in_order(tables):
     async def scenario():
         gate, seen = Gate(), []
         first, second, third = (Recorded(name, seen) for name in ("first", "second", "third"))
         async with batches(tables.engine, gate, first, second, third) as made:
             held = await gate.holding(made)
-            futures = [made.do(work, number) for number, work in enumerate((third, first, second, third, first))]
+            futures = [made.submit(work, number) for number, work in enumerate((third, first, second, third, first))]
             gate.open.set()
             await held
             assert await asyncio.gather(*futures) == ["third 0", "first 1", "second 2", "third 3", "first 4"]
@@ -150,16 +150,16 @@ def test_within_a_transaction_each_kind_of_work_has_its_place(tables):
     running(scenario)
 
 
-def test_parts_are_stored_before_the_end_and_what_was_accepted_can_be_claimed(tables, submission):
+def test_partials_are_stored_before_outcomes_and_accepted_requests_can_be_claimed(tables, submission):
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate) as made:
             held = await gate.holding(made)
-            claiming = made.do(store.claim, store.Claim("new", 1, store.Lease("me", NOW + 10), NOW))
-            finishing = made.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"reply"))
-            closing = made.do(store.close, claimed.uuid)
-            storing = made.do(store.add_parts, store.Partial(claimed.id, 1, 0, b"part"))
-            accepting = made.do(store.accept, new)
+            claiming = made.submit(store.claim, store.Claim("new", 1, store.Lease("me", NOW + 10), NOW))
+            finishing = made.submit(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"reply"))
+            closing = made.submit(store.close, claimed.uuid)
+            storing = made.submit(store.add_partials, store.Partial(claimed.id, 1, 0, b"part"))
+            accepting = made.submit(store.accept, new)
             gate.open.set()
             await gathered(held, finishing, storing)
             assert await accepting == new.uuid
@@ -168,10 +168,10 @@ def test_parts_are_stored_before_the_end_and_what_was_accepted_can_be_claimed(ta
 
     claimed, new = tables.running(), submission("new")
     running(scenario)
-    assert tables.count(store.PARTS) == 0
+    assert tables.count(sql.PARTS) == 0
 
 
-def test_nothing_is_answered_before_it_is_committed(tables, submission):
+def test_results_are_delivered_after_the_commit(tables, submission):
     async def scenario():
         committing, go_on = threading.Event(), threading.Event()
 
@@ -181,7 +181,7 @@ def test_nothing_is_answered_before_it_is_committed(tables, submission):
 
         async with batches(tables.engine) as made:
             with listening(tables.engine, "commit", commit):
-                futures = [made.do(store.accept, each) for each in asked]
+                futures = [made.submit(store.accept, each) for each in asked]
                 assert await asyncio.to_thread(committing.wait, 20)
                 for _ in range(10):
                     await asyncio.sleep(0)  # what was answered before would be here by now
@@ -193,12 +193,12 @@ def test_nothing_is_answered_before_it_is_committed(tables, submission):
     running(scenario)
 
 
-def test_what_is_answered_can_be_seen_by_others(tables, submission, engine):
+def test_delivered_results_are_visible_to_others(tables, submission, engine):
     async def scenario():
         other = schema.open_engine(engine.url, write=False)
         async with batches(tables.engine) as made:
             for _ in range(5):
-                uuid = await made.do(store.accept, submission())
+                uuid = await made.submit(store.accept, submission())
                 with other.connect() as connection:
                     assert store.fetch(connection, [uuid])[0] is not None
         other.dispose()
@@ -206,16 +206,16 @@ def test_what_is_answered_can_be_seen_by_others(tables, submission, engine):
     running(scenario)
 
 
-def test_many_at_a_time_get_each_his_own_answer(tables, submission):
+def test_each_future_gets_its_own_result(tables, submission):
     async def scenario():
         async with batches(tables.engine) as made:
 
             async def one():
                 asked = submission()
-                assert await made.do(store.accept, asked) == asked.uuid
-                (claimed,) = await made.do(store.claim, store.Claim("echo", 1, store.Lease("me", NOW + 10), NOW))
+                assert await made.submit(store.accept, asked) == asked.uuid
+                (claimed,) = await made.submit(store.claim, store.Claim("echo", 1, store.Lease("me", NOW + 10), NOW))
                 reply = claimed.uuid.bytes
-                await made.do(store.finish, store.Outcome(claimed.id, "me", claimed.attempt, NOW, reply))
+                await made.submit(store.finish, store.Outcome(claimed.id, "me", claimed.attempt, NOW, reply))
                 return claimed.uuid
 
             uuids = await asyncio.gather(*(one() for _ in range(100)))
@@ -225,12 +225,12 @@ def test_many_at_a_time_get_each_his_own_answer(tables, submission):
     running(scenario)
 
 
-def test_who_does_not_wait_any_more_disturbs_nobody(tables, submission):
+def test_a_cancelled_future_does_not_affect_others(tables, submission):
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate) as made:
             held = await gate.holding(made)
-            gone, stays = made.do(store.accept, asked[0]), made.do(store.accept, asked[1])
+            gone, stays = made.submit(store.accept, asked[0]), made.submit(store.accept, asked[1])
             gone.cancel()
             held.cancel()
             gate.open.set()
@@ -244,20 +244,20 @@ def test_who_does_not_wait_any_more_disturbs_nobody(tables, submission):
 # ── close ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_close_does_what_was_asked_for_before(tables, submission):
+def test_close_performs_submitted_work(tables, submission):
     async def scenario():
         gate = Gate()
-        made = Batches("to be closed", tables.engine, (gate, *WRITES))
+        made = BatchExecutor("to be closed", tables.engine, (gate, *WRITES))
         held = await gate.holding(made)
-        futures = [made.do(store.accept, submission()) for _ in range(5)]
+        futures = [made.submit(store.accept, submission()) for _ in range(5)]
         closing = asyncio.ensure_future(made.close())
         await asyncio.sleep(0)
-        refused = made.do(store.accept, submission())
+        refused = made.submit(store.accept, submission())
         gate.open.set()
         await closing
         assert all(future.done() for future in (held, *futures))
         assert (await gathered(*futures)) == [future.result() for future in futures]
-        assert errors(await gathered(refused)) == ["Titanic is ending"]
+        assert errors(await gathered(refused)) == ["Titanic is shutting down"]
         assert "to be closed" not in {thread.name for thread in threading.enumerate()}
 
     running(scenario)
@@ -266,7 +266,7 @@ def test_close_does_what_was_asked_for_before(tables, submission):
 
 def test_close_when_there_is_nothing_to_do(tables):
     async def scenario():
-        made = Batches("idle", tables.engine, WRITES)
+        made = BatchExecutor("idle", tables.engine, WRITES)
         await made.close()
         await made.close()
 
@@ -276,13 +276,13 @@ def test_close_when_there_is_nothing_to_do(tables):
 # ── what is wrong with one ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_that_the_database_refuses_fails_alone(tables, submission):
+def test_an_item_that_the_database_rejects_fails_alone(tables, submission):
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate) as made:
             held = await gate.holding(made)
-            futures = [made.do(store.accept, each) for each in asked]
-            closing = made.do(store.close, closed.uuid)
+            futures = [made.submit(store.accept, each) for each in asked]
+            closing = made.submit(store.close, closed.uuid)
             gate.open.set()
             outcomes = await gathered(*futures)
             assert await closing is not None
@@ -297,27 +297,27 @@ def test_one_that_the_database_refuses_fails_alone(tables, submission):
     closed = tables.add()
     running(scenario)
     assert tables.count() == 4
-    assert tables.count(store.KEYS) == 4
+    assert tables.count(sql.KEYS) == 4
 
 
-def test_work_that_is_broken_fails_alone(tables, submission, caplog):
+def test_broken_work_fails_alone(tables, submission, caplog):
     def broken(connection, batch):
         raise ValueError("broken:\n" + "x" * 1000)
 
     def forgetful(connection, batch):
-        connection.execute(sa.delete(store.REQUESTS))
+        connection.execute(sa.delete(sql.REQUESTS))
         return []
 
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate, broken, forgetful) as made:
             await gate.holding(made)
-            futures = [made.do(work, 0) for work in (broken, forgetful, broken)]
-            good = made.do(store.accept, submission())
+            futures = [made.submit(work, 0) for work in (broken, forgetful, broken)]
+            good = made.submit(store.accept, submission())
             gate.open.set()
             said = errors(await gathered(*futures))
             assert await good
-        assert said[0] == said[2] == ("broken: " + "x" * 1000)[:MAX_REASON]
+        assert said[0] == said[2] == ("broken: " + "x" * 1000)[:MAX_REASON_CHARS]
 
     running(scenario)
     assert tables.count() == 1  # what the forgetful one did was not committed
@@ -332,7 +332,7 @@ def locker(cluster, tables):
 
 
 @only_postgresql
-def test_one_whose_row_is_locked_fails_alone(tables, submission, cluster):
+def test_an_item_with_a_locked_row_fails_alone(tables, submission, cluster):
     def finish(connection, batch):
         connection.exec_driver_sql("SET LOCAL lock_timeout = 50")
         return store.finish(connection, batch)
@@ -341,14 +341,14 @@ def test_one_whose_row_is_locked_fails_alone(tables, submission, cluster):
         gate = Gate()
         async with batches(tables.engine, gate, finish) as made:
             held = await gate.holding(made)
-            futures = [made.do(finish, store.Outcome(each.id, "me", 1, NOW, b"reply")) for each in (locked, free)]
-            accepting = made.do(store.accept, submission())
+            futures = [made.submit(finish, store.Outcome(each.id, "me", 1, NOW, b"reply")) for each in (locked, free)]
+            accepting = made.submit(store.accept, submission())
             gate.open.set()
             outcomes = await gathered(*futures)
             await accepting
             await held
         assert "lock timeout" in errors(outcomes[:1])[0]
-        assert "somebody else is at it" in outcomes[0].text
+        assert "another transaction holds a lock" in outcomes[0].text
         assert outcomes[1] is None
 
     locked, free = tables.running(), tables.running()
@@ -359,7 +359,7 @@ def test_one_whose_row_is_locked_fails_alone(tables, submission, cluster):
 
 
 @only_postgresql
-def test_who_loses_a_deadlock_is_done_nevertheless(tables, cluster):
+def test_the_loser_of_a_deadlock_is_repeated(tables, cluster):
     def finish(connection, batch):
         for each in batch:
             store.finish(connection, [each])
@@ -380,7 +380,7 @@ def test_who_loses_a_deadlock_is_done_nevertheless(tables, cluster):
         gate = Gate()
         async with batches(tables.engine, gate, finish) as made:
             held = await gate.holding(made)
-            futures = [made.do(finish, store.Outcome(each.id, "me", 1, NOW, b"")) for each in (one, two)]
+            futures = [made.submit(finish, store.Outcome(each.id, "me", 1, NOW, b"")) for each in (one, two)]
             gate.open.set()
             assert await gathered(*futures) == [None, None]
             await held
@@ -406,21 +406,21 @@ def waiting(cluster):
 
 
 @only_postgresql
-def test_a_server_that_is_not_there_is_told_to_each_and_works_again_later(tables, submission, cluster):
+def test_an_unreachable_server_fails_each_item_until_it_is_back(tables, submission, cluster):
     async def scenario():
         gate = Gate()
         async with batches(tables.engine, gate) as made:
             held = await gate.holding(made)
-            futures = [made.do(store.accept, submission()) for _ in range(3)]
+            futures = [made.submit(store.accept, submission()) for _ in range(3)]
             cluster.stop()
             gate.open.set()
             outcomes = await gathered(*futures)
             said = errors(outcomes)
             await gathered(held)
-            later = await gathered(made.do(store.accept, submission()))
+            later = await gathered(made.submit(store.accept, submission()))
             assert len(errors(later)) == 1
             cluster.start()
-            assert await made.do(store.accept, asked) == asked.uuid
+            assert await made.submit(store.accept, asked) == asked.uuid
         assert {each.text for each in (*outcomes, *later)} == {"the database cannot be reached"}
         assert {each.code for each in outcomes} == {500}
         assert all(each and "\n" not in each for each in said)
@@ -437,20 +437,20 @@ def test_a_server_that_is_not_there_is_told_to_each_and_works_again_later(tables
 
 @only_postgresql
 @pytest.mark.parametrize("how", ["fast", "immediate"])
-def test_a_server_that_was_restarted_since_is_not_even_noticed(tables, submission, cluster, how):
+def test_a_restart_of_the_server_goes_unnoticed(tables, submission, cluster, how):
     async def scenario():
         async with batches(tables.engine) as made:
-            await made.do(store.accept, submission())
+            await made.submit(store.accept, submission())
             cluster.restart(how)
-            await made.do(store.accept, submission())
+            await made.submit(store.accept, submission())
 
     running(scenario)
     assert tables.count() == 2
 
 
 @only_sqlite
-def test_a_file_that_somebody_locks_is_told_to_each_and_works_again_later(own_url, submission, monkeypatch):
-    monkeypatch.setattr(schema, "BUSY", 0.05)
+def test_a_locked_file_fails_each_item_until_it_is_unlocked(own_url, submission, monkeypatch):
+    monkeypatch.setattr(schema, "BUSY_TIMEOUT_SECONDS", 0.05)
     engine = schema.open_engine(schema.database_url(own_url))
     other = sqlite3.connect(engine.url.database, isolation_level=None)
 
@@ -458,15 +458,15 @@ def test_a_file_that_somebody_locks_is_told_to_each_and_works_again_later(own_ur
         gate = Gate()
         async with batches(engine, gate) as made:
             held = await gate.holding(made)
-            futures = [made.do(store.accept, submission()) for _ in range(3)]
+            futures = [made.submit(store.accept, submission()) for _ in range(3)]
             gate.open.set()
             await held
             await asyncio.wait(futures)
             other.execute("BEGIN IMMEDIATE")
-            late = [made.do(store.accept, submission()) for _ in range(3)]
+            late = [made.submit(store.accept, submission()) for _ in range(3)]
             assert set(errors(await gathered(*late))) == {"database is locked"}
             other.execute("ROLLBACK")
-            await made.do(store.accept, submission())
+            await made.submit(store.accept, submission())
 
     running(scenario)
     assert other.execute("SELECT count(*) FROM titanic_requests").fetchone() == (4,)
@@ -474,7 +474,7 @@ def test_a_file_that_somebody_locks_is_told_to_each_and_works_again_later(own_ur
 
 
 @only_sqlite
-def test_a_full_disk_is_told_to_each_and_works_again_later(own_url, submission):
+def test_a_full_disk_fails_each_item_until_there_is_space(own_url, submission):
     engine = schema.open_engine(schema.database_url(own_url))
 
     def limited(connection, batch):
@@ -484,15 +484,15 @@ def test_a_full_disk_is_told_to_each_and_works_again_later(own_url, submission):
     async def scenario():
         gate = Gate()
         async with batches(engine, limited, gate) as made:
-            await made.do(limited, 30)
+            await made.submit(limited, 30)
             held = await gate.holding(made)
-            large = [made.do(store.accept, submission(body=bytes(1_000_000))) for _ in range(2)]
-            small = made.do(store.accept, submission())
+            large = [made.submit(store.accept, submission(body=bytes(1_000_000))) for _ in range(2)]
+            small = made.submit(store.accept, submission())
             gate.open.set()
             assert set(errors(await gathered(*large, small))) == {"database or disk is full"}
             await held
-            await made.do(limited, 1_000_000)
-            await made.do(store.accept, submission(body=bytes(1_000_000)))
+            await made.submit(limited, 1_000_000)
+            await made.submit(store.accept, submission(body=bytes(1_000_000)))
 
     running(scenario)
     other = sqlite3.connect(engine.url.database)
@@ -501,21 +501,21 @@ def test_a_full_disk_is_told_to_each_and_works_again_later(own_url, submission):
     other.close()
 
 
-def test_trouble_is_logged_once_and_its_end_as_well(tables, submission, monkeypatch, caplog):
+def test_a_failing_database_is_logged_once_and_so_is_its_recovery(tables, submission, monkeypatch, caplog):
     def broken(connection, batch):
         connection.exec_driver_sql("SELECT nothing FROM nowhere")
 
     async def scenario():
         async with batches(tables.engine, broken) as made:
             for _ in range(3):
-                await gathered(made.do(broken, 0))
-            await made.do(store.accept, submission())
+                await gathered(made.submit(broken, 0))
+            await made.submit(store.accept, submission())
             assert "works again" not in caplog.text
-            monkeypatch.setattr(batches_module, "LOG_EVERY", 0.0)
-            await made.do(store.accept, submission())
+            monkeypatch.setattr(batches_module, "LOG_SECONDS", 0.0)
+            await made.submit(store.accept, submission())
 
     running(scenario)
-    assert caplog.text.count("not done: ") == 1
+    assert caplog.text.count("transaction failed: ") == 1
     assert caplog.text.count("the database works again") == 1
     assert "Traceback" not in caplog.text
 
@@ -524,14 +524,14 @@ def test_trouble_is_logged_once_and_its_end_as_well(tables, submission, monkeypa
 
 
 def cut(cluster, connection):
-    """End the server's side of a connection, which does not know yet."""
+    """Terminate a connection at the server; the client has not noticed yet."""
     pid = connection.info.backend_pid
     cluster.execute(f"SELECT pg_terminate_backend({pid})")
     eventually(lambda: cluster.execute(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}") == [(0,)])
 
 
 def cutting(cluster, times):
-    """Work whose connection is cut in its transaction, so many times."""
+    """Return work whose connection is terminated during its transaction, so many times."""
     left = [None] * times
 
     def work(connection, batch):
@@ -544,14 +544,14 @@ def cutting(cluster, times):
 
 
 @only_postgresql
-def test_a_transaction_whose_connection_is_cut_is_repeated_once(tables, submission, cluster):
+def test_a_transaction_is_repeated_once_if_its_connection_is_lost(tables, submission, cluster):
     async def scenario():
         gate, work = Gate(), cutting(cluster, 1)
         async with batches(tables.engine, gate) as made:
             made._order[work] = len(made._order)  # the last
             held = await gate.holding(made)
-            futures = [made.do(store.accept, each) for each in asked]
-            last = made.do(work, "cut")
+            futures = [made.submit(store.accept, each) for each in asked]
+            last = made.submit(work, "cut")
             gate.open.set()
             assert await asyncio.gather(*futures) == [each.uuid for each in asked]
             assert await last == "cut"
@@ -561,37 +561,37 @@ def test_a_transaction_whose_connection_is_cut_is_repeated_once(tables, submissi
     asked[0] = asked[0]._replace(due=NOW + 1)
     running(scenario)
     assert tables.count() == 4
-    assert tables.count(store.KEYS) == 1
+    assert tables.count(sql.KEYS) == 1
 
 
 @only_postgresql
-def test_who_is_cut_again_is_told(tables, submission, cluster):
+def test_a_second_lost_connection_is_an_error(tables, submission, cluster):
     async def scenario():
         gate, work = Gate(), cutting(cluster, 2)
         async with batches(tables.engine, gate) as made:
             made._order[work] = len(made._order)
             held = await gate.holding(made)
-            futures = [made.do(store.accept, submission()), made.do(work, "cut")]
+            futures = [made.submit(store.accept, submission()), made.submit(work, "cut")]
             gate.open.set()
             await held
             outcomes = await gathered(*futures)
             assert len(errors(outcomes)) == 2
             assert {each.text for each in outcomes} == {"the database cannot be reached"}
             assert tables.count() == 0
-            await made.do(store.accept, submission())
+            await made.submit(store.accept, submission())
 
     running(scenario)
     assert tables.count() == 1
 
 
 @only_postgresql
-def test_a_connection_that_is_cut_while_it_is_idle_is_not_even_noticed(tables, submission, cluster):
+def test_losing_an_idle_connection_goes_unnoticed(tables, submission, cluster):
     async def scenario():
         async with batches(tables.engine) as made:
-            await made.do(store.accept, submission())
+            await made.submit(store.accept, submission())
             with tables.engine.connect() as connection:
                 cut(cluster, connection.connection.driver_connection)
-            await made.do(store.accept, submission())
+            await made.submit(store.accept, submission())
 
     running(scenario)
     assert tables.count() == 2
@@ -605,8 +605,8 @@ def accepting(tables, submission):
 def ending(tables, submission):
     one, other = tables.running(result_ttl=9), tables.running()
     return [
-        (store.add_parts, store.Partial(one.id, 1, 0, b"part")),
-        (store.add_parts, store.Partial(one.id, 1, 1, b"part")),
+        (store.add_partials, store.Partial(one.id, 1, 0, b"part")),
+        (store.add_partials, store.Partial(one.id, 1, 1, b"part")),
         (store.finish, store.Outcome(one.id, "me", 1, NOW, b"reply")),
         (store.finish, store.Outcome(other.id, "me", 1, NOW, None, 500, "broken")),
     ], [None] * 4
@@ -614,7 +614,7 @@ def ending(tables, submission):
 
 def putting_back(tables, submission):
     one = tables.running()
-    return [(store.put_back, store.Again(one.id, "me", 1, NOW + 5, failures=1, error="broken"))], [None]
+    return [(store.reschedule, store.Reschedule(one.id, "me", 1, NOW + 5, failures=1, error="broken"))], [None]
 
 
 def closing(tables, submission):
@@ -623,7 +623,7 @@ def closing(tables, submission):
 
 @only_postgresql
 @pytest.mark.parametrize("what", [accepting, ending, putting_back, closing])
-def test_if_only_the_answer_to_the_commit_is_lost_nothing_is_done_twice(tables, submission, cluster, monkeypatch, what):
+def test_a_lost_answer_to_a_commit_does_not_repeat_the_work(tables, submission, cluster, monkeypatch, what):
     jobs, expected = what(tables, submission)
     commits = []
     commit = tables.engine.dialect.do_commit
@@ -646,7 +646,7 @@ def test_if_only_the_answer_to_the_commit_is_lost_nothing_is_done_twice(tables, 
         gate = Gate()
         async with batches(tables.engine, gate) as made:
             held = await gate.holding(made)
-            futures = [made.do(*job) for job in jobs]
+            futures = [made.submit(*job) for job in jobs]
             gate.open.set()
             assert await gathered(*futures) == expected
             await held
@@ -701,21 +701,21 @@ TAKEN_AWAY = [remove, remove_only_the_database, move_away, replace_by_nothing, r
 
 @only_sqlite
 @pytest.mark.parametrize("taken_away", TAKEN_AWAY)
-def test_a_file_that_was_taken_away_is_never_a_success(own_url, submission, file, taken_away):
+def test_a_removed_file_is_never_a_success(own_url, submission, file, taken_away):
     engine = schema.open_engine(schema.database_url(own_url))
 
     async def scenario():
         gate = Gate()
         async with batches(engine, gate) as made:
-            await made.do(store.accept, submission())
+            await made.submit(store.accept, submission())
             held = await gate.holding(made)
             taken_away(file)
             gate.open.set()
             (said,) = errors(await gathered(held))
             assert "the database file was removed or replaced" in said
             for _ in range(3):
-                errors(await gathered(*(made.do(store.accept, each) for each in (submission(), submission()))))
-                errors(await gathered(made.do(store.close, submission().uuid)))
+                errors(await gathered(*(made.submit(store.accept, each) for each in (submission(), submission()))))
+                errors(await gathered(made.submit(store.close, submission().uuid)))
             assert file.exists() == (taken_away not in {remove, remove_only_the_database, move_away})
 
     running(scenario)
@@ -723,9 +723,7 @@ def test_a_file_that_was_taken_away_is_never_a_success(own_url, submission, file
 
 @only_sqlite
 @pytest.mark.parametrize("taken_away", TAKEN_AWAY)
-def test_who_reads_of_a_file_that_was_taken_away_is_not_told_that_there_is_nothing(
-    own_url, submission, file, taken_away
-):
+def test_reading_a_removed_file_is_an_error(own_url, submission, file, taken_away):
     writing = schema.open_engine(schema.database_url(own_url))
     asked = submission()
     with writing.begin() as connection:
@@ -733,12 +731,16 @@ def test_who_reads_of_a_file_that_was_taken_away_is_not_told_that_there_is_nothi
     engine = schema.open_engine(schema.database_url(own_url), write=False)
 
     async def scenario():
-        made = Batches("reader", engine, READS)
-        found = await made.do(store.fetch, asked.uuid)
+        made = BatchExecutor("reader", engine, READS)
+        found = await made.submit(store.fetch, asked.uuid)
         assert found is not None
         taken_away(file)
         for _ in range(3):
-            errors(await gathered(made.do(store.fetch, asked.uuid), made.do(store.states, frozenset([asked.uuid]))))
+            errors(
+                await gathered(
+                    made.submit(store.fetch, asked.uuid), made.submit(store.progress, frozenset([asked.uuid]))
+                )
+            )
         await made.close()
 
     running(scenario)
@@ -746,16 +748,16 @@ def test_who_reads_of_a_file_that_was_taken_away_is_not_told_that_there_is_nothi
 
 
 @only_sqlite
-def test_a_file_that_was_put_back_is_worked_with_again(own_url, submission, file):
+def test_a_restored_file_is_used_again(own_url, submission, file):
     engine = schema.open_engine(schema.database_url(own_url))
 
     async def scenario():
         async with batches(engine) as made:
-            await made.do(store.accept, asked[0])
+            await made.submit(store.accept, asked[0])
             file.rename(file.with_name("elsewhere.db"))
-            errors(await gathered(made.do(store.accept, asked[1])))
+            errors(await gathered(made.submit(store.accept, asked[1])))
             file.with_name("elsewhere.db").rename(file)
-            assert await made.do(store.accept, asked[2]) == asked[2].uuid
+            assert await made.submit(store.accept, asked[2]) == asked[2].uuid
 
     asked = [submission() for _ in range(3)]
     running(scenario)

@@ -1,4 +1,4 @@
-"""How stored requests are done (C31): for whom, in which order, how often, and what becomes of them meanwhile."""
+"""Executing stored requests (C31): which, in which order, how often, and what happens to them meanwhile."""
 
 import json
 import signal
@@ -25,9 +25,9 @@ PROCESSES = Path(__file__).parents[1] / "processes"
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-"""For what is the same with every database."""
+"""For tests that do not depend on the database."""
 on_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-"""For what takes long, and is rather the same."""
+"""For slow tests that hardly depend on the database."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def bench():
 
 @pytest.fixture
 def server(bench, url):
-    """A Titanic whose database is `url`."""
+    """A Titanic with the database `url`."""
     with serving(bench.endpoint, url) as server:
         yield server
 
@@ -56,14 +56,14 @@ def client(bench):
 
 @pytest.fixture
 def titanic(client, server):
-    """The API for that Titanic."""
+    """A client of that Titanic."""
     return Titanic(client)
 
 
 @pytest.fixture
 def quick_retries(monkeypatch):
-    """A short pause before what was interrupted is tried again."""
-    monkeypatch.setattr(dispatcher, "BACKOFF", (0.01, 0.02))
+    """Make the pauses before further attempts short."""
+    monkeypatch.setattr(dispatcher, "BACKOFF_SECONDS", (0.01, 0.02))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def pool():
 
 
 def given(worker):
-    """The next request that the X1 worker is given: the client's address, and the first frame of the body."""
+    """Return the X1 worker's next request: the address, and the first frame of the body."""
     while (message := worker.command())[1] == b"\x08":
         pass  # a CANCEL that has met the FINAL
     head, command, address, empty, _, body, *_ = message
@@ -82,19 +82,19 @@ def given(worker):
 
 
 def answer(worker, reply=b"done"):
-    """Have the worker do its next request; returns the first frame of its body."""
+    """Let the worker execute its next request, and return the first frame of its body."""
     address, body = given(worker)
     worker.final(address, reply)
     return body
 
 
 def services(bench):
-    """What the broker has to do, by service."""
+    """Return the number of requests that the broker has, by service."""
     return {each["name"]: each for each in json.loads(bench.mmi(b"mmi.services", b""))["services"]}
 
 
 def failed(ticket):
-    """The failure that is the outcome of a request."""
+    """Return the failure that a request ended with."""
     with pytest.raises(ServiceError) as told:
         ticket.result(timeout=20)
     return told.value
@@ -104,7 +104,7 @@ def failed(ticket):
 
 
 @on_sqlite
-def test_c31_the_broker_is_not_bothered_with_what_nobody_can_do(bench, titanic, url):
+def test_c31_requests_without_workers_are_not_sent_to_the_broker(bench, titanic, url):
     for number in range(20):
         titanic.submit("later", b"%d" % number)
     worker = bench.x1_worker(b"now")
@@ -118,7 +118,7 @@ def test_c31_the_broker_is_not_bothered_with_what_nobody_can_do(bench, titanic, 
 
 
 @on_sqlite
-def test_a_worker_with_credit_is_given_as_many_requests_and_as_many_wait_at_the_broker(bench, titanic, url):
+def test_the_broker_gets_twice_the_credit_of_a_worker(bench, titanic, url):
     for number in range(50):
         titanic.submit("slow", b"%d" % number)
     worker = bench.x1_worker(b"slow", credit=5)
@@ -134,7 +134,7 @@ def test_a_worker_with_credit_is_given_as_many_requests_and_as_many_wait_at_the_
 
 
 @on_sqlite
-def test_a_service_is_given_a_few_requests_for_each_worker_and_no_more(bench, titanic, url):
+def test_the_requests_in_flight_are_bounded_by_the_workers(bench, titanic, url):
     for number in range(50):
         titanic.submit("slow", b"%d" % number)
     workers = [bench.x1_worker(b"slow") for _ in range(2)]
@@ -153,7 +153,7 @@ def test_a_service_is_given_a_few_requests_for_each_worker_and_no_more(bench, ti
 
 
 @on_sqlite
-def test_a_slow_service_holds_nobody_else_back(bench, titanic):
+def test_a_slow_service_does_not_hold_up_others(bench, titanic):
     slow = bench.x1_worker(b"slow")
     held = [titanic.submit("slow", b"%d" % number) for number in range(100)]
     address, _ = given(slow)
@@ -165,7 +165,7 @@ def test_a_slow_service_holds_nobody_else_back(bench, titanic):
     assert held[0].result(timeout=20) == [b"done"]
 
 
-def test_the_most_urgent_goes_first_and_then_the_oldest(bench, titanic):
+def test_requests_run_by_priority_then_by_age(bench, titanic):
     asked = [0, 5, 9, 5, 0, 9, 1]
     for number, priority in enumerate(asked):
         titanic.submit("later", b"%d" % number, priority=priority)
@@ -173,7 +173,7 @@ def test_the_most_urgent_goes_first_and_then_the_oldest(bench, titanic):
     assert [answer(worker) for _ in asked] == [b"2", b"5", b"1", b"3", b"6", b"0", b"4"]
 
 
-def test_what_is_delayed_waits_and_the_others_do_not(bench, titanic, url):
+def test_a_delayed_request_does_not_hold_up_others(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     never = titanic.submit("echo", b"never", delay=3600)
     delayed = titanic.submit("echo", b"delayed", delay=0.3)
@@ -191,9 +191,9 @@ def test_what_is_delayed_waits_and_the_others_do_not(bench, titanic, url):
 
 
 @on_sqlite
-def test_with_more_services_than_the_broker_tells_of_at_a_time_all_are_done(bench, titanic, monkeypatch):
+def test_all_requests_run_if_the_broker_cannot_list_all_services(bench, titanic, monkeypatch):
     monkeypatch.setattr(answers, "ROWS", 2)
-    monkeypatch.setattr(dispatcher, "ASK_MORE", 3)
+    monkeypatch.setattr(dispatcher, "DISCOVERY_PAGE", 3)
     names = [f"service {number}" for number in range(12)]
     tickets = [titanic.submit(name, name.encode()) for name in names]
     with ExitStack() as stack:
@@ -207,7 +207,7 @@ def test_with_more_services_than_the_broker_tells_of_at_a_time_all_are_done(benc
 @on_sqlite
 @pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize("limits", [{"max_queue": 1}, {"expiry": 0.1}, {"max_attempts": 1}])
-def test_what_the_broker_cannot_keep_comes_again(url, limits):
+def test_a_request_that_the_broker_drops_is_sent_again(url, limits):
     with ExitStack() as stack:
         server = stack.enter_context(running_broker(limits=Limits(**BEATS, **limits), drain_timeout=0.1))
         at = server.endpoints[0]
@@ -254,7 +254,7 @@ def known(url):
 
 @on_sqlite
 def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAX_KEPT", 10)
+    monkeypatch.setattr(dispatcher, "MAX_REPLY_BYTES", 10)
     worker = bench.x1_worker(b"echo")
     fits, large = (titanic.submit("echo", b"") for _ in range(2))
     answer(worker, b"x" * 10)
@@ -266,7 +266,7 @@ def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypa
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_with_a_key_a_request_is_done_once(bench, titanic, url):
+def test_a_request_with_a_key_runs_once(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     first = titanic.submit("echo", b"first", key="k")
     again = titanic.submit("echo", b"again", key="k")
@@ -297,7 +297,7 @@ def test_a_key_outlives_its_request(bench, titanic, url):
 
 
 def test_a_key_expires(bench, url, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "LOOK", 3600)  # nobody has to throw it away
+    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # so that maintenance does not delete it
     worker = bench.x1_worker(b"echo")
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
@@ -309,7 +309,7 @@ def test_a_key_expires(bench, url, client, monkeypatch):
         worker.nothing()
 
 
-def test_keys_that_have_expired_are_thrown_away(titanic, url):
+def test_expired_keys_are_deleted(titanic, url):
     titanic.submit("later", key="short", key_ttl=0.1)
     titanic.submit("later", key="long", key_ttl=60)
     titanic.submit("later", key="for ever")
@@ -321,7 +321,7 @@ def new(ticket, other):
     return ticket if ticket.uuid != other.uuid else None
 
 
-def test_of_many_who_come_with_a_key_at_once_one_is_the_first(bench, url, pool):
+def test_concurrent_submissions_with_a_key_are_one_request(bench, url, pool):
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(serving(bench.endpoint, url))
@@ -342,7 +342,7 @@ def test_of_many_who_come_with_a_key_at_once_one_is_the_first(bench, url, pool):
 
 
 @on_sqlite
-def test_what_a_handler_says_is_the_outcome(bench, titanic, url):
+def test_a_handlers_error_is_the_outcome(bench, titanic, url):
     worker = bench.x1_worker(b"records")
     for code in (400, 403, 404, 413, 422, 499, 500, 599):
         ticket = titanic.submit("records")
@@ -353,7 +353,7 @@ def test_what_a_handler_says_is_the_outcome(bench, titanic, url):
         assert row(url, ticket.uuid)["attempts"] == 1
 
 
-def test_a_handler_that_fails_is_tried_again_as_often_as_was_asked_for(bench, titanic, url):
+def test_a_failed_handler_is_retried_as_often_as_requested(bench, titanic, url):
     worker = bench.x1_worker(b"records")
     ticket = titanic.submit("records", b"", retries=2, backoff=0.01)
     for number in range(3):  # whatever the code is
@@ -381,7 +381,7 @@ def test_a_retry_may_succeed(bench, titanic, url):
 
 
 @on_sqlite
-def test_between_two_tries_there_is_a_pause_in_which_others_are_done(bench, titanic, url):
+def test_other_requests_run_during_a_backoff(bench, titanic, url):
     worker = bench.x1_worker(b"records")
     ticket = titanic.submit("records", b"fails", retries=1, backoff=3600)
     address, _ = given(worker)
@@ -401,7 +401,7 @@ def test_between_two_tries_there_is_a_pause_in_which_others_are_done(bench, tita
 
 @on_sqlite
 @pytest.mark.usefixtures("quick_retries")
-def test_what_is_nobodys_fault_is_tried_again_for_ever(bench, titanic, url):
+def test_transient_failures_are_retried_without_limit(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     ticket = titanic.submit("echo", b"")
     for code in (b"408", b"429", b"502", b"503") * 2:
@@ -416,7 +416,7 @@ def test_what_is_nobodys_fault_is_tried_again_for_ever(bench, titanic, url):
 
 @on_sqlite
 @pytest.mark.usefixtures("quick_retries")
-def test_a_request_that_kills_workers_is_given_to_the_next(bench, titanic, url):
+def test_a_request_that_kills_its_worker_goes_to_the_next(bench, titanic, url):
     ticket = titanic.submit("echo", b"body")
     for _ in range(4):  # one more than the broker gives it to
         worker = bench.x1_worker(b"echo")
@@ -427,7 +427,7 @@ def test_a_request_that_kills_workers_is_given_to_the_next(bench, titanic, url):
     assert row(url, ticket.uuid)["attempts"] == 2
 
 
-def test_a_try_that_was_interrupted_is_not_one_of_the_retries(bench, url, client):
+def test_an_interrupted_attempt_does_not_count_as_a_retry(bench, url, client):
     worker = bench.x1_worker(b"records")
     with serving(bench.endpoint, url):
         ticket = Titanic(client).submit("records", b"", retries=1, backoff=0.01)
@@ -444,7 +444,7 @@ def test_a_try_that_was_interrupted_is_not_one_of_the_retries(bench, url, client
     assert (row(url, ticket.uuid)["attempts"], row(url, ticket.uuid)["failures"]) == (3, 1)
 
 
-def test_failed_requests_are_listed_and_retried_by_an_operator(bench, titanic, url):
+def test_an_operator_lists_and_retries_failed_requests(bench, titanic, url):
     worker = bench.x1_worker(b"records")
     tickets = [titanic.submit("records", b"%d" % number) for number in range(3)]
     for _ in range(2):
@@ -467,19 +467,19 @@ def test_failed_requests_are_listed_and_retried_by_an_operator(bench, titanic, u
 
 def ls(url, **which):
     with connected(url) as connection:
-        return admin.ls(connection, admin.Which(**which), 100)
+        return admin.ls(connection, admin.Filter(**which), 100)
 
 
 # ── PARTIALs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parts(ticket, start=0):
-    """The first frames of the PARTIALs."""
+    """Return the first frames of the PARTIALs."""
     return [part[0] for part in ticket.partials(start, timeout=20)]
 
 
 def follow(client, ticket, start=0):
-    """Have an X1 client by hand follow a request, live."""
+    """Let a handwritten X1 client follow a request live."""
     options = {"partials": True, "wait": True, "from": start}
     client.request(b"titanic.reply", ticket.uuid.encode(), options=json.dumps(options).encode())
 
@@ -513,8 +513,8 @@ def test_large_partials(bench, titanic):
     assert parts(ticket) == large
 
 
-def test_partials_are_followed_live(bench, titanic, monkeypatch):
-    monkeypatch.setattr(service, "POLL", 3600)  # nobody has to look whether there is something
+def test_partials_can_be_followed_live(bench, titanic, monkeypatch):
+    monkeypatch.setattr(service, "WATCH_SECONDS", 3600)  # so that no poll finds it
     worker, early, late = bench.x1_worker(b"count"), bench.x1_client(), bench.x1_client()
     ticket = titanic.submit("count")
     follow(early, ticket)
@@ -547,7 +547,7 @@ def test_the_failure_of_a_stream_comes_after_its_partials(bench, titanic):
 
 
 @on_sqlite
-def test_a_reader_that_does_not_read_holds_nobody_up(bench, titanic, url):
+def test_a_reader_that_stops_reading_does_not_block_others(bench, titanic, url):
     worker, idle = bench.x1_worker(b"count"), bench.x1_client()
     ticket = titanic.submit("count")
     follow(idle, ticket)
@@ -564,7 +564,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(bench, titanic, url):
 
 
 @pytest.mark.usefixtures("quick_retries")
-def test_a_stream_that_broke_off_is_done_again(bench, titanic, url):
+def test_an_interrupted_stream_is_run_again(bench, titanic, url):
     ticket = titanic.submit("count")
     live, behind = bench.x1_client(), bench.x1_client()
     first = bench.x1_worker(b"count")
@@ -610,9 +610,9 @@ def test_a_second_attempt_may_have_fewer_partials(bench, titanic, url):
 
 
 @on_postgresql
-def test_partials_are_followed_at_another_titanic(bench, url, monkeypatch):
-    monkeypatch.setattr(service, "POLL", 0.1)
-    # The other one, and whoever reads there, has a broker of its own; they share the database only.
+def test_partials_can_be_followed_at_another_titanic(bench, url, monkeypatch):
+    monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
+    # The other Titanic and its callers have a broker of their own; only the database is shared.
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
@@ -635,12 +635,12 @@ def test_partials_are_followed_at_another_titanic(bench, url, monkeypatch):
 
 
 def wait(client, ticket):
-    """Have an X1 client by hand wait for a reply."""
+    """Let a handwritten X1 client wait for a reply."""
     client.request(b"titanic.reply", ticket.uuid.encode(), options=b'{"wait":true}')
 
 
 @on_sqlite
-def test_any_number_of_callers_wait_for_one_reply(bench, titanic):
+def test_many_callers_can_wait_for_one_reply(bench, titanic):
     worker, clients = bench.x1_worker(b"echo"), [bench.x1_client() for _ in range(40)]
     ticket = titanic.submit("echo")
     for client in clients:
@@ -655,7 +655,7 @@ def test_any_number_of_callers_wait_for_one_reply(bench, titanic):
 
 
 @on_sqlite
-def test_those_who_wait_are_told_of_a_failure(bench, titanic):
+def test_waiting_callers_get_a_failure(bench, titanic):
     worker, client = bench.x1_worker(b"echo"), bench.x1_client()
     ticket = titanic.submit("echo")
     wait(client, ticket)
@@ -665,7 +665,7 @@ def test_those_who_wait_are_told_of_a_failure(bench, titanic):
 
 
 @on_sqlite
-def test_of_more_callers_than_may_wait_those_who_have_waited_longest_are_told_300(bench, titanic, monkeypatch):
+def test_too_many_waiting_callers_the_longest_waiting_get_300(bench, titanic, monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 2)
     worker, clients = bench.x1_worker(b"count"), [bench.x1_client() for _ in range(5)]
     ticket = titanic.submit("count")
@@ -685,20 +685,20 @@ def test_of_more_callers_than_may_wait_those_who_have_waited_longest_are_told_30
     clients[2].cancel(b"titanic.reply")
     clients[2].error(b"titanic.reply", b"499")
     eventually(lambda: waiting(bench) == 1)
-    wait_too(clients[4])  # there is a place: nobody has to go
+    wait_too(clients[4])  # there is room, so no caller is dismissed
     worker.final(address, b"end")
     for client in clients[3:]:
         client.final(b"titanic.reply", b"200", b"end")
 
 
 def waiting(bench):
-    """How many callers wait for replies."""
+    """Return how many callers wait for replies."""
     workers = json.loads(bench.mmi(b"mmi.workers", b"titanic.reply"))["workers"]
     return sum(each["held"] for each in workers)
 
 
 @on_sqlite
-def test_those_who_wait_are_told_when_another_closes_the_request(bench, titanic):
+def test_waiting_callers_learn_that_the_request_was_closed(bench, titanic):
     clients = [bench.x1_client() for _ in range(3)]
     ticket = titanic.submit("later")
     for client in clients[:2]:
@@ -711,21 +711,21 @@ def test_those_who_wait_are_told_when_another_closes_the_request(bench, titanic)
 
 
 @on_sqlite
-def test_those_who_wait_are_told_300_when_titanic_ends(bench, url, client, monkeypatch):
-    monkeypatch.setattr(service, "POLL", 3600)
+def test_waiting_callers_get_300_when_titanic_shuts_down(bench, url, client, monkeypatch):
+    monkeypatch.setattr(service, "WATCH_SECONDS", 3600)
     caller, worker = bench.x1_client(), bench.x1_worker(b"count")
     with serving(bench.endpoint, url):
         ticket = Titanic(client).submit("count")
         follow(caller, ticket)
         worker.partial(given(worker)[0], b"half")
         caller.partial(b"titanic.reply", b"half")
-        assert not any(ticket.ready() for _ in range(3))  # time enough to look whether there are more, and to wait
-    assert bench.status(b"count") == b"200"  # nothing else has happened that it could have been told of
+        assert not any(ticket.ready() for _ in range(3))  # enough time for them to query and wait
+    assert bench.status(b"count") == b"200"  # nothing else has happened
     caller.final(b"titanic.reply", b"300")
 
 
-def test_those_who_wait_are_told_what_happens_at_another_titanic(bench, url, monkeypatch):
-    monkeypatch.setattr(service, "POLL", 0.1)
+def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch):
+    monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
@@ -747,7 +747,7 @@ def test_those_who_wait_are_told_what_happens_at_another_titanic(bench, url, mon
 
 
 def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "LOOK", 3600)  # nobody has to look whether it is still there
+    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # so that no maintenance finds it closed
     worker = bench.x1_worker(b"slow")
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
@@ -765,7 +765,7 @@ def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, 
 
 
 def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(bench, url, monkeypatch):
-    monkeypatch.setattr(dispatcher, "LOOK", 0.1)
+    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 0.1)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
@@ -794,7 +794,7 @@ def test_an_operator_cancels_a_running_request_at_the_worker(bench, titanic, url
     assert ticket.result(timeout=20) == [b"done"]
 
 
-def test_an_operator_cancels_what_is_not_done_and_nothing_else(bench, titanic, url):
+def test_an_operator_cancels_only_requests_that_have_not_ended(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     done = titanic.submit("echo")
     answer(worker)
@@ -810,7 +810,7 @@ def test_an_operator_cancels_what_is_not_done_and_nothing_else(bench, titanic, u
 # ── several Titanics ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_two_titanics_do_each_request_once(bench, url, pool):
+def test_two_titanics_run_each_request_once(bench, url, pool):
     executed, lock = Counter(), threading.Lock()
 
     def count(request):
@@ -832,7 +832,7 @@ def test_two_titanics_do_each_request_once(bench, url, pool):
 
 @on_postgresql
 def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, client):
-    # Two Titanics, so that there is one to take the request if its lease were not renewed.
+    # Two Titanics: if the lease were not renewed, the other would take the request.
     with serving(bench.endpoint, url, lease=2), serving(bench.endpoint, url, lease=2):
         workers = [bench.x1_worker(b"slow") for _ in range(2)]
         ticket = Titanic(client).submit("slow")
@@ -847,7 +847,7 @@ def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, clie
 
 
 def only_heartbeats(worker):
-    """Whether nothing else has come yet; what came is kept."""
+    """Return whether nothing else has arrived; keep what has."""
     worker.sync()
     return all(message == [b"MDPWX1", b"\x05"] for message in worker._came)
 
@@ -861,7 +861,7 @@ def titanic_process(endpoint, url, *options):
 
 
 def held_by(path):
-    """The pid of the worker that has the request which holds on to that file."""
+    """Return the pid of the worker whose request holds that file."""
     return int(eventually(lambda: path.exists() and path.read_text()))
 
 
@@ -891,7 +891,7 @@ def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):
 
 
 @on_postgresql
-def test_a_titanic_that_was_frozen_does_not_overwrite_what_another_did(bench, url, client):
+def test_a_frozen_titanic_does_not_overwrite_anothers_outcome(bench, url, client):
     with running_bench() as elsewhere, ExitStack() as stack:
         frozen = stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "2"))
         frozen.line("serving titanic.request")

@@ -1,4 +1,4 @@
-"""The frames of a body as one value."""
+"""Packing the frames of a body into one value."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ bodies = st.lists(st.binary(max_size=300), max_size=20)
 
 
 @given(bodies)
-def test_what_is_packed_is_unpacked(frames):
+def test_unpack_reverses_pack(frames):
     assert unpack(pack(frames)) == frames
 
 
@@ -29,22 +29,22 @@ def test_different_frames_are_packed_differently(one, other):
     ],
     ids=["none", "one that is empty", "several", "a large one"],
 )
-def test_as_it_is_stored(frames, packed):
+def test_the_stored_format(frames, packed):
     assert pack(frames) == packed
     assert unpack(packed) == frames
 
 
 @given(bodies.filter(bool), st.data())
-def test_what_is_cut_off_is_told(frames, data):
+def test_unpack_rejects_truncated_values(frames, data):
     packed = pack(frames)
     whole = {len(pack(frames[:number])) for number in range(len(frames))}
     at = data.draw(st.integers(0, len(packed) - 1).filter(lambda at: at not in whole))
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match="truncated"):
         unpack(packed[:at])
 
 
 @given(st.binary(max_size=60))
-def test_anything_else_is_frames_or_is_told(packed):
+def test_unpack_returns_frames_or_raises(packed):
     try:
         frames = unpack(packed)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The database: where it is, how it is opened, its tables and their versions."""
+"""The database: its URL, how it is opened, its tables and their versions."""
 
 import gc
 import re
@@ -18,9 +18,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import make_url
 
 from zmdp.mdp.errors import SettingError
-from zmdp.titanic import schema
+from zmdp.titanic import schema, store
 from zmdp.titanic.schema import SchemaError, database_url, file_identity, open_engine, shown
-from zmdp.titanic.store import store
+from zmdp.titanic.store import tables
 from zmdp.titanic.store.models import VERSION_TABLE, Base
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
@@ -31,7 +31,7 @@ SECRET = "hunter2"
 
 @pytest.fixture
 def opened():
-    """`opened(url, **how)`: an engine, disposed of at the end."""
+    """`opened(url, **how)` returns an engine that is disposed of after the test."""
     engines = []
 
     def open_(url, **how):
@@ -87,12 +87,12 @@ def run(engine, sql):
     ],
     ids=str,
 )
-def test_what_is_a_database(given, taken):
+def test_accepted_database_urls(given, taken):
     assert database_url(given) == make_url(taken)
 
 
 @pytest.mark.parametrize("path", ["what?x=y.db", "50%.db", "a b.db", "größe.db", "a#b.db", "a@b:c.db", "-", "~x"])
-def test_a_path_is_that_file_whatever_is_in_it(path, opened, tmp_path, monkeypatch):
+def test_a_path_may_contain_any_characters(path, opened, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(opened(path, create=True), "CREATE TABLE made (a INTEGER)")
     assert Path(path).exists()
@@ -107,7 +107,7 @@ def test_a_path_is_that_file_whatever_is_in_it(path, opened, tmp_path, monkeypat
         "oracle://host/name", "http://host/name", "postgresql//host/name://", "postgresql://host:port/name",
     ],
 )  # fmt: skip
-def test_what_is_no_database(given):
+def test_an_invalid_database_is_rejected(given):
     with pytest.raises(SettingError):
         database_url(given)
 
@@ -119,7 +119,7 @@ def test_what_is_no_database(given):
         f"postgresql://me:{SECRET}@host:1:2/x", f"://me:{SECRET}@host/x", f"postgresql://me:{SECRET}@[::1/x",
     ],
 )  # fmt: skip
-def test_a_password_in_what_is_no_database_is_not_shown(given):
+def test_a_password_in_an_invalid_url_is_not_shown(given):
     with pytest.raises(SettingError) as refused:
         database_url(given)
     assert SECRET not in str(refused.value)
@@ -137,7 +137,7 @@ def test_a_password_in_what_is_no_database_is_not_shown(given):
         ),
     ],
 )
-def test_how_it_is_shown(given, as_shown):
+def test_urls_are_shown_without_driver_and_password(given, as_shown):
     assert shown(database_url(given)) == as_shown
 
 
@@ -162,9 +162,9 @@ def test_a_password_is_in_no_message(empty, empty_url, backend):
 # ── how it is opened ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_file_is_made_only_where_that_is_meant(tmp_path, opened):
+def test_a_file_is_created_only_on_request(tmp_path, opened):
     path = tmp_path / "titanic.db"
-    with pytest.raises(SettingError, match=f"there is no database {path}: `titanic serve` makes it"):
+    with pytest.raises(SettingError, match=f"there is no database {path}: `titanic serve` creates it"):
         opened(str(path))
     assert not path.exists()
     run(opened(str(path), create=True), "SELECT 1")
@@ -172,36 +172,36 @@ def test_a_file_is_made_only_where_that_is_meant(tmp_path, opened):
     assert run(opened(str(path)), "SELECT 1") == [(1,)]
 
 
-def test_a_folder_is_not_made(tmp_path, opened):
+def test_a_folder_is_not_created(tmp_path, opened):
     with pytest.raises(SettingError, match=f"there is no folder {tmp_path}/nowhere"):
         opened(f"{tmp_path}/nowhere/titanic.db", create=True)
 
 
-def test_a_folder_is_no_file(tmp_path, opened):
+def test_a_folder_is_rejected(tmp_path, opened):
     with pytest.raises(SettingError, match=f"{tmp_path} is a folder"):
         opened(str(tmp_path), create=True)
 
 
 @only_postgresql
-def test_how_long_somebody_elses_lock_is_waited_for(own_url, opened):
+def test_lock_timeouts(own_url, opened):
     assert run(opened(own_url, lock_timeout=0.25), "SHOW lock_timeout") == [("250ms",)]
 
 
 @only_postgresql
-def test_no_plan_is_kept(own):
+def test_statements_are_not_prepared(own):
     for _ in range(10):
         assert run(own, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
 
 
 @only_sqlite
-def test_what_a_file_has_committed_is_on_the_disk(own):
+def test_sqlite_commits_are_synchronous(own):
     assert run(own, "PRAGMA journal_mode") == [("wal",)]
     assert run(own, "PRAGMA synchronous") == [(2,)]
     assert run(own, "PRAGMA foreign_keys") == [(1,)]
 
 
 @only_postgresql
-def test_what_a_server_has_committed_is_on_the_disk_whatever_its_default(own, own_url, cluster):
+def test_postgresql_commits_are_synchronous(own, own_url, cluster):
     cluster.execute(f"ALTER DATABASE {own.url.database} SET synchronous_commit = off")
     assert cluster.execute("SHOW synchronous_commit", db=own.url.database) == [("off",)]
     assert run(own, "SHOW synchronous_commit") == [("on",)]
@@ -235,7 +235,7 @@ def test_a_schema_in_the_url_is_where_the_tables_are(opened, empty_url):
 
 
 @only_sqlite
-def test_who_opens_to_read_cannot_write(own, own_url, opened):
+def test_a_reading_connection_cannot_write(own, own_url, opened):
     reading = opened(own_url, write=False)
     assert run(reading, "SELECT count(*) FROM titanic_requests") == [(0,)]
     with pytest.raises(sa.exc.OperationalError, match="readonly"):
@@ -243,7 +243,7 @@ def test_who_opens_to_read_cannot_write(own, own_url, opened):
 
 
 @only_sqlite
-def test_who_reads_waits_for_no_writer(own, own_url, opened):
+def test_readers_do_not_wait_for_writers(own, own_url, opened):
     reading = opened(own_url, write=False)
     with own.begin() as writing:
         writing.exec_driver_sql("INSERT INTO titanic_keys (service, key, uuid) VALUES ('s', 'k', 'u')")
@@ -252,7 +252,7 @@ def test_who_reads_waits_for_no_writer(own, own_url, opened):
 
 
 @only_sqlite
-def test_writers_who_read_first_wait_for_each_other(own, own_url, opened, pool):
+def test_writers_that_read_first_wait_for_each_other(own, own_url, opened, pool):
     run(own, "INSERT INTO titanic_keys (service, key, uuid, expires) VALUES ('s', 'k', 'u', 0)")
 
     def count_up(engine):
@@ -266,7 +266,7 @@ def test_writers_who_read_first_wait_for_each_other(own, own_url, opened, pool):
 
 
 @only_sqlite
-def test_who_is_writing_while_another_goes_over_to_wal_is_waited_for(empty_url, opened, pool):
+def test_switching_to_wal_waits_for_a_writer(empty_url, opened, pool):
     writing = sqlite3.connect(database_url(empty_url).database, isolation_level=None)
     writing.execute("BEGIN IMMEDIATE")
     upgrading = pool.submit(schema.upgrade, opened(empty_url))
@@ -277,7 +277,7 @@ def test_who_is_writing_while_another_goes_over_to_wal_is_waited_for(empty_url, 
 
 
 @pytest.mark.parametrize("psycopg", ["is not there", "has no libpq"])
-def test_without_psycopg_it_is_said_what_to_install(psycopg, monkeypatch, tmp_path):
+def test_a_missing_psycopg_is_reported_with_the_command_to_run(psycopg, monkeypatch, tmp_path):
     if psycopg == "is not there":
         monkeypatch.setitem(sys.modules, "psycopg", None)
     else:
@@ -289,7 +289,7 @@ def test_without_psycopg_it_is_said_what_to_install(psycopg, monkeypatch, tmp_pa
         open_engine(database_url("postgresql://host/name"))
 
 
-def test_a_file_is_told_from_another_of_the_same_name(tmp_path):
+def test_a_file_is_distinguished_from_another_of_the_same_name(tmp_path):
     url = database_url(str(tmp_path / "x.db"))
     assert file_identity(url) is None
     (tmp_path / "x.db").touch()
@@ -306,7 +306,7 @@ def test_a_file_is_told_from_another_of_the_same_name(tmp_path):
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_tables_are_made(empty):
+def test_upgrade_creates_the_tables(empty):
     assert schema.upgrade(empty) == (None, schema.head())
     assert tables_of(empty) == TABLES
     with empty.connect() as connection:
@@ -314,7 +314,7 @@ def test_the_tables_are_made(empty):
         schema.check(connection, empty.url)
 
 
-def test_to_upgrade_again_changes_nothing(own):
+def test_upgrade_is_idempotent(own):
     with own.begin() as connection:
         fill(connection)
     before = contents(own)
@@ -323,19 +323,19 @@ def test_to_upgrade_again_changes_nothing(own):
 
 
 def fill(connection):
-    """A request, its part, its key."""
-    connection.execute(sa.insert(store.REQUESTS), {
+    """Add a request, a PARTIAL and a key."""
+    connection.execute(sa.insert(tables.REQUESTS), {
         "uuid": uuid4(), "service": "s", "state": "done", "priority": 0, "created": 1.0, "due": 1.0, "attempts": 1,
         "failures": 0, "retries": 0, "body": b"\0\xff",
     })  # fmt: skip
-    id_ = connection.scalar(sa.select(store.R.id))
-    connection.execute(sa.insert(store.PARTS), {"request": id_, "attempt": 1, "number": 0, "body": b"part"})
-    connection.execute(sa.insert(store.KEYS), {"service": "s", "key": "k", "uuid": uuid4()})
+    id_ = connection.scalar(sa.select(tables.R.id))
+    connection.execute(sa.insert(tables.PARTS), {"request": id_, "attempt": 1, "number": 0, "body": b"part"})
+    connection.execute(sa.insert(tables.KEYS), {"service": "s", "key": "k", "uuid": uuid4()})
 
 
 def contents(engine):
     with engine.begin() as connection:
-        return [connection.execute(sa.select(table)).all() for table in (store.REQUESTS, store.PARTS, store.KEYS)]
+        return [connection.execute(sa.select(table)).all() for table in (tables.REQUESTS, tables.PARTS, tables.KEYS)]
 
 
 def test_down_and_up_again_with_data_in_the_tables(own):
@@ -360,7 +360,7 @@ OLD = (
 
 @pytest.fixture
 def first_version(empty):
-    """A database of version 0001, with requests that have ended in another order than they came, and others."""
+    """A database of version 0001, with requests that have ended in another order than they arrived."""
     with empty.begin() as connection:
         command.upgrade(schema.config(connection), "0001")
         for number, (state, finished) in enumerate(
@@ -374,7 +374,7 @@ def test_from_the_first_version_requests_get_numbers_as_they_have_ended(first_ve
     assert schema.upgrade(first_version) == ("0001", schema.head())
     numbers = run(first_version, "SELECT id, ended FROM titanic_requests ORDER BY id")
     assert numbers == [(1, 4), (2, None), (3, 1), (4, 2), (5, None), (6, 3)]
-    with first_version.begin() as connection:  # and the next one goes on from there
+    with first_version.begin() as connection:  # and the next one continues from there
         store.accept(connection, [submission("next")])
         (claimed,) = store.claim(connection, [store.Claim("next", 1, store.Lease("me", 9e9), 1.0)])[0]
         store.finish(connection, [store.Outcome(claimed.id, "me", 1, 2.0, b"")])
@@ -395,13 +395,13 @@ def test_back_to_the_first_version_no_request_is_lost(own):
     assert [len(rows) for rows in contents(own)] == before
 
 
-def test_what_is_migrated_is_what_the_models_say(own):
+def test_migrations_match_the_models(own):
     with own.connect() as connection:
         ours = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
         assert compare_metadata(MigrationContext.configure(connection, opts=ours), Base.metadata) == []
 
 
-def test_what_is_migrated_is_what_the_models_make(own, opened, request, tmp_path, backend):
+def test_migrations_create_what_the_models_create(own, opened, request, tmp_path, backend):
     if backend == "sqlite":
         made = opened(str(tmp_path / "made.db"), create=True)
         describe = sqlite_described
@@ -424,7 +424,7 @@ def second_database(cluster):
 
 
 def sqlite_described(engine):
-    """All that is in the file, as SQLite keeps it; blanks do not count, nor does the order of a table's constraints."""
+    """Return the schema as SQLite stores it, without whitespace and the order of a table's constraints."""
 
     def plain(kind, sql):
         plain = re.sub(r"\s+", "", sql or "")
@@ -446,7 +446,7 @@ def sqlite_described(engine):
 
 
 def postgresql_described(engine):
-    """Columns, indexes, constraints, as PostgreSQL writes them."""
+    """Return columns, indexes and constraints as PostgreSQL describes them."""
     mine = f"LIKE 'titanic\\_%%' AND {{0}} <> '{VERSION_TABLE}'"
     return [
         row
@@ -467,14 +467,14 @@ def test_a_state_that_does_not_exist_is_refused(own):
         run(own, "UPDATE titanic_requests SET state = 'lost'")
 
 
-def test_an_id_does_not_come_again(own):
+def test_an_id_is_not_reused(own):
     with own.begin() as connection:
         fill(connection)
-        first = connection.scalar(sa.select(store.R.id))
-        connection.execute(sa.delete(store.REQUESTS))
-        connection.execute(sa.delete(store.KEYS))
+        first = connection.scalar(sa.select(tables.R.id))
+        connection.execute(sa.delete(tables.REQUESTS))
+        connection.execute(sa.delete(tables.KEYS))
         fill(connection)
-        assert connection.scalar(sa.select(store.R.id)) > first
+        assert connection.scalar(sa.select(tables.R.id)) > first
 
 
 def test_beside_the_tables_and_the_versions_of_a_program(empty):
@@ -502,7 +502,7 @@ def test_alembic_by_itself_takes_the_database_that_titanic_db_names(empty_url, o
     gc.collect()  # a connection that was left open complains
 
 
-def test_two_who_upgrade_at_the_same_time(empty_url, opened, pool):
+def test_concurrent_upgrades(empty_url, opened, pool):
     barrier = threading.Barrier(3)
 
     def upgrade(engine):
@@ -518,7 +518,7 @@ def test_two_who_upgrade_at_the_same_time(empty_url, opened, pool):
 
 @pytest.fixture
 def next_release(monkeypatch, tmp_path):
-    """`next_release(python)`: this zmdp has one more migration, which does that."""
+    """`next_release(python)` adds a migration that runs this Python code."""
 
     def release(does):
         ours = Path(schema.config().get_main_option("script_location"))
@@ -560,7 +560,7 @@ def test_tables_of_an_older_version(own, next_release):
     with own.connect() as connection, pytest.raises(SchemaError) as refused:
         schema.check(connection, own.url)
     assert str(refused.value) == (
-        f"{url} has tables of version {before}, this zmdp needs 9999: run `titanic db upgrade --db {url}`"
+        f"{url} has tables of version {before}; this zmdp needs 9999: run `titanic db upgrade --db {url}`"
     )
     assert schema.upgrade(own) == (before, "9999")
     with own.connect() as connection:
@@ -582,7 +582,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(own, next_release):
 def test_tables_of_a_newer_version_are_left_alone(own):
     run(own, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     said = re.escape(
-        f"{shown(own.url)} has tables of version 9999, made by a newer zmdp (this one knows up to {schema.head()}): "
+        f"{shown(own.url)} has tables of version 9999, from a newer zmdp (this one knows up to {schema.head()}): "
         "upgrade zmdp"
     )
     with own.connect() as connection, pytest.raises(SchemaError, match=said):
@@ -596,5 +596,5 @@ def test_an_upgraded_database_is_refused_by_the_older_zmdp(own, next_release, mo
     next_release("pass")
     schema.upgrade(own)
     monkeypatch.undo()
-    with own.connect() as connection, pytest.raises(SchemaError, match="made by a newer zmdp"):
+    with own.connect() as connection, pytest.raises(SchemaError, match="from a newer zmdp"):
         schema.check(connection, own.url)

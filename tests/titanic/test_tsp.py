@@ -12,11 +12,11 @@ from zmdp.titanic import dispatcher
 from zmdp.titanic import submission as options
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-"""For what is the same with every database."""
+"""For tests that do not depend on the database."""
 STATUS = re.compile(rb"[0-9]{3}( .+)?", re.DOTALL)
 UUID = re.compile(rb"[0-9a-f]{32}")
 STRANGE = b"0123456789abcdef0123456789abcdef"
-"""A uuid that nobody was given."""
+"""A UUID of no request."""
 NO_UUIDS = [
     b"",
     b"../../etc/passwd",
@@ -55,13 +55,13 @@ def bench():
 
 @pytest.fixture
 def titanic(bench, url):
-    """A Titanic whose database is `url`."""
+    """A Titanic with the database `url`."""
     with serving(bench.endpoint, url) as server:
         yield server
 
 
 def ask(client, service, *body, **options):
-    """The frames of the FINAL that answers a request to Titanic; before it nothing comes."""
+    """Send a request to Titanic, and return the frames of the FINAL, before which nothing may arrive."""
     client.request(service, *body, **options)
     message = client.recv()
     head = {
@@ -77,7 +77,7 @@ def ask(client, service, *body, **options):
 
 
 def submit(client, service, *body, **options):
-    """Hand a request over; returns its uuid."""
+    """Submit a request, and return its UUID."""
     status, uuid = ask(client, b"titanic.request", service, *body, **options)
     assert status == b"200"
     assert UUID.fullmatch(uuid)
@@ -85,7 +85,7 @@ def submit(client, service, *body, **options):
 
 
 def end(client, uuid):
-    """What `titanic.reply` says once it says anything but 300."""
+    """Return the first answer of `titanic.reply` other than 300."""
 
     def reply():
         frames = ask(client, b"titanic.reply", uuid)
@@ -95,7 +95,7 @@ def end(client, uuid):
 
 
 def refused(frames, code=b"400"):
-    """Whether it is one frame: the status, with a text for those who speak X1."""
+    """Return whether it is one frame: the status, with a text for callers that speak X1."""
     return len(frames) == 1 and (frames[0] == code or frames[0].startswith(code + b" "))
 
 
@@ -111,7 +111,7 @@ def test_c27_a_request_is_answered_with_200_and_a_uuid(bench, titanic):
     assert UUID.fullmatch(uuid)
 
 
-def test_c27_when_it_is_answered_it_is_stored(bench, titanic, url):
+def test_c27_a_request_is_stored_before_it_is_answered(bench, titanic, url):
     client = bench.client()
     for number in range(20):
         uuid = submit(client, b"nobody", b"%d" % number, b"")
@@ -127,7 +127,7 @@ def test_c27_each_request_has_a_uuid_of_its_own(bench, titanic):
 
 
 @on_sqlite
-def test_c27_nobody_needs_to_offer_the_service(bench, titanic):
+def test_c27_the_service_needs_no_workers_yet(bench, titanic):
     client = bench.client()
     uuid = submit(client, b"later", b"body")
     client.request(b"titanic.reply", uuid)
@@ -188,8 +188,8 @@ def test_a_large_request_and_a_large_reply(bench, titanic):
 
 
 @on_sqlite
-def test_when_it_is_full_the_answer_is_500(bench, url, monkeypatch):
-    monkeypatch.setattr(dispatcher, "COUNT", 0.1)
+def test_a_full_titanic_answers_500(bench, url, monkeypatch):
+    monkeypatch.setattr(dispatcher, "COUNT_SECONDS", 0.1)
     with serving(bench.endpoint, url, max_waiting=2):
         client = bench.client()
         for _ in range(2):
@@ -215,7 +215,7 @@ def test_c28_the_reply_has_all_frames_also_empty_ones(bench, titanic, body):
     assert end(client, uuid) == [b"200", *body]
 
 
-def test_c28_it_can_be_repeated_by_anybody(bench, titanic):
+def test_c28_anyone_can_fetch_the_reply_again(bench, titanic):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
     worker.final(worker.work(b"body"), b"one", b"two")
@@ -228,7 +228,7 @@ def test_c28_it_can_be_repeated_by_anybody(bench, titanic):
     other.final(b"titanic.reply", b"200", b"one", b"two")
 
 
-def test_c28_while_it_is_worked_on_it_is_300(bench, titanic):
+def test_c28_a_running_request_is_300(bench, titanic):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
     address = worker.work(b"body")
@@ -242,7 +242,7 @@ def test_c28_while_it_is_worked_on_it_is_300(bench, titanic):
     assert end(client, uuid) == [b"200", b"done"]
 
 
-def test_c28_a_uuid_that_nobody_was_given_is_400(bench, titanic):
+def test_c28_an_unknown_uuid_is_400(bench, titanic):
     assert refused(ask(bench.client(), b"titanic.reply", STRANGE))
 
 
@@ -261,7 +261,7 @@ def test_c30_a_uuid_is_taken_in_either_case(bench, titanic):
 
 
 @pytest.mark.parametrize("service", [b"titanic.reply", b"titanic.close"])
-def test_c30_what_is_no_uuid_is_400_and_touches_nothing(bench, titanic, url, service):
+def test_c30_an_invalid_uuid_is_400_and_changes_nothing(bench, titanic, url, service):
     client = bench.client()
     uuid = submit(client, b"nobody", b"body")
     before = stored(url)
@@ -277,7 +277,7 @@ def test_c30_what_is_no_uuid_is_400_and_touches_nothing(bench, titanic, url, ser
 # ── titanic.close ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_c29_close_forgets_the_request_and_its_reply(bench, titanic, url):
+def test_c29_close_deletes_the_request_and_its_reply(bench, titanic, url):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid, other = submit(client, b"echo", b"1"), submit(client, b"echo", b"2")
     address = worker.work(b"1")
@@ -296,7 +296,7 @@ def test_c29_close_forgets_the_request_and_its_reply(bench, titanic, url):
     assert stored(url)["parts"] == []
 
 
-def test_c29_close_is_200_also_for_what_is_not_there(bench, titanic, url):
+def test_c29_close_of_an_unknown_request_is_200(bench, titanic, url):
     client = bench.client()
     uuid = submit(client, b"nobody", b"body")
     for _ in range(3):
@@ -305,7 +305,7 @@ def test_c29_close_is_200_also_for_what_is_not_there(bench, titanic, url):
     assert stored(url)["requests"] == []
 
 
-def test_c29_what_is_closed_before_it_is_done_is_not_done(bench, titanic):
+def test_c29_a_request_closed_before_it_runs_is_not_run(bench, titanic):
     client = bench.client()
     closed, open_ = submit(client, b"later", b"closed"), submit(client, b"later", b"open")
     assert ask(client, b"titanic.close", closed) == [b"200"]
@@ -386,7 +386,7 @@ def test_c37_callers_that_speak_x1_get_a_text(bench, titanic):
 
 
 @on_sqlite
-def test_what_looks_like_options_is_a_body_to_mdp_02(bench, titanic):
+def test_mdp_02_has_no_options(bench, titanic):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b'{"delay":100000}', b"{}")
     worker.final(worker.work(b'{"delay":100000}', b"{}"), b"done")
@@ -394,7 +394,7 @@ def test_what_looks_like_options_is_a_body_to_mdp_02(bench, titanic):
 
 
 @on_sqlite
-def test_the_broker_tells_that_titanic_is_there(bench, url):
+def test_mmi_service_lists_titanic(bench, url):
     services = (b"titanic.request", b"titanic.reply", b"titanic.close")
     assert [bench.status(service) for service in services] == [b"404"] * 3
     with serving(bench.endpoint, url):
@@ -474,7 +474,7 @@ NOT_FOR_REQUEST = [
 
 
 @on_sqlite
-def test_options_that_titanic_request_does_not_take_are_400(bench, titanic, url):
+def test_invalid_options_of_titanic_request_are_400(bench, titanic, url):
     client = bench.x1_client()
     for given in NOT_FOR_REQUEST:
         assert refused(ask(client, b"titanic.request", b"nobody", b"body", options=given.encode())), given
@@ -497,7 +497,7 @@ NOT_FOR_REPLY = [
 
 
 @on_sqlite
-def test_options_that_titanic_reply_does_not_take_are_400(bench, titanic):
+def test_invalid_options_of_titanic_reply_are_400(bench, titanic):
     client, worker = bench.x1_client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
     worker.final(worker.work(b"body"), b"done")
@@ -507,7 +507,7 @@ def test_options_that_titanic_reply_does_not_take_are_400(bench, titanic):
 
 
 @on_sqlite
-def test_titanic_close_takes_no_options(bench, titanic):
+def test_titanic_close_has_no_options(bench, titanic):
     client = bench.x1_client()
     uuid = submit(client, b"nobody", b"body")
     assert refused(ask(client, b"titanic.close", uuid, options=b'{"partials": true}'))
@@ -515,7 +515,7 @@ def test_titanic_close_takes_no_options(bench, titanic):
     assert ask(client, b"titanic.close", uuid, options=b'{"ttl": 5000, "headers": {"a": "b"}}') == [b"200"]
 
 
-def test_partials_are_sent_as_partials_if_they_are_asked_for(bench, titanic):
+def test_partials_are_sent_on_request(bench, titanic):
     client, worker = bench.x1_client(), bench.x1_worker(b"count")
     uuid = submit(client, b"count", b"body")
     address = worker.work(b"body")
@@ -549,7 +549,7 @@ def test_wait_answers_when_the_reply_is_there(bench, titanic):
     client.final(b"titanic.reply", b"200", b"done", number=patient)
 
 
-def test_headers_travel_to_the_service(bench, titanic):
+def test_headers_reach_the_service(bench, titanic):
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     submit(client, b"echo", b"body", options=b'{"headers":{"tenant":"gr\\u00f6\\u00dfer","a\\u0000":"\\u0000"}}')
     address, told = worker.request(b"body")

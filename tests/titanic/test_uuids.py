@@ -1,4 +1,4 @@
-"""UUIDs of requests: in the order of their time, and not to be guessed."""
+"""UUIDs of requests: ordered by time, and impossible to guess."""
 
 import os
 import time
@@ -37,7 +37,7 @@ def test_all_other_bits_are_random():
     assert ever & never | fixed == (1 << 128) - 1
 
 
-def test_a_child_process_makes_others():
+def test_a_child_process_creates_other_uuids():
     new_uuid()
     reading, writing = os.pipe()
     child = os.fork()

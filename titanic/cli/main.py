@@ -1,7 +1,8 @@
-"""The command `titanic`: what callers do.  What operators do is in `operators.py`, imported when it is asked for."""
+"""The command `titanic`: submit requests and fetch replies.  The operator's commands are in `operators.py`."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final, NoReturn
@@ -10,21 +11,21 @@ from uuid import UUID
 import click
 from click.core import ParameterSource
 
-from ...clients import Client, Reply, RequestTimeout, bodies
-from ...mdp.cli.console import Endpoint, Number, run, version_option, with_default
-from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
+from ...mdp.cli.console import Number, run, version_option, with_default
 from ...mdp.transport.reach import check_listening
 from ..client import Titanic
-from ..submission import MAX_PRIORITY, MAX_RETRIES
-from .parameters import DURATION, DURATION_FROM_0, UUID_TYPE, Moment
+from .parameters import DURATION, UUID_TYPE, Command, brokers_option, submission_options
 
 DEFAULT_TIMEOUT: Final = 15.0
+REGISTRATION_SECONDS: Final = 1.0
+"""How long a Titanic that has just started, or is restarting, may take to register."""
+POLL_SECONDS: Final = 0.05
 OPERATORS: Final = ("serve", "ls", "show", "retry", "cancel", "purge", "stats", "db")
-Command = Callable[..., Any]
 
 
 class _Commands(click.Group):
-    """Imports SQLAlchemy only for those who need it: callers wait for nothing."""
+    """Imports the operator's commands, and so SQLAlchemy, only when one of them runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -38,49 +39,38 @@ class _Commands(click.Group):
 
 
 def _broker_options(command: Command) -> Command:
-    for option in reversed(
-        [
-            click.option(
-                "--broker",
-                type=Endpoint(),
-                multiple=True,
-                default=[DEFAULT_ENDPOINT],
-                envvar="MDP_BROKER",
-                show_envvar=True,
-                help=with_default(
-                    "Broker to ask. Can be repeated: if one is lost the next is tried.", DEFAULT_ENDPOINT
-                ),
-            ),
-            click.option(
-                "--timeout",
-                type=DURATION,
-                default=DEFAULT_TIMEOUT,
-                help=with_default("How long Titanic has to answer.", DEFAULT_TIMEOUT, "seconds"),
-            ),
-        ]
-    ):
-        command = option(command)
-    return command
+    timeout = click.option(
+        "--timeout",
+        type=DURATION,
+        default=DEFAULT_TIMEOUT,
+        help=with_default("How long to wait for Titanic's answer.", DEFAULT_TIMEOUT, "seconds"),
+    )
+    return brokers_option("Broker to connect to. Can be repeated: if one is lost, the next is tried.")(timeout(command))
 
 
-@click.group(cls=_Commands, context_settings={"max_content_width": 110}, invoke_without_command=True)
+@click.group(
+    cls=_Commands,
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @version_option()
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Requests that outlive everyone: hand one over, get a number, come back for the reply.
+    """Durable requests: submit one, get its UUID, fetch the reply at any time.
 
     \b
-    titanic serve                       keep requests and replies in ./titanic.db
-    titanic request echo hello          hand a request over; prints its uuid
-    titanic reply UUID --wait           the reply, once it is there
-    titanic close UUID                  forget it
-    titanic ls --state failed           what went wrong
+    titanic serve                       store requests and replies in ./titanic.db
+    titanic request echo hello          submit a request; prints its UUID
+    titanic reply UUID --wait           print the reply once it is there
+    titanic close UUID                  delete the request and its reply
+    titanic ls --state failed           list failed requests
 
-    `request`, `reply` and `close` ask a broker, at which a Titanic serves; the others open the database itself.
+    `request`, `reply` and `close` ask the Titanic that is registered at the broker. The other commands except
+    `serve` open the database directly.
 
     \b
-    Exit codes: 0 done; 1 another failure; 2 bad usage; 3 the reply is not there yet, or no answer in time; 4 no such
-    request, or no Titanic; 5 no broker there; 6 the request failed, or Titanic could not do it; 130 interrupted.
+    Exit codes: 0 success; 1 other failure; 2 invalid usage; 3 no reply yet, or a timeout; 4 unknown request, or
+    no Titanic; 5 no broker; 6 the request failed, or Titanic or its database failed; 130 interrupted.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -92,30 +82,7 @@ def cli(context: click.Context) -> None:
 @cli.command(epilog=bodies.BODY_HELP)
 @click.argument("service")
 @bodies.BODY
-@click.option("--key", help="The same key and service give the first request's uuid again; nothing is done twice.")
-@click.option("--key-ttl", type=DURATION, help=with_default("For how long.", "for ever"))
-@click.option("--delay", type=DURATION_FROM_0, help="Not before so long from now.")
-@click.option(
-    "--at", type=Moment(), help="Not before this time: 2030-01-31T12:00, in this machine's zone if it has no offset."
-)
-@click.option(
-    "--priority",
-    type=click.IntRange(0, MAX_PRIORITY),
-    default=0,
-    metavar=f"0-{MAX_PRIORITY}",
-    help=with_default(f"{MAX_PRIORITY} goes first; one after the other within one.", 0),
-)
-@click.option(
-    "--retries",
-    type=click.IntRange(0, MAX_RETRIES),
-    default=0,
-    metavar="N",
-    help=with_default("How often it is tried again if the service's handler fails.", 0, "times"),
-)
-@click.option(
-    "--backoff", type=DURATION, help=with_default("Pause before the first of these, then doubled.", 1, "second")
-)
-@click.option("--ttl", type=DURATION, help=with_default("For how long the reply is kept.", "until it is closed"))
+@submission_options
 @bodies.HEADER
 @_broker_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -129,10 +96,10 @@ def request(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Hand over a request for SERVICE; prints its uuid.
+    """Submit a request for SERVICE and print its UUID.
 
-    Then it is on the disk.  Nobody needs to offer the service yet.  Who knows the uuid can fetch the reply, and close
-    it.
+    Once you have the UUID, the request is on disk: it survives any crash and will be executed as soon as a worker
+    offers the service. Anyone who knows the UUID can fetch the reply, and close the request.
     """
     frames = bodies.frames(body)
     with _titanic(broker, timeout) as titanic:
@@ -145,15 +112,15 @@ def request(
 
 @cli.command()
 @click.argument("uuid", type=UUID_TYPE)
-@click.option("--wait", is_flag=True, help="Wait until it is there, for as long as that takes, or --timeout.")
-@click.option("--stream", is_flag=True, help="Print the PARTIALs as well, as they come; implies --wait.")
+@click.option("--wait", is_flag=True, help="Wait for the reply, without limit unless --timeout is given.")
+@click.option("--stream", is_flag=True, help="Print the PARTIALs as they come, then the reply; implies --wait.")
 @click.option(
     "--from", "start", type=Number("parts", whole=True, zero=True), default=0,
-    help=with_default("With --stream: the first PARTIAL that is wanted.", 0),
+    help=with_default("With --stream: the first PARTIAL to print.", 0),
 )  # fmt: skip
 @_broker_options
 @click.option(
-    "--json", "as_json", is_flag=True, help='Print JSON, a line a part; frames that are no text as {"base64": …}.'
+    "--json", "as_json", is_flag=True, help='Print JSON, a line per part; frames that are not text as {"base64": …}.'
 )
 @click.pass_context
 def reply(
@@ -167,24 +134,24 @@ def reply(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Fetch the reply to the request UUID.  It stays there until it is closed.
+    """Fetch the reply to the request UUID. Titanic keeps the reply until the request is closed.
 
-    A reply of one frame is printed byte for byte (to a terminal, with a newline); several frames, one a line.  Exit
-    code 3: it is not there yet.
+    A reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed one per
+    line. Exit code 3 means that there is no reply yet.
     """
     given = context.get_parameter_source("timeout") is not ParameterSource.DEFAULT
-    patience = timeout if given else None
+    limit = timeout if given else None
     with _titanic(broker, timeout) as titanic:
         ticket = titanic.ticket(uuid)
         if stream:
-            for part in ticket.partials(start, timeout=patience):
+            for part in ticket.partials(start, timeout=limit):
                 _print_part(part, as_json=as_json, newline=True)
         try:
-            result = ticket.result(patience if wait or stream else 0)
+            result = ticket.result(limit if wait or stream else 0)
         except RequestTimeout as error:
             if wait or stream or error.code is not None:
                 raise
-            raise RequestTimeout(f"the reply to {uuid.hex} is not there yet: --wait waits for it") from None
+            raise RequestTimeout(f"there is no reply to {uuid.hex} yet: use --wait to wait for it") from None
     _print_part(result, as_json=as_json, newline=stream or len(result) > 1 or sys.stdout.isatty())
 
 
@@ -192,9 +159,9 @@ def reply(
 @click.argument("uuids", type=UUID_TYPE, nargs=-1, required=True, metavar="UUID…")
 @_broker_options
 def close(*, uuids: Sequence[UUID], broker: Sequence[str], timeout: float) -> None:
-    """Forget requests and their replies.
+    """Delete requests and their replies.
 
-    What is running of them is cancelled.  It is no error if there are none any more.
+    Requests that are running are cancelled. Closing an unknown request is not an error.
     """
     with _titanic(broker, timeout) as titanic:
         for uuid in uuids:
@@ -205,7 +172,18 @@ def close(*, uuids: Sequence[UUID], broker: Sequence[str], timeout: float) -> No
 def _titanic(broker: Sequence[str], timeout: float) -> Iterator[Titanic]:
     check_listening(broker)
     with Client(broker, timeout=timeout, retries=0) as client:
+        _await_titanic(client, broker)
         yield Titanic(client)
+
+
+def _await_titanic(client: Client, broker: Sequence[str]) -> None:
+    """Raise `ServiceNotFound` if there is no Titanic, for which a call would wait until its timeout."""
+    until = time.monotonic() + REGISTRATION_SECONDS
+    while not client.available("titanic.request"):
+        if time.monotonic() >= until:
+            brokers = ", ".join(broker)
+            raise ServiceNotFound(f"no Titanic is registered at {brokers}: start one with `titanic serve`")
+        time.sleep(POLL_SECONDS)
 
 
 def _print_part(part: Reply, *, as_json: bool, newline: bool) -> None:
@@ -216,7 +194,7 @@ def _print_part(part: Reply, *, as_json: bool, newline: bool) -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of `titanic`."""
+    """Run the command `titanic`."""
     run("titanic", cli)
 
 

@@ -1,4 +1,4 @@
-"""The command `titanic`: what operators do.  Except for `serve` it opens the database itself, without the broker."""
+"""The command `titanic` for operators.  All but `serve` open the database directly, without the broker."""
 
 import asyncio
 import json
@@ -18,21 +18,19 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...clients import bodies
-from ...mdp.cli.console import EXIT_CODES, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
-from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.cli.console import EXIT_CODES, Number, log_level_option, log_to_stderr, printable, with_default
 from ...mdp.errors import TitanicError, UnknownTicket
 from ...mdp.transport.reach import why_unreachable
 from .. import admin, schema
 from ..frames import unpack
-from ..server import DEFAULT_DRAIN, DEFAULT_LEASE, DEFAULT_MAX_WAITING, SHORTEST_LEASE, Server
+from ..server import DEFAULT_DRAIN_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_MAX_WAITING, MIN_LEASE_SECONDS, Server
 from ..store.models import STATES
-from .parameters import DURATION, DURATION_FROM_0, UUID_TYPE
+from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE, brokers_option
 
 CHUNK: Final = 1000
-"""Requests changed in one transaction, so that Titanic gets its turn in between."""
-
-SHOWN: Final = 1000
-"""Characters of a value that are shown to people."""
+"""Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
+MAX_SHOWN: Final = 1000
+"""Characters of a value that `titanic show` prints without --full."""
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -45,36 +43,34 @@ _DB = click.option(
     help=with_default("Database: sqlite:///FILE (or just FILE), or postgresql://USER@HOST/NAME.", schema.DEFAULT_DB),
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_SERVICE = click.option("--service", help="Only those for this service.")
+_SERVICE = click.option("--service", help="Only requests for this service.")
 _OLDER = click.option(
     "--older-than",
-    type=DURATION_FROM_0,
-    help="Only those accepted longer ago than this (with a unit: 90s, 15m, 12h, 7d).",
+    type=AGE,
+    help=f"Only requests submitted longer ago than this. {NEEDS_UNIT}",
 )
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
-_ALL = click.option("--all", "everything", is_flag=True, help="All of them; see --service and --older-than.")
+_ALL = click.option(
+    "--all", "everything", is_flag=True, help="All such requests; --service and --older-than narrow it down."
+)
 
 
 # ── the program ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @click.command()
-@click.option(
-    "--broker",
-    type=Endpoint(),
-    default=DEFAULT_ENDPOINT,
-    envvar="MDP_BROKER",
-    show_envvar=True,
-    help=with_default("Broker to serve at, and to have the requests done through.", DEFAULT_ENDPOINT),
+@brokers_option(
+    "Broker to register at and to send requests through. Can be repeated: Titanic then registers at each, and sends "
+    "requests through the first that answers."
 )
 @_DB
 @click.option(
     "--lease",
     type=DURATION,
-    default=DEFAULT_LEASE,
+    default=DEFAULT_LEASE_SECONDS,
     help=with_default(
-        f"How long a Titanic that died keeps the requests that were running there; {SHORTEST_LEASE:g} s or more.",
-        DEFAULT_LEASE,
+        f"How long after a Titanic's crash others take over its requests; {MIN_LEASE_SECONDS:g} s or more.",
+        DEFAULT_LEASE_SECONDS,
         "seconds",
     ),
 )
@@ -82,18 +78,20 @@ _ALL = click.option("--all", "everything", is_flag=True, help="All of them; see 
     "--max-waiting",
     type=Number("requests", whole=True),
     default=DEFAULT_MAX_WAITING,
-    help=with_default("Requests that may wait to be done; more are refused.", DEFAULT_MAX_WAITING),
+    help=with_default("Maximum number of requests that have not ended; more are rejected.", DEFAULT_MAX_WAITING),
 )
 @click.option(
     "--ttl",
-    type=DURATION,
-    help=with_default("For how long replies are kept whose requests do not say.", "until they are closed"),
+    type=EXPIRY,
+    help=with_default(
+        f"How long to keep results of requests without a ttl of their own. {NEEDS_UNIT}", "until they are closed"
+    ),
 )
 @click.option(
     "--drain-timeout",
     type=DURATION_FROM_0,
-    default=DEFAULT_DRAIN,
-    help=with_default("How long running requests have to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
+    default=DEFAULT_DRAIN_SECONDS,
+    help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN_SECONDS, "seconds"),
 )
 @click.option(
     "--heartbeat",
@@ -101,7 +99,7 @@ _ALL = click.option("--all", "everything", is_flag=True, help="All of them; see 
     default=1.0,
     envvar="MDP_HEARTBEAT",
     show_envvar=True,
-    help=with_default("Interval of heartbeats.", 1.0, "seconds"),
+    help=with_default("Interval between heartbeats.", 1.0, "seconds"),
 )
 @click.option(
     "--liveness",
@@ -109,17 +107,17 @@ _ALL = click.option("--all", "everything", is_flag=True, help="All of them; see 
     default=5,
     envvar="MDP_LIVENESS",
     show_envvar=True,
-    help=with_default("Silent intervals after which the broker is taken for dead.", 5, "intervals"),
+    help=with_default("Silent intervals after which the broker is considered dead.", 5, "intervals"),
 )
 @log_level_option
-def serve(*, broker: str, db: str, log_level: str, **settings: Any) -> int:
-    """Keep requests in a database and have them done.
+def serve(*, broker: Sequence[str], db: str, log_level: str, **settings: Any) -> int:
+    """Store requests in a database and execute them.
 
-    A SQLite file is made, and brought up to date, by itself.  Any number of Titanics may share one PostgreSQL, whose
-    tables `titanic db upgrade` makes.  What is answered with 200 is on the disk.
+    A SQLite file is created and migrated automatically. Any number of Titanics can share one PostgreSQL database;
+    `titanic db upgrade` creates and migrates its tables. A request that was answered with 200 is on disk.
 
-    SIGTERM or Ctrl-C takes no more, lets what is running finish, and ends; once more ends at once, and loses nothing
-    either: requests that were running are done again.
+    SIGTERM or Ctrl-C stops accepting requests, lets the running ones finish, and exits; interrupt again to exit
+    immediately. Neither loses a request: those that were interrupted are executed again.
     """
     log_to_stderr(log_level)
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -129,7 +127,7 @@ def serve(*, broker: str, db: str, log_level: str, **settings: Any) -> int:
     return asyncio.run(_serve(broker, db, settings))
 
 
-async def _serve(broker: str, db: str, settings: dict[str, Any]) -> int:
+async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> int:
     loop = asyncio.get_running_loop()
     with _database_errors(db):
         server = Server(db, broker=broker, **settings)
@@ -140,10 +138,11 @@ async def _serve(broker: str, db: str, settings: dict[str, Any]) -> int:
         nonlocal forced
         if server.stopping and serving is not None:
             forced = True
-            log.info("ending at once; what is running is done again later")
+            log.info("exiting immediately; interrupted requests will be executed again")
+            server.abort()  # in case the drain has not begun
             serving.cancel()
             return
-        log.info("ending: what is running is finished first; once more ends at once")
+        log.info("shutting down once running requests have finished; interrupt again to exit immediately")
         server.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -151,14 +150,15 @@ async def _serve(broker: str, db: str, settings: dict[str, Any]) -> int:
 
     def ready() -> None:
         log.info(
-            "serving titanic.request, titanic.reply, titanic.close at %s; %s; Ctrl-C ends",
-            broker,
+            "serving titanic.request, titanic.reply, titanic.close at %s; %s; press Ctrl-C to stop",
+            ", ".join(broker),
             schema.shown(server.url),
         )
 
-    reason = await asyncio.to_thread(why_unreachable, broker)
-    if reason is not None:
-        log.warning("no broker at %s yet: %s; connecting goes on until there is one", broker, reason)
+    for each in broker:
+        reason = await asyncio.to_thread(why_unreachable, each)
+        if reason is not None:
+            log.warning("no broker at %s yet: %s; Titanic keeps trying to connect", each, reason)
     serving = asyncio.ensure_future(server.run(ready))
     with suppress(asyncio.CancelledError):
         await serving
@@ -170,17 +170,17 @@ async def _serve(broker: str, db: str, settings: dict[str, Any]) -> int:
 
 @contextmanager
 def _database_errors(db: str) -> Iterator[None]:
-    """Tell what the database has against it in one line."""
+    """Turn the database's errors into errors of one line."""
     try:
         yield
     except sa.exc.DBAPIError as error:
-        reason = " ".join(str(error.orig).split())
-        raise TitanicError(f"{schema.shown(schema.database_url(db))}: {reason}", code=500) from None
+        url = schema.database_url(db)
+        raise TitanicError(f"{schema.shown(url)}: {schema.explain(error, url)}", code=500) from None
 
 
 @contextmanager
 def _opened(db: str, *, write: bool = False) -> Iterator[Callable[[], Any]]:
-    """A function that begins a transaction on the database, whose tables have been checked."""
+    """Check the tables and yield a function that begins a transaction."""
     url = schema.database_url(db)
     engine = schema.open_engine(url, write=write)
     try:
@@ -195,7 +195,7 @@ def _opened(db: str, *, write: bool = False) -> Iterator[Callable[[], Any]]:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def db(context: click.Context) -> None:
-    """Make the tables, or bring them up to date."""
+    """Create or migrate Titanic's tables, or check their version."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -203,14 +203,14 @@ def db(context: click.Context) -> None:
 @db.command()
 @_DB
 def upgrade(*, db: str) -> None:
-    """Make the tables, or bring them up to date."""
+    """Create the tables, or migrate them to this release's version."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     engine = schema.open_engine(schema.database_url(db), create=True)
     with _database_errors(db):
         before, now = schema.upgrade(engine)
     click.echo(
         f"{schema.shown(engine.url)}: "
-        + (f"is of version {now}" if before == now else f"{before or 'no tables'} → {now}")
+        + (f"tables are at version {now}" if before == now else f"migrated: {before or 'no tables'} → {now}")
     )
 
 
@@ -231,22 +231,25 @@ def current(*, db: str, as_json: bool) -> None:
 @db.command()
 @_DB
 def check(*, db: str) -> None:
-    """See whether the tables are the ones that this zmdp works with; the exit code tells."""
+    """Check that this zmdp works with the tables' version; exit with 6 if it does not."""
     with _opened(db):
-        click.echo(f"{schema.shown(schema.database_url(db))}: is of version {schema.head()}, as it should be")
+        click.echo(f"{schema.shown(schema.database_url(db))}: tables are at version {schema.head()}, as required")
 
 
 @click.command()
 @click.option(
-    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only those in this state. Can be repeated."
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only requests in this state. Can be repeated."
 )
 @_SERVICE
 @_OLDER
 @click.option(
-    "--limit", type=Number("requests", whole=True), default=50, help=with_default("How many, the oldest first.", 50)
+    "--limit",
+    type=Number("requests", whole=True),
+    default=50,
+    help=with_default("Maximum number of requests to list, oldest first.", 50),
 )
 @_DB
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
 def ls(
     *, states: tuple[str, ...], service: str | None, older_than: float | None, limit: int, db: str, as_json: bool
 ) -> None:
@@ -266,21 +269,22 @@ def ls(
                 f"{_age(now - row['created']):>6}  {row['attempts']:5}  {printable(_note(row, now))}".rstrip()
             )
     if len(rows) > limit:
-        click.echo("there are more: see --limit", err=True)
+        click.echo("there are more requests: use --limit to see them", err=True)
     elif not rows:
-        click.echo("there are none", err=True)
+        click.echo("no such requests", err=True)
 
 
 @click.command()
 @click.argument("uuid", type=UUID_TYPE)
+@click.option("--full", is_flag=True, help=f"Print whole values, not just {MAX_SHOWN} characters of each.")
 @_DB
-@_JSON
-def show(*, uuid: UUID, db: str, as_json: bool) -> None:
-    """Show all there is to know of the request UUID."""
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole values.")
+def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
+    """Show everything about the request UUID."""
     with _opened(db) as begin, begin() as connection:
         row = admin.show(connection, uuid)
     if row is None:
-        raise UnknownTicket(f"there is no request {uuid.hex} in {schema.shown(schema.database_url(db))}")
+        raise UnknownTicket(f"no request {uuid.hex} in {schema.shown(schema.database_url(db))}")
     row = _with_times(row)
     for name in ("body", "reply"):
         row[name] = None if row[name] is None else [bodies.text_or_base64(frame) for frame in unpack(row[name])]
@@ -290,8 +294,8 @@ def show(*, uuid: UUID, db: str, as_json: bool) -> None:
         return
     for name, value in row.items():
         if value not in (None, []):
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            click.echo(f"{name:11} {_short(printable(text))}")
+            text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            click.echo(f"{name:11} {text if full else _shortened(text)}")
 
 
 @click.command()
@@ -301,7 +305,7 @@ def show(*, uuid: UUID, db: str, as_json: bool) -> None:
 @_OLDER
 @_DB
 def retry(**asked: Any) -> int:
-    """Have failed requests done again."""
+    """Retry failed requests."""
     return _change("retried", admin.retry, ("failed",), **asked)
 
 
@@ -312,9 +316,9 @@ def retry(**asked: Any) -> int:
 @_OLDER
 @_DB
 def cancel(**asked: Any) -> int:
-    """Have requests fail that are not done yet.
+    """Cancel requests that have not ended.
 
-    Their code is 499.  Those that are running are interrupted.
+    They fail with code 499. Those that are running are interrupted.
     """
     return _change("cancelled", admin.cancel, ("delayed", "pending", "running"), **asked)
 
@@ -332,7 +336,7 @@ def _change(
 ) -> int:
     narrowed = service is not None or older_than is not None
     if bool(uuids) == everything or (narrowed and not everything):
-        raise click.UsageError("name requests by their UUIDs, or take --all (perhaps with --service, --older-than)")
+        raise click.UsageError("give UUIDs, or --all (optionally with --service, --older-than)")
     changed: set[UUID] = set()
     with _opened(db) as read, _opened(db, write=True) as begin:
         which = _which(states, service, older_than)
@@ -346,7 +350,7 @@ def _change(
                 advance(len(chunk))
     for uuid in uuids:
         if uuid not in changed and not everything:
-            click.echo(f"{uuid.hex}: there is no such request in state {' or '.join(states)}", err=True)
+            click.echo(f"{uuid.hex}: no such request in state {' or '.join(states)}", err=True)
     click.echo(f"{len(changed)} {what}")
     return 0 if everything or len(changed) == len(set(uuids)) else EXIT_CODES[UnknownTicket]
 
@@ -358,32 +362,35 @@ def _change(
     type=click.Choice(["done", "failed"]),
     multiple=True,
     default=["done"],
-    help=with_default("Which. Can be repeated.", "done"),
+    help=with_default("State of the requests to delete. Can be repeated.", "done"),
 )
 @_SERVICE
 @click.option(
-    "--older-than", type=DURATION_FROM_0, required=True, help="Only those that ended longer ago than this; 0 for all."
+    "--older-than",
+    type=AGE,
+    required=True,
+    help=f"Only requests that ended longer ago than this; 0 deletes all. {NEEDS_UNIT}",
 )
-@click.option("--dry-run", is_flag=True, help="Only say how many there are.")
+@click.option("--dry-run", is_flag=True, help="Only print how many requests would be deleted.")
 @_DB
 def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dry_run: bool, db: str) -> None:
-    """Throw away requests that have ended.
+    """Delete requests that have ended.
 
-    Their replies go with them, fetched or not.
+    Their replies are deleted too, whether they were fetched or not.
     """
-    which = admin.Which(states, service, finished_before=time.time() - older_than)
-    thrown = 0
-    with _opened(db) as read, _opened(db, write=True) as begin:
+    which = admin.Filter(states, service, finished_before=time.time() - older_than)
+    deleted = 0
+    with _opened(db) as read:
         total = _count(read, which)
         if dry_run:
-            click.echo(f"{total} would be thrown away")
+            click.echo(f"{total} would be deleted")
             return
-        with _progress(total, "thrown away") as advance:
+        with _opened(db, write=True) as begin, _progress(total, "deleted") as advance:
             for chunk in _chunks(read, which):
                 with begin() as connection:
-                    thrown += admin.purge(connection, which, [id_ for id_, _ in chunk])
+                    deleted += admin.purge(connection, which, [id_ for id_, _ in chunk])
                 advance(len(chunk))
-    click.echo(f"{thrown} thrown away")
+    click.echo(f"{deleted} deleted")
 
 
 @click.command()
@@ -406,16 +413,16 @@ def stats(*, db: str, as_json: bool) -> None:
 
 
 Begin = Callable[[], AbstractContextManager[Connection]]
-"""Begins a transaction."""
+"""Begin a transaction."""
 
 
-def _count(read: Begin, which: admin.Which) -> int:
+def _count(read: Begin, which: admin.Filter) -> int:
     with read() as connection:
         return admin.count(connection, which)
 
 
-def _chunks(read: Begin, which: admin.Which) -> Iterator[list[tuple[int, UUID]]]:
-    """The ids and uuids of these requests, looked for without holding anybody up."""
+def _chunks(read: Begin, which: admin.Filter) -> Iterator[list[tuple[int, UUID]]]:
+    """Yield the ids and UUIDs of these requests; reading them blocks no writer."""
     last = 0
     while True:
         with read() as connection:
@@ -426,13 +433,13 @@ def _chunks(read: Begin, which: admin.Which) -> Iterator[list[tuple[int, UUID]]]
         yield chunk
 
 
-def _which(states: tuple[str, ...], service: str | None, older_than: float | None) -> admin.Which:
-    return admin.Which(states, service, created_before=None if older_than is None else time.time() - older_than)
+def _which(states: tuple[str, ...], service: str | None, older_than: float | None) -> admin.Filter:
+    return admin.Filter(states, service, created_before=None if older_than is None else time.time() - older_than)
 
 
 @contextmanager
 def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, if that is a terminal and there is something to wait for."""
+    """Show a progress bar on stderr, if that is a terminal and there is enough to do."""
     if total <= CHUNK or not sys.stderr.isatty():
         yield lambda steps: None
         return
@@ -441,7 +448,7 @@ def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
 
 
 def _with_times(row: dict[str, Any]) -> dict[str, Any]:
-    """`row` with times that people can read."""
+    """Return `row` with its times in ISO 8601."""
     times = {"created", "due", "started", "finished", "expires"}
     return {
         name: datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds")
@@ -451,9 +458,8 @@ def _with_times(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _short(text: str) -> str:
-    """Not more than a screenful; --json has all of it."""
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters; --json shows all)"
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters; --full prints all)"
 
 
 def _age(seconds: float) -> str:
@@ -464,7 +470,7 @@ def _age(seconds: float) -> str:
 
 
 def _note(row: dict[str, Any], now: float) -> str:
-    """What is worth knowing of it, on what is left of the line."""
+    """Return what matters most about a request, for the last column."""
     if row["state"] == "failed":
         return f"{row['code']}: {row['error']}"[:80]
     if row["state"] == "delayed":

@@ -1,77 +1,149 @@
-"""What the options of the command `titanic` take."""
+"""Parameter types of the command `titanic`, and the options that follow from `SubmissionOptions`."""
 
+import re
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 import click
 
-from ..submission import MAX_TIME, parse_uuid
+from ...mdp.cli.console import Endpoint, with_default
+from ...mdp.defaults import DEFAULT_ENDPOINT
+from ..submission import MAX_SECONDS, OPTIONS, DurationOption, IntegerOption, Option, TimeOption, parse_uuid
+
+Command = Callable[..., Any]
 
 
 class Uuid(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """32 hex digits, perhaps with dashes."""
+    """A UUID: 32 hex digits, with or without dashes."""
 
     name = "uuid"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
-        """The uuid."""
+        """Return the UUID."""
         if isinstance(value, UUID):
             return value
         found = parse_uuid(str(value).replace("-", "").encode(errors="replace"))
         if found is None:
-            self.fail(f"{value!r} is no uuid: it takes 32 hex digits, as `titanic request` prints them", param, ctx)
+            self.fail(f"{value!r} is not a UUID: use the 32 hex digits that `titanic request` printed", param, ctx)
         return found
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """Seconds, or a number with s, m, h or d."""
+    """A number with the unit s, m, h or d; without a unit it means seconds, unless `unit` says that it is required.
+
+    Options that delete something require it: `--older-than 7` would delete almost everything if 7 days were meant.
+    """
 
     name = "duration"
+    UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-    def __init__(self, *, zero: bool = False) -> None:
+    def __init__(self, *, zero: bool = False, unit: bool = False) -> None:
         self._zero = zero
-
-    units: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+        self._needs_unit = unit
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """DURATION."""
+        """Return DURATION."""
         del param, ctx
         return "DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number of seconds."""
+        """Return seconds."""
         text = str(value)
-        number, unit = (text[:-1], self.units[text[-1]]) if text[-1:] in self.units else (text, 1.0)
+        number, unit = (text[:-1], text[-1]) if text[-1:] in self.UNITS else (text, "")
         try:
-            seconds = float(number) * unit
+            seconds = float(number) * self.UNITS.get(unit, 1.0)
         except ValueError:
             seconds = -1.0
-        if not 0 <= seconds <= MAX_TIME or not (seconds or self._zero):
+        if not 0 <= seconds <= MAX_SECONDS or not (seconds or self._zero):
             least = "0 or more" if self._zero else "above 0"
-            takes = f"it takes seconds, or a number with s, m, h or d (90, 15m, 7d), {least}, up to a hundred years"
-            self.fail(f"{value!r}: {takes}", param, ctx)
+            examples = "30s, 15m, 12h or 7d" if self._needs_unit else "90 (seconds), 15m, 12h or 7d"
+            self.fail(f"{value!r} is not a duration such as {examples}, {least}, at most 36600d", param, ctx)
+        if self._needs_unit and not unit and seconds:
+            self.fail(f"{value!r} has no unit: write {number}s, {number}m, {number}h or {number}d", param, ctx)
         return seconds
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """A time; without an offset, this machine's."""
+    """A time in ISO 8601; without an offset, in this machine's time zone."""
 
     name = "time"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """TIME."""
+        """Return TIME."""
         del param, ctx
         return "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The moment, with its offset."""
+        """Return the time with its offset."""
         try:
             return datetime.fromisoformat(str(value)).astimezone()
         except (ValueError, OverflowError):
-            self.fail(f"{value!r}: it takes a time such as 2030-01-31T12:00 or 2030-01-31T12:00:00+00:00", param, ctx)
+            self.fail(f"{value!r} is not a time such as 2030-01-31T12:00 or 2030-01-31T12:00:00+00:00", param, ctx)
+
+
+class Endpoints(Endpoint):
+    """An endpoint of several: the environment variable separates them by spaces or commas."""
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        """Return the endpoints in the environment variable."""
+        return [each for each in re.split(r"[\s,]+", rv) if each]
 
 
 DURATION: Final = Duration()
 DURATION_FROM_0: Final = Duration(zero=True)
+AGE: Final = Duration(zero=True, unit=True)
+"""How old requests must be to be changed or deleted."""
+EXPIRY: Final = Duration(unit=True)
+"""After which something is deleted."""
 UUID_TYPE: Final = Uuid()
+NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
+
+
+def brokers_option(help_: str) -> Callable[[Command], Command]:
+    """Return the decorator for --broker, which can be repeated."""
+    return click.option(
+        "--broker",
+        type=Endpoints(),
+        multiple=True,
+        default=[DEFAULT_ENDPOINT],
+        envvar="MDP_BROKER",
+        show_envvar=True,
+        help=with_default(help_, DEFAULT_ENDPOINT),
+    )
+
+
+def submission_options(command: Command) -> Command:
+    """Add an option for each of `SubmissionOptions`."""
+    for name, option in reversed(list(OPTIONS.items())):
+        command = click.option(
+            f"--{name.replace('_', '-')}",
+            name,
+            type=_type(option),
+            metavar="N" if isinstance(option, IntegerOption) else None,
+            help=_help(option),
+        )(command)
+    return command
+
+
+def _help(option: Option) -> str:
+    needs_unit = isinstance(option, DurationOption) and option.expiry
+    text = f"{option.help} {NEEDS_UNIT}" if needs_unit else option.help
+    return with_default(text, option.default) if option.default else text
+
+
+def _type(option: Option) -> click.ParamType:  # type: ignore[type-arg]
+    match option:
+        case DurationOption(expiry=True):
+            return EXPIRY
+        case DurationOption(zero=True):
+            return DURATION_FROM_0
+        case DurationOption():
+            return DURATION
+        case IntegerOption():
+            return click.IntRange(0, option.maximum)
+        case TimeOption():
+            return Moment()
+        case _:
+            return click.STRING

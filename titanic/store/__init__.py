@@ -1,1 +1,26 @@
-"""Titanic's SQL: its tables, and the statements on them."""
+"""Titanic's SQL: statements as functions of a connection and a batch, in the caller's transaction.
+
+    acceptance    store submitted requests
+    claims        lease requests that are ready to run
+    outcomes      store PARTIALs and outcomes; reschedule or release requests
+    maintenance   due requests, expired leases, results and keys
+    replies       fetch replies and PARTIALs; close requests
+    staging       accept what Spark's tasks have written, all at once
+    models        the tables; `tables` has them as the statements use them
+
+The functions do not commit, and read no clock except to compare it with the database's: times are arguments, in seconds
+since 1970.
+"""
+
+from .acceptance import accept
+from .claims import Claim, Claimed, claim
+from .leases import Lease
+from .maintenance import Findings, Maintenance, count_waiting, maintain, pending_after, pending_services
+from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
+from .replies import Fetched, PartialsQuery, Progress, close, fetch, fetch_partials, fetch_reply, progress
+
+__all__ = [
+    "Claim", "Claimed", "Fetched", "Findings", "Lease", "Maintenance", "Outcome", "Partial", "PartialsQuery",
+    "Progress", "Reschedule", "accept", "add_partials", "claim", "close", "count_waiting", "fetch", "fetch_partials",
+    "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress", "release", "reschedule",
+]  # fmt: skip

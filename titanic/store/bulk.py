@@ -6,6 +6,7 @@ SQLAlchemy Core spends more time on a row than the database does.
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -16,6 +17,11 @@ BYTES_AT_ONCE: Final = 64 << 20
 """Bytes of bodies in one PostgreSQL statement, which PostgreSQL limits to 1 GB."""
 
 Row = tuple[Any, ...]
+
+
+def as_uuid(value: str | UUID) -> UUID:
+    """Return a UUID that a driver has returned: SQLite's returns text."""
+    return UUID(value) if isinstance(value, str) else value
 
 
 class Bulk:

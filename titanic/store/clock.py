@@ -1,18 +1,18 @@
-"""The time on which several Titanics agree."""
+"""The clock that several Titanics share."""
 
 import time
 
 
 class Clock:
-    """The time, as all Titanics on one database have it: that of the database's host."""
+    """The clock of the database's host, on which all its Titanics agree."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         return time.time() + self._ahead
 
     def set(self, ahead: float) -> None:
-        """The database's clock is so many seconds ahead of this host's."""
+        """Set how many seconds the database's clock is ahead of this host's."""
         self._ahead = ahead

@@ -1,13 +1,13 @@
-"""The tables: what was accepted, the PARTIALs of its replies, callers' keys, the Titanics at work, and Spark's writes.
+"""The tables: requests, PARTIALs of their replies, callers' keys, leases of Titanics, and what Spark writes.
 
-Times are seconds since 1970 (UTC), so that one arithmetic serves both databases.  Bodies are packed frames
-(`titanic/frames.py`).  All names begin with `titanic_`: the tables may live beside those of the caller's own.
+Times are seconds since 1970 (UTC), with which both databases can calculate.  Bodies are packed frames
+(`titanic/frames.py`).  All names begin with `titanic_`, because the tables may share a database with a program's own.
 
 A request goes through these states:
 
     delayed ──▶ pending ──▶ running ──▶ done
        ▲                       │  └───▶ failed
-       └───────────────────────┘  (tried again later)
+       └───────────────────────┘  (retried later)
 """
 
 from typing import Final
@@ -31,65 +31,64 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 STATES: Final = ("delayed", "pending", "running", "done", "failed")
 VERSION_TABLE: Final = "titanic_version"
-"""Where Alembic keeps the version: not in `alembic_version`, which may be the caller's own."""
+"""Alembic's version table.  Its default, `alembic_version`, may belong to a program that shares the database."""
 
 _Id = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    """All tables of Titanic."""
+    """Base of all tables."""
 
 
 def _partial(name: str, where: str, *columns: object) -> Index:
-    """An index of only those rows that it is for: it stays small however many requests are done."""
+    """Return a partial index, which stays small however many requests have ended."""
     return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))  # type: ignore[arg-type]
 
 
-class Request(Base):
-    """One request, from when it is accepted until it is closed."""
+class StoredRequest(Base):
+    """A request, from when it is accepted until it is closed."""
 
     __tablename__ = "titanic_requests"
     id: Mapped[int] = mapped_column(_Id, primary_key=True)
-    """Grows with each request: what FIFO goes by."""
+    """Increases with each request; defines the order among equal priorities."""
     uuid: Mapped[UUID] = mapped_column(Uuid, unique=True)
     service: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(Text)
     priority: Mapped[int] = mapped_column(SmallInteger)
-    """0 to 9; 9 goes first."""
+    """0 to 9; 9 runs first."""
     created: Mapped[float] = mapped_column(Double)
     due: Mapped[float] = mapped_column(Double)
-    """Not before this."""
+    """The earliest time at which it may run."""
     started: Mapped[float | None] = mapped_column(Double)
     """When the latest attempt began."""
     finished: Mapped[float | None] = mapped_column(Double)
     expires: Mapped[float | None] = mapped_column(Double)
-    """When the reply is thrown away by itself; NULL for never."""
+    """When the request is deleted; NULL for never."""
     owner: Mapped[str | None] = mapped_column(Text)
-    """The Titanic that has it, while it is running."""
+    """The Titanic that is running it."""
     attempts: Mapped[int] = mapped_column(Integer)
-    """How often it was given to a service; with `owner`, what makes a late outcome known as such."""
+    """How often it was claimed.  With `owner`, it identifies an attempt, so that late outcomes are ignored."""
     failures: Mapped[int] = mapped_column(Integer)
-    """How often the service's handler failed."""
+    """How often the service's handler has failed."""
     retries: Mapped[int] = mapped_column(Integer)
-    """How many failures are tried again."""
+    """How many failures of the handler are retried."""
     backoff: Mapped[float | None] = mapped_column(Double)
-    """Seconds before the first of these; each further pause is twice as long.  NULL for the default."""
+    """Seconds before the first retry; each further pause is twice as long.  NULL for the default."""
     result_ttl: Mapped[float | None] = mapped_column(Double)
-    """Seconds that the reply is kept; NULL for until it is closed."""
+    """Seconds to keep the result; NULL until it is closed."""
     key: Mapped[str | None] = mapped_column(Text)
     headers: Mapped[str | None] = mapped_column(Text)
     """JSON."""
     code: Mapped[int | None] = mapped_column(SmallInteger)
-    """Of a failed request."""
+    """The code of a failed request."""
     error: Mapped[str | None] = mapped_column(Text)
-    """Of a failed request, or why the latest attempt did not do."""
+    """Why the request failed, or why its latest attempt did."""
     body: Mapped[bytes] = mapped_column(LargeBinary)
     reply: Mapped[bytes | None] = mapped_column(LargeBinary)
-    """The body of the FINAL; of a failed request the detail, if the service gave one."""
+    """The body of the FINAL; for a failed request its detail, if the service gave one."""
     ended: Mapped[int | None] = mapped_column(BigInteger)
-    """Grows with each request that is done or has failed, and does not come again: what those go by who read on from
-    where they were.  PostgreSQL gives it while the table is locked as any UPDATE locks it, but commits are out of
-    order; SQLite's are in order."""
+    """Increases with each request that ends, and is never reused; readers of a stream continue from it.  On PostgreSQL
+    the commits may be in another order; on SQLite they are in this order."""
 
     __table_args__ = (
         CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
@@ -99,35 +98,35 @@ class Request(Base):
         _partial("titanic_requests_failed", "state = 'failed'", "id"),
         _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
         _partial("titanic_requests_ended", "ended IS NOT NULL", "ended"),
-        # An id must not come again once its request is closed: a late outcome would find another request.
+        # The id of a closed request must not be reused: a late outcome would change another request.
         {"sqlite_autoincrement": True},
     )
 
 
 class Owner(Base):
-    """A Titanic that runs requests."""
+    """A Titanic that is running requests."""
 
     __tablename__ = "titanic_owners"
 
     owner: Mapped[str] = mapped_column(Text, primary_key=True)
     lease: Mapped[float] = mapped_column(Double)
-    """Until when its requests are its own; it renews that in time, or is taken for dead."""
+    """Until when its requests belong to it.  It renews the lease in time, or is considered dead."""
 
 
-class Part(Base):
-    """A PARTIAL of an attempt.  Those of an attempt that broke off are not looked at again."""
+class StoredPartial(Base):
+    """A PARTIAL of an attempt.  Those of an interrupted attempt are not used again."""
 
     __tablename__ = "titanic_parts"
 
-    request: Mapped[int] = mapped_column(_Id, ForeignKey(Request.id, ondelete="CASCADE"), primary_key=True)
+    request: Mapped[int] = mapped_column(_Id, ForeignKey(StoredRequest.id, ondelete="CASCADE"), primary_key=True)
     attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
-    """From 0."""
+    """Counted from 0."""
     body: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class Key(Base):
-    """The request that a service's key stands for.  It outlives the request, so that none is done again once closed."""
+    """The request that a key stands for.  The key outlives the request, which so is not executed again once closed."""
 
     __tablename__ = "titanic_keys"
     __table_args__ = (_partial("titanic_keys_expires", "expires IS NOT NULL", "expires"),)
@@ -140,46 +139,47 @@ class Key(Base):
 
 
 ENDED: Final = Sequence("titanic_ended", metadata=Base.metadata)
-"""Where `Request.ended` comes from on PostgreSQL."""
+"""The source of `StoredRequest.ended` on PostgreSQL."""
 
 
 class Counter(Base):
-    """What PostgreSQL has sequences for; used on SQLite only, where there is one writer at a time anyhow."""
+    """A substitute for sequences, used on SQLite only."""
 
     __tablename__ = "titanic_counters"
 
     name: Mapped[str] = mapped_column(Text, primary_key=True)
     value: Mapped[int] = mapped_column(BigInteger)
-    """The latest number given."""
+    """The latest number that was used."""
 
 
 # ── what Spark writes ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Staging(Base):
-    """An attempt of one of Spark's tasks to write requests, until its write is committed or given up."""
+    """A Spark task's attempt to write requests, until the write is committed or abandoned."""
 
     __tablename__ = "titanic_staging"
-    __table_args__ = ({"sqlite_autoincrement": True},)  # an attempt's number must not come again
+    __table_args__ = ({"sqlite_autoincrement": True},)  # an attempt's number must not be reused
 
     id: Mapped[int] = mapped_column(_Id, primary_key=True)
     write: Mapped[str] = mapped_column(Text)
-    """Which write it is part of."""
+    """The write that it is part of."""
     touched: Mapped[float] = mapped_column(Double)
-    """When it staged something; 0 when that is not wanted any more."""
+    """When it last staged rows; 0 once they may be deleted."""
 
 
 class Staged(Base):
-    """A request that is accepted if its write is committed.  Not logged by PostgreSQL: who commits counts the rows.
+    """A request that is accepted if its write is committed.
 
-    Times are seconds from then on, but `due`, which is since 1970.
+    The table is UNLOGGED on PostgreSQL: the commit counts the rows, and so detects those that a crash has lost.
+    Durations are relative to the commit.
     """
 
     __tablename__ = "titanic_staged"
 
     staging: Mapped[int] = mapped_column(_Id, primary_key=True, autoincrement=False)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
-    """From 0, without gaps."""
+    """Counted from 0, without gaps."""
     uuid: Mapped[UUID] = mapped_column(Uuid)
     service: Mapped[str] = mapped_column(Text)
     priority: Mapped[int] = mapped_column(SmallInteger)
@@ -195,7 +195,7 @@ class Staged(Base):
 
 
 class Written(Base):
-    """A write that was committed: a job's, or the latest one of a stream's.  The same one again is skipped."""
+    """A committed write: a job's, or the latest of a stream.  If it is written again, it is skipped."""
 
     __tablename__ = "titanic_written"
 
@@ -203,9 +203,9 @@ class Written(Base):
     """`job` or `sink`."""
     name: Mapped[str] = mapped_column(Text, primary_key=True)
     batch: Mapped[int] = mapped_column(BigInteger)
-    """Of a stream, the number of the micro-batch; of a job 0."""
+    """The number of a stream's micro-batch; 0 for a job."""
     query: Mapped[str | None] = mapped_column(Text)
-    """Of a stream, what Spark calls its query: that stays as long as its checkpoint."""
+    """Spark's id of a stream's query, which lives as long as its checkpoint."""
     requests: Mapped[int] = mapped_column(BigInteger)
-    """How many rows it had."""
+    """How many requests it wrote."""
     committed: Mapped[float] = mapped_column(Double)

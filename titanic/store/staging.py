@@ -1,8 +1,7 @@
-"""Requests written by many processes as one: staged by each, accepted together, once.
+"""Requests that many processes write as one: each stages its own, and all are accepted together, exactly once.
 
-Each attempt of a task begins a staging of its own and adds rows to it.  Who drives the write commits the stagings that
-count, in one transaction; what is left of the others is swept.  Functions of a connection, in a transaction of the
-caller's; times are given, in seconds since 1970.
+Each attempt of a task begins a staging and adds rows to it.  The driver of the write commits the successful stagings in
+one transaction; the rest is swept.
 """
 
 from collections.abc import Sequence
@@ -16,32 +15,32 @@ from sqlalchemy.engine import Connection
 from ...mdp.errors import TitanicError
 from ..submission import Submission
 from .models import Staged, Staging, Written
-from .store import KEYS, REQUESTS, K
+from .tables import KEYS, REQUESTS, K
 
 STAGING: Final = cast(sa.Table, Staging.__table__)
 STAGED: Final = cast(sa.Table, Staged.__table__)
 WRITTEN: Final = cast(sa.Table, Written.__table__)
 G, S, T = STAGING.c, STAGED.c, WRITTEN.c
-KEEP: Final = 86400.0
-"""Seconds after which a staging that nobody has added to is taken for a dead driver's."""
-REMEMBER: Final = 366 * 86400.0
-"""Seconds for which a write that was committed is known as such."""
+MAX_IDLE_SECONDS: Final = 86400.0
+"""Age from which an unchanged staging is considered abandoned, because its driver died."""
+WRITTEN_SECONDS: Final = 366 * 86400.0
+"""How long a committed write is remembered."""
 CHUNK: Final = 20_000
-"""Staged rows deleted in one transaction."""
+"""Number of staged rows to delete in one transaction."""
 OF_OTHERS: Final = 100_000
-"""Staged rows of dead drivers that one sweep deletes."""
+"""Maximum number of abandoned rows that one sweep deletes."""
 _COLUMNS: Final = ", ".join(STAGED.c.keys())
 
 
 class StagingLost(TitanicError):
-    """What was staged is not there any more, and nothing was written."""
+    """Staged rows are missing.  Nothing was written."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, code=500)
 
 
 class OtherQuery(TitanicError):
-    """A sink's micro-batch was written by another stream; nothing was written."""
+    """Another stream has written to the sink.  Nothing was written."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, code=500)
@@ -49,7 +48,7 @@ class OtherQuery(TitanicError):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What is written once: a job's write, or a micro-batch of a stream's."""
+    """A write that happens once: a job's, or a stream's micro-batch."""
 
     kind: str
     """`job` or `sink`."""
@@ -60,7 +59,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An attempt that counts."""
+    """A successful attempt."""
 
     staging: int
     rows: int
@@ -69,11 +68,11 @@ class Accepted:
 # ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Entry = tuple[Any, ...]
-"""A request to stage: the columns of `titanic_staged` from `uuid` on, that one as 32 hex digits."""
+"""A request to stage: the columns of `titanic_staged` from `uuid` on, which is 32 hex digits."""
 
 
 def entry(request: Submission, *, at: bool) -> Entry:
-    """A request that was checked for the time 0, so that its times are relative; but its `due`, if it has an `at`."""
+    """Return a request to stage.  It was parsed for the time 0, so its times are relative, except an `at`."""
     due, delay = (request.due, None) if at else (None, request.due or None)
     return (
         request.uuid.hex, request.service, request.priority, due, delay, request.retries, request.backoff,
@@ -82,20 +81,21 @@ def entry(request: Submission, *, at: bool) -> Entry:
 
 
 def begin(connection: Connection, write: str, now: float) -> int:
-    """A new staging for an attempt to write part of `write`."""
+    """Begin a staging for an attempt to write part of `write`, and return its id."""
     return int(connection.execute(sa.insert(STAGING).values(write=write, touched=now).returning(G.id)).scalar_one())
 
 
 def add(connection: Connection, staging: int, first: int, batch: Sequence[Entry], now: float) -> None:
-    """Stage requests, as number `first` and so on.
+    """Stage requests, numbered from `first` on.
 
-    Raises `StagingLost` if the write has ended without this attempt.
+    Raises:
+        StagingLost: The write has ended without this attempt.
     """
     touched = sa.update(STAGING).where(G.id == staging, G.touched > 0).values(touched=now)
     if not connection.execute(touched).rowcount:
-        raise StagingLost("the write has ended without this attempt, which came too late")
+        raise StagingLost("the write has ended without this attempt, which was too late")
     cursor: Any = connection.connection.cursor()
-    # By the driver itself: SQLAlchemy takes several times as long for a row.
+    # Directly by the driver: SQLAlchemy takes several times as long for each row.
     if connection.dialect.name == "postgresql":
         with cursor.copy(f"COPY titanic_staged ({_COLUMNS}) FROM STDIN") as copy:
             for number, each in enumerate(batch, first):
@@ -108,17 +108,17 @@ def add(connection: Connection, staging: int, first: int, batch: Sequence[Entry]
 
 
 def discard(connection: Connection, stagings: Sequence[int]) -> None:
-    """Nothing of these is wanted any more: the next sweep throws them away."""
+    """Abandon stagings: the next sweep deletes them."""
     connection.execute(sa.update(STAGING).where(_among(G.id, stagings)).values(touched=0.0))
 
 
 def discard_write(connection: Connection, write: str) -> None:
-    """Nothing that was staged for `write` is wanted any more."""
+    """Abandon all stagings of `write`."""
     connection.execute(sa.update(STAGING).where(G.write == write).values(touched=0.0))
 
 
 def _among(column: Any, numbers: Sequence[int]) -> sa.ColumnElement[bool]:
-    """Written out: a write may have more tasks than a statement may have parameters."""
+    """Return an IN condition without parameters: a write may have more tasks than a statement may have parameters."""
     found: sa.ColumnElement[bool] = column.in_(sa.bindparam(None, list(numbers), expanding=True, literal_execute=True))
     return found
 
@@ -146,15 +146,19 @@ _REQUEST: Final = {
 
 
 def was_committed(connection: Connection, write: Write) -> bool:
-    """Whether `write` need not be done: it, or a later batch of its sink, was committed."""
+    """Return whether `write`, or a later batch of its sink, was already committed."""
     later = sa.select(T.name).where(T.kind == write.kind, T.name == write.name, T.batch >= write.batch)
     return connection.scalar(later.where(T.query.is_not_distinct_from(write.query))) is not None
 
 
 def commit(connection: Connection, write: Write | None, accepted: Sequence[Accepted], now: float) -> bool:
-    """Accept what these attempts have staged, as `store.accept` would; False if `write` was committed before.
+    """Accept the requests that these attempts have staged, as `store.accept` would.
 
-    Raises `StagingLost` if not all of it is there, `OtherQuery` if another stream has written to the sink.
+    Returns False if `write` was already committed.
+
+    Raises:
+        StagingLost: Staged rows are missing.
+        OtherQuery: Another stream has written to the sink.
     """
     rows = sum(each.rows for each in accepted)
     if write is not None and not _enter(connection, write, rows, now):
@@ -169,8 +173,8 @@ def commit(connection: Connection, write: Write | None, accepted: Sequence[Accep
     there, keyed = connection.execute(sa.select(sa.func.count(), sa.func.count(S.key)).where(ours)).one()
     if taken != len(stagings) or there != rows:
         raise StagingLost(
-            f"of {rows} rows staged {there} are there: they were older than {KEEP / 3600:.0f} h, or the server has "
-            "crashed meanwhile; nothing was written, write them again"
+            f"only {there} of {rows} staged rows are left: they were older than {MAX_IDLE_SECONDS / 3600:.0f} h, "
+            "or the database server has crashed; nothing was written, so write them again"
         )
     wanted = ours
     if keyed:
@@ -183,12 +187,12 @@ def commit(connection: Connection, write: Write | None, accepted: Sequence[Accep
 
 
 def _enter_keys(dialect: str, ours: sa.ColumnElement[bool]) -> Any:
-    """Each key with the first request that has it, if it is new or has expired."""
+    """Return the statement that inserts keys that are new or have expired, each with its first request."""
     insert = sqlite.insert if dialect == "sqlite" else postgresql.insert
     numbered = sa.func.row_number().over(partition_by=[S.service, S.key], order_by=[S.staging, S.number])
     keyed = sa.select(S.service, S.key, S.uuid, (_NOW + S.key_ttl).label("expires"), numbered.label("nth"))
     each = keyed.where(ours, S.key.is_not(None)).subquery()
-    # In one order, so that two who enter the same keys wait for each other and not both.
+    # Sorted, so that two writes with the same keys cannot deadlock.
     first = sa.select(each.c.service, each.c.key, each.c.uuid, each.c.expires).where(each.c.nth == 1)
     entered = insert(KEYS).from_select(
         ["service", "key", "uuid", "expires"], first.order_by(each.c.service, each.c.key)
@@ -201,7 +205,7 @@ def _enter_keys(dialect: str, ours: sa.ColumnElement[bool]) -> Any:
 
 
 def _enter(connection: Connection, write: Write, rows: int, now: float) -> bool:
-    """Whether `write` is new; it is known from now on."""
+    """Record `write` as committed, and return whether it is new."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     entered = insert(WRITTEN).values(
         kind=write.kind, name=write.name, batch=write.batch, query=write.query, requests=rows, committed=now
@@ -217,8 +221,8 @@ def _enter(connection: Connection, write: Write, rows: int, now: float) -> bool:
     if was_committed(connection, write):
         return False
     raise OtherQuery(
-        f"the sink {write.name!r} was written to by another stream, or by this one with a checkpoint that is gone: "
-        f"whether its batch {write.batch} was written cannot be known; give this stream a `sink` of its own"
+        f"another stream has written to the sink {write.name!r}, or this one did with a checkpoint that was deleted: "
+        f"it is unknown whether batch {write.batch} was written; give this stream a `sink` of its own"
     )
 
 
@@ -226,14 +230,14 @@ def _enter(connection: Connection, write: Write, rows: int, now: float) -> bool:
 
 
 def sweep(connection: Connection, now: float) -> int | None:
-    """Throw some staged rows away that nobody wants any more; returns how many, None if there is nothing more to do."""
+    """Delete some abandoned rows and return how many, or None if nothing is left to do."""
     old = (
-        sa.select(G.id).where(G.touched < now - KEEP).order_by(G.touched, G.id).limit(1)
+        sa.select(G.id).where(G.touched < now - MAX_IDLE_SECONDS).order_by(G.touched, G.id).limit(1)
         .with_for_update(skip_locked=True)
     )  # fmt: skip
     staging = connection.scalar(old)
     if staging is None:
-        connection.execute(sa.delete(WRITTEN).where(T.committed < now - REMEMBER))
+        connection.execute(sa.delete(WRITTEN).where(T.committed < now - WRITTEN_SECONDS))
         return None
     first = connection.scalar(sa.select(sa.func.min(S.number)).where(S.staging == staging))
     if first is None:

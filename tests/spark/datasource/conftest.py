@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 from support.postgres import cluster as new_cluster
 
-from zmdp.titanic import enqueue, schema
+from zmdp.titanic import enqueue, schema, store
 from zmdp.titanic.frames import pack
-from zmdp.titanic.store import store
+from zmdp.titanic.store import tables
 
 TEMPLATE = "with_tables"
 WITH_SPARK = {"read", "write", "stream", "run", "failing"}
@@ -108,7 +108,7 @@ class Database:
         """All that are stored, in order."""
         with self.engine.begin() as connection:
             return [SimpleNamespace(**row) for row in connection.execute(
-                sa.select(store.REQUESTS).order_by(store.R.id)).mappings()]  # fmt: skip
+                sa.select(tables.REQUESTS).order_by(tables.R.id)).mappings()]  # fmt: skip
 
     def count(self, table="titanic_requests"):
         return self.run(f"SELECT count(*) FROM {table}")[0][0]

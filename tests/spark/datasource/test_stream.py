@@ -10,8 +10,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark.datasource.frontier import Frontier
 from zmdp.spark.datasource.stream import StreamReader
-from zmdp.titanic import admin, enqueue
-from zmdp.titanic.store import store
+from zmdp.titanic import admin, enqueue, store
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 ID = StructType([StructField("id", LongType())])

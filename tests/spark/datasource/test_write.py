@@ -117,23 +117,23 @@ def test_times_in_many_forms(pristine, at):
         ("request string", [None], "its request is NULL"),
         ("request array<string>", [["a", None]], "a frame of its request is NULL"),
         ("request array<string>", [[]], "a body of at least one frame"),
-        ("request string, service string", ["x", "a\0b"], "the first frame names the service"),
-        ("request string, service string", ["x", "mmi.services"], "mmi.services is not asked through Titanic"),
-        ("request string, priority int", ["x", 10], "priority is a whole number from 0 to 9"),
-        ("request string, retries long", ["x", -1], "retries is a whole number from 0 to 1000"),
-        ("request string, delay double", ["x", -1.0], "delay is a number of seconds, up to a hundred years"),
-        ("request string, delay double", ["x", float("nan")], "delay is a number of seconds"),
-        ("request string, ttl int", ["x", 0], "result_ttl is a number of seconds above 0"),
-        ("request string, key string", ["x", ""], "key is a text of 1 to 255 bytes"),
-        ("request string, key string", ["x", "a\0"], "key is a text of 1 to 255 bytes"),
-        ("request string, key_ttl int", ["x", 5], "key_ttl goes with a key"),
+        ("request string, service string", ["x", "a\0b"], "the first frame must be the service's name"),
+        ("request string, service string", ["x", "mmi.services"], "mmi.services cannot be called through Titanic"),
+        ("request string, priority int", ["x", 10], "priority must be a whole number from 0 to 9"),
+        ("request string, retries long", ["x", -1], "retries must be a whole number from 0 to 1000"),
+        ("request string, delay double", ["x", -1.0], "delay must be a number of seconds, 0 or more"),
+        ("request string, delay double", ["x", float("nan")], "delay must be a number of seconds"),
+        ("request string, ttl int", ["x", 0], "result_ttl must be a number of seconds, above 0"),
+        ("request string, key string", ["x", ""], "key must be text of 1 to 255 bytes"),
+        ("request string, key string", ["x", "a\0"], "key must be text of 1 to 255 bytes"),
+        ("request string, key_ttl int", ["x", 5], "key_ttl needs a key"),
         (
             "request string, at string",
             ["x", "2035-01-02T03:04:05"],
-            "at is seconds since 1970 (UTC), or a time such as",
+            "at must be seconds since 1970 (UTC), or a time such as",
         ),
-        ("request string, at double", ["x", 1e300], "at is"),
-        ("request string, headers map<string,string>", ["x", [("a", None)]], "headers map text to text"),
+        ("request string, at double", ["x", 1e300], "at must"),
+        ("request string, headers map<string,string>", ["x", [("a", None)]], "headers must map text to text"),
     ],
 )
 def test_a_row_that_is_no_request(pristine, schema, row, told):
@@ -168,11 +168,15 @@ def test_a_row_that_is_no_request(pristine, schema, row, told):
         ("request string, at string, due string", {"service": "s"}, "the columns at and due are two ways"),
         ("request string, REQUEST string", {"service": "s"}, "titanic cannot write a column 'REQUEST'"),
         ("request string", {"service": "s", "priority": "high"}, "priority is 'high': it takes a whole number"),
-        ("request string", {"service": "s", "priority": "10"}, "an option of the write is wrong: priority is a whole"),
-        ("request string", {"service": "s", "delay": "-1"}, "delay is a number of seconds"),
+        (
+            "request string",
+            {"service": "s", "priority": "10"},
+            "an option of the write is wrong: priority must be a whole",
+        ),
+        ("request string", {"service": "s", "delay": "-1"}, "delay must be a number of seconds"),
         ("request string", {"service": "s", "headers": "{"}, "headers is '{': it takes"),
-        ("request string", {"service": "s", "headers": "[1]"}, "headers map text to text"),
-        ("request string", {"service": "mmi.x"}, "mmi.x is not asked through Titanic"),
+        ("request string", {"service": "s", "headers": "[1]"}, "headers must map text to text"),
+        ("request string", {"service": "mmi.x"}, "mmi.x cannot be called through Titanic"),
         ("request string", {"service": "s", "key": "k"}, "titanic has no option 'key' to write"),
         ("request string", {"service": "s", "sink": "k"}, "titanic has no option 'sink' to write"),
         ("request string", {"service": "s", "job": ""}, "the name of a job or a sink has 1 to 500 characters"),
@@ -195,7 +199,7 @@ def test_a_bad_row_fails_the_write_and_nothing_is_written(spark, db, write):
     frame = spark.range(30, numPartitions=2).selectExpr("string(id) AS request", "int(if(id = 25, 11, 1)) AS priority")
     with pytest.raises(Exception, match="BadRow") as refused:
         write(frame, service="s")
-    assert "row 10 of partition 1 is no request, and nothing was written: priority is a whole number" in str(
+    assert "row 10 of partition 1 is no request, and nothing was written: priority must be a whole number" in str(
         refused.value
     )
     assert "(request='25', priority=11)" in str(refused.value)
@@ -288,7 +292,7 @@ def test_an_attempt_that_comes_too_late_is_told(db):
 
     sink.CHUNK_ROWS, usual = 2, sink.CHUNK_ROWS
     try:
-        with pytest.raises(staging.StagingLost, match="which came too late"):
+        with pytest.raises(staging.StagingLost, match="which was too late"):
             one.write(slowly())
     finally:
         sink.CHUNK_ROWS = usual
@@ -313,7 +317,7 @@ def test_if_something_staged_is_lost_nothing_is_written(db, lost):
     message = one.write(batches("a", "b"))
     db.run(lost)
     with pytest.raises(
-        staging.StagingLost, match=r"of 2 rows staged . are there: .* nothing was written, write them again"
+        staging.StagingLost, match=r"only . of 2 staged rows are left: .* nothing was written, so write them again"
     ):
         one.commit([message])
     assert db.count() == 0
@@ -497,7 +501,7 @@ def test_two_streams_each_go_their_own_way(db, stream, folder):
 @only_sqlite
 def test_a_sink_whose_checkpoint_is_lost_is_not_skipped_in_silence(db, stream, folder):
     stream(folder("lines", 1), "first", sink="lines")
-    with pytest.raises(Exception, match="the sink 'lines' was written to by another stream"):
+    with pytest.raises(Exception, match="another stream has written to the sink 'lines'"):
         stream(folder("others", 2), "second", sink="lines")
     assert bodies(db) == [1]
     assert db.left_over == (0, 0)

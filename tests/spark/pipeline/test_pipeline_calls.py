@@ -287,7 +287,7 @@ def test_keys_that_are_none(server, tmp_path):
         null, empty, right = ask(server, keyed(None, "", "a"))
     assert null == Answer(None, 400, "the key is NULL: a row that goes through Titanic has a key of its own")
     assert empty.code == 400
-    assert "key is a text of 1 to 255 bytes" in empty.error
+    assert "key must be text of 1 to 255 bytes" in empty.error
     assert right.code == 200
 
 

@@ -3,8 +3,9 @@
 import pytest
 import sqlalchemy as sa
 
+from zmdp.titanic import store
 from zmdp.titanic.frames import pack
-from zmdp.titanic.store import bulk, store
+from zmdp.titanic.store import bulk
 from zmdp.titanic.store.bulk import Bulk
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
@@ -27,7 +28,7 @@ def rows(count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 63, 64, 65, 127, 128, 129, 1000])
-def test_each_row_is_given_once_as_it_is(engine, count):
+def test_each_row_is_processed_once_unchanged(engine, count):
     with engine.begin() as connection:
         assert [tuple(row) for row in GIVEN(connection, rows(count))] == rows(count)
 
@@ -52,7 +53,7 @@ def test_a_statement_that_returns_nothing(engine, tables):
 
 
 @only_sqlite
-def test_statements_of_a_few_sizes_serve_all(engine, executed):
+def test_only_a_few_sizes_of_statements_exist(engine, executed):
     with engine.begin() as connection, executed(engine) as statements:
         for count in range(1, 200):
             GIVEN(connection, rows(count))
@@ -78,7 +79,7 @@ def test_large_bodies_travel_as_they_are(engine, tables, submission):
 
 
 @only_postgresql
-def test_another_driver_gives_one_row_at_a_time(engine, tables, submission, executed, monkeypatch):
+def test_other_drivers_execute_row_by_row(engine, tables, submission, executed, monkeypatch):
     batch = [submission("größe", key=None if number % 2 else f"{number}", due=2e9, headers="{}") for number in range(5)]
     monkeypatch.setattr(engine.dialect, "driver", "another")
     with executed(engine) as statements:
@@ -90,7 +91,7 @@ def test_another_driver_gives_one_row_at_a_time(engine, tables, submission, exec
         assert (row.service, row.key, row.due, row.state, row.body) == ("größe", each.key, 2e9, "delayed", each.body)
 
 
-def test_what_the_database_refuses_is_an_error_of_sqlalchemys(engine):
+def test_a_rejected_statement_is_an_error_of_sqlalchemy(engine):
     broken = Bulk("WITH given SELECT nothing FROM given", id="bigint")
     with engine.connect() as connection, pytest.raises(sa.exc.DBAPIError):
         broken(connection, [(1,)])

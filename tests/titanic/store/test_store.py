@@ -1,4 +1,4 @@
-"""What Titanic does to its tables, on SQLite and on PostgreSQL."""
+"""Titanic's SQL, on SQLite and on PostgreSQL."""
 
 import re
 import threading
@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.processes import eventually
 
-from zmdp.titanic import schema
-from zmdp.titanic.store import store
+from zmdp.titanic import schema, store
+from zmdp.titanic.store import maintenance, replies
+from zmdp.titanic.store import tables as sql
 from zmdp.titanic.submission import MAX_FROM, Submission
 
 NOW = 1_800_000_000.0
@@ -26,7 +27,7 @@ def outcome(claimed, reply=b"reply", now=NOW, **fields):
 
 
 def again(claimed, due=NOW + 1, **fields):
-    return store.Again(claimed.id, claimed.owner, claimed.attempt, due, **fields)
+    return store.Reschedule(claimed.id, claimed.owner, claimed.attempt, due, **fields)
 
 
 def part(claimed, number, body=b"part"):
@@ -34,7 +35,7 @@ def part(claimed, number, body=b"part"):
 
 
 def wanted(claimed, start=0):
-    return store.Parts(claimed.id, claimed.attempt, start)
+    return store.PartialsQuery(claimed.id, claimed.attempt, start)
 
 
 def uuids(claimed):
@@ -42,7 +43,7 @@ def uuids(claimed):
 
 
 def waiting_for_locks(cluster, number):
-    """Wait until so many transactions of PostgreSQL wait for each other."""
+    """Wait until so many PostgreSQL transactions wait for a lock."""
     eventually(lambda: cluster.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
     ) == [(number,)])  # fmt: skip
@@ -50,7 +51,7 @@ def waiting_for_locks(cluster, number):
 
 @contextmanager
 def without_indexes(engine):
-    """A transaction in which PostgreSQL uses none, as it may in a small table."""
+    """Open a transaction in which PostgreSQL uses no index, as with a small table."""
     with engine.begin() as connection:
         for way in ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"):
             connection.exec_driver_sql(f"SET LOCAL {way} = off")
@@ -60,7 +61,7 @@ def without_indexes(engine):
 # ── accept ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_accepted_is_stored_as_it_was_asked(tables, submission):
+def test_an_accepted_request_is_stored_unchanged(tables, submission):
     asked = submission(
         "größe", body=bytes(range(256)) * 300, due=NOW, priority=9, retries=3, backoff=0.25, result_ttl=3600.5,
         key="order 17", key_expires=NOW + 60, headers='{"a": "ü"}',
@@ -80,7 +81,7 @@ def test_times_keep_their_microseconds(tables):
     assert (tables.row(asked.uuid).created, tables.row(asked.uuid).due) == (NOW + 0.123456, NOW + 1.654321)
 
 
-def test_what_is_due_later_is_delayed(tables):
+def test_a_request_that_is_due_later_is_delayed(tables):
     assert tables.row(tables.add(due=NOW + 0.001).uuid).state == "delayed"
     assert tables.row(tables.add(due=NOW).uuid).state == "pending"
 
@@ -103,7 +104,7 @@ def test_nothing_to_accept(tables):
 def test_a_batch_is_stored_as_a_whole_or_not_at_all(tables, submission):
     with pytest.raises(sa.exc.IntegrityError):
         tables.do(store.accept, submission(key="k"), submission(body=None))
-    assert (tables.count(), tables.count(store.KEYS)) == (0, 0)
+    assert (tables.count(), tables.count(sql.KEYS)) == (0, 0)
 
 
 def test_the_same_key_in_one_batch_is_one_request(tables, submission):
@@ -120,7 +121,7 @@ def test_the_same_key_in_a_later_batch_is_the_first_request(tables, submission):
     assert tables.row(second.uuid) is None
 
 
-def test_a_key_is_the_services_own(tables):
+def test_a_key_belongs_to_its_service(tables):
     one, other = tables.add("one", key="k"), tables.add("other", key="k")
     assert tables.count() == 2
     assert tables.row(one.uuid).service == "one"
@@ -154,7 +155,7 @@ def test_a_key_may_be_any_text(tables, submission, key):
     assert tables.row(first.uuid).key == key
 
 
-def test_to_accept_the_same_again_is_harmless(tables, submission):
+def test_accept_is_idempotent(tables, submission):
     batch = [
         submission(), submission(key="k"), submission(key="k"), submission(key="short", key_expires=NOW + 1),
         submission(due=NOW + 5),
@@ -166,7 +167,7 @@ def test_to_accept_the_same_again_is_harmless(tables, submission):
     assert tables.count() == 4
 
 
-def test_to_accept_again_what_is_running_changes_nothing(tables, submission):
+def test_accepting_a_running_request_again_changes_nothing(tables, submission):
     asked = submission(key="k")
     tables.do(store.accept, asked)
     tables.claim()
@@ -190,10 +191,10 @@ def test_accepted_in_a_session_of_the_callers_and_committed_with_it(tables, subm
         session.rollback()
     assert tables.row(asked.uuid) is not None
     assert tables.row(withdrawn.uuid) is None
-    assert tables.count(store.KEYS) == 1
+    assert tables.count(sql.KEYS) == 1
 
 
-def test_of_many_who_come_with_the_same_key_one_is_first(tables, submission, pool):
+def test_of_concurrent_requests_with_a_key_one_is_first(tables, submission, pool):
     batches = [[submission(key=f"key {number}") for number in range(10)] for _ in range(6)]
     given = [pool.submit(tables.do, store.accept, *batch) for batch in batches]
     answers = {tuple(each.result(20)) for each in given}
@@ -203,7 +204,7 @@ def test_of_many_who_come_with_the_same_key_one_is_first(tables, submission, poo
 
 @only_postgresql
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_who_comes_with_a_key_that_is_being_stored_waits_what_becomes_of_it(tables, submission, cluster, ending, pool):
+def test_an_uncommitted_key_is_waited_for(tables, submission, cluster, ending, pool):
     first, second = submission(key="k"), submission(key="k")
     with tables.engine.connect() as connection:
         store.accept(connection, [first])
@@ -228,20 +229,20 @@ def test_two_titanics_with_the_same_keys_in_opposite_order_do_not_block_each_oth
 
 
 @only_postgresql
-def test_a_key_that_somebody_has_come_with_is_not_thrown_away_under_him(tables, submission, a_round):
+def test_a_key_in_use_is_not_deleted(tables, submission, a_round):
     tables.add(key="k", key_expires=NOW + 60)
     with tables.engine.connect() as connection, tables.engine.connect() as sweeper:
         store.accept(connection, [submission(key="k", now=NOW + 59)])
         sweeper.exec_driver_sql("SET lock_timeout = 1")
-        store.look(sweeper, [a_round(store.Lease("other", NOW), NOW + 60)])  # nor does it wait for him
+        store.maintain(sweeper, [a_round(store.Lease("other", NOW), NOW + 60)])  # nor does it wait for him
         sweeper.commit()
-        assert sweeper.execute(sa.select(store.KEYS.c.key)).all() == [("k",)]
+        assert sweeper.execute(sa.select(sql.KEYS.c.key)).all() == [("k",)]
 
 
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_claimed_request_is_running_and_its_claimers(tables):
+def test_a_claimed_request_is_running_and_has_an_owner(tables):
     asked = tables.add(retries=2, backoff=0.5, headers="{}", body=b"\0\xff")
     (claimed,) = tables.claim(owner="me", until=NOW + 7, now=NOW + 1)
     assert claimed == store.Claimed(
@@ -261,35 +262,35 @@ def test_first_come_first_served(tables, submission):
     assert uuids(tables.claim(limit=9)) == uuids(batch[1:])
 
 
-def test_the_urgent_go_first_and_in_their_order(tables):
+def test_claims_follow_the_priority(tables):
     asked = [tables.add(priority=priority) for priority in (0, 9, 5, 0, 9, 5)]
     order = [asked[at] for at in (1, 4, 2, 5, 0, 3)]
     assert uuids(tables.claim(limit=3)) == uuids(order[:3])
     assert uuids(tables.claim(limit=9)) == uuids(order[3:])
 
 
-def test_no_more_are_claimed_than_wanted(tables, submission):
+def test_claims_are_limited_by_number(tables, submission):
     tables.do(store.accept, *(submission() for _ in range(10)))
     assert len(tables.claim(limit=3)) == 3
     assert len(tables.claim(limit=100)) == 7
     assert tables.claim(limit=1) == []
 
 
-def test_only_so_many_bytes_are_claimed_but_one_request_however_large(tables):
+def test_claims_are_limited_by_size(tables):
     asked = [tables.add(body=bytes(size)) for size in (60, 40, 1, 101, 200, 0, 0)]
     sizes = []
-    while claimed := tables.claim(limit=10, most_bytes=100):
+    while claimed := tables.claim(limit=10, max_bytes=100):
         sizes.append([len(each.body) for each in claimed])
     assert sizes == [[60, 40], [1], [101], [200], [0, 0]]
     assert tables.row(asked[-1].uuid).state == "running"
 
 
-def test_to_claim_nothing_takes_no_lease(tables):
+def test_a_claim_of_nothing_takes_no_lease(tables):
     assert tables.claim() == []
     assert tables.leases() == {}
 
 
-def test_only_the_services_own_are_claimed(tables):
+def test_only_requests_of_the_service_are_claimed(tables):
     mine = tables.add("echo")
     tables.add("echo2")
     tables.add("ech")
@@ -297,7 +298,7 @@ def test_only_the_services_own_are_claimed(tables):
     assert uuids(tables.claim("echo", limit=10)) == [mine.uuid]
 
 
-def test_only_what_is_pending_is_claimed(tables):
+def test_only_pending_requests_are_claimed(tables):
     tables.running()
     tables.done()
     tables.done(code=500)
@@ -313,13 +314,13 @@ def test_several_services_are_claimed_at_a_time(tables):
     ]  # fmt: skip
 
 
-def test_what_is_put_back_keeps_its_place(tables):
+def test_a_rescheduled_request_keeps_its_place(tables):
     first, second = tables.add(), tables.add()
     (claimed,) = tables.claim()
-    tables.do(store.put_back, again(claimed, due=NOW + 1))
+    tables.do(store.reschedule, again(claimed, due=NOW + 1))
     assert uuids(tables.claim(limit=1)) == [second.uuid]
     tables.add()
-    tables.look(NOW + 1)
+    tables.maintain(NOW + 1)
     assert uuids(tables.claim(limit=1)) == [first.uuid]
 
 
@@ -327,15 +328,15 @@ def test_what_is_put_back_keeps_its_place(tables):
 def test_the_order_is_kept_also_without_the_index(tables):
     first, second, third = tables.add(), tables.add(), tables.add()
     (claimed,) = tables.claim()
-    tables.do(store.put_back, again(claimed, due=NOW))
-    tables.look(NOW)  # in the table it is the last one now
+    tables.do(store.reschedule, again(claimed, due=NOW))
+    tables.maintain(NOW)  # now it is the last row in the table
     with without_indexes(tables.engine) as connection:
         ((one, other),) = store.claim(connection, [store.Claim("echo", 2, store.Lease("me", NOW), NOW)])
     assert (one.uuid, other.uuid) == (first.uuid, second.uuid)
     assert uuids(tables.claim()) == [third.uuid]
 
 
-def test_two_who_claim_at_the_same_time_never_get_the_same(tables, submission, pool):
+def test_concurrent_claims_are_disjoint(tables, submission, pool):
     asked = [submission() for _ in range(120)]
     tables.do(store.accept, *asked)
     barrier = threading.Barrier(4)
@@ -353,7 +354,7 @@ def test_two_who_claim_at_the_same_time_never_get_the_same(tables, submission, p
 
 
 @only_postgresql
-def test_who_claims_skips_what_another_is_claiming(tables):
+def test_a_claim_skips_locked_rows(tables):
     first, second, third = tables.add(), tables.add(), tables.add()
     mine, others = (store.Claim("echo", 2, store.Lease(owner, NOW + 10), NOW) for owner in ("me", "other"))
     with tables.engine.connect() as connection:
@@ -368,11 +369,11 @@ def test_who_claims_skips_what_another_is_claiming(tables):
 # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_lease_that_has_run_out_gives_the_requests_to_others(tables):
+def test_an_expired_lease_releases_its_requests(tables):
     claimed, more = tables.running(), tables.running(until=NOW + 9)
-    tables.look(NOW + 9.999, owner="other")
+    tables.maintain(NOW + 9.999, owner="other")
     assert tables.row(claimed.uuid).state == tables.row(more.uuid).state == "running"
-    tables.look(NOW + 10, owner="other")
+    tables.maintain(NOW + 10, owner="other")
     for each in (claimed, more):
         row = tables.row(each.uuid)
         assert (row.state, row.owner, row.attempts) == ("pending", None, 1)
@@ -386,56 +387,56 @@ def test_a_lease_is_never_shortened(tables):
     tables.running(until=NOW + 10)
     tables.running(until=NOW + 5)
     assert tables.leases() == {"me": NOW + 10}
-    tables.look(NOW, until=NOW + 3, renew=True)
+    tables.maintain(NOW, until=NOW + 3, renew=True)
     assert tables.leases() == {"me": NOW + 10}
     tables.running(until=NOW + 15)
     assert tables.leases() == {"me": NOW + 15}
 
 
-def test_who_renews_in_time_keeps_what_is_his(tables):
+def test_a_lease_renewed_in_time_keeps_its_requests(tables):
     claimed = tables.running()
-    found = tables.look(NOW + 9, until=NOW + 19, renew=True)
+    found = tables.maintain(NOW + 9, until=NOW + 19, renew=True)
     assert found.owned == {claimed.id: 1}
-    tables.look(NOW + 18, owner="other")
+    tables.maintain(NOW + 18, owner="other")
     assert tables.row(claimed.uuid).owner == "me"
     assert tables.leases() == {"me": NOW + 19}
 
 
-def test_who_renews_late_keeps_what_nobody_has_taken(tables):
+def test_a_lease_renewed_late_keeps_unclaimed_requests(tables):
     claimed = tables.running()
-    assert tables.look(NOW + 60, until=NOW + 70, renew=True).owned == {claimed.id: 1}
+    assert tables.maintain(NOW + 60, until=NOW + 70, renew=True).owned == {claimed.id: 1}
     assert tables.leases() == {"me": NOW + 70}
 
 
-def test_who_renews_too_late_has_nothing_any_more(tables):
+def test_a_lease_renewed_too_late_has_lost_its_requests(tables):
     claimed = tables.running()
-    tables.look(NOW + 60, owner="other")
-    assert tables.look(NOW + 60, until=NOW + 70, renew=True).owned == {}
+    tables.maintain(NOW + 60, owner="other")
+    assert tables.maintain(NOW + 60, until=NOW + 70, renew=True).owned == {}
     assert tables.row(claimed.uuid).state == "pending"
 
 
-def test_who_does_not_renew_loses_it_like_anybody_else(tables):
+def test_an_owner_that_does_not_renew_loses_its_requests(tables):
     tables.running()
-    assert tables.look(NOW + 60, until=NOW + 70).owned == {}
+    assert tables.maintain(NOW + 60, until=NOW + 70).owned == {}
 
 
-def test_everybody_has_a_lease_of_his_own(tables):
+def test_each_owner_has_its_own_lease(tables):
     mine = tables.running()
     theirs = tables.running(owner="other", until=NOW + 5)
-    tables.look(NOW + 4, until=NOW + 14, renew=True)
+    tables.maintain(NOW + 4, until=NOW + 14, renew=True)
     assert tables.leases() == {"me": NOW + 14, "other": NOW + 5}
-    tables.look(NOW + 5, owner="third")
+    tables.maintain(NOW + 5, owner="third")
     assert tables.row(mine.uuid).owner == "me"
     assert tables.row(theirs.uuid).state == "pending"
     assert tables.leases() == {"me": NOW + 14}
 
 
 @only_postgresql
-def test_who_renews_while_he_is_taken_for_dead_loses_his_requests_and_not_his_lease(tables, a_round, cluster, pool):
+def test_renewing_while_considered_dead_loses_the_requests_not_the_lease(tables, a_round, cluster, pool):
     claimed = tables.running()
     with tables.engine.connect() as connection:
-        store.look(connection, [a_round(store.Lease("other", NOW + 20), NOW + 10)])
-        renewing = pool.submit(tables.look, NOW + 10, until=NOW + 20, renew=True)
+        store.maintain(connection, [a_round(store.Lease("other", NOW + 20), NOW + 10)])
+        renewing = pool.submit(tables.maintain, NOW + 10, until=NOW + 20, renew=True)
         waiting_for_locks(cluster, 1)
         connection.commit()
     assert renewing.result(20).owned == {}
@@ -444,31 +445,31 @@ def test_who_renews_while_he_is_taken_for_dead_loses_his_requests_and_not_his_le
 
 
 @only_postgresql
-def test_what_somebody_is_just_finishing_is_not_taken_from_him(tables, submission):
+def test_a_request_that_is_being_finished_is_not_reassigned(tables, submission):
     claimed, other = tables.running(), tables.running()
     with tables.engine.connect() as connection:
         store.finish(connection, [outcome(claimed, b"in time")])
-        tables.look(NOW + 10, owner="other")  # does not wait for it
+        tables.maintain(NOW + 10, owner="other")  # does not wait for it
         connection.commit()
     assert tables.row(claimed.uuid).reply == b"in time"
     assert tables.row(other.uuid).state == "pending"
 
 
 def later_attempt(tables, claimed):
-    """Another Titanic has taken the request over."""
-    tables.look(NOW + 10, owner="other")
+    """Let another Titanic take over the request."""
+    tables.maintain(NOW + 10, owner="other")
     (taken,) = tables.claim(owner="other", until=NOW + 20)
     return taken
 
 
 def own_later_attempt(tables, claimed):
-    tables.look(NOW + 10)
+    tables.maintain(NOW + 10)
     (taken,) = tables.claim(until=NOW + 20)
     return taken
 
 
 def back_in_line(tables, claimed):
-    tables.look(NOW + 10, owner="other")
+    tables.maintain(NOW + 10, owner="other")
 
 
 def ended(tables, claimed):
@@ -480,7 +481,7 @@ def failed(tables, claimed):
 
 
 def put_back(tables, claimed):
-    tables.do(store.put_back, again(claimed, due=NOW + 5))
+    tables.do(store.reschedule, again(claimed, due=NOW + 5))
 
 
 LATER = [later_attempt, own_later_attempt, back_in_line, ended, failed, put_back]
@@ -492,7 +493,7 @@ LATER = [later_attempt, own_later_attempt, back_in_line, ended, failed, put_back
     [
         (store.finish, lambda claimed: outcome(claimed, b"late")),
         (store.finish, lambda claimed: outcome(claimed, None, code=500, error="late")),
-        (store.put_back, lambda claimed: again(claimed, due=NOW, failures=7, error="late")),
+        (store.reschedule, lambda claimed: again(claimed, due=NOW, failures=7, error="late")),
     ],
     ids=["done", "failed", "put back"],
 )
@@ -509,26 +510,26 @@ def test_an_outcome_counts_only_for_the_attempt_that_it_is_of(tables, wrong):
     claimed = tables.running()
     before = tables.row(claimed.uuid)
     tables.do(store.finish, outcome(claimed)._replace(**wrong))
-    tables.do(store.put_back, again(claimed)._replace(**wrong))
+    tables.do(store.reschedule, again(claimed)._replace(**wrong))
     assert tables.row(claimed.uuid) == before
 
 
-def test_the_outcome_of_a_closed_request_is_nobody_elses(tables):
+def test_the_outcome_of_a_closed_request_changes_no_other(tables):
     claimed = tables.running()
     tables.do(store.close, claimed.uuid)
     another = tables.running()
     assert another.id != claimed.id
-    tables.do(store.add_parts, part(claimed, 0))
+    tables.do(store.add_partials, part(claimed, 0))
     tables.do(store.finish, outcome(claimed))
-    tables.do(store.put_back, again(claimed))
+    tables.do(store.reschedule, again(claimed))
     assert tables.row(another.uuid).state == "running"
     assert tables.count() == 1
-    assert tables.count(store.PARTS) == 0
+    assert tables.count(sql.PARTS) == 0
 
 
 def test_one_late_outcome_among_others(tables):
     late, good = tables.running(), tables.running()
-    tables.look(NOW + 11, owner="me", until=NOW + 30)
+    tables.maintain(NOW + 11, owner="me", until=NOW + 30)
     (taken, mine) = tables.claim(limit=2, owner="me")
     tables.do(store.finish, outcome(late, b"late"), outcome(mine, b"in time"))
     assert tables.row(late.uuid).state == "running"
@@ -539,124 +540,128 @@ def test_one_late_outcome_among_others(tables):
 # ── PARTIALs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_parts_come_in_their_order_whenever_they_were_stored(tables):
+def test_partials_are_fetched_in_order(tables):
     claimed, other = tables.running(), tables.running()
-    tables.do(store.add_parts, part(claimed, 2, b"2"), part(other, 0, b"x"), part(claimed, 0, b"0"))
-    tables.do(store.add_parts, part(claimed, 1, b"1"), part(claimed, 3, b""))
-    assert tables.do(store.fetch_parts, wanted(claimed), wanted(other), wanted(claimed, 2)) == [
+    tables.do(store.add_partials, part(claimed, 2, b"2"), part(other, 0, b"x"), part(claimed, 0, b"0"))
+    tables.do(store.add_partials, part(claimed, 1, b"1"), part(claimed, 3, b""))
+    assert tables.do(store.fetch_partials, wanted(claimed), wanted(other), wanted(claimed, 2)) == [
         [b"0", b"1", b"2", b""], [b"x"], [b"2", b""],
     ]  # fmt: skip
 
 
-def test_parts_are_given_as_far_as_they_are_there_without_a_gap(tables):
+def test_partials_are_fetched_up_to_the_first_gap(tables):
     claimed = tables.running()
-    tables.do(store.add_parts, *(part(claimed, number, b"%d" % number) for number in (0, 1, 3, 4, 6)))
-    starts = [tables.do(store.fetch_parts, wanted(claimed, start))[0] for start in range(8)]
+    tables.do(store.add_partials, *(part(claimed, number, b"%d" % number) for number in (0, 1, 3, 4, 6)))
+    starts = [tables.do(store.fetch_partials, wanted(claimed, start))[0] for start in range(8)]
     assert starts == [[b"0", b"1"], [b"1"], [], [b"3", b"4"], [b"4"], [], [b"6"], []]
 
 
 @only_postgresql
-def test_parts_come_in_their_order_also_without_the_index(tables):
+def test_partials_are_in_order_without_the_index(tables):
     claimed = tables.running()
     for number in (2, 0, 1):
-        tables.do(store.add_parts, part(claimed, number, b"%d" % number))
+        tables.do(store.add_partials, part(claimed, number, b"%d" % number))
     with without_indexes(tables.engine) as connection:
-        assert store.fetch_parts(connection, [wanted(claimed)]) == [[b"0", b"1", b"2"]]
+        assert store.fetch_partials(connection, [wanted(claimed)]) == [[b"0", b"1", b"2"]]
 
 
-def test_no_more_parts_at_once_than_fit(tables):
+def test_partials_are_limited_by_number(tables):
     claimed = tables.running()
-    everything = [b"%d" % number for number in range(2 * store.PARTS_AT_ONCE + 1)]
-    tables.do(store.add_parts, *(part(claimed, number, body) for number, body in enumerate(everything)))
+    everything = [b"%d" % number for number in range(2 * replies.MAX_PARTIALS + 1)]
+    tables.do(store.add_partials, *(part(claimed, number, body) for number, body in enumerate(everything)))
     fetched = []
-    while some := tables.do(store.fetch_parts, wanted(claimed, len(fetched)))[0]:
-        assert len(some) <= store.PARTS_AT_ONCE
+    while some := tables.do(store.fetch_partials, wanted(claimed, len(fetched)))[0]:
+        assert len(some) <= replies.MAX_PARTIALS
         fetched += some
     assert fetched == everything
 
 
-def test_no_more_bytes_of_parts_at_once_than_fit_but_one_part_however_large(tables):
+def test_partials_are_limited_by_size(tables):
     claimed = tables.running()
-    half = store.PARTS_BYTES // 2
-    sizes = [half, half, 1, store.PARTS_BYTES + 1, store.PARTS_BYTES + 2, 0, 5]
-    tables.do(store.add_parts, *(part(claimed, number, bytes(size)) for number, size in enumerate(sizes)))
+    half = replies.MAX_PARTIALS_BYTES // 2
+    sizes = [half, half, 1, replies.MAX_PARTIALS_BYTES + 1, replies.MAX_PARTIALS_BYTES + 2, 0, 5]
+    tables.do(store.add_partials, *(part(claimed, number, bytes(size)) for number, size in enumerate(sizes)))
     fetched = []
-    while some := tables.do(store.fetch_parts, wanted(claimed, sum(map(len, fetched))))[0]:
+    while some := tables.do(store.fetch_partials, wanted(claimed, sum(map(len, fetched))))[0]:
         fetched.append([len(each) for each in some])
-    assert fetched == [[half, half], [1], [store.PARTS_BYTES + 1], [store.PARTS_BYTES + 2], [0, 5]]
+    assert fetched == [[half, half], [1], [replies.MAX_PARTIALS_BYTES + 1], [replies.MAX_PARTIALS_BYTES + 2], [0, 5]]
 
 
 @pytest.mark.parametrize("start", [1, 1000, MAX_FROM])
-def test_there_are_no_parts_beyond_the_last(tables, start):
+def test_there_are_no_partials_beyond_the_last(tables, start):
     claimed = tables.running()
-    tables.do(store.add_parts, part(claimed, 0))
-    assert tables.do(store.fetch_parts, wanted(claimed, start)) == [[]]
+    tables.do(store.add_partials, part(claimed, 0))
+    assert tables.do(store.fetch_partials, wanted(claimed, start)) == [[]]
 
 
-def test_each_attempt_has_its_own_parts(tables):
+def test_each_attempt_has_its_own_partials(tables):
     first = tables.running()
-    tables.do(store.add_parts, part(first, 0, b"old 0"), part(first, 1, b"old 1"))
+    tables.do(store.add_partials, part(first, 0, b"old 0"), part(first, 1, b"old 1"))
     second = later_attempt(tables, first)
-    tables.do(store.add_parts, part(second, 0, b"new 0"))
-    tables.do(store.add_parts, part(first, 1, b"late"), part(first, 2, b"late"))
-    assert tables.do(store.fetch_parts, wanted(second)) == [[b"new 0"]]
+    tables.do(store.add_partials, part(second, 0, b"new 0"))
+    tables.do(store.add_partials, part(first, 1, b"late"), part(first, 2, b"late"))
+    assert tables.do(store.fetch_partials, wanted(second)) == [[b"new 0"]]
 
 
-def test_the_parts_of_an_attempt_that_broke_off_go_when_the_next_begins(tables):
+def test_partials_of_an_interrupted_attempt_are_deleted_by_the_next(tables):
     first, other = tables.running(), tables.running(service="other")
-    tables.do(store.add_parts, part(first, 0), part(first, 1), part(other, 0, b"other's"))
-    tables.look(NOW + 10, until=NOW + 20)
-    assert tables.do(store.fetch_parts, wanted(first)) == [[b"part", b"part"]]
+    tables.do(store.add_partials, part(first, 0), part(first, 1), part(other, 0, b"other's"))
+    tables.maintain(NOW + 10, until=NOW + 20)
+    assert tables.do(store.fetch_partials, wanted(first)) == [[b"part", b"part"]]
     (second,) = tables.claim()
-    assert tables.count(store.PARTS) == 1
-    tables.do(store.add_parts, part(second, 0, b"kept"))
+    assert tables.count(sql.PARTS) == 1
+    tables.do(store.add_partials, part(second, 0, b"kept"))
     tables.do(store.finish, outcome(second))
-    assert tables.do(store.fetch_parts, wanted(first), wanted(second), wanted(other)) == [[], [b"kept"], [b"other's"]]
+    assert tables.do(store.fetch_partials, wanted(first), wanted(second), wanted(other)) == [
+        [],
+        [b"kept"],
+        [b"other's"],
+    ]
 
 
-def test_late_parts_of_an_earlier_attempt_are_dropped(tables):
+def test_late_partials_of_an_earlier_attempt_are_ignored(tables):
     first = tables.running()
     later_attempt(tables, first)
-    tables.do(store.add_parts, part(first, 0))
-    assert tables.count(store.PARTS) == 0
+    tables.do(store.add_partials, part(first, 0))
+    assert tables.count(sql.PARTS) == 0
 
 
-def test_a_late_outcome_leaves_the_parts_of_the_new_attempt(tables):
+def test_a_late_outcome_keeps_the_partials_of_the_new_attempt(tables):
     first = tables.running()
     second = later_attempt(tables, first)
-    tables.look(NOW + 20)
+    tables.maintain(NOW + 20)
     (third,) = tables.claim()
-    tables.do(store.add_parts, part(third, 0, b"new"))
+    tables.do(store.add_partials, part(third, 0, b"new"))
     tables.do(store.finish, outcome(first), outcome(second))
-    assert tables.do(store.fetch_parts, wanted(third)) == [[b"new"]]
+    assert tables.do(store.fetch_partials, wanted(third)) == [[b"new"]]
 
 
-def test_to_store_parts_again_is_harmless(tables):
+def test_storing_partials_is_idempotent(tables):
     claimed = tables.running()
     batch = [part(claimed, 0, b"0"), part(claimed, 1, b"1")]
-    assert tables.do(store.add_parts, *batch) == [None, None]
-    assert tables.do(store.add_parts, *batch, part(claimed, 2, b"2")) == [None] * 3
-    assert tables.do(store.fetch_parts, wanted(claimed)) == [[b"0", b"1", b"2"]]
+    assert tables.do(store.add_partials, *batch) == [None, None]
+    assert tables.do(store.add_partials, *batch, part(claimed, 2, b"2")) == [None] * 3
+    assert tables.do(store.fetch_partials, wanted(claimed)) == [[b"0", b"1", b"2"]]
 
 
-def test_parts_of_a_request_that_is_gone_are_dropped(tables):
+def test_partials_of_a_closed_request_are_ignored(tables):
     gone, there = tables.running(), tables.running()
     tables.do(store.close, gone.uuid)
-    tables.do(store.add_parts, part(gone, 0), part(there, 0, b"kept"), part(gone, 1))
-    assert tables.do(store.fetch_parts, wanted(gone), wanted(there)) == [[], [b"kept"]]
-    assert tables.count(store.PARTS) == 1
+    tables.do(store.add_partials, part(gone, 0), part(there, 0, b"kept"), part(gone, 1))
+    assert tables.do(store.fetch_partials, wanted(gone), wanted(there)) == [[], [b"kept"]]
+    assert tables.count(sql.PARTS) == 1
 
 
 @only_postgresql
-def test_parts_of_a_request_that_another_is_just_closing_are_dropped(tables, cluster, pool):
+def test_partials_of_a_request_that_is_being_closed_are_ignored(tables, cluster, pool):
     gone = tables.running()
     with tables.engine.connect() as connection:
         store.close(connection, [gone.uuid])
-        storing = pool.submit(tables.do, store.add_parts, part(gone, 0))
+        storing = pool.submit(tables.do, store.add_partials, part(gone, 0))
         waiting_for_locks(cluster, 1)
         connection.commit()
     assert storing.result(20) == [None]
-    assert tables.count(store.PARTS) == 0
+    assert tables.count(sql.PARTS) == 0
 
 
 # ── finish, put_back ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -678,7 +683,7 @@ def test_a_failure(tables):
     assert (row.owner, row.finished, row.expires) == (None, NOW + 3, NOW + 63)
 
 
-def test_ends_are_numbered_as_they_come(tables):
+def test_ends_are_numbered_in_order(tables):
     claimed = [tables.running() for _ in range(4)]
     tables.do(store.finish, outcome(claimed[2]))
     tables.do(store.finish, outcome(claimed[0], None, code=500))
@@ -688,7 +693,7 @@ def test_ends_are_numbered_as_they_come(tables):
     assert numbers[2] < numbers[0] < numbers[3]
 
 
-def test_ends_in_one_transaction_have_each_a_number_of_their_own(tables):
+def test_ends_in_one_transaction_have_different_numbers(tables):
     claimed = [tables.running() for _ in range(100)]
     before = tables.row(tables.done().uuid).ended
     tables.do(store.finish, *map(outcome, claimed))
@@ -697,7 +702,7 @@ def test_ends_in_one_transaction_have_each_a_number_of_their_own(tables):
     assert min(numbers) > before
 
 
-def test_the_number_of_an_end_does_not_come_again(tables):
+def test_the_number_of_an_end_is_not_reused(tables):
     first = tables.done()
     number = tables.row(first.uuid).ended
     tables.do(store.close, first.uuid)
@@ -708,16 +713,16 @@ def test_without_a_ttl_a_reply_is_kept_for_ever(tables):
     assert tables.row(tables.done().uuid).expires is None
 
 
-def test_a_ttl_for_those_whose_requests_do_not_say(tables):
+def test_the_default_ttl(tables):
     says, says_not = tables.running(result_ttl=60), tables.running()
     tables.do(store.finish, outcome(says, ttl=5), outcome(says_not, ttl=5))
     assert [tables.row(each.uuid).expires for each in (says, says_not)] == [NOW + 60, NOW + 5]
 
 
-def test_a_reply_after_a_failed_try_tells_no_error(tables):
+def test_a_reply_after_a_failed_attempt_has_no_error(tables):
     claimed = tables.running()
-    tables.do(store.put_back, again(claimed, due=NOW + 1, failures=1, error="once"))
-    tables.look(NOW + 1)
+    tables.do(store.reschedule, again(claimed, due=NOW + 1, failures=1, error="once"))
+    tables.maintain(NOW + 1)
     (second,) = tables.claim()
     tables.do(store.finish, outcome(second))
     row = tables.row(claimed.uuid)
@@ -734,36 +739,36 @@ def test_outcomes_of_many_kinds_at_a_time(tables):
     ]  # fmt: skip
 
 
-def test_what_is_put_back_waits_until_it_is_due(tables):
+def test_a_rescheduled_request_waits_until_it_is_due(tables):
     claimed = tables.running()
-    assert tables.do(store.put_back, again(claimed, due=NOW + 2.5, failures=1, error="not now")) == [None]
+    assert tables.do(store.reschedule, again(claimed, due=NOW + 2.5, failures=1, error="not now")) == [None]
     row = tables.row(claimed.uuid)
     assert (row.state, row.due, row.failures, row.error) == ("delayed", NOW + 2.5, 1, "not now")
     assert (row.owner, row.attempts) == (None, 1)
     assert tables.claim() == []
-    assert tables.look(NOW + 2).next_due == NOW + 2.5
-    tables.look(NOW + 2.5)
+    assert tables.maintain(NOW + 2).next_due == NOW + 2.5
+    tables.maintain(NOW + 2.5)
     (second,) = tables.claim()
     assert (second.attempt, second.failures) == (2, 1)
 
 
-def test_who_puts_back_without_a_word_of_failures_leaves_them_as_they_were(tables):
+def test_rescheduling_without_failures_keeps_their_number(tables):
     claimed = tables.running()
-    tables.do(store.put_back, again(claimed, due=NOW, failures=2))
-    tables.look(NOW)
+    tables.do(store.reschedule, again(claimed, due=NOW, failures=2))
+    tables.maintain(NOW)
     (second,) = tables.claim()
-    tables.do(store.put_back, again(second, due=NOW))
+    tables.do(store.reschedule, again(second, due=NOW))
     assert tables.row(claimed.uuid).failures == 2
 
 
-def test_some_with_failures_and_some_without_are_put_back_at_a_time(tables):
+def test_requests_with_and_without_failures_are_rescheduled_together(tables):
     one, other = tables.running(), tables.running()
-    tables.do(store.put_back, again(one, failures=1, error="x"), again(other), again(other, failures=5))
+    tables.do(store.reschedule, again(one, failures=1, error="x"), again(other), again(other, failures=5))
     assert [tables.row(each.uuid).failures for each in (one, other)] == [1, 0]
 
 
-@pytest.mark.parametrize("work", [store.finish, store.put_back])
-def test_to_store_an_outcome_again_is_harmless(tables, work):
+@pytest.mark.parametrize("work", [store.finish, store.reschedule])
+def test_finish_is_idempotent(tables, work):
     claimed = tables.running(result_ttl=1)
     what = outcome(claimed, now=NOW + 1) if work is store.finish else again(claimed, failures=1)
     tables.do(work, what)
@@ -775,7 +780,7 @@ def test_to_store_an_outcome_again_is_harmless(tables, work):
 # ── release ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_ends_gives_back_what_he_has(tables):
+def test_release_returns_all_requests_of_an_owner(tables):
     mine, more = tables.running(), tables.running()
     (others,) = tables.claim(owner="other") if tables.add() else ()
     ended = tables.done()
@@ -795,80 +800,82 @@ def test_who_ends_gives_back_what_he_has(tables):
 # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_there_is_nothing_to_see(tables):
-    found = tables.look(count_up_to=100)
-    assert replace(found, ahead=0.0) == store.Found(owned={}, services=[], next_due=None, waiting=0, ahead=0.0)
+def test_maintenance_of_an_empty_database(tables):
+    found = tables.maintain(count_up_to=100)
+    assert replace(found, clock_ahead=0.0) == store.Findings(
+        owned={}, services=[], next_due=None, waiting=0, clock_ahead=0.0
+    )
 
 
-def test_what_is_due_becomes_pending(tables):
+def test_due_requests_become_pending(tables):
     first, second, third = (tables.add(due=NOW + seconds) for seconds in (1, 2, 3))
-    found = tables.look(NOW + 2, offered=("echo",))
+    found = tables.maintain(NOW + 2, offered=("echo",))
     assert [tables.row(each.uuid).state for each in (first, second, third)] == ["pending", "pending", "delayed"]
     assert (found.services, found.next_due) == (["echo"], NOW + 3)
 
 
-def test_a_look_tells_what_one_has(tables):
+def test_maintenance_returns_the_owned_requests(tables):
     mine = [tables.running() for _ in range(3)]
     tables.add()
     tables.claim(owner="other")
     tables.do(store.finish, outcome(mine[0]))
-    assert tables.look(NOW + 1).owned == {mine[1].id: 1, mine[2].id: 1}
-    tables.do(store.put_back, again(mine[1], due=NOW + 1))
-    tables.look(NOW + 1)
+    assert tables.maintain(NOW + 1).owned == {mine[1].id: 1, mine[2].id: 1}
+    tables.do(store.reschedule, again(mine[1], due=NOW + 1))
+    tables.maintain(NOW + 1)
     tables.claim()
-    assert tables.look(NOW + 1).owned == {mine[1].id: 2, mine[2].id: 1}
+    assert tables.maintain(NOW + 1).owned == {mine[1].id: 2, mine[2].id: 1}
 
 
 @pytest.mark.parametrize("code", [None, 500])
-def test_replies_are_thrown_away_when_they_expire(tables, code):
+def test_expired_results_are_deleted(tables, code):
     claimed = tables.running(result_ttl=60)
-    tables.do(store.add_parts, part(claimed, 0))
+    tables.do(store.add_partials, part(claimed, 0))
     tables.do(store.finish, outcome(claimed, now=NOW, code=code))
     kept = tables.done()
-    tables.look(NOW + 59.999)
+    tables.maintain(NOW + 59.999)
     assert tables.row(claimed.uuid) is not None
-    tables.look(NOW + 60)
+    tables.maintain(NOW + 60)
     assert tables.row(claimed.uuid) is None
-    assert tables.count(store.PARTS) == 0
+    assert tables.count(sql.PARTS) == 0
     assert tables.row(kept.uuid) is not None
 
 
 def test_a_reply_expires_from_its_end_and_not_before(tables):
     asked = tables.add(result_ttl=1)
-    tables.look(NOW + 100)
+    tables.maintain(NOW + 100)
     assert tables.row(asked.uuid).state == "pending"
 
 
-def test_keys_are_thrown_away_when_they_expire(tables):
+def test_expired_keys_are_deleted(tables):
     tables.add(key="short", key_expires=NOW + 60)
     tables.add(key="long", key_expires=NOW + 61)
     tables.add(key="for ever")
-    tables.look(NOW + 60)
-    assert tables.count(store.KEYS) == 2
-    tables.look(NOW + 1e9)
-    assert tables.count(store.KEYS) == 1
+    tables.maintain(NOW + 60)
+    assert tables.count(sql.KEYS) == 2
+    tables.maintain(NOW + 1e9)
+    assert tables.count(sql.KEYS) == 1
     assert tables.count() == 3
 
 
-def test_only_so_much_is_thrown_away_at_a_time(tables, submission, monkeypatch):
-    monkeypatch.setattr(store, "SWEEP", 4)
+def test_the_number_of_deleted_rows_is_limited(tables, submission, monkeypatch):
+    monkeypatch.setattr(maintenance, "MAX_SWEEP_ROWS", 4)
     batch = [submission(key=f"{number}", key_expires=NOW, result_ttl=1) for number in range(10)]
     tables.do(store.accept, *batch)
     tables.do(store.finish, *(outcome(each) for each in tables.claim(limit=10)))
     left = []
     for _ in range(4):
-        left.append((tables.count(), tables.count(store.KEYS)))
-        tables.look(NOW + 1)
+        left.append((tables.count(), tables.count(sql.KEYS)))
+        tables.maintain(NOW + 1)
     assert left == [(10, 10), (6, 6), (2, 2), (0, 0)]
 
 
-def test_only_so_much_becomes_pending_at_a_time_and_it_is_told_that_there_is_more(tables, submission, monkeypatch):
-    monkeypatch.setattr(store, "SWEEP", 4)
+def test_the_number_of_requests_made_pending_is_limited(tables, submission, monkeypatch):
+    monkeypatch.setattr(maintenance, "MAX_SWEEP_ROWS", 4)
     tables.do(store.accept, *(submission("delayed", due=NOW + 1) for _ in range(6)), *(submission() for _ in range(9)))
     tables.claim(limit=9)
     found = []
     for _ in range(4):
-        more = tables.look(NOW + 11, owner="other").more
+        more = tables.maintain(NOW + 11, owner="other").more
         claimed = [len(tables.claim(service, 99, "other", NOW + 50)) for service in ("delayed", "echo")]
         found.append((*claimed, more))
     assert found == [(4, 4, True), (2, 4, True), (0, 1, False), (0, 0, False)]
@@ -876,7 +883,7 @@ def test_only_so_much_becomes_pending_at_a_time_and_it_is_told_that_there_is_mor
 
 @pytest.fixture
 def some_pending(tables):
-    """For some services something is pending, for some it is not, or not any more."""
+    """Add services with pending requests, and services without."""
     for name in ("b", "a", "c", "a", "e"):
         tables.add(name)
     tables.running(service="running")
@@ -884,14 +891,14 @@ def some_pending(tables):
     tables.add("delayed", due=NOW + 1)
 
 
-def test_those_of_the_offered_services_for_which_something_is_pending(tables, some_pending):
+def test_offered_services_with_pending_requests(tables, some_pending):
     offered = ("c", "nobody", "b", "running", "done", "delayed", "a", "A")
-    assert sorted(tables.look(offered=offered).services) == ["a", "b", "c"]
-    assert tables.look(offered=("nobody",)).services == []
-    assert tables.look(offered=()).services == []
+    assert sorted(tables.maintain(offered=offered).services) == ["a", "b", "c"]
+    assert tables.maintain(offered=("nobody",)).services == []
+    assert tables.maintain(offered=()).services == []
 
 
-def test_services_for_which_something_is_pending_by_their_names(tables, some_pending):
+def test_services_with_pending_requests_by_name(tables, some_pending):
     asked = (("", 10), ("a", 2), ("b", 1), ("bb", 9), ("e", 9), ("zz", 9), ("", 0))
     assert tables.do(store.pending_after, *asked) == [
         ["a", "b", "c", "e"], ["b", "c"], ["c"], ["c", "e"], [], [], [],
@@ -908,7 +915,7 @@ def test_very_many_services(tables, submission, executed):
     assert len([sql for sql, _ in statements if "titanic_requests" in sql]) == 2
 
 
-def test_many_services_are_walked_through_bit_by_bit(tables, submission):
+def test_services_are_read_in_pages(tables, submission):
     names = {f"service {number}" for number in range(50)} | {"Ä", "a", "A", "🚢"}
     tables.do(store.accept, *(submission(name) for name in names))
     found = [""]
@@ -919,32 +926,32 @@ def test_many_services_are_walked_through_bit_by_bit(tables, submission):
     assert set(found[1:]) == names
 
 
-def test_what_waits_is_counted_up_to_a_limit(tables, submission):
+def test_requests_are_counted_up_to_a_limit(tables, submission):
     tables.do(store.accept, *(submission() for _ in range(5)), *(submission(due=NOW + 9) for _ in range(3)))
     tables.claim(limit=2)
     tables.done(service="other")
-    assert tables.look(count_up_to=None).waiting is None
-    assert [tables.look(count_up_to=most).waiting for most in (1, 4, 7, 8, 9, 1000)] == [1, 4, 7, 8, 8, 8]
+    assert tables.maintain(count_up_to=None).waiting is None
+    assert [tables.maintain(count_up_to=most).waiting for most in (1, 4, 7, 8, 9, 1000)] == [1, 4, 7, 8, 8, 8]
 
 
 @only_sqlite
-def test_the_clock_of_a_file_is_our_own(tables):
-    assert tables.look().ahead == 0.0
+def test_a_file_has_no_clock_of_its_own(tables):
+    assert tables.maintain().clock_ahead == 0.0
 
 
 @only_postgresql
 @pytest.mark.parametrize("behind", [0, 1000])
-def test_how_far_the_clock_of_a_server_is_ahead(tables, monkeypatch, behind):
+def test_the_servers_clock_is_compared_with_ours(tables, monkeypatch, behind):
     ours = time.time
     monkeypatch.setattr(time, "time", lambda: ours() - behind)
-    assert abs(tables.look().ahead - behind) < 100
+    assert abs(tables.maintain().clock_ahead - behind) < 100
 
 
-def test_several_looks_at_a_time(tables, a_round):
+def test_several_maintenances_in_one_batch(tables, a_round):
     tables.running()
     lease = store.Lease("me", NOW + 10)
     rounds = [a_round(lease, renew=True), a_round(lease, count_up_to=10)]
-    assert [each.waiting for each in tables.do(store.look, *rounds)] == [None, 1]
+    assert [each.waiting for each in tables.do(store.maintain, *rounds)] == [None, 1]
 
 
 # ── fetch, states, close ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -965,14 +972,17 @@ def test_a_request_as_it_is_fetched_in_each_state(tables):
 
 
 def test_a_large_reply_is_fetched_by_itself(tables):
-    small, large = bytes(store.LARGE - 1), bytes(store.LARGE - 2) + b"\xff\0"
+    small, large = bytes(replies.LARGE_REPLY_BYTES - 1), bytes(replies.LARGE_REPLY_BYTES - 2) + b"\xff\0"
     one, other = tables.done(small), tables.done(large)
     found = tables.do(store.fetch, one.uuid, other.uuid)
-    assert [(each.size, each.reply) for each in found] == [(store.LARGE - 1, small), (store.LARGE, None)]
+    assert [(each.size, each.reply) for each in found] == [
+        (replies.LARGE_REPLY_BYTES - 1, small),
+        (replies.LARGE_REPLY_BYTES, None),
+    ]
     assert tables.do(store.fetch_reply, other.id, 10**9, one.id) == [large, None, small]
 
 
-def test_what_is_fetched_is_in_the_order_in_which_it_was_asked_for(tables):
+def test_results_are_in_the_order_of_the_batch(tables):
     one, other = tables.add(), tables.add()
     found = tables.do(store.fetch, other.uuid, uuid4(), one.uuid, other.uuid)
     assert found[1] is None
@@ -980,44 +990,44 @@ def test_what_is_fetched_is_in_the_order_in_which_it_was_asked_for(tables):
     assert [tables.row(one.uuid).id, tables.row(other.uuid).id] == [found[2].id, found[0].id]
 
 
-def test_to_fetch_changes_nothing(tables):
+def test_fetch_changes_nothing(tables):
     claimed = tables.done()
     assert tables.do(store.fetch, claimed.uuid) == tables.do(store.fetch, claimed.uuid)
 
 
-def test_how_far_many_have_come(tables):
+def test_progress_of_many_requests(tables):
     waits, done = tables.add(), tables.done(service="done")
     first = tables.running(service="again")
-    tables.do(store.add_parts, *(part(first, number) for number in range(3)))
-    assert tables.do(store.states, frozenset([waits.uuid, uuid4(), done.uuid, first.uuid]), frozenset()) == [
+    tables.do(store.add_partials, *(part(first, number) for number in range(3)))
+    assert tables.do(store.progress, frozenset([waits.uuid, uuid4(), done.uuid, first.uuid]), frozenset()) == [
         {waits.uuid: ("pending", 0, None), done.uuid: ("done", 1, None), first.uuid: ("running", 1, 2)}, {},
     ]  # fmt: skip
-    tables.look(NOW + 10)
+    tables.maintain(NOW + 10)
     (second,) = tables.claim("again")
-    tables.do(store.add_parts, part(second, 0))
-    (seen,) = tables.do(store.states, frozenset([first.uuid]))
+    tables.do(store.add_partials, part(second, 0))
+    (seen,) = tables.do(store.progress, frozenset([first.uuid]))
     assert seen == {first.uuid: ("running", 2, 0)}
     assert not seen[first.uuid].ended
 
 
 @pytest.mark.parametrize(("code", "state"), [(None, "done"), (500, "failed")])
-def test_whether_one_has_ended(tables, code, state):
+def test_which_states_are_ended(tables, code, state):
     claimed = tables.done(code=code)
-    (seen,) = tables.do(store.states, frozenset([claimed.uuid]))
+    (seen,) = tables.do(store.progress, frozenset([claimed.uuid]))
     assert seen[claimed.uuid].state == state
     assert seen[claimed.uuid].ended
 
 
-def test_what_is_closed_is_gone_with_its_parts(tables):
+def test_close_deletes_the_request_and_its_partials(tables):
     claimed, kept = tables.running(), tables.running()
-    tables.do(store.add_parts, part(claimed, 0), part(claimed, 1), part(kept, 0))
+    tables.do(store.add_partials, part(claimed, 0), part(claimed, 1), part(kept, 0))
     assert tables.do(store.close, claimed.uuid, uuid4(), claimed.uuid) == [claimed.id, None, claimed.id]
     assert tables.do(store.fetch, claimed.uuid, kept.uuid)[0] is None
     assert tables.count() == 1
-    assert tables.count(store.PARTS) == 1
+    assert tables.count(sql.PARTS) == 1
 
 
-def test_to_close_again_is_harmless(tables):
+def test_close_is_idempotent(tables):
     asked = tables.add()
     tables.do(store.close, asked.uuid)
     assert tables.do(store.close, asked.uuid) == [None]
@@ -1034,7 +1044,7 @@ def test_thousands_at_a_time(tables, submission, work):
 
 
 def fill(engine):
-    """Tables in which almost everything is done, as they are after a while."""
+    """Fill the tables as they are after a while: almost all requests are done."""
     schema.upgrade(engine)
     requests = []
     for id_ in range(1, 4000):
@@ -1054,19 +1064,19 @@ def fill(engine):
     with engine.begin() as connection:
         owners = [{"owner": f"owner {at}", "lease": NOW + 60 * at} for at in range(7)]
         for table, rows in (
-            (store.REQUESTS, requests),
-            (store.KEYS, keys),
-            (store.PARTS, parts),
-            (store.OWNERS, owners),
+            (sql.REQUESTS, requests),
+            (sql.KEYS, keys),
+            (sql.PARTS, parts),
+            (sql.OWNERS, owners),
         ):
             connection.execute(sa.insert(table), rows)
-        if engine.dialect.name == "postgresql":  # who has SQLite rarely runs it
+        if engine.dialect.name == "postgresql":  # on SQLite it is rarely run
             connection.exec_driver_sql("ANALYZE")
 
 
 @pytest.fixture
 def filled(prepared, backend):
-    """It stays as it is."""
+    """A database whose contents stay the same."""
     engine = prepared(backend, fill)
     yield engine
     engine.dispose()
@@ -1074,7 +1084,7 @@ def filled(prepared, backend):
 
 @pytest.fixture
 def explained(filled, executed):
-    """`explained(work, item)`: how the database does each statement of it: (SQL, plan)."""
+    """`explained(work, item)` returns each statement and its plan."""
 
     def explain(work, *batch):
         how = "EXPLAIN QUERY PLAN " if filled.dialect.name == "sqlite" else "EXPLAIN "
@@ -1107,17 +1117,17 @@ LEASED = store.Lease("owner 3", NOW + 70)
 WORK = {
     store.accept: (lambda there: Submission(uuid4(), "echo", b"", NOW, NOW, key="17"), [KEY]),
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
-    store.look: (
-        lambda there: store.Round(LEASED, NOW + 60, renew=True, count_up_to=1000, offered=("service 3", "x")),
+    store.maintain: (
+        lambda there: store.Maintenance(LEASED, NOW + 60, renew=True, count_up_to=1000, offered=("service 3", "x")),
         [READY, DUE, OWNER, EXPIRES, KEYS],
     ),
     store.fetch: (lambda there: there.uuid, [UUID]),
-    store.states: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
+    store.progress: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
     store.fetch_reply: (lambda there: there.id, []),
-    store.fetch_parts: (lambda there: store.Parts(there.id, 1, 0), [PARTS]),
-    store.add_parts: (lambda there: store.Partial(there.id, 1, 9, b""), []),
+    store.fetch_partials: (lambda there: store.PartialsQuery(there.id, 1, 0), [PARTS]),
+    store.add_partials: (lambda there: store.Partial(there.id, 1, 9, b""), []),
     store.finish: (lambda there: store.Outcome(there.id, there.owner, 2, NOW, b""), []),
-    store.put_back: (lambda there: store.Again(there.id, there.owner, 2, NOW), []),
+    store.reschedule: (lambda there: store.Reschedule(there.id, there.owner, 2, NOW), []),
     store.close: (lambda there: there.uuid, [UUID]),
     store.pending_after: (lambda there: ("service 1", 10), [READY]),
     store.release: (lambda there: there.owner, [OWNER]),
@@ -1128,24 +1138,24 @@ WORK = {
 def test_no_table_is_read_from_end_to_end(filled, explained, backend, work):
     item, indexes = WORK[work]
     with filled.begin() as connection:
-        there = connection.execute(sa.select(store.REQUESTS).where(store.is_in("running"))).first()
+        there = connection.execute(sa.select(sql.REQUESTS).where(sql.is_in("running"))).first()
     plans = explained(work, [item(there)])
-    for sql, plan in plans:
-        assert not re.search(r"(Seq Scan on|SCAN) titanic_(requests|parts|keys)(?! USING)", plan), (sql, plan)
+    for statement, plan in plans:
+        assert not re.search(r"(Seq Scan on|SCAN) titanic_(requests|parts|keys)(?! USING)", plan), (statement, plan)
         # A partial index serves only a state that is written out: a plan that is kept for others has none otherwise.
-        assert not re.search(r"titanic_requests\.state (=|IN|!=) *[(]?[%?]", sql), sql
+        assert not re.search(r"titanic_requests\.state (=|IN|!=) *[(]?[%?]", statement), statement
     everything = "\n".join(plan for _, plan in plans)
     for index in indexes:
         assert (index if isinstance(index, str) else index[backend]) in everything, everything
 
 
-def test_the_next_is_found_without_sorting(explained):
+def test_a_claim_does_not_sort(explained):
     (_, plan), *_ = explained(store.claim, [store.Claim("service 1", 20, store.Lease("me", NOW), NOW)])
     assert re.search(r"(?i)using (covering )?index titanic_requests_ready|Scan using titanic_requests_ready", plan)
     assert not re.search(r"Sort|TEMP B-TREE FOR ORDER BY", plan), plan
 
 
-def test_services_are_found_step_by_step_in_the_index(explained):
+def test_pending_services_are_found_by_index_lookups(explained):
     for work, asked in ((store.pending_after, [("", 10)]), (store.pending_services, ("service 3", "x"))):
         ((_, plan),) = explained(work, asked)
         steps = [line for line in plan.splitlines() if "titanic_" in line]
@@ -1154,7 +1164,7 @@ def test_services_are_found_step_by_step_in_the_index(explained):
 
 
 @only_postgresql
-def test_services_are_found_without_a_look_at_all_their_requests(filled, submission, executed):
+def test_pending_services_are_found_without_reading_all_requests(filled, submission, executed):
     names = [f"service {number}" for number in range(20)]
     explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
     with filled.connect() as connection:
@@ -1169,8 +1179,8 @@ def test_services_are_found_without_a_look_at_all_their_requests(filled, submiss
         connection.rollback()
 
 
-def test_the_next_that_is_due_is_one_step_in_the_index(explained, a_round):
-    plans = explained(store.look, [a_round(store.Lease("me", NOW))])
+def test_the_next_due_request_is_one_index_lookup(explained, a_round):
+    plans = explained(store.maintain, [a_round(store.Lease("me", NOW))])
     ((_, plan),) = [each for each in plans if "min(titanic_requests.due)" in each[0]]
     assert "titanic_requests_due" in plan
     assert "Bitmap" not in plan

@@ -1,0 +1,141 @@
+"""The steps of Titanic's clients, driven without a broker and without waiting."""
+
+from uuid import UUID
+
+import pytest
+
+from zmdp.clients import BrokerUnreachable, Reply, RequestTimeout, ServiceError, ServiceNotFound, SettingError
+from zmdp.titanic import TitanicError, UnknownTicket, conversation
+from zmdp.titanic.conversation import CallTitanic, CheckAvailable, PartialsCursor, Sleep
+
+UUID_TEXT = "00112233445566778899aabbccddeeff"
+
+
+def reply(*frames, final=True):
+    return Reply(frames, service="titanic", final=final)
+
+
+def result_of(steps, answer):
+    """Return what the generator returns after this answer."""
+    with pytest.raises(StopIteration) as end:
+        steps.send(answer)
+    return end.value.value
+
+
+def test_submit_sends_a_uuid_of_its_own():
+    steps = conversation.submit("X1", "echo", [b"body"], {"a": "b"}, {"priority": 5, "ttl": 2})
+    call = next(steps)
+    sent = dict(call.options)
+    assert UUID(sent.pop("uuid")).version == 7
+    assert sent == {"priority": 5, "result_ttl": 2000}
+    assert (call.service, call.frames, call.headers) == ("titanic.request", (b"echo", b"body"), {"a": "b"})
+    assert result_of(steps, reply(b"200", UUID_TEXT.encode())) == (UUID_TEXT, "echo")
+
+
+def test_each_submission_has_another_uuid():
+    calls = [next(conversation.submit("X1", "echo", [], None, {})) for _ in range(100)]
+    assert len({call.options["uuid"] for call in calls}) == 100
+
+
+@pytest.mark.parametrize(("protocol", "options"), [("X1", {"key": "k"}), ("0.2", {})])
+def test_submit_sends_no_uuid_with_a_key_or_in_another_protocol(protocol, options):
+    call = next(conversation.submit(protocol, "echo", [], None, options))
+    assert call.options == (options or None)
+    assert call.frames == (b"echo", b"")
+
+
+@pytest.mark.parametrize(
+    ("frames", "error"),
+    [
+        ((b"400 no such option",), SettingError),
+        ((b"500 full",), TitanicError),
+        ((b"???",), TitanicError),
+    ],
+)
+def test_a_rejected_submission(frames, error):
+    steps = conversation.submit("X1", "echo", [], None, {})
+    next(steps)
+    with pytest.raises(error):
+        steps.send(reply(*frames))
+
+
+def test_a_timeout_without_a_titanic_is_service_not_found():
+    steps = conversation.close(UUID_TEXT)
+    next(steps)
+    assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.close")
+    with pytest.raises(ServiceNotFound, match="no Titanic is registered at the broker"):
+        steps.send(False)
+
+
+def test_a_timeout_with_a_titanic_is_a_timeout():
+    steps = conversation.close(UUID_TEXT)
+    next(steps)
+    steps.throw(RequestTimeout("late"))
+    with pytest.raises(RequestTimeout, match="late"):
+        steps.send(True)
+
+
+def test_without_a_broker_nobody_is_asked_for_a_titanic():
+    steps = conversation.close(UUID_TEXT)
+    next(steps)
+    with pytest.raises(BrokerUnreachable):
+        steps.throw(BrokerUnreachable("gone"))
+
+
+def test_result_polls_with_growing_pauses_until_there_is_a_reply():
+    steps = conversation.result("0.2", UUID_TEXT, "echo", None)
+    assert next(steps).options is None
+    pauses = []
+    for _ in range(8):
+        pause = steps.send(reply(b"300"))
+        assert isinstance(pause, Sleep)
+        pauses.append(pause.seconds)
+        assert isinstance(steps.send(None), CallTitanic)
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert result_of(steps, reply(b"200", b"one", b"two")) == [b"one", b"two"]
+
+
+def test_result_without_waiting_asks_once():
+    steps = conversation.result("X1", UUID_TEXT, "echo", 0)
+    assert next(steps).options is None
+    with pytest.raises(RequestTimeout, match="has no reply after 0 s"):
+        steps.send(reply(b"300"))
+
+
+def test_result_of_a_failed_request():
+    steps = conversation.result("X1", UUID_TEXT, "echo", None)
+    assert next(steps).options == {"wait": True}
+    with pytest.raises(ServiceError) as failed:
+        steps.send(reply(b"500 no such record", b"404", b"detail"))
+    assert (failed.value.code, failed.value.text, failed.value.detail) == (404, "no such record", b"detail")
+
+
+@pytest.mark.parametrize("answer", [b"400 unknown uuid", b"400"])
+def test_an_unknown_request(answer):
+    steps = conversation.ready(UUID_TEXT, "echo")
+    next(steps)
+    with pytest.raises(UnknownTicket, match=UUID_TEXT):
+        steps.send(reply(answer))
+
+
+def test_a_cursor_continues_where_its_stream_broke_off():
+    cursor = PartialsCursor(UUID_TEXT, "echo", 3, None)
+    assert cursor.options == {"partials": True, "from": 3, "wait": True}
+    assert cursor.take(reply(b"part", final=False))
+    assert cursor.options["from"] == 4
+    assert not cursor.take(reply(b"300"))
+    assert not cursor.ended
+    assert cursor.pause() == 0.05
+    assert not cursor.take(reply(b"200", b"end"))
+    assert cursor.ended
+
+
+def test_a_cursor_goes_on_after_a_timeout_while_there_is_a_titanic():
+    cursor = PartialsCursor(UUID_TEXT, "echo", 0, None)
+    steps = cursor.failed(RequestTimeout("late"))
+    assert next(steps) == CheckAvailable("titanic.reply")
+    assert result_of(steps, True) is None
+    steps = cursor.failed(RequestTimeout("late"))
+    next(steps)
+    with pytest.raises(ServiceNotFound):
+        steps.send(False)

@@ -1,0 +1,281 @@
+"""What is said between a caller and Titanic, without waiting: shared by `Titanic` and `AsyncTitanic`.
+
+Each operation is a generator of steps.  It yields `CallTitanic`, `CheckAvailable` or `Sleep`, is sent what that returns
+or thrown what that raises, and returns the operation's result.  The clients perform the steps, one for threads and one
+for asyncio.  They read streams of PARTIALs themselves, and `PartialsCursor` keeps track.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+from uuid import UUID
+
+from ..clients import (
+    BrokerUnreachable,
+    Reply,
+    RequestTimeout,
+    ServiceError,
+    ServiceNotFound,
+    SettingError,
+    StreamInterrupted,
+)
+from ..mdp.codes import Code
+from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket
+from ..mdp.wire import service_name
+from .submission import encode_options, parse_uuid
+from .uuids import new_uuid_hex
+
+LONG_POLL_SECONDS: Final = 15.0
+"""Maximum time of one request for a reply that is not there yet.  After it, the caller checks for a Titanic."""
+POLL_SECONDS: Final = (0.05, 1.0)
+"""Pauses between requests for a reply where Titanic cannot be asked to wait: the first and the longest."""
+REQUEST, REPLY, CLOSE = "titanic.request", "titanic.reply", "titanic.close"
+
+
+@dataclass(frozen=True, slots=True)
+class CallTitanic:
+    """Call one of Titanic's services and return its reply."""
+
+    service: str
+    frames: Sequence[bytes]
+    options: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] | None = None
+    timeout: float | None = None
+    """Seconds for this call, which is then not repeated; None for the client's own timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAvailable:
+    """Return whether any worker offers the service."""
+
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Sleep."""
+
+    seconds: float
+
+
+Step: TypeAlias = CallTitanic | CheckAvailable | Sleep
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[Step, Any, Result]
+
+
+# ── operations ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def submit(
+    protocol: str,
+    service: str | bytes,
+    frames: Sequence[bytes],
+    headers: Mapping[str, str] | None,
+    options: Mapping[str, Any],
+) -> Steps[tuple[str, str]]:
+    """Submit a request; the result is its UUID and its service's name."""
+    name = service_name(service)
+    encoded = encode_options(options)
+    if protocol == "X1" and "key" not in encoded:
+        # The client repeats a request after a lost connection.  By its UUID, as by a key, it is stored once.
+        encoded["uuid"] = new_uuid_hex()
+    reply = yield from _call(CallTitanic(REQUEST, (name, *(frames or (b"",))), encoded or None, headers))
+    _raise_for_status(reply)
+    return reply[1].decode(), name.decode()
+
+
+def ready(uuid: str, service: str) -> Steps[bool]:
+    """Return whether the request has ended."""
+    reply = yield from _call(CallTitanic(REPLY, [uuid.encode()]))
+    try:
+        return parse_reply(reply, uuid, service) is not None
+    except ServiceError:
+        return True
+
+
+def result(protocol: str, uuid: str, service: str, timeout: float | None) -> Steps[Reply]:
+    """Return the reply's FINAL, waiting for it for `timeout` seconds."""
+    deadline = Deadline(timeout)
+    if timeout == 0:
+        found = parse_reply((yield from _call(CallTitanic(REPLY, [uuid.encode()]))), uuid, service)
+        if found is None:
+            raise _no_reply(uuid, timeout)
+        return found
+    options = {"wait": True} if protocol == "X1" else None
+    pauses = _pauses()
+    while True:
+        try:
+            reply = yield from _call(CallTitanic(REPLY, [uuid.encode()], options, timeout=deadline.step))
+        except BrokerUnreachable:
+            raise
+        except RequestTimeout:
+            pass
+        else:
+            found = parse_reply(reply, uuid, service)
+            if found is not None:
+                return found
+            yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
+        deadline.check(uuid)
+
+
+def close(uuid: str) -> Steps[None]:
+    """Close the request."""
+    _raise_for_status((yield from _call(CallTitanic(CLOSE, [uuid.encode()]))))
+
+
+class PartialsCursor:
+    """Where a caller is in the PARTIALs of a reply, while streams of them come and break off.
+
+    Read a stream of `titanic.reply` with `frames`, `options` and `timeout`; pass each part to `take`.  When it ends,
+    sleep for `pause()`; if it fails, call `failed`.  Continue until `ended`.
+    """
+
+    def __init__(self, uuid: str, service: str, start: int, timeout: float | None) -> None:
+        self.ended = False
+        self.frames = [uuid.encode()]
+        self._uuid = uuid
+        self._service = service
+        self._position = start
+        self._silence = timeout
+        self._deadline = Deadline(timeout)
+        self._pauses = _pauses()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the next stream."""
+        return {"partials": True, "from": self._position, "wait": True}
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for which the next stream may be silent."""
+        return self._deadline.step
+
+    def take(self, part: Reply) -> bool:
+        """Return whether `part` is a PARTIAL of the reply.  Raises what the request failed with."""
+        if part.final:
+            self.ended = parse_reply(part, self._uuid, self._service) is not None
+            return False
+        self._position += 1
+        self._deadline, self._pauses = Deadline(self._silence), _pauses()
+        return True
+
+    def pause(self) -> float:
+        """Return how long to sleep before the next stream: the request is about to end, or too many callers wait."""
+        return 0.0 if self.ended else max(0.0, min(next(self._pauses), self._deadline.remaining))
+
+    def check(self) -> None:
+        """Raise `RequestTimeout` if the timeout has passed."""
+        if not self.ended:
+            self._deadline.check(self._uuid)
+
+    def failed(self, error: Exception) -> Steps[None]:
+        """Return if another stream may succeed; else raise."""
+        if isinstance(error, BrokerUnreachable) or not isinstance(error, RequestTimeout | StreamInterrupted):
+            raise error
+        if not (yield CheckAvailable(REPLY)):
+            raise no_titanic(REPLY) from None
+
+
+def _call(call: CallTitanic) -> Steps[Reply]:
+    try:
+        reply: Reply = yield call
+    except RequestTimeout as error:
+        if not isinstance(error, BrokerUnreachable) and not (yield CheckAvailable(call.service)):
+            raise no_titanic(call.service) from None
+        raise
+    return reply
+
+
+# ── replies and errors ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def uuid_text(uuid: str | bytes | UUID) -> str:
+    """Return `uuid` as 32 lower-case hex digits.
+
+    Raises:
+        InvalidUUID: It is not a UUID.
+    """
+    text = uuid.hex if isinstance(uuid, UUID) else uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid
+    found = parse_uuid(text.replace("-", "").encode(errors="replace"))
+    if found is None:
+        raise InvalidUUID(f"{uuid!r:.150} is not a UUID: it must be 32 hex digits, with or without dashes")
+    return found.hex
+
+
+def parse_reply(reply: Reply, uuid: str, service: str) -> Reply | None:
+    """Return the reply that `titanic.reply` delivers, or None if it is not there yet.
+
+    Raises:
+        ServiceError: The request failed.
+        UnknownTicket: Titanic does not know the request.
+    """
+    code, text = _status(reply)
+    if code == Code.FAILED and len(reply) > 1 and reply[1].isdigit():  # without more frames, it is Titanic that failed
+        raise ServiceError(int(reply[1]), text, reply[2] if len(reply) > 2 else None, service=service)
+    _raise_for_status(reply, uuid)
+    return None if code == 300 else Reply(reply[1:], service=reply.service, final=True)
+
+
+def no_titanic(service: str) -> ServiceNotFound:
+    """Return the error for a broker at which no Titanic is registered."""
+    return ServiceNotFound("no Titanic is registered at the broker: start one with `titanic serve`", service=service)
+
+
+def _raise_for_status(reply: Reply, uuid: str = "") -> None:
+    code, text = _status(reply)
+    if code in {200, 300}:
+        return
+    if code == Code.MALFORMED and (text.startswith("unknown uuid") or (uuid and not text)):  # 0.2 gets no text (C37)
+        unknown = f"Titanic does not know request {uuid}: it was closed, its result has expired, or it never existed"
+        raise UnknownTicket(unknown, service=reply.service, code=code, text=text)
+    if code == Code.MALFORMED:
+        raise SettingError(f"Titanic rejected the request: {text}")
+    raise TitanicError(f"Titanic failed with {code}: {text}", service=reply.service, code=code, text=text)
+
+
+def _status(reply: Sequence[bytes]) -> tuple[int, str]:
+    code, text = reply[0][:3], reply[0][4:]
+    return int(code) if code.isdigit() else int(Code.FAILED), text.decode(errors="replace")
+
+
+def _no_reply(uuid: str, timeout: float) -> RequestTimeout:
+    return RequestTimeout(f"request {uuid} has no reply after {timeout:g} s", service=REPLY)
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Deadline:
+    """A number of seconds from now, or None for no end."""
+
+    def __init__(self, timeout: float | None) -> None:
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
+        ):
+            raise SettingError(f"timeout is {timeout!r}: it must be a number of seconds, 0 or more, or None")
+        self._timeout = timeout
+        self._at = None if timeout is None else time.monotonic() + timeout
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline; without one, those of a long poll."""
+        return LONG_POLL_SECONDS if self._at is None else self._at - time.monotonic()
+
+    @property
+    def step(self) -> float:
+        """Seconds for the next call."""
+        remaining = self.remaining
+        return min(remaining, LONG_POLL_SECONDS) if remaining > 0 else LONG_POLL_SECONDS
+
+    def check(self, uuid: str) -> None:
+        """Raise `RequestTimeout` if the deadline has passed."""
+        if self._timeout is not None and self.remaining <= 0:
+            raise _no_reply(uuid, self._timeout)
+
+
+def _pauses() -> Iterator[float]:
+    pause, longest = POLL_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, longest)

@@ -1,0 +1,31 @@
+"""The tables and their columns, as the statements in this package use them."""
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from .models import Counter, Key, Owner, StoredPartial, StoredRequest
+
+REQUESTS: Final = cast(sa.Table, StoredRequest.__table__)
+PARTS: Final = cast(sa.Table, StoredPartial.__table__)
+KEYS: Final = cast(sa.Table, Key.__table__)
+OWNERS: Final = cast(sa.Table, Owner.__table__)
+COUNTERS: Final = cast(sa.Table, Counter.__table__)
+R, P, K, W = REQUESTS.c, PARTS.c, KEYS.c, OWNERS.c
+ENDED: Final = frozenset({"done", "failed"})
+"""The states in which a request stays."""
+
+
+def is_in(state: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a request is in `state`.
+
+    The state is part of the SQL, not a parameter: otherwise the databases would not use the partial indexes.
+    """
+    return R.state == sa.literal_column(f"'{state}'")
+
+
+def for_both_dialects(build: Callable[[Any], sa.Executable]) -> dict[str, sa.Executable]:
+    """Return a statement with ON CONFLICT for each dialect, whose INSERT functions differ."""
+    return {"sqlite": build(sqlite.insert), "postgresql": build(postgresql.insert)}

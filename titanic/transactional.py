@@ -1,0 +1,70 @@
+"""Submit a request to Titanic within a database transaction of the caller's."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ..clients.arguments import checked_body
+from ..mdp.codes import Code
+from ..mdp.errors import SettingError, TitanicError
+from ..mdp.wire import service_name
+from .submission import MalformedRequest, SubmissionOptions, encode_options, parse_submission
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.orm import Session, scoped_session
+
+
+def enqueue(
+    session: "Session | scoped_session[Any] | Connection",
+    service: str | bytes,
+    *frames: bytes,
+    headers: Mapping[str, str] | None = None,
+    **options: Unpack[SubmissionOptions],
+) -> str:
+    """Submit a request as part of the transaction of `session`, and return its UUID.
+
+    Titanic executes the request if that transaction commits, and only then, so the request and what else the program
+    writes succeed or fail together.  With asyncio: `await session.run_sync(enqueue, "service", b"…")`.
+
+    Args:
+        session: A SQLAlchemy Session or Connection to Titanic's database (`titanic db upgrade --db URL` creates its
+            tables beside your own).
+        service: The service to call.
+        frames: The body; none stands for one empty frame.
+        headers: Headers for the service's handler.
+        options: Those of `Titanic.submit`.
+
+    Raises:
+        SettingError: An argument is invalid.
+        TitanicError: The database does not have Titanic's tables.
+    """
+    from sqlalchemy.engine import Connection  # noqa: PLC0415 - programs that only call Titanic need no SQLAlchemy
+    from sqlalchemy.exc import OperationalError, ProgrammingError  # noqa: PLC0415
+
+    from . import store  # noqa: PLC0415
+    from .store.models import StoredRequest  # noqa: PLC0415
+
+    encoded = encode_options(options)
+    if headers:
+        encoded["headers"] = dict(headers)
+    try:
+        submission = parse_submission([service_name(service), *checked_body(frames)], encoded, time.time())
+    except MalformedRequest as error:
+        raise SettingError(str(error)) from None
+    if isinstance(session, Connection):
+        connection = session
+    elif not callable(getattr(session, "connection", None)):
+        raise SettingError(f"{session!r:.100} is not a session: enqueue needs a SQLAlchemy Session or Connection")
+    else:
+        connection = session.connection(bind_arguments={"mapper": StoredRequest})
+    if connection.dialect.name not in {"sqlite", "postgresql"}:
+        raise SettingError(f"the session's database is {connection.dialect.name}: Titanic needs SQLite or PostgreSQL")
+    try:
+        (uuid,) = store.accept(connection, [submission])
+    except (OperationalError, ProgrammingError) as error:
+        if "titanic_" in str(error.orig):
+            missing = f"the session's database lacks Titanic's tables (run `titanic db upgrade`): {error.orig}"
+            raise TitanicError(missing, code=int(Code.FAILED)) from error
+        raise
+    return uuid.hex
