@@ -77,7 +77,7 @@ def test_ctrl_c_stays_the_programs_also_where_no_session_was_made():
 
     before = signal.signal(signal.SIGINT, ours)
     try:
-        with suppress(RuntimeError), session._signals_kept():
+        with suppress(RuntimeError), session._sigint_preserved():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # as PySpark sets its own
             raise RuntimeError
         assert signal.getsignal(signal.SIGINT) is ours

@@ -18,9 +18,9 @@ from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
 from zmdp.spark.batch import catalogue
 from zmdp.spark.batch import service as batches
-from zmdp.spark.batch.lanes import Lanes
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
+from zmdp.spark.batch.sessions import SessionPool
 
 JOBS = {name: job for name, job in vars(batch_jobs).items() if callable(job) and job.__module__ == "batch_jobs"}
 PATIENCE = 60
@@ -30,9 +30,9 @@ PATIENCE = 60
 def running(spark, endpoint, folder, *, tables="", concurrency=2, inline=10_000, name="batch", results=True):
     config = folder / "catalogue.toml"
     config.write_text(tables)
-    lanes = Lanes(lambda: spark, 2 * concurrency)
+    pool = SessionPool(lambda: spark, 2 * concurrency)
     driver = Batch(
-        lanes, broker=endpoint, name=name, catalogue=catalogue.read(config), jobs=JOBS,
+        pool, broker=endpoint, name=name, catalogue=catalogue.read(config), jobs=JOBS,
         results=Results(str(folder / "results") if results else None, inline), concurrency=concurrency, **BEATS,
     )  # fmt: skip
     try:
@@ -392,7 +392,7 @@ def test_a_job_that_says_more_than_is_read_waits_and_can_be_cancelled(at, spark)
 
 
 def test_a_job_that_does_not_end_keeps_its_place_and_nobody_elses(spark, endpoint, tmp_path, logged, monkeypatch):
-    monkeypatch.setattr(batches, "ENDS_WITHIN", 0.3)
+    monkeypatch.setattr(batches, "CANCEL_GRACE_SECONDS", 0.3)
     with running(spark, endpoint, tmp_path, concurrency=1), Client(endpoint, timeout=PATIENCE) as client:
         stuck = client.submit("spark.job", *frames("stuck", {"folder": str(tmp_path)}))
         eventually((tmp_path / "began").exists)

@@ -13,7 +13,7 @@ import pytest
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark import control
 from zmdp.spark.batch import catalogue, jobs
-from zmdp.spark.batch.jobs import Call, Query
+from zmdp.spark.batch.jobs import JobCall, Query
 from zmdp.spark.batch.results import Results, arrow_stream, json_rows
 
 
@@ -55,7 +55,7 @@ def refused(function, *arguments):
     ],
 )
 def test_a_query(frames, asked):
-    assert jobs.query(frames) == asked
+    assert jobs.parse_query(frames) == asked
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_is_no_query(frames, told):
     ],
 )
 def test_what_may_reach_out_as_far_as_the_text_tells(sql, word):
-    assert jobs.may_reach_out(sql) == word
+    assert jobs.unsafe_word(sql) == word
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -119,7 +119,7 @@ def test_what_may_reach_out_as_far_as_the_text_tells(sql, word):
 )  # fmt: skip
 def test_a_call(frames, arguments, format_):
     name = frames[0].decode()
-    assert jobs.call(frames, JOBS) == Call(name, JOBS[name], arguments, format_)
+    assert jobs.parse_call(frames, JOBS) == JobCall(name, JOBS[name], arguments, format_)
 
 
 @pytest.mark.parametrize(
@@ -317,16 +317,21 @@ def test_old_results_are_swept_and_nothing_else(tmp_path):
     (tmp_path / others).touch()
     for name in (old, f"{old}.json", others):
         os.utime(tmp_path / name, (1, 1))
-    assert Results(str(tmp_path)).sweep(3600) == 2
+    assert Results(str(tmp_path)).delete_old(3600) == 2
     assert sorted(each.name for each in tmp_path.iterdir()) == [new, others]
-    assert Results(None).sweep(0) == Results("s3a://bucket").sweep(0) == Results(str(tmp_path / "none")).sweep(0) == 0
+    assert (
+        Results(None).delete_old(0)
+        == Results("s3a://bucket").delete_old(0)
+        == Results(str(tmp_path / "none")).delete_old(0)
+        == 0
+    )
 
 
 # ── drivers' names ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_names_of_drivers():
-    assert control.checked_name(control.default_name("batch")).startswith("batch-")
+    assert control.validate_driver_name(control.default_driver_name("batch")).startswith("batch-")
     for wrong in ("", "a b", "ä", "x" * 101):
         with pytest.raises(SettingError, match="cannot be a driver's name"):
-            control.checked_name(wrong)
+            control.validate_driver_name(wrong)

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
-from zmdp.spark.datasource.source import Condition, condition, open_reader
+from zmdp.spark.datasource.reader import Condition, open_reader, pushed_conditions
 
 if not hasattr(datasource, "EqualTo"):
     pytest.skip("PySpark 4.0 pushes no filters down", allow_module_level=True)
@@ -53,7 +53,7 @@ AT = datetime(2026, 1, 2, tzinfo=UTC)
     ids=str,
 )  # fmt: skip
 def test_what_is_asked_of_the_database(wanted, taken):
-    assert condition(wanted) == taken
+    assert pushed_conditions(wanted) == taken
 
 
 def test_what_the_database_filters_is_what_spark_would(db):

@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import functions
 
 from zmdp.spark.datasource.columns import TYPES
-from zmdp.spark.datasource.rows import CONSTANTS, NAMES
-from zmdp.spark.datasource.sink import WRITE_OPTIONS
-from zmdp.spark.datasource.source import READ_OPTIONS
-from zmdp.spark.datasource.stream import STREAM_OPTIONS
+from zmdp.spark.datasource.reader import READ_OPTIONS
+from zmdp.spark.datasource.rows import COLUMNS, ROW_OPTIONS
+from zmdp.spark.datasource.stream_reader import STREAM_OPTIONS
+from zmdp.spark.datasource.writer import WRITE_OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "datasource.md").read_text()
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -66,7 +66,7 @@ def test_the_page_lists_the_columns_and_options_that_there_are():
     assert set(first_cells(options)) == READ_OPTIONS | {"pushdown"}
     assert {cell.lower() for cell in first_cells(section("As a stream"))} == STREAM_OPTIONS
     columns, options = re.split(r"(?=^\| option \|)", section("Writing"), flags=re.MULTILINE)
-    assert set(first_cells(columns)) == set(NAMES)
-    for name in CONSTANTS:
+    assert set(first_cells(columns)) == set(COLUMNS)
+    for name in ROW_OPTIONS:
         assert re.search(rf"^\| `{name}`.*\| (yes|as JSON) \|", columns, re.MULTILINE), name
-    assert set(first_cells(options)) == WRITE_OPTIONS - CONSTANTS
+    assert set(first_cells(options)) == WRITE_OPTIONS - ROW_OPTIONS

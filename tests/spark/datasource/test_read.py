@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from pyspark.sql.types import StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource import source
+from zmdp.spark.datasource import reader
 from zmdp.spark.datasource.columns import SCHEMA, TYPES
-from zmdp.spark.datasource.source import OPEN, Span, Table, open_reader, spans
+from zmdp.spark.datasource.reader import UNBOUNDED, Span, Table, open_reader, spans
 
 
 def seconds(moment):
@@ -64,7 +64,7 @@ def test_frames_as_what_the_schema_says(db, kind, requests, replies):
         db.add("echo", *frames)
     db.end()
     db.end(reply=())
-    (batch,) = Table(db.url, StructType.fromDDL(f"reply {kind}, id long, request {kind}")).read(Span(0, OPEN))
+    (batch,) = Table(db.url, StructType.fromDDL(f"reply {kind}, id long, request {kind}")).read(Span(0, UNBOUNDED))
     assert batch["id"].to_pylist() == [1, 2, 3]
     assert batch["request"].to_pylist() == requests
     assert batch["reply"].to_pylist() == replies
@@ -129,7 +129,7 @@ def test_without_tables_it_is_said_what_makes_them(spark, tmp_path):
 def test_the_database_of_the_environment(pristine, monkeypatch):
     monkeypatch.setenv("TITANIC_DB", str(pristine))
     (span,) = open_reader({}, SCHEMA).partitions()
-    assert (span.low, span.high) == (0, OPEN)
+    assert (span.low, span.high) == (0, UNBOUNDED)
 
 
 def test_options_choose_rows(db, read):
@@ -181,8 +181,8 @@ def test_a_large_table_is_read_in_parts(db, read):
 def test_chunks_are_bounded(db, monkeypatch):
     for size in (10, 10, 5000, 10, 10, 10, 10):
         db.add("echo", bytes(size))
-    monkeypatch.setattr(source, "MAX_ROWS", 3)
-    monkeypatch.setattr(source, "MAX_BYTES", 1000)
+    monkeypatch.setattr(reader, "MAX_ROWS", 3)
+    monkeypatch.setattr(reader, "MAX_BYTES", 1000)
     table = Table(db.url, StructType.fromDDL("id long, request binary"))
     batches = list(table.read(Span(0, 7)))
     assert [batch.column("id").to_pylist() for batch in batches] == [[1, 2], [3], [4, 5, 6], [7]]
@@ -190,7 +190,7 @@ def test_chunks_are_bounded(db, monkeypatch):
 
 
 def test_ends_of_the_same_number_are_read_once(db, monkeypatch):
-    monkeypatch.setattr(source, "MAX_ROWS", 2)
+    monkeypatch.setattr(reader, "MAX_ROWS", 2)
     for _ in range(5):
         db.done()
     db.run("UPDATE titanic_requests SET ended = 3")
@@ -204,7 +204,7 @@ def test_rows_that_are_committed_while_they_are_counted_are_not_skipped(db, monk
     """More of them up to a place than are fetched at a time, where the count has seen fewer."""
     for _ in range(5):
         db.add()
-    monkeypatch.setattr(source, "MAX_ROWS", 2)
+    monkeypatch.setattr(reader, "MAX_ROWS", 2)
     places = [(5, 5)] * 3
     monkeypatch.setattr(Table, "_limit", lambda *given: places.pop() if places else None)
     table = Table(db.url, StructType().add("id", "long"), "id", [])

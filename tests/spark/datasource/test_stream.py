@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource.frontier import Frontier
-from zmdp.spark.datasource.stream import StreamReader
+from zmdp.spark.datasource.offsets import SafeOffset
+from zmdp.spark.datasource.stream_reader import StreamReader
 from zmdp.titanic import admin, enqueue
 from zmdp.titanic.store import store
 
@@ -232,7 +232,7 @@ def test_a_stream_that_is_not_told_where_it_was_does_not_go_back(db, reader):
 @only_postgresql
 def test_those_who_come_later_are_not_waited_for(db):
     """Somebody always writes, and each holds what he has until the next one has begun: still it goes on."""
-    frontier = Frontier(db.engine, "id")
+    safe_offset = SafeOffset(db.engine, "id")
     waiting = db.engine.connect()
     waiting.begin()
     enqueue(waiting, "s", b"")
@@ -241,7 +241,7 @@ def test_those_who_come_later_are_not_waited_for(db):
         following = db.engine.connect()
         following.begin()
         enqueue(following, "s", b"")
-        reached.append(frontier.advance(0))
+        reached.append(safe_offset.advance(0))
         waiting.commit()
         waiting.close()
         waiting = following

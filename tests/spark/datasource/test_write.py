@@ -21,8 +21,8 @@ from support.processes import eventually
 from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource import sink
-from zmdp.spark.datasource.sink import JobWriter, StreamWriter
+from zmdp.spark.datasource import writer as writers
+from zmdp.spark.datasource.writer import JobWriter, StreamWriter
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store import staging
 from zmdp.workers import Worker
@@ -286,12 +286,12 @@ def test_an_attempt_that_comes_too_late_is_told(db):
         one.commit([])
         yield from batches("c")
 
-    sink.CHUNK_ROWS, usual = 2, sink.CHUNK_ROWS
+    writers.MAX_CHUNK_ROWS, usual = 2, writers.MAX_CHUNK_ROWS
     try:
         with pytest.raises(staging.StagingLost, match="which came too late"):
             one.write(slowly())
     finally:
-        sink.CHUNK_ROWS = usual
+        writers.MAX_CHUNK_ROWS = usual
     assert db.count() == 0
     one.abort([])
     assert db.left_over == (0, 0)
@@ -505,7 +505,7 @@ def test_a_sink_whose_checkpoint_is_lost_is_not_skipped_in_silence(db, stream, f
 
 @only_sqlite
 def test_rows_of_a_stream_without_arrow(db, monkeypatch):
-    monkeypatch.setattr(sink, "STREAM_ARROW", False)
+    monkeypatch.setattr(writers, "STREAM_ARROW", False)
     one = writer(db, StreamWriter, sink="s")
     one.commit([one.write(iter([Row(request="a", key=None), Row(request="b", key="k")]))], 0)
     assert [(unpack(row.body)[0], row.key) for row in db.requests()] == [(b"a", None), (b"b", "k")]
@@ -517,7 +517,7 @@ def test_a_micro_batch_without_rows(db):
     unnamed = writer(db, StreamWriter)
     unnamed.commit([], 0)
     assert db.count("titanic_written") == 0
-    if sink.STREAM_ARROW:  # else it takes rows
+    if writers.STREAM_ARROW:  # else it takes rows
         with pytest.raises(SettingError, match="Spark does not say which stream this is: give it a name"):
             unnamed.commit([unnamed.write(batches("a"))], 1)
 

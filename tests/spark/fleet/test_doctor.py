@@ -11,8 +11,8 @@ from support.processes import run
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import session
 from zmdp.spark.fleet import doctor
-from zmdp.spark.fleet.doctor import INSTALL, RANGES, Check, Doctor
-from zmdp.spark.fleet.ship import Cluster
+from zmdp.spark.fleet.doctor import INSTALL, SUPPORTED_VERSIONS, Check, Doctor
+from zmdp.spark.fleet.packaging import Cluster
 from zmdp.spark.session import SparkError
 
 NOWHERE = "tcp://127.0.0.1:1"
@@ -130,7 +130,7 @@ def test_what_is_not_installed(monkeypatch):
 def test_the_ranges_are_those_of_the_project():
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     wanted = {*project["dependencies"], *project["optional-dependencies"]["spark"]}
-    for name, (first, after) in RANGES.items():
+    for name, (first, after) in SUPPORTED_VERSIONS.items():
         dotted = [".".join(map(str, version)) for version in (first, after) if version]
         assert f"{name}>=" + ",<".join(dotted) in wanted
 

@@ -15,9 +15,9 @@ from support.processes import eventually
 from zmdp.clients import Client
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import control
-from zmdp.spark.fleet.driver import Fleet, Settings, cores, explained, is_loopback
+from zmdp.spark.fleet.driver import Fleet, FleetSettings, classify_failure, cores, is_loopback
+from zmdp.spark.fleet.executor import LeaseTask, serve
 from zmdp.spark.fleet.slots import Died, Refused
-from zmdp.spark.fleet.worker import Task, serve
 
 HERE = Path(__file__).parent
 BEATS = {"heartbeat": 0.2, "liveness": 50}
@@ -45,7 +45,7 @@ class Shared:
 def running(spark, endpoint, **settings):
     """A fleet in a thread."""
     given = {"handler": "fleet_handlers:pid", "service": "pid", "name": "test", "broker": endpoint, **BEATS, **settings}
-    fleet = Fleet(Settings(**given), Shared(spark))
+    fleet = Fleet(FleetSettings(**given), Shared(spark))
     ready = threading.Event()
     thread = threading.Thread(target=fleet.run, args=(ready.set,))
     thread.start()
@@ -74,7 +74,7 @@ def busy(client, service):
 
 def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
     """Run one lease's job, and return what it returns."""
-    task = Task(
+    task = LeaseTask(
         **{
             "fleet": "f", "control": "spark.control.nobody", "slot": 0, "lease": 1, "seconds": seconds,
             "service": "s", "handler": handler, "broker": endpoint, "codec": None, "handler_timeout": None,
@@ -208,7 +208,7 @@ def test_reports_of_another_fleet_of_the_same_name_are_not_ours(spark, endpoint,
 
 
 def test_more_slots_than_cores_are_refused(spark, endpoint):
-    fleet = Fleet(Settings("m:f", "s", "n", broker=endpoint, minimum=2), Shared(spark))
+    fleet = Fleet(FleetSettings("m:f", "s", "n", broker=endpoint, minimum=2), Shared(spark))
     with pytest.raises(SettingError, match=re.escape("local[2,3] has 2 cores, of which 1 stay free (--reserve)")):
         fleet.run()
 
@@ -230,7 +230,7 @@ def test_more_slots_than_cores_are_refused(spark, endpoint):
 )
 def test_settings_that_make_no_fleet_are_refused(settings, why):
     with pytest.raises(SettingError, match=re.escape(why)):
-        Settings(**{"handler": "m:f", "service": "s", "name": "n", **settings})
+        FleetSettings(**{"handler": "m:f", "service": "s", "name": "n", **settings})
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_settings_that_make_no_fleet_are_refused(settings, why):
 )
 def test_what_ends_a_job_is_told_in_one_line(text, outcome):
     kind, told = outcome
-    found = explained(text)
+    found = classify_failure(text)
     assert isinstance(found, kind)
     assert found.reason.startswith(told)
     assert "\n" not in found.reason

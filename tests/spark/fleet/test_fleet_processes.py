@@ -9,12 +9,12 @@ from support.processes import broker, eventually, process
 from zmdp.spark import control, session
 
 pytestmark = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
-QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
 
 
 @pytest.mark.timeout(300)
 def test_killed_pythons_and_executors_cost_no_call():
-    with broker(*QUICK) as (_, endpoint):
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", *LOCAL_CLUSTER, "--min", "2") as running:
             first, second = running.serving(2)
             assert first["executor"] != second["executor"]
@@ -39,7 +39,7 @@ def test_killed_pythons_and_executors_cost_no_call():
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
 def test_renewals_of_short_leases_cost_no_call_and_a_drain_none_either():
-    with broker(*QUICK) as (_, endpoint):
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         options = (*LOCAL_CLUSTER, "--min", "2", "--lease", "1")
         with fleet(endpoint, "fleet_handlers:pid", "pid", *options) as running:
             running.serving(2)
@@ -58,7 +58,7 @@ def test_renewals_of_short_leases_cost_no_call_and_a_drain_none_either():
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
 def test_a_second_signal_ends_at_once():
-    with broker(*QUICK) as (_, endpoint):
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER) as running:
             (slot,) = running.serving(1)
             running.client.submit("slow", b"3600")
@@ -72,7 +72,7 @@ def test_a_second_signal_ends_at_once():
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
 def test_a_handler_that_does_not_return_is_replaced_with_its_process():
-    with broker(*QUICK) as (_, endpoint):
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "1")
         with fleet(endpoint, "fleet_handlers:slow", "slow", *options) as running:
             (slot,) = running.serving(1)
@@ -86,7 +86,7 @@ STOPPED = """
 import logging, sys, threading, time
 from zmdp.clients import Client
 from zmdp.spark.fleet.driver import Fleet, Settings
-from zmdp.spark.fleet.ship import Cluster
+from zmdp.spark.fleet.packaging import Cluster
 
 logging.basicConfig(level="INFO", stream=sys.stderr)
 settings = Settings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
@@ -109,7 +109,7 @@ print("ended in order", flush=True)
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
 def test_a_session_that_spark_ends_is_opened_again():
-    with broker(*QUICK) as (_, endpoint):
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
             running.line("Spark has ended the session on local[2]; opening another", patience=PATIENCE)
             running.line("there is a session on local[2] again", patience=PATIENCE)
@@ -120,7 +120,7 @@ def test_a_session_that_spark_ends_is_opened_again():
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
 def test_a_driver_whose_java_is_killed_starts_another():
-    with broker(*QUICK) as (_, endpoint):
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", "--master", "local[2]") as running:
             (slot,) = running.serving(1)
             kill(java_of(slot["pid"]))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmdp.mdp.errors import SettingError
-from zmdp.spark.fleet.slots import BACKOFF, QUICK, Died, Lease, Load, Refused, Served, Slots
+from zmdp.spark.fleet.slots import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, Died, Lease, Load, Refused, Served, Slots
 
 LEASE, IDLE = 30.0, 60.0
 
@@ -59,7 +59,7 @@ def test_a_lease_that_died_is_started_again_at_once_and_then_after_pauses():
     now, pauses = 0.0, []
     for _ in range(9):
         (lease,) = serving(fleet, now)
-        now += QUICK / 2
+        now += EARLY_DEATH_SECONDS / 2
         fleet.ended(lease, Died("killed"), now)
         pauses.append((fleet.deadline() or now) - now)
         now = fleet.deadline() or now
@@ -75,7 +75,7 @@ def test_deaths_far_apart_are_followed_by_no_pause():
     now = 0.0
     for _ in range(5):
         (lease,) = serving(fleet, now)
-        now += QUICK
+        now += EARLY_DEATH_SECONDS
         fleet.ended(lease, Died("killed"), now)
         assert fleet.deadline() == now
 
@@ -338,7 +338,7 @@ def test_whatever_happens_a_slot_has_one_lease_and_their_number_is_in_bounds(ste
         assert len(active) == fleet.wanted
         assert states(fleet).count("draining") <= drained + surplus
         assert 1 <= fleet.wanted <= 4
-        assert fleet.deadline() is None or fleet.deadline() <= now + BACKOFF[1]
+        assert fleet.deadline() is None or fleet.deadline() <= now + BACKOFF_SECONDS[1]
     fleet.drain()
     for lease in running:
         assert fleet.report(lease.slot, lease.number, told(), now)

@@ -9,10 +9,10 @@ from support.fleets import HERE, PATIENCE, Calls, alive, fleet, java_of
 from support.processes import broker, eventually, process
 from support.standalone import standalone
 
-from zmdp.spark.fleet import ship
+from zmdp.spark.fleet import packaging
 
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(400)]
-QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
 MEMORY = ("--conf", "spark.executor.memory=512m")
 HANDLERS = str(HERE / "fleet_handlers.py")
 
@@ -25,7 +25,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with broker(*QUICK) as (_, at):
+    with broker(*FAST_HEARTBEATS) as (_, at):
         yield at
 
 
@@ -57,8 +57,8 @@ def test_executors_come_when_requests_wait_and_go_when_none_do(cluster, endpoint
 
 
 def test_executors_with_only_what_was_packed(cluster, endpoint, tmp_path):
-    ship.pack(tmp_path / "packed", requirements=(), environment=True)
-    options = on(cluster, "--archive", str(tmp_path / "packed" / ship.ENVIRONMENT))
+    packaging.pack(tmp_path / "packed", requirements=(), environment=True)
+    options = on(cluster, "--archive", str(tmp_path / "packed" / packaging.ENVIRONMENT))
     with fleet(endpoint, "fleet_handlers:imported", "imported", *options, cwd=tmp_path) as running:
         zmdp, zmq, handlers = running.client.request("imported", b"zmdp", b"zmq", b"fleet_handlers")
         assert zmdp.endswith(b"zmdp.zip/zmdp/__init__.py")

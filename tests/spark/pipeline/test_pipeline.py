@@ -18,9 +18,9 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
-from zmdp.spark.pipeline import plan as pipeline
-from zmdp.spark.pipeline.calls import Answer, Settings
 from zmdp.spark.pipeline import call_service, register_function
+from zmdp.spark.pipeline import plan as pipeline
+from zmdp.spark.pipeline.calls import Answer, CallSettings
 from zmdp.workers import Worker
 
 
@@ -175,10 +175,10 @@ def test_one_after_the_other(spark, endpoint, up):
 
 
 def test_replies_of_many_bytes_come_in_several_batches(monkeypatch):
-    monkeypatch.setattr(pipeline, "LARGEST_BATCH", 10)
+    monkeypatch.setattr(pipeline, "MAX_BATCH_BYTES", 10)
     answers = [Answer(text) for text in ("123456", "1234", None, "1", "12345678901", "", "1")]
-    assert list(pipeline.cuts(answers)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
-    assert list(pipeline.cuts([Answer([b"12345", b"67890"]), Answer([b"1"])])) == [(0, 1), (1, 2)]
+    assert list(pipeline.split_by_size(answers)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
+    assert list(pipeline.split_by_size([Answer([b"12345", b"67890"]), Answer([b"1"])])) == [(0, 1), (1, 2)]
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -424,7 +424,7 @@ def test_calls_that_cannot_be_meant(sql):
 )
 def test_arguments_that_cannot_be_meant(endpoint, given, told):
     series = tuple(pd.Series(each) for each in given)
-    asked = Settings(broker=endpoint, window=1)
+    asked = CallSettings(broker=endpoint, window=1)
     with pytest.raises(SettingError, match=told):
         list(pipeline.call_series(iter([series if len(series) > 1 else series[0]]), asked))
 

@@ -11,7 +11,17 @@ from support.titanics import BEATS, LIMITS, serving
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import calls
-from zmdp.spark.pipeline.calls import Answer, Failed, Piece, Row, Settings, answered, packs, piece_size, read
+from zmdp.spark.pipeline.calls import (
+    Answer,
+    CallSettings,
+    Chunk,
+    Row,
+    RowFailed,
+    answer_chunks,
+    max_chunk_rows,
+    pack_rows,
+    unpack_reply,
+)
 from zmdp.workers import Worker
 
 
@@ -22,7 +32,7 @@ def server():
 
 
 def settings(server, **given):
-    return Settings(broker=server.endpoints[0], **{"window": 4, "timeout": PATIENCE, **given})
+    return CallSettings(broker=server.endpoints[0], **{"window": 4, "timeout": PATIENCE, **given})
 
 
 def worker(server, handler, service="up", **given):
@@ -41,12 +51,12 @@ def rows(*bodies, service="up", **given):
     return [Row(service, body, **given) for body in bodies]
 
 
-def ask(server, *pieces, **given):
+def ask(server, *chunks, **given):
     """The answers, in one list."""
-    asked = (Piece(piece, number) for number, piece in enumerate(pieces))
-    found = list(answered(asked, settings(server, **given)))
-    assert [piece.tag for piece in found] == list(range(len(pieces)))
-    return [answer for piece in found for answer in piece.answers]
+    asked = (Chunk(chunk, number) for number, chunk in enumerate(chunks))
+    found = list(answer_chunks(asked, settings(server, **given)))
+    assert [chunk.tag for chunk in found] == list(range(len(chunks)))
+    return [answer for chunk in found for answer in chunk.answers]
 
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -87,12 +97,12 @@ def test_pieces_are_asked_for_as_they_are_needed(server):
     """Who wants only the first does not have all of them sent."""
     taken = []
 
-    def pieces():
+    def chunks():
         for number in range(100):
             taken.append(number)
-            yield Piece(rows(*[b"x"] * calls.SMALLEST_PIECE))
+            yield Chunk(rows(*[b"x"] * calls.MIN_CHUNK_ROWS))
 
-    with worker(server, up), closing(answered(pieces(), settings(server))) as found:
+    with worker(server, up), closing(answer_chunks(chunks(), settings(server))) as found:
         next(found)
         assert len(taken) == 2
 
@@ -124,8 +134,8 @@ def test_closing_early_cancels_what_is_outstanding(server):
         return request
 
     with worker(server, handler, concurrency=2):
-        pieces = (Piece(each) for each in (rows(b"first", *[None] * 200), rows(b"second", *[None] * 200)))
-        with closing(answered(pieces, settings(server))) as found:
+        chunks = (Chunk(each) for each in (rows(b"first", *[None] * 200), rows(b"second", *[None] * 200)))
+        with closing(answer_chunks(chunks, settings(server))) as found:
             assert next(found).answers[0] == Answer("first", 200)
         assert cancelled.wait(PATIENCE)
     eventually(lambda: not server.broker.registry.numbered)
@@ -177,10 +187,10 @@ def test_nobody_offers_the_service(server):
 
 
 def test_a_service_that_comes_back(server, monkeypatch):
-    monkeypatch.setattr(calls, "HOLD", 0.0)
+    monkeypatch.setattr(calls, "RECHECK_SECONDS", 0.0)
     codes = []
     first, second = rows(*[b"x"] * 600), rows(*[b"x"] * 600)
-    with closing(answered((Piece(each) for each in (first, second)), settings(server, timeout=0.3))) as found:
+    with closing(answer_chunks((Chunk(each) for each in (first, second)), settings(server, timeout=0.3))) as found:
         codes.append({answer.code for answer in next(found).answers})
         with worker(server, up):
             eventually(lambda: server.broker.registry.workers)
@@ -190,17 +200,17 @@ def test_a_service_that_comes_back(server, monkeypatch):
 
 
 def test_a_broker_that_is_not_there_and_comes(monkeypatch):
-    monkeypatch.setattr(calls, "HOLD", 0.05)
+    monkeypatch.setattr(calls, "RECHECK_SECONDS", 0.05)
     with running_broker(limits=LIMITS, drain_timeout=0.0) as gone:
         (at,) = gone.endpoints
-    asked = Settings(broker=at, window=4, timeout=0.3)
-    pieces = (Piece(rows(*[b"x"] * 600)) for _ in count())
-    with closing(answered(pieces, asked)) as found:
+    asked = CallSettings(broker=at, window=4, timeout=0.3)
+    chunks = (Chunk(rows(*[b"x"] * 600)) for _ in count())
+    with closing(answer_chunks(chunks, asked)) as found:
         answers = next(found).answers
         assert {answer.code for answer in answers} == {408}
         assert "nobody listens there" in answers[-1].error
         with running_broker(at, limits=LIMITS, drain_timeout=0.0) as server, worker(server, up):
-            assert any(piece.answers[-1] == Answer("X", 200) for piece in found)
+            assert any(chunk.answers[-1] == Answer("X", 200) for chunk in found)
 
 
 def test_what_is_refused_for_now_is_asked_again(server):
@@ -334,28 +344,28 @@ def test_a_failure_is_kept_as_well(server, tmp_path):
 
 
 def test_packs(monkeypatch):
-    monkeypatch.setattr(calls, "MAX_PACK", 4)
+    monkeypatch.setattr(calls, "MAX_PACKED_BYTES", 4)
     asked = [
         Row("a", b"1"), Row("a", None), Row("a", b"23"), Row("a", b"4"), Row("a", b"5"),  # the third is full by bytes
         Row("b", b"6"), Row("b", b"1234567"), Row("b", b"", "k", keyed=True), Row("b", b"", "l", keyed=True),
         Row("b", b""), Row("b", b""), Row("b", b""), Row("b", b""), Row("b", None),
     ]  # fmt: skip
-    assert list(packs(asked, 3)) == [[0, 2, 3], [4], [5], [6], [7], [8], [9, 10, 11], [12]]
-    assert list(packs(asked[:5], 1)) == [[0], [2], [3], [4]]
-    assert list(packs([], 3)) == []
-    assert list(packs([Row("a", b"123"), Row("a", b"45")], 3)) == [[0], [1]]
+    assert list(pack_rows(asked, 3)) == [[0, 2, 3], [4], [5], [6], [7], [8], [9, 10, 11], [12]]
+    assert list(pack_rows(asked[:5], 1)) == [[0], [2], [3], [4]]
+    assert list(pack_rows([], 3)) == []
+    assert list(pack_rows([Row("a", b"123"), Row("a", b"45")], 3)) == [[0], [1]]
 
 
 def test_pieces_are_large_enough_for_the_window():
-    assert piece_size(Settings(broker="", window=1)) == calls.SMALLEST_PIECE
-    assert piece_size(Settings(broker="", window=64, rows_per_request=10)) == 1280
+    assert max_chunk_rows(CallSettings(broker="", window=1)) == calls.MIN_CHUNK_ROWS
+    assert max_chunk_rows(CallSettings(broker="", window=64, rows_per_request=10)) == 1280
 
 
 def test_no_frame_is_no_answer():
-    with pytest.raises(Failed, match="the reply has 0 frames"):
-        read([], 1, Settings(broker="", window=1))
+    with pytest.raises(RowFailed, match="the reply has 0 frames"):
+        unpack_reply([], 1, CallSettings(broker="", window=1))
 
 
 def test_settings_that_no_client_takes():
-    with pytest.raises(SettingError, match="no endpoint"), calls.Calls(Settings(broker="nowhere", window=1)):
+    with pytest.raises(SettingError, match="no endpoint"), calls.Calls(CallSettings(broker="nowhere", window=1)):
         pass

@@ -11,15 +11,15 @@ import pytest
 from support.processes import run
 
 from zmdp.mdp.errors import SettingError
-from zmdp.spark.fleet import ship
-from zmdp.spark.fleet.ship import Cluster, PackError
+from zmdp.spark.fleet import packaging
+from zmdp.spark.fleet.packaging import Cluster, PackError
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def package(tmp_path):
-    ship.write_package(tmp_path / "zmdp.zip")
+    packaging.write_package(tmp_path / "zmdp.zip")
     return tmp_path / "zmdp.zip"
 
 
@@ -37,24 +37,24 @@ def python(code, *paths):
 def test_the_package_has_every_module_and_nothing_that_was_made(package):
     names = set(zipfile.ZipFile(package).namelist())
     for folder in ("mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations"):
-        assert {f"zmdp/{path.relative_to(ROOT)}" for path in (ROOT / folder).glob("*.py")} <= names
+        assert {f"zmdp/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")} <= names
     assert {"zmdp/__init__.py", "zmdp/spark/log4j2.properties", "pyspark_titanic.py"} <= names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
 def test_executors_import_from_the_package_what_they_need(package):
-    code = "import zmdp.workers, zmdp.clients, zmdp.spark.fleet.worker as w; print(w.__file__)"
-    assert python(code, package) == f"{package}/zmdp/spark/fleet/worker.py"
+    code = "import zmdp.workers, zmdp.clients, zmdp.spark.fleet.executor as w; print(w.__file__)"
+    assert python(code, package) == f"{package}/zmdp/spark/fleet/executor.py"
 
 
 def test_the_executor_s_side_imports_nothing_but_the_standard_library(package):
-    code = "import zmdp.spark.fleet.worker; print([n for n in ('zmq', 'click', 'pyspark') if n in sys.modules])"
+    code = "import zmdp.spark.fleet.executor; print([n for n in ('zmq', 'click', 'pyspark') if n in sys.modules])"
     assert python(code, package) == "[]"
 
 
 def test_a_package_can_be_made_from_a_package(package, tmp_path):
     again = tmp_path / "again.zip"
-    code = f"from pathlib import Path; from zmdp.spark import ship; ship.write_package(Path({str(again)!r}))"
+    code = f"import pathlib; from zmdp.spark.fleet.packaging import write_package as w; w(pathlib.Path({str(again)!r}))"
     python(code, package)
     before, after = zipfile.ZipFile(package), zipfile.ZipFile(again)
     assert before.namelist() == after.namelist()
@@ -77,7 +77,7 @@ def test_pack_without_an_environment(tmp_path):
 
 
 def test_the_launcher_is_the_command(package, tmp_path):
-    ship.pack(tmp_path, requirements=(), environment=False)
+    packaging.pack(tmp_path, requirements=(), environment=False)
     done = subprocess.run(
         [sys.executable, tmp_path / "main.py", "fleet", "--help"],
         env={"PYTHONPATH": str(package)}, capture_output=True, text=True, check=True,
@@ -89,7 +89,7 @@ def test_the_launcher_is_the_command(package, tmp_path):
 def test_an_environment_runs_elsewhere_with_what_was_asked_for(package, tmp_path):
     wanted = tmp_path / "requirements.txt"
     wanted.write_text("msgpack\n")
-    ship.write_environment(tmp_path / "e.tar.gz", [*ship.base_requirements(), f"-r {wanted}"])
+    packaging.write_environment(tmp_path / "e.tar.gz", [*packaging.base_requirements(), f"-r {wanted}"])
     with tarfile.open(tmp_path / "e.tar.gz") as archive:
         assert not [name for name in archive.getnames() if "__pycache__" in name or "/pip/" in name]
         archive.extractall(tmp_path / "elsewhere", filter="tar")
@@ -104,7 +104,7 @@ def test_an_environment_runs_elsewhere_with_what_was_asked_for(package, tmp_path
 def test_what_pip_cannot_install_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(PackError, match=r"pip could not install pyzmq==0.0.1: ERROR: .*pyzmq==0.0.1"):
-        ship.write_environment(tmp_path / "e.tar.gz", ["pyzmq==0.0.1"])
+        packaging.write_environment(tmp_path / "e.tar.gz", ["pyzmq==0.0.1"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -164,4 +164,4 @@ def test_what_spark_is_told():
     ],
 )
 def test_what_of_an_environment_is_shipped(name, shipped):
-    assert (ship._of_use(tarfile.TarInfo(name)) is not None) is shipped
+    assert (packaging._executor_needs(tarfile.TarInfo(name)) is not None) is shipped
