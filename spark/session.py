@@ -71,7 +71,7 @@ def java_version() -> int | None:
 def java_missing() -> str:
     """Return a text that says where Java was expected."""
     home = os.environ.get("JAVA_HOME")
-    return f"there is no Java in JAVA_HOME ({home})" if home else "Java is not installed"
+    return f"there is no Java in JAVA_HOME ({home})" if home else "there is no Java on PATH"
 
 
 def check_installed() -> None:

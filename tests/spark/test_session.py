@@ -62,12 +62,12 @@ def test_what_is_said_of_an_error(text, told):
 
 @pytest.mark.parametrize("master", ["spark", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])
 def test_what_is_no_master(master):
-    with pytest.raises(SettingError, match="is no Spark master: it takes"):
+    with pytest.raises(SettingError, match="is not a Spark master: use"):
         session.open_session("test", master=master)
 
 
 def test_what_is_no_connect_server():
-    with pytest.raises(SettingError, match="it takes sc://HOST:PORT"):
+    with pytest.raises(SettingError, match="use sc://HOST:PORT"):
         session.connect_session("localhost:15002")
 
 
@@ -112,7 +112,7 @@ def test_java_that_is_missing_or_too_old_is_told_in_one_line(tmp_path, monkeypat
     for name, value in nowhere.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        session.SparkError, match=r"there is no Java at JAVA_HOME, .*/none: Spark needs Java 17 or newer"
+        session.SparkError, match=r"there is no Java in JAVA_HOME \(.*/none\): Spark needs Java 17 or newer"
     ):
         session.check_installed()
     monkeypatch.setenv("JAVA_HOME", java(tmp_path, 'openjdk version "11.0.2"'))
@@ -123,7 +123,7 @@ def test_java_that_is_missing_or_too_old_is_told_in_one_line(tmp_path, monkeypat
 def test_commands_without_java(tmp_path):
     told = run("mdp-spark", "batch", JAVA_HOME=str(tmp_path), PATH="/nowhere")
     assert (told.returncode, told.stderr.decode().count("\n")) == (1, 1), told.stderr
-    assert "there is no Java" in told.stderr.decode()
+    assert "there is no Java in JAVA_HOME" in told.stderr.decode()
     assert run("mdp-spark", JAVA_HOME=str(tmp_path)).stdout.startswith(b"Usage: mdp-spark")
 
 
@@ -132,12 +132,12 @@ def test_commands_without_java(tmp_path):
     [
         (("--config", "nowhere.toml"), "cannot read nowhere.toml"),
         (("--job", "x=nowhere:f"), "No module named 'nowhere'"),
-        (("--job", "x"), "it takes NAME=VALUE"),
-        (("--master", "locl"), "'locl' is no Spark master"),
-        (("--connect", "sc://x", "--master", "local[2]"), "--connect takes neither --master"),
-        (("--connect", "http://x"), "is no Spark Connect address"),
+        (("--job", "x"), "expected NAME=VALUE"),
+        (("--master", "locl"), "'locl' is not a Spark master"),
+        (("--connect", "sc://x", "--master", "local[2]"), "--connect excludes --master"),
+        (("--connect", "http://x"), "is not a Spark Connect address"),
         (("--inline", "999999999999"), "bytes can be sent"),
-        (("--name", "a b"), "cannot be a driver's name"),
+        (("--name", "a b"), "is not a valid driver name"),
         (("--concurrency", "0"), "a whole number of requests, above 0"),
     ],
 )

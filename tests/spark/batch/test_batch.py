@@ -141,7 +141,7 @@ def test_a_large_result_without_a_folder_is_refused(spark, endpoint, tmp_path):
 
 
 def test_names_that_json_cannot_have_twice(client):
-    with pytest.raises(ServiceError, match="name them with AS"):
+    with pytest.raises(ServiceError, match="rename one with AS"):
         rows(client, "SELECT 1 AS a, 2 AS a")
     assert rows(client, "SELECT 1 AS a, 2 AS b") == [{"a": 1, "b": 2}]
 
@@ -224,7 +224,7 @@ def test_a_query_that_is_wrong(client, spark, sql, condition, told):
 )
 def test_a_query_runs_no_program_and_no_java(client, tmp_path, sql):
     refused = r"ROUTINE|NAMESPACE" if "system.builtin" in sql else r"is for spark\.job"  # Spark 4.0 has no such name
-    with pytest.raises(ServiceError, match=rf"is for spark\.job|{refused}") as told:
+    with pytest.raises(ServiceError, match=rf"use spark\.job|{refused}") as told:
         rows(client, sql.replace("FILE", str(tmp_path / "made")))
     assert told.value.code == 422
     assert not (tmp_path / "made").exists()
@@ -239,7 +239,7 @@ def test_texts_that_only_look_so_are_taken(client):
 @pytest.mark.parametrize(
     ("call", "code", "told"),
     [
-        ((), 422, "the first frame is empty"),
+        ((), 422, "the query is empty"),
         (("SELEC 1",), 422, "that is no query: 'SELEC 1'"),
         (("CREATE TABLE t AS SELECT 1 AS a",), 422, "what changes something is for spark.job"),
         (("SELECT raise_error('boo')",), 500, "[USER_RAISED_EXCEPTION] boo"),
@@ -421,14 +421,14 @@ def test_submit_sql(at, folder):
     assert json.loads((folder / "out").read_text()) == [{"n": 1}]
     lines, told = submit(at, "sql", "SELECT * FROM range(3000)")
     assert Path(lines[0]).parent == folder / "results"
-    assert "3000 rows, too large to send, are there as parquet" in told
+    assert "the result (3000 rows) is too large to send" in told
 
 
 def test_submit_job(at):
     assert submit(at, "job", "rows", '{"n": 2}')[0] == ['{"id": 0}', '{"id": 1}']
     lines, told = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
     assert json.loads(lines[0])["given"] == {"a": 1, "b": "x"}
-    assert "at batch" in told
+    assert "on batch" in told
     assert "n is 'x': it takes whole number" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
     assert "there is no job" in submit(at, "job", "nope", code=6)[1]
     assert "a JSON object" in submit(at, "job", "rows", "3", code=2)[1]

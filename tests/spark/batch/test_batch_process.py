@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
     pytest.mark.timeout(400),
 ]
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 PATIENCE = 90
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{name}=batch_jobs:{name}")]
@@ -119,7 +119,7 @@ def test_a_batch_outlives_its_jvm_and_ends_in_order(tmp_path):
                 future.result()
             assert told.value.code == 502
             assert ask(client, "value", a=1)["given"] == {"a": 1}
-            one.line("the Spark session is lost: another is started")
+            one.line("the Spark session is lost; opening another")
             assert "Traceback" not in one.stderr
             eventually(lambda: gone([*workers, java]))
 
@@ -129,7 +129,7 @@ def test_a_batch_outlives_its_jvm_and_ends_in_order(tmp_path):
             began(tmp_path / "again")
             left = family(one.pid)
             one.send_signal(signal.SIGTERM)
-            one.line("ending: what runs is finished first")
+            one.line("finishing running jobs")
             (tmp_path / "again" / "go").touch()
             assert json.loads(future.result()[-1]) == 2
             assert one.wait() == 0
@@ -145,7 +145,7 @@ def test_a_second_signal_cancels_and_a_killed_driver_leaves_nothing(tmp_path):
         future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
         workers = began(tmp_path)
         two.send_signal(signal.SIGINT)
-        two.line("ending: what runs is finished first")
+        two.line("finishing running jobs")
         two.send_signal(signal.SIGINT)
         with pytest.raises(RequestCancelled):
             future.result()
@@ -163,8 +163,8 @@ def test_a_second_signal_cancels_and_a_killed_driver_leaves_nothing(tmp_path):
 def test_a_broker_and_a_master_that_are_away():
     nowhere = "tcp://127.0.0.1:9"
     with process("mdp-spark", "batch", "--master", "spark://127.0.0.1:9", MDP_BROKER=nowhere) as waiting:
-        told = waiting.line("no Spark master answers at 127.0.0.1:9 (Connection refused); trying again in", count=2)
-        assert "trying again in 2 s" in told
+        told = waiting.line("no Spark master answers at 127.0.0.1:9 (Connection refused); retrying in", count=2)
+        assert "retrying in 2 s" in told
         assert waiting.end(signal.SIGTERM) == 0
     with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
         waiting.line("no broker at tcp://127.0.0.1:9 yet: nobody listens there", patience=PATIENCE)

@@ -61,29 +61,29 @@ def test_a_query(frames, asked):
 @pytest.mark.parametrize(
     ("frames", "told"),
     [
-        ([b""], "the first frame is empty"),
-        ([b" ; "], "the first frame is empty"),
-        ([b"SELECT 1", b"{}", b""], "one frame or two"),
-        ([b"\xff"], "no UTF-8"),
-        ([b"SET"], "that is no query: 'SET'"),
-        ([b"reset x"], "that is no query"),
-        ([b"/* SELECT */ USE x"], "that is no query"),
-        ([b"-- SELECT 1"], "that is no query"),
-        ([b"/*/" * 50_000], "that is no query"),
-        ([b"/**/" * 50_000], "that is no query"),
-        ([b"SELECTED"], "that is no query"),
-        ([b"SELECT", b"["], "the settings are a JSON object, not b'['"),
-        ([b"SELECT 1", b"[" * 100_000], "the settings are a JSON object"),
-        ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings are a JSON object"),
-        ([b"SELECT 1", b"[]"], "the settings are a JSON object"),
-        ([b"SELECT 1", b'{"colour": 1}'], "the settings know no 'colour': they take args, format"),
-        ([b"SELECT 1", b'{"format": "xml"}'], "format is one of json, arrow"),
-        ([b"SELECT 1", b'{"format": []}'], "format is one of json, arrow"),
-        ([b"SELECT 1", b'{"args": 1}'], "args is an object"),
+        ([b""], "the query is empty"),
+        ([b" ; "], "the query is empty"),
+        ([b"SELECT 1", b"{}", b""], "one or two frames"),
+        ([b"\xff"], "not valid UTF-8"),
+        ([b"SET"], "not a query: 'SET'"),
+        ([b"reset x"], "not a query"),
+        ([b"/* SELECT */ USE x"], "not a query"),
+        ([b"-- SELECT 1"], "not a query"),
+        ([b"/*/" * 50_000], "not a query"),
+        ([b"/**/" * 50_000], "not a query"),
+        ([b"SELECTED"], "not a query"),
+        ([b"SELECT", b"["], "the settings must be a JSON object, not b'['"),
+        ([b"SELECT 1", b"[" * 100_000], "the settings must be a JSON object"),
+        ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings must be a JSON object"),
+        ([b"SELECT 1", b"[]"], "the settings must be a JSON object"),
+        ([b"SELECT 1", b'{"colour": 1}'], "unknown key 'colour' in the settings; expected args, format"),
+        ([b"SELECT 1", b'{"format": "xml"}'], "format must be one of json, arrow"),
+        ([b"SELECT 1", b'{"format": []}'], "format must be one of json, arrow"),
+        ([b"SELECT 1", b'{"args": 1}'], "args must be an object"),
     ],
 )
 def test_what_is_no_query(frames, told):
-    assert told in refused(jobs.query, frames)
+    assert told in refused(jobs.parse_query, frames)
 
 
 @pytest.mark.parametrize(
@@ -125,25 +125,25 @@ def test_a_call(frames, arguments, format_):
 @pytest.mark.parametrize(
     ("frames", "told"),
     [
-        ([b"nope"], "there is no job 'nope': there are count, free"),
+        ([b"nope"], "no job named 'nope'; available jobs: count, free"),
         ([b"count"], "missing a required argument: 'path'; it takes path: str, top: int = 10"),
-        ([b"count", b'{"path": "a", "colour": 1}'], "knows no 'colour'; it takes path: str"),
-        ([b"count", b'{"path": 1}'], "path is 1: it takes text"),
-        ([b"count", b'{"path": "a", "top": 1.5}'], "top is 1.5: it takes whole number"),
-        ([b"count", b'{"path": "a", "top": true}'], "top is True: it takes whole number"),
-        ([b"count", b'{"path": "a", "ratio": "x"}'], "ratio is 'x': it takes number"),
-        ([b"count", b'{"path": "a", "names": [1]}'], "it takes list[str] | None"),
-        ([b"count", b"3"], "the arguments are a JSON object"),
-        ([b"count", b'{"path": "a"}', b'{"args": {}}'], "the settings know no 'args'"),
+        ([b"count", b'{"path": "a", "colour": 1}'], "has no argument 'colour'; it takes path: str"),
+        ([b"count", b'{"path": 1}'], "path is 1; expected a string"),
+        ([b"count", b'{"path": "a", "top": 1.5}'], "top is 1.5; expected an integer"),
+        ([b"count", b'{"path": "a", "top": true}'], "top is True; expected an integer"),
+        ([b"count", b'{"path": "a", "ratio": "x"}'], "ratio is 'x'; expected a number"),
+        ([b"count", b'{"path": "a", "names": [1]}'], "expected list[str] | None"),
+        ([b"count", b"3"], "the arguments must be a JSON object"),
+        ([b"count", b'{"path": "a"}', b'{"args": {}}'], "unknown key 'args' in the settings"),
         ([b"count", b"", b"", b""], "one to three frames"),
     ],
 )
 def test_what_is_no_call(frames, told):
-    assert told in refused(jobs.call, frames, JOBS)
+    assert told in refused(jobs.parse_call, frames, JOBS)
 
 
 def test_a_call_where_there_are_no_jobs():
-    assert refused(jobs.call, [b"x"], {}) == "there is no job 'x': there are none"
+    assert refused(jobs.parse_call, [b"x"], {}) == "no job named 'x'; available jobs: none"
 
 
 @pytest.mark.parametrize(
@@ -165,17 +165,17 @@ def test_annotations_that_cannot_be_read_bind_by_name_only():
         return path
 
     jobs.check_arguments("job", job, {"path": 1})
-    assert "knows no 'way'" in refused(jobs.check_arguments, "job", job, {"way": 1})
+    assert "has no argument 'way'" in refused(jobs.check_arguments, "job", job, {"way": 1})
 
 
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("nonsense", "it takes MODULE:FUNCTION"),
+        ("nonsense", "MODULE:FUNCTION, for example yourpackage.jobs:wordcount"),
         ("no.such.module:f", "No module named 'no'"),
         ("json:nothing", "has no attribute 'nothing'"),
-        ("json:__name__", "is of type str: it takes a function"),
-        ("os:getcwd", "takes no arguments: the first is the Spark session"),
+        ("json:__name__", "is a str, not a function"),
+        ("os:getcwd", "must take the Spark session as its first argument"),
     ],
 )
 def test_a_job_that_cannot_be_used(target, told):
@@ -224,19 +224,19 @@ def test_a_catalogue(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("tables = [", "is no TOML"),
-        ("colour = 1", "has no 'colour': it takes jobs, results, tables"),
-        ("tables = 3", "tables and jobs are tables of TOML"),
-        ("results = 3", "results is 3: it takes a folder"),
-        ("[jobs]\na = 3", "job a is 3: it takes MODULE:FUNCTION"),
-        ("[tables]\na = 3", "table a takes format"),
-        ("[tables.a]\npath = 'b'", "table a takes format"),
-        ("[tables.'a b']\nformat = 'csv'", "a table's name takes letters"),
-        ("[tables.a]\nformat = 'csv'\nfile = 'b'", "table a has no 'file'"),
-        ("[tables.a]\nformat = 'csv'\npath = 3", "table a: path is 3: it takes a text"),
+        ("tables = [", "is not valid TOML"),
+        ("colour = 1", "unknown setting 'colour'; expected jobs, results, tables"),
+        ("tables = 3", "tables and jobs must be TOML tables"),
+        ("results = 3", "results is 3; expected the path of a folder"),
+        ("[jobs]\na = 3", "job a is 3; expected MODULE:FUNCTION"),
+        ("[tables]\na = 3", "table a: set format"),
+        ("[tables.a]\npath = 'b'", "table a: set format"),
+        ("[tables.'a b']\nformat = 'csv'", "a table's name consists of letters"),
+        ("[tables.a]\nformat = 'csv'\nfile = 'b'", "table a: unknown setting 'file'"),
+        ("[tables.a]\nformat = 'csv'\npath = 3", "table a: path is 3; expected a string"),
         ("[tables.a]\nformat = 'csv'\noptions = 3", "table a: options is 3"),
-        ("[tables.a]\nformat = 'csv'\noptions = { b = [] }", "option b is []: it takes a text"),
-        ("[tables.a]\nformat = 'csv'\noptions = { b = { env = 'ZMDP_NOT_SET' } }", "ZMDP_NOT_SET is not set"),
+        ("[tables.a]\nformat = 'csv'\noptions = { b = [] }", "option b is []; expected a string"),
+        ("[tables.a]\nformat = 'csv'\noptions = { b = { env = 'ZMDP_NOT_SET' } }", "set the environment variable ZMDP_NOT_SET"),
     ],
 )
 def test_what_is_no_catalogue(tmp_path, text, told):
@@ -299,12 +299,12 @@ def test_values(tmp_path):
 def test_values_that_cannot_be_sent(tmp_path):
     loop = []
     loop.append(loop)
-    with pytest.raises(ServiceError, match="the job returned a list: it takes a DataFrame, or a value for JSON"):
+    with pytest.raises(ServiceError, match="the job returned a list; return a DataFrame or a value for JSON"):
         Results(str(tmp_path)).frames(loop, "0" * 16, "json")
-    with pytest.raises(ServiceError, match="the result has 202 bytes, and up to 100 bytes are sent") as told:
+    with pytest.raises(ServiceError, match="the result is 202 bytes; at most 100 bytes can be sent") as told:
         Results(None, inline=100).frames("x" * 200, "0" * 16, "json")
     assert told.value.code == 413
-    with pytest.raises(ServiceError, match="return a DataFrame, which is written to hdfs://x"):
+    with pytest.raises(ServiceError, match="return a DataFrame instead, which is written to hdfs://x"):
         Results("hdfs://x/", inline=100).frames("x" * 200, "0" * 16, "json")
 
 
@@ -333,5 +333,5 @@ def test_old_results_are_swept_and_nothing_else(tmp_path):
 def test_names_of_drivers():
     assert control.validate_driver_name(control.default_driver_name("batch")).startswith("batch-")
     for wrong in ("", "a b", "ä", "x" * 101):
-        with pytest.raises(SettingError, match="cannot be a driver's name"):
+        with pytest.raises(SettingError, match="is not a valid driver name"):
             control.validate_driver_name(wrong)

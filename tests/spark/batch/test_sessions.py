@@ -54,7 +54,7 @@ def test_a_lost_session_is_reopened_however_often_that_failed(made):
             pool.acquire(0)
     refuse.clear()
     first, second = pool.acquire(0), pool.acquire(0)
-    assert first.session is second.session is made[1]
+    assert first.spark is second.spark is made[1]
     assert pool.acquire(0) is None
     assert not pool.release(first)
     assert pool.acquire(0) is first
@@ -68,9 +68,9 @@ def test_release_reports_a_lost_session_and_the_next_acquire_opens_another(made)
     made[0].stopped = True
     assert pool.release(one, failed=True)
     again = pool.acquire(0)
-    assert again.session is made[1]
+    assert again.spark is made[1]
     assert pool.release(other, failed=True)  # of the first session, which is no longer in use
-    assert pool.acquire(0).session is made[1]
+    assert pool.acquire(0).spark is made[1]
     assert pool.acquire(0) is None
     assert len(made) == 2
 

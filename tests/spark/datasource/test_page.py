@@ -64,7 +64,7 @@ def test_the_page_lists_the_columns_and_options_that_there_are():
     for name, kind in TYPES.items():
         assert f"| `{name}` | {kind.simpleString()} |" in columns
     assert set(first_cells(options)) == READ_OPTIONS | {"pushdown"}
-    assert {cell.lower() for cell in first_cells(section("As a stream"))} == STREAM_OPTIONS
+    assert {cell.lower() for cell in first_cells(section("Streaming"))} == STREAM_OPTIONS
     columns, options = re.split(r"(?=^\| option \|)", section("Writing"), flags=re.MULTILINE)
     assert set(first_cells(columns)) == set(COLUMNS)
     for name in ROW_OPTIONS:

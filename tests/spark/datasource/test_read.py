@@ -85,10 +85,10 @@ def test_only_the_columns_of_the_schema_are_read(db):
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
-        ("id long, reqest string", "titanic has no column 'reqest': there are id, uuid,"),
-        ("id string", "titanic's column id is bigint, and cannot be read as string"),
-        ("request int", "titanic's column request is array<binary> or binary or string, and cannot be read as int"),
-        ("headers string", "titanic's column headers is map<string,string>"),
+        ("id long, reqest string", "titanic has no column 'reqest'; available columns: id, uuid,"),
+        ("id string", "titanic's column id cannot be read as string; use bigint"),
+        ("request int", "titanic's column request cannot be read as int; use array<binary> or binary or string"),
+        ("headers string", "titanic's column headers cannot be read as string; use map<string,string>"),
     ],
 )
 def test_a_schema_that_does_not_fit(pristine, schema, told):
@@ -102,11 +102,11 @@ def test_a_schema_that_does_not_fit(pristine, schema, told):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"sevice": "x"}, "titanic has no option 'sevice' to read: it takes db, partitions, pushdown, service, state"),
-        ({"state": "finished"}, "there is no state 'finished': it takes delayed, pending, running, done, failed"),
-        ({"partitions": "0"}, "partitions is '0': it takes a whole number from 1"),
-        ({"partitions": "x"}, "partitions is 'x': it takes a whole number from 1"),
-        ({"pushdown": "yes"}, "pushdown is 'yes': it takes true or false"),
+        ({"sevice": "x"}, "titanic has no option 'sevice' to read; available options: db, partitions, pushdown, service, state"),
+        ({"state": "finished"}, "unknown state 'finished'; expected delayed, pending, running, done, failed"),
+        ({"partitions": "0"}, "partitions is '0'; expected an integer from 1"),
+        ({"partitions": "x"}, "partitions is 'x'; expected an integer from 1"),
+        ({"pushdown": "yes"}, "pushdown is 'yes'; expected true or false"),
         ({"db": ""}, "titanic needs its database: .option("),
         ({"db": "mysql://host/x"}, "'mysql' is not supported"),
         ({"db": "nowhere.db"}, "there is no database nowhere.db: `titanic serve` makes it"),

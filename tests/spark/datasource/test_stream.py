@@ -125,9 +125,9 @@ def test_a_stream_that_ends_with_what_there_is(db, reader):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"events": "all"}, "events is 'all': it takes accepted or ended"),
-        ({"startingOffsets": "5"}, "startingOffsets is '5': it takes earliest or latest"),
-        ({"maxRowsPerTrigger": "0"}, "maxrowspertrigger is '0': it takes a whole number from 1"),
+        ({"events": "all"}, "events is 'all'; expected accepted or ended"),
+        ({"startingOffsets": "5"}, "startingOffsets is '5'; expected earliest or latest"),
+        ({"maxRowsPerTrigger": "0"}, "maxrowspertrigger is '0'; expected an integer from 1"),
         ({"job": "x"}, "titanic has no option 'job' to read as a stream"),
         ({"db": "nowhere.db"}, "there is no database nowhere.db"),
     ],
@@ -138,7 +138,7 @@ def test_streams_that_cannot_be(pristine, options, told):
 
 
 def test_a_checkpoint_of_the_other_events(db, reader):
-    with pytest.raises(SettingError, match="the checkpoint is of a stream with events=accepted"):
+    with pytest.raises(SettingError, match="the checkpoint belongs to a stream with events=accepted"):
         reader().latestOffset({"id": 5})
 
 

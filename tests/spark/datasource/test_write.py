@@ -43,7 +43,7 @@ def test_columns_say_what_a_request_is(spark, db, write):
         "service string, request array<binary>, key string, key_ttl double, priority int, delay double, at timestamp, "
         "retries int, backoff double, ttl double, headers map<string,string>"
     )
-    with pytest.raises(Exception, match="delay and at are two ways to say one thing"):
+    with pytest.raises(Exception, match="columns delay and at both set when a request runs"):
         write(spark.createDataFrame(rows, columns))
     frame = spark.createDataFrame(rows, columns)
     before = time.time()
@@ -114,8 +114,8 @@ def test_times_in_many_forms(pristine, at):
 @pytest.mark.parametrize(
     ("schema", "row", "told"),
     [
-        ("request string", [None], "its request is NULL"),
-        ("request array<string>", [["a", None]], "a frame of its request is NULL"),
+        ("request string", [None], "the request is NULL"),
+        ("request array<string>", [["a", None]], "a frame of the request is NULL"),
         ("request array<string>", [[]], "a body of at least one frame"),
         ("request string, service string", ["x", "a\0b"], "the first frame names the service"),
         ("request string, service string", ["x", "mmi.services"], "mmi.services is not asked through Titanic"),
@@ -140,7 +140,7 @@ def test_a_row_that_is_no_request(pristine, schema, row, told):
     options = {} if "service" in schema else {"service": "s"}
     with pytest.raises(SettingError) as refused:
         entries(pristine, schema, [[value] for value in row], **options)
-    assert str(refused.value).startswith("row 0 of partition 0 is no request, and nothing was written: ")
+    assert str(refused.value).startswith("row 0 of partition 0 is not a valid request, so nothing was written: ")
     assert told in str(refused.value)
 
 
@@ -152,12 +152,12 @@ def test_a_row_that_is_no_request(pristine, schema, row, told):
         (
             "request string, sevice string",
             {"service": "s"},
-            "titanic cannot write a column 'sevice': it takes",
+            "titanic cannot write column 'sevice'; available columns:",
         ),
         (
             "request int",
             {"service": "s"},
-            "titanic cannot write request as int: it takes string, binary, array<binary>",
+            "titanic cannot write request as int; expected string, binary, array<binary>",
         ),
         ("request string, priority string", {"service": "s"}, "titanic cannot write priority as string"),
         (
@@ -167,15 +167,15 @@ def test_a_row_that_is_no_request(pristine, schema, row, told):
         ),
         ("request string, at string, due string", {"service": "s"}, "the columns at and due are two ways"),
         ("request string, REQUEST string", {"service": "s"}, "titanic cannot write a column 'REQUEST'"),
-        ("request string", {"service": "s", "priority": "high"}, "priority is 'high': it takes a whole number"),
-        ("request string", {"service": "s", "priority": "10"}, "an option of the write is wrong: priority is a whole"),
+        ("request string", {"service": "s", "priority": "high"}, "priority is 'high'; expected an integer"),
+        ("request string", {"service": "s", "priority": "10"}, "invalid write option: priority is a whole"),
         ("request string", {"service": "s", "delay": "-1"}, "delay is a number of seconds"),
-        ("request string", {"service": "s", "headers": "{"}, "headers is '{': it takes"),
+        ("request string", {"service": "s", "headers": "{"}, "headers is '{'; expected"),
         ("request string", {"service": "s", "headers": "[1]"}, "headers map text to text"),
         ("request string", {"service": "mmi.x"}, "mmi.x is not asked through Titanic"),
         ("request string", {"service": "s", "key": "k"}, "titanic has no option 'key' to write"),
         ("request string", {"service": "s", "sink": "k"}, "titanic has no option 'sink' to write"),
-        ("request string", {"service": "s", "job": ""}, "the name of a job or a sink has 1 to 500 characters"),
+        ("request string", {"service": "s", "job": ""}, "the name of a job or sink must have 1 to 500 characters"),
         ("request string", {"service": "s", "db": "nowhere.db"}, "there is no database nowhere.db"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_bad_row_fails_the_write_and_nothing_is_written(spark, db, write):
     frame = spark.range(30, numPartitions=2).selectExpr("string(id) AS request", "int(if(id = 25, 11, 1)) AS priority")
     with pytest.raises(Exception, match="BadRow") as refused:
         write(frame, service="s")
-    assert "row 10 of partition 1 is no request, and nothing was written: priority is a whole number" in str(
+    assert "row 10 of partition 1 is not a valid request, so nothing was written: priority is a whole number" in str(
         refused.value
     )
     assert "(request='25', priority=11)" in str(refused.value)
@@ -518,7 +518,7 @@ def test_a_micro_batch_without_rows(db):
     unnamed.commit([], 0)
     assert db.count("titanic_written") == 0
     if writers.STREAM_ARROW:  # else it takes rows
-        with pytest.raises(SettingError, match="Spark does not say which stream this is: give it a name"):
+        with pytest.raises(SettingError, match="Spark does not identify this stream; name it"):
             unnamed.commit([unnamed.write(batches("a"))], 1)
 
 

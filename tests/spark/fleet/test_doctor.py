@@ -50,7 +50,7 @@ def test_all_is_well(spark, endpoint):
     checks = list(Doctor(Shared(spark), endpoint).checks())
     assert [check.name for check in checks] == ALL
     assert set(states(checks).values()) == {"ok"}
-    assert checks[-1].found == "2: 1 for slots, 1 stay free for other jobs (--reserve)"
+    assert checks[-1].found == "2: 1 for slots, 1 reserved for other jobs (--reserve)"
 
 
 def test_without_a_broker_its_checks_are_skipped(spark):
@@ -69,7 +69,7 @@ def test_executors_that_do_not_reach_the_broker(spark, endpoint):
 
 def test_too_few_cores(spark, endpoint):
     bad = failed(Doctor(Shared(spark), endpoint, reserve=2).checks())
-    assert (bad.name, bad.found) == ("cores", "2, of which 2 stay free for other jobs: 1 slots do not fit")
+    assert (bad.name, bad.found) == ("cores", "2, of which 2 are reserved for other jobs: too few for 1 slots")
     assert "--reserve 0" in bad.advice
 
 
@@ -124,7 +124,7 @@ def test_what_is_not_installed(monkeypatch):
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", missing)
-    assert doctor._library("pandas").advice == f"it takes 2.2 or newer, below 3: {INSTALL}"
+    assert doctor._library("pandas").advice == f"install 2.2 or newer, below 3: {INSTALL}"
 
 
 def test_the_ranges_are_those_of_the_project():
@@ -151,7 +151,7 @@ def test_the_command_with_settings_that_are_none():
     done = run("mdp-spark", "doctor", "--conf", "x=1")
     assert done.returncode == 2
     assert done.stderr.decode() == (
-        "mdp-spark: Invalid value for '--conf': 'x=1': it takes a setting of Spark's, spark.NAME=VALUE. "
+        "mdp-spark: Invalid value for '--conf': 'x=1': expected a Spark setting, spark.NAME=VALUE. "
         "See 'mdp-spark doctor --help'\n"
     )
 
@@ -159,4 +159,4 @@ def test_the_command_with_settings_that_are_none():
 @NEEDS_JAVA
 def test_a_master_that_is_none(endpoint):
     bad = failed(Doctor(Cluster(master="nonsense"), endpoint).checks())
-    assert bad.found.startswith("'nonsense' is no Spark master")
+    assert bad.found.startswith("'nonsense' is not a Spark master")

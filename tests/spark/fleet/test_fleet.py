@@ -19,7 +19,7 @@ from zmdp.spark.fleet.driver import Fleet, FleetSettings, classify_failure, core
 from zmdp.spark.fleet.executor import LeaseTask, serve
 from zmdp.spark.fleet.slots import Died, Refused
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 BEATS = {"heartbeat": 0.2, "liveness": 50}
 
 
@@ -90,9 +90,9 @@ def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
     [
         ("no_such_module:f", "cannot use no_such_module:f: ModuleNotFoundError: No module named 'no_such_module'"),
         ("fleet_handlers:nothing", "AttributeError: module 'fleet_handlers' has no attribute 'nothing'"),
-        ("fleet_handlers:not_callable", "fleet_handlers:not_callable is of type int: a fleet takes a function"),
-        ("fleet_handlers:coroutine", "fleet_handlers:coroutine is for asyncio: a fleet takes a function"),
-        ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet takes a function"),
+        ("fleet_handlers:not_callable", "fleet_handlers:not_callable is of type int: a fleet needs a function"),
+        ("fleet_handlers:coroutine", "fleet_handlers:coroutine is asynchronous: a fleet needs a plain function"),
+        ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet needs a function"),
     ],
 )
 def test_a_handler_that_cannot_be_used_is_a_result(spark, endpoint, handler, why):
@@ -209,7 +209,7 @@ def test_reports_of_another_fleet_of_the_same_name_are_not_ours(spark, endpoint,
 
 def test_more_slots_than_cores_are_refused(spark, endpoint):
     fleet = Fleet(FleetSettings("m:f", "s", "n", broker=endpoint, minimum=2), Shared(spark))
-    with pytest.raises(SettingError, match=re.escape("local[2,3] has 2 cores, of which 1 stay free (--reserve)")):
+    with pytest.raises(SettingError, match=re.escape("local[2,3] has 2 cores, of which 1 are reserved (--reserve)")):
         fleet.run()
 
 
@@ -219,12 +219,12 @@ def test_more_slots_than_cores_are_refused(spark, endpoint):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"handler": "module"}, "'module': it takes MODULE:FUNCTION"),
-        ({"handler": "module:"}, "it takes MODULE:FUNCTION"),
-        ({"service": "mmi.x"}, "'mmi.x' is reserved"),
-        ({"service": "spark.control.x"}, "'spark.control.x' is reserved"),
+        ({"handler": "module"}, "'module': expected MODULE:FUNCTION"),
+        ({"handler": "module:"}, "expected MODULE:FUNCTION"),
+        ({"service": "mmi.x"}, "'mmi.x' is a reserved name"),
+        ({"service": "spark.control.x"}, "'spark.control.x' is a reserved name"),
         ({"service": ""}, "service"),
-        ({"name": "a name"}, "'a name' cannot be a driver's name"),
+        ({"name": "a name"}, "'a name' is not a valid driver name"),
         ({"minimum": 3, "maximum": 2}, "--min 3 --max 2"),
     ],
 )
@@ -237,7 +237,7 @@ def test_settings_that_make_no_fleet_are_refused(settings, why):
     ("text", "outcome"),
     [
         ("… ModuleNotFoundError: No module named 'zmdp'", (Refused, "executors cannot import zmdp")),
-        ("[PYTHON_VERSION_MISMATCH] Python in worker has", (Refused, "executors run another Python")),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has", (Refused, "executors do not run the driver's Python version")),
         (
             'Lost task … java.io.IOException: Cannot run program "./environment/bin/python": error=2',
             (Refused, "executors have no Python at ./environment/bin/python"),
@@ -296,7 +296,7 @@ def test_the_cores_of_a_cluster(context, number):
 
 
 def test_a_cluster_without_end_needs_a_maximum():
-    with pytest.raises(SettingError, match="say how many with --max"):
+    with pytest.raises(SettingError, match="set one with --max"):
         cores(Conf("yarn", dynamicAllocation_enabled="true"))
 
 

@@ -64,7 +64,7 @@ def test_a_second_signal_ends_at_once():
             running.client.submit("slow", b"3600")
             eventually(lambda: running.status()["slots"][0]["served"] == 1)
             running.command.send_signal(signal.SIGTERM)
-            running.command.line("once more ends at once")
+            running.command.line("interrupt again to exit immediately")
             assert running.command.end() == 1
             eventually(lambda: not alive(slot["pid"]), PATIENCE)
 
@@ -85,11 +85,11 @@ def test_a_handler_that_does_not_return_is_replaced_with_its_process():
 STOPPED = """
 import logging, sys, threading, time
 from zmdp.clients import Client
-from zmdp.spark.fleet.driver import Fleet, Settings
+from zmdp.spark.fleet.driver import Fleet, FleetSettings
 from zmdp.spark.fleet.packaging import Cluster
 
 logging.basicConfig(level="INFO", stream=sys.stderr)
-settings = Settings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
+settings = FleetSettings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
 fleet = Fleet(settings, Cluster("local[2]", {"spark.ui.enabled": "false"}))
 
 def stop():
@@ -111,8 +111,8 @@ print("ended in order", flush=True)
 def test_a_session_that_spark_ends_is_opened_again():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
-            running.line("Spark has ended the session on local[2]; opening another", patience=PATIENCE)
-            running.line("there is a session on local[2] again", patience=PATIENCE)
+            running.line("the Spark session on local[2] has ended; opening another", patience=PATIENCE)
+            running.line("opened a new session on local[2]", patience=PATIENCE)
             running.line("ended in order", "stdout", patience=PATIENCE)
             assert running.wait() == 0
 
@@ -124,7 +124,7 @@ def test_a_driver_whose_java_is_killed_starts_another():
         with fleet(endpoint, "fleet_handlers:pid", "pid", "--master", "local[2]") as running:
             (slot,) = running.serving(1)
             kill(java_of(slot["pid"]))
-            running.command.line("there is a session on local[2] again", patience=PATIENCE)
+            running.command.line("opened a new session on local[2]", patience=PATIENCE)
             eventually(lambda: not alive(slot["pid"]), PATIENCE)
             eventually(lambda: running.serving(1)[0]["pid"] != slot["pid"], PATIENCE)
             assert "Traceback" not in running.command.stderr

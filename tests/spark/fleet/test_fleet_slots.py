@@ -296,7 +296,7 @@ def test_cores_that_come_are_used_and_those_that_are_not_there_are_not():
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(-1, 3), (2, 1), (0, 0)])
 def test_numbers_that_make_no_fleet_are_refused(minimum, maximum):
-    with pytest.raises(SettingError, match="a fleet of"):
+    with pytest.raises(SettingError, match="a fleet cannot have"):
         slots(minimum, maximum)
 
 

@@ -118,16 +118,16 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_packages_without_an_environment_to_have_them(tmp_path):
     done = run("mdp-spark", "pack", str(tmp_path), "--no-environment", "--requirement", "numpy")
     assert done.returncode == 2
-    assert "--requirement is for the environment" in done.stderr.decode()
+    assert "--requirement excludes --no-environment" in done.stderr.decode()
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"py_files": ("no.py",)}, "there is no file no.py"),
-        ({"archive": "no.tar.gz#e"}, "there is no file no.tar.gz#e"),
-        ({"py_files": ("HERE/x.whl",)}, "Spark passes over wheels"),
-        ({"archive": "HERE/x.whl", "master": "local[2]"}, "--archive is for executors in processes of their own"),
+        ({"py_files": ("no.py",)}, "no such file: no.py"),
+        ({"archive": "no.tar.gz#e"}, "no such file: no.tar.gz#e"),
+        ({"py_files": ("HERE/x.whl",)}, "Spark ignores wheels"),
+        ({"archive": "HERE/x.whl", "master": "local[2]"}, "--archive needs executors in separate processes"),
     ],
 )
 def test_what_cannot_be_shipped_is_refused_before_spark_starts(tmp_path, settings, why):

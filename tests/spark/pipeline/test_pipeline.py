@@ -249,19 +249,19 @@ def test_a_worker_is_killed(spark):
     [
         ({"input": "nope"}, "input is 'nope': .*UNRESOLVED_COLUMN"),
         ({"input": ["text", "nope"]}, "UNRESOLVED_COLUMN"),
-        ({"input": "id"}, "of type bigint: it takes text, bytes"),
-        ({"input": []}, "it takes the name of a column, a list of names"),
-        ({"input": 5}, "it takes the name of a column, a list of names"),
-        ({"input": ["text", 5]}, "it takes the name of a column, a list of names"),
+        ({"input": "id"}, "of type bigint; expected a string, binary"),
+        ({"input": []}, "expected the name of a column, a list of names"),
+        ({"input": 5}, "expected the name of a column, a list of names"),
+        ({"input": ["text", 5]}, "expected the name of a column, a list of names"),
         ({"input": ""}, "'' is no column"),
-        ({"output": "text"}, "there is a column 'text' already"),
-        ({"output": "ID"}, "there is a column 'ID' already"),
-        ({"output": ""}, "it takes the name of a column"),
+        ({"output": "text"}, "column 'text' already exists"),
+        ({"output": "ID"}, "column 'ID' already exists"),
+        ({"output": ""}, "expected the name of a column"),
         ({"window": 0}, "window is 0"),
         ({"window": 10_001}, "1 to 10000"),
         ({"window": True}, "window is True"),
         ({"rows_per_request": 0}, "rows_per_request is 0"),
-        ({"rows_per_request": 1005}, "it takes 1 to 1004"),
+        ({"rows_per_request": 1005}, "expected 1 to 1004"),
         ({"timeout": 0}, "timeout is 0"),
         ({"keep": -1}, "keep is -1"),
         ({"result": "json"}, "one of string, binary, frames"),
@@ -274,7 +274,7 @@ def test_a_worker_is_killed(spark):
         ({"broker": "inproc://here"}, "executors are other processes"),
         ({"service": "no\nname"}, "is no service name"),
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
-        ({"key": "id"}, "key is 'id', a column of bigint"),
+        ({"key": "id"}, "key is 'id', a column of type bigint"),
         ({"key": 5}, "5 is no column"),
         ({"key": "text", "rows_per_request": 2}, "a key stands for one request"),
     ],
@@ -384,7 +384,7 @@ def test_what_goes_wrong_in_the_function(sql, up):
     rows = sql(f"SELECT r.* FROM (SELECT {call} AS r FROM texts WHERE id < 4)").collect()
     assert [tuple(row) for row in rows] == [
         (None, None, None),
-        (None, 400, "the service is NULL: a row names the service that it is for"),
+        (None, 400, "the service is NULL; every row must name a service"),
         (None, 404, "nobody offers service 'nobody': none came within 2 s"),
         ("ROW 3", 200, None),
     ]
@@ -408,7 +408,7 @@ def test_the_function_for_bytes_under_another_name(spark, endpoint):
 
 def test_calls_that_cannot_be_meant(sql):
     """What a column is made of is the query's doing: there the query does fail."""
-    with pytest.raises(PythonException, match="the input is a int: it takes text or bytes; cast it"):
+    with pytest.raises(PythonException, match="the input is a int; cast it to string or binary"):
         sql("SELECT call_service('up', 5) AS r").collect()
 
 
@@ -432,5 +432,5 @@ def test_arguments_that_cannot_be_meant(endpoint, given, told):
 def test_settings_of_the_function(spark):
     with pytest.raises(SettingError, match="window is 0"):
         register_function(spark, window=0)
-    with pytest.raises(SettingError, match="'call me' is no name"):
+    with pytest.raises(SettingError, match="'call me' is not a valid function name"):
         register_function(spark, "call me")

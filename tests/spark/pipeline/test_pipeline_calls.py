@@ -235,9 +235,9 @@ def test_replies_that_are_not_one_frame_a_row(server):
 
     with worker(server, handler):
         (found,) = ask(server, rows(b"x"))
-        assert found == Answer(None, 500, "the reply has 2 frames: the reply to a row's request is one frame")
+        assert found == Answer(None, 500, "the reply has 2 frames; a request of one row needs one frame")
         found = ask(server, rows(b"x", b"y"), rows_per_request=2)
-        told = "the reply has 3 frames: the reply to a request of 2 rows, a frame each, is 2 frames"
+        told = "the reply has 3 frames; a request of 2 rows needs 2 frames"
         assert found == [Answer(None, 500, told)] * 2
         assert ask(server, rows(b"x"), result="frames") == [Answer([b"part", b"x"], 200)]
 
@@ -261,12 +261,12 @@ def test_a_row_that_is_too_large_is_not_sent(server, monkeypatch):
     monkeypatch.setattr(calls, "MAX_BODY", 10)
     with worker(server, up):
         large, right = ask(server, rows(b"x" * 11, b"x" * 10))
-    assert large == Answer(None, 413, "the row has 11 bytes: a request may have 10")
+    assert large == Answer(None, 413, "the request has 11 bytes; the limit is 10")
     assert right.code == 200
 
 
 def test_what_nobody_thought_of_is_the_rows_own(server, monkeypatch):
-    monkeypatch.setattr(calls, "read", lambda *given: 1 / 0)
+    monkeypatch.setattr(calls, "unpack_reply", lambda *given: 1 / 0)
     with worker(server, up):
         assert ask(server, rows(b"x")) == [Answer(None, 500, "ZeroDivisionError: division by zero")]
 
@@ -295,7 +295,7 @@ def test_a_key_is_one_request(server, tmp_path):
 def test_keys_that_are_none(server, tmp_path):
     with serving(server.endpoints[0], str(tmp_path / "t.db")), worker(server, up):
         null, empty, right = ask(server, keyed(None, "", "a"))
-    assert null == Answer(None, 400, "the key is NULL: a row that goes through Titanic has a key of its own")
+    assert null == Answer(None, 400, "the key is NULL; every row sent through Titanic needs a key")
     assert empty.code == 400
     assert "key is a text of 1 to 255 bytes" in empty.error
     assert right.code == 200
