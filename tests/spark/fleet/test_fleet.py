@@ -202,9 +202,9 @@ def test_a_fleet_of_none_is_woken_by_a_request(spark, endpoint, client):
 def test_reports_of_another_fleet_of_the_same_name_are_not_ours(spark, endpoint, client):
     with running(spark, endpoint) as fleet:
         client.request("pid")
-        for strange in ({"fleet": "other", "slot": 0, "lease": 1}, {"fleet": fleet._run, "slot": "0", "lease": None}):
+        for strange in ({"fleet": "other", "slot": 0, "lease": 1}, {"fleet": fleet._run_id, "slot": "0", "lease": None}):
             assert control.ask(client, "test", "slot", **strange) == {"drain": False}
-        assert control.ask(client, "test", "slot", fleet=fleet._run, slot=0, lease=99) == {"drain": True}
+        assert control.ask(client, "test", "slot", fleet=fleet._run_id, slot=0, lease=99) == {"drain": True}
 
 
 def test_more_slots_than_cores_are_refused(spark, endpoint):
