@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import logging
+import signal
 import threading
 
 import hypothesis
@@ -8,6 +9,10 @@ import pytest
 
 hypothesis.settings.register_profile("zmdp", deadline=None)  # what one example takes says nothing on a busy machine
 hypothesis.settings.load_profile("zmdp")
+
+# A shell starts its background jobs with SIGINT ignored, and so would be every process that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Listener(logging.Handler):

@@ -6,7 +6,7 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["running_broker"]  # noqa: F822 - see __getattr__
+__all__ = ["running_broker"]
 
 
 def __getattr__(name: str) -> Any:

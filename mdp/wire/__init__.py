@@ -56,6 +56,7 @@ from .framed import NO_LIMIT, OVERLONG, SHARED, decode_broker, decode_peer, with
 from .mdp import ERROR_MARK, answer, disconnect, error_body, heartbeat, parse_error, ready, reply, request, work
 from .names import MAX_NAME, MMI, service_name, show, valid_service
 from .options import (
+    MAX_NESTING,
     MAX_OPTIONS,
     MAX_TTL,
     NO_OPTIONS,
@@ -85,6 +86,7 @@ __all__ = [
     "LEGACY_OPTIONS",
     "MAX_ENVELOPE",
     "MAX_NAME",
+    "MAX_NESTING",
     "MAX_OPTIONS",
     "MAX_TTL",
     "MMI",

@@ -18,7 +18,7 @@ MAKES = ["multipart_python", "multipart_cython"]
 @pytest.fixture(scope="module", params=MAKES)
 def make(request):
     try:
-        return import_module(f"zmdp.mdp.{request.param}")
+        return import_module(f"zmdp.mdp.transport.{request.param}")
     except ImportError:
         pytest.skip("not compiled here")
 

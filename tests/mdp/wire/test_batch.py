@@ -22,7 +22,7 @@ LARGEST = (1 << 64) - 1
 @pytest.fixture(scope="module", params=["batch_python", "batch_cython"])
 def implementation(request):
     try:
-        return import_module(f"zmdp.mdp.{request.param}")
+        return import_module(f"zmdp.mdp.wire.{request.param}")
     except ImportError:
         pytest.skip("batch_cython is not built here")
 
