@@ -1,11 +1,11 @@
-"""What the scenes of the demo share: lines of the story, processes that end with their block, waiting."""
+"""What the demos share: printing, starting processes that end with their block, waiting."""
 
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -14,16 +14,18 @@ from zmdp.clients import Client
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 HEARTBEAT = "0.5"
+"""Seconds, for the command line."""
 PATIENCE = 20.0
+"""Seconds after which the demo gives up waiting for something."""
 
 
 def say(text: str = "") -> None:
-    """Print a line of the story."""
+    """Print a line at once, also into a pipe."""
     print(text, flush=True)
 
 
 def scene(number: int, title: str) -> None:
-    """Print a heading."""
+    """Print the heading of a scene."""
     say(f"\n── {number}. {title} {'─' * (90 - len(title))}")
 
 
@@ -40,14 +42,25 @@ def process(*command: str) -> Iterator[subprocess.Popen[str]]:
             running.stdout.close()
 
 
+def start_broker(stack: ExitStack, bind: str = "tcp://127.0.0.1:*") -> tuple[subprocess.Popen[str], str]:
+    """Start a broker, by default on a free port.  Return its process and its endpoint."""
+    quiet = ("--heartbeat", HEARTBEAT, "--log-level", "error")
+    broker = stack.enter_context(process(str(BIN / "mdp-broker"), "--bind", bind, *quiet))
+    endpoint = broker.stdout.readline().strip() if broker.stdout else ""
+    if not endpoint:
+        raise SystemExit("demo: the broker did not start; see its message above")
+    say(f"$ mdp-broker                             pid {broker.pid}, listening on {endpoint}")
+    return broker, endpoint
+
+
 def worker(target: str, endpoint: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """A worker process for the demo's broker."""
+    """Run `mdworker` for a block."""
     quiet = ("--heartbeat", HEARTBEAT, "--log-level", "error")
     return process(str(BIN / "mdworker"), target, "--broker", endpoint, *quiet)
 
 
 def wait_for(client: Client, service: str, workers: int = 1, patience: float = PATIENCE) -> None:
-    """Wait until so many workers offer the service."""
+    """Wait until at least `workers` workers offer the service."""
     wait_until(lambda: len(rows(client, service)) >= workers, f"{workers} worker(s) for {service}", patience)
 
 
@@ -58,14 +71,14 @@ def rows(client: Client, service: str) -> list[dict[str, object]]:
 
 
 def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-    """Wait for something to become true; the demo fails if it does not."""
+    """Wait until `condition` is true.  End the demo if that takes longer than `patience` seconds."""
     until = time.monotonic() + patience
     while not condition():
         if time.monotonic() > until:
-            raise SystemExit(f"demo: waited {patience:g} s in vain for {what}")
+            raise SystemExit(f"demo: gave up after waiting {patience:g} s for {what}")
         time.sleep(0.02)
 
 
 def a_text() -> bytes:
-    """A few hundred kB of real text that every Python has: the chapters of its language reference, as help() shows."""
+    """Return a few hundred kB of text that every Python has: the chapters of its language reference, as in help()."""
     return "".join(f"# {title}\n{text}\n" for title, text in sorted(topics.items())).encode()

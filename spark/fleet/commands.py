@@ -153,7 +153,7 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     default=1.0,
     envvar="MDP_HEARTBEAT",
     show_envvar=True,
-    help=with_default("Heartbeat interval.", 1.0, "seconds"),
+    help=with_default("Heartbeat interval.", 1.0, "second"),
 )
 @click.option(
     "--liveness",
