@@ -48,12 +48,12 @@ class Control:
 
     def _answer(self, request: Request) -> bytes:
         try:
-            asked = json.loads(request[0])
-            operation = self._operations[asked["op"]]
+            command = json.loads(request[0])
+            operation = self._operations[command["op"]]
         except (ValueError, TypeError, LookupError):
             known = ", ".join(self._operations)
             raise ServiceError(422, f'expected one frame of JSON, {{"op": …}}, where op is one of: {known}') from None
-        return json.dumps(operation(asked)).encode()
+        return json.dumps(operation(command)).encode()
 
     def __enter__(self) -> Self:
         self._warn_if_name_taken()
@@ -90,7 +90,7 @@ def ask(client: Client, driver: str, op: str, **arguments: Any) -> dict[str, Any
         reply = client.request(PREFIX + driver, json.dumps({"op": op, **arguments}).encode(), wait=False)
     except ServiceNotFound as error:
         there = ", ".join(drivers(client)) or "none"
-        told = f"no Spark driver named {driver!r} at the broker; available drivers: {there}"
-        raise ServiceNotFound(told, service=PREFIX + driver, code=error.code) from None
+        text = f"no Spark driver named {driver!r} at the broker; available drivers: {there}"
+        raise ServiceNotFound(text, service=PREFIX + driver, code=error.code) from None
     found: dict[str, Any] = json.loads(reply[0])
     return found

@@ -61,10 +61,10 @@ def java_version() -> int | None:
     if program is None:
         return None
     try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+        done = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
     return int(match.group(1)) if match else None
 
 
@@ -139,10 +139,10 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
     if master.startswith("spark://"):
         _check_listening("Spark master", master.removeprefix("spark://").split(","), MASTER_PORT)
     _discard_dead_jvm()
-    asked = SparkConf().setMaster(master).setAppName(name).setAll(list({**default_conf(master), **given}.items()))
+    spark_conf = SparkConf().setMaster(master).setAppName(name).setAll(list({**default_conf(master), **given}.items()))
     try:
         with _sigint_preserved():
-            return SparkSession.builder.config(conf=asked).getOrCreate()
+            return SparkSession.builder.config(conf=spark_conf).getOrCreate()
     except Exception as error:  # raised by py4j, PySpark or the launcher
         _reset_pyspark()
         raise SparkError(f"no Spark session on {master}: {_explain_open_failure(error)}") from error
@@ -293,14 +293,14 @@ def reason(error: BaseException) -> str:
     _, python, after = text.rpartition("Traceback (most recent call last):\n")
     if python:  # the traceback of a task: its indented lines come first, then the exception
         text = "\n".join(dropwhile(lambda line: line.startswith(" "), after.splitlines()))
-    told = []
+    kept = []
     for line in text.splitlines():
         if _STACK.match(line):
             break
-        told.append(line.strip())
+        kept.append(line.strip())
         if _PLAN_FOLLOWS.search(line):
             break
-    return " ".join(line for line in told if line).rstrip("; ")[:1000]
+    return " ".join(line for line in kept if line).rstrip("; ")[:1000]
 
 
 def _spark_submit_master() -> str | None:

@@ -84,13 +84,13 @@ def submit(context: click.Context) -> None:
     "--arg", "args", multiple=True, metavar="NAME=VALUE", help="Value of the parameter :NAME in the query. Repeatable."
 )
 @_submit_options
-def submit_sql(*, query: str, args: Sequence[str], format_: str, prefix: str, **asked: Any) -> int:
+def submit_sql(*, query: str, args: Sequence[str], format_: str, prefix: str, **options: Any) -> int:
     """Run QUERY over the tables of a batch; @FILE reads it from a file, - from stdin."""
     (sql,) = bodies.frames([query])
     settings: dict[str, Any] = {"format": format_}
     if args:
         settings["args"] = {name: _value(text) for name, text in pairs(args).items()}
-    return _submit(f"{prefix}.sql", [sql, json.dumps(settings).encode()], **asked)
+    return _submit(f"{prefix}.sql", [sql, json.dumps(settings).encode()], **options)
 
 
 @submit.command("job")
@@ -104,7 +104,7 @@ def submit_sql(*, query: str, args: Sequence[str], format_: str, prefix: str, **
     help="Argument of the job: JSON, otherwise a string. Repeatable.",
 )
 @_submit_options
-def submit_job(*, name: str, arguments: str, args: Sequence[str], format_: str, prefix: str, **asked: Any) -> int:
+def submit_job(*, name: str, arguments: str, args: Sequence[str], format_: str, prefix: str, **options: Any) -> int:
     """Run the Python job NAME with arguments: a JSON object such as '{"path": "book.txt"}', or --arg path=book.txt."""
     (text,) = bodies.frames([arguments])
     try:
@@ -115,7 +115,7 @@ def submit_job(*, name: str, arguments: str, args: Sequence[str], format_: str, 
         raise click.BadParameter(f"{arguments!r}: expected a JSON object; or use --arg NAME=VALUE") from None
     given |= {each: _value(value) for each, value in pairs(args).items()}
     frames = [name.encode(), json.dumps(given).encode(), json.dumps({"format": format_}).encode()]
-    return _submit(f"{prefix}.job", frames, **asked)
+    return _submit(f"{prefix}.job", frames, **options)
 
 
 def _value(text: str) -> Any:

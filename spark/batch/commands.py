@@ -188,7 +188,7 @@ def batch(
                 log.warning("no broker at %s yet: %s; retrying until there is one", broker, reason)
             log.info("serving %s as %s at %s; press Ctrl-C to stop", " and ".join(driver.services), name, broker)
             swept_at = float("-inf")
-            while not driver.drained.is_set() and not stopper.stops:
+            while not driver.draining.is_set() and not stopper.stops:
                 time.sleep(POLL_SECONDS)
                 if time.monotonic() - swept_at > SWEEP_SECONDS:
                     swept_at = time.monotonic()

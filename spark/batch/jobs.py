@@ -138,9 +138,7 @@ def _object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -
         return {}
     try:
         found = json.loads(frames[0])
-        json.dumps(
-            found, ensure_ascii=False
-        ).encode()  # rejects a lone surrogate, which JSON can express but UTF-8 cannot
+        json.dumps(found, ensure_ascii=False).encode()  # fails on a lone surrogate, which UTF-8 cannot represent
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

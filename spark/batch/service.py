@@ -59,9 +59,9 @@ log = logging.getLogger("zmdp.spark")
 class Job:
     """One running request: its own thread uses Spark, and the worker's thread watches it."""
 
-    def __init__(self, asked: Query | JobCall, session: JobSession, work: "Callable[[Job], list[bytes]]") -> None:
+    def __init__(self, spec: Query | JobCall, session: JobSession, work: "Callable[[Job], list[bytes]]") -> None:
         self.id = secrets.token_hex(JOB_LENGTH // 2)
-        self.asked = asked
+        self.spec = spec
         self.session = session
         self.started = time.monotonic()
         self.cancelled = threading.Event()
@@ -108,7 +108,7 @@ class Job:
         progress = self.progress() or Progress()
         return {
             "job": self.id,
-            "what": self.asked.title,
+            "what": self.spec.title,
             "seconds": round(time.monotonic() - self.started, 1),
             "cancelled": self.cancelled.is_set(),
             **asdict(progress),
@@ -146,7 +146,7 @@ class Batch:
         **settings: Any,
     ) -> None:
         self.name = name
-        self.drained = threading.Event()
+        self.draining = threading.Event()
         """Set when the driver is told to drain."""
         self._pool = pool
         self._catalogue = catalogue
@@ -187,7 +187,7 @@ class Batch:
 
     def stop(self) -> None:
         """Take no more requests; running ones continue."""
-        self.drained.set()
+        self.draining.set()
         for worker in self._workers:
             worker.stop()
 
@@ -200,23 +200,23 @@ class Batch:
 
     def sql(self, request: Request) -> Iterator[bytes]:
         """Handle a request to `spark.sql`."""
-        asked = parse_query(request)
-        return self._run(request, asked, lambda job: self._run_query(asked, job))
+        spec = parse_query(request)
+        return self._run(request, spec, lambda job: self._run_query(spec, job))
 
     def job(self, request: Request) -> Iterator[bytes]:
         """Handle a request to `spark.job`."""
-        asked = parse_call(request, self._jobs)
-        return self._run(request, asked, lambda job: self._run_job(asked, job))
+        spec = parse_call(request, self._jobs)
+        return self._run(request, spec, lambda job: self._run_job(spec, job))
 
     def _run(
-        self, request: Request, asked: Query | JobCall, work: Callable[[Job], list[bytes]]
+        self, request: Request, spec: Query | JobCall, work: Callable[[Job], list[bytes]]
     ) -> Generator[bytes, None, list[bytes]]:
         """Yield the PARTIALs of a request and return the frames of its FINAL."""
         session = yield from self._acquire_session(request)
-        job = Job(asked, session, work)
+        job = Job(spec, session, work)
         with self._lock:
             self._running[job.id] = job
-        log.info("job %s: %s", job.id, asked.title)
+        log.info("job %s: %s", job.id, spec.title)
         job.start()
         try:
             yield _event("started", job, driver=self.name)
@@ -307,15 +307,16 @@ class Batch:
 
     # ── in the job's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run_query(self, asked: Query, job: Job) -> list[bytes]:
+    def _run_query(self, spec: Query, job: Job) -> list[bytes]:
         spark = job.session.spark
         spark.conf.set(ON_FILES, "false")
-        for table in self._catalogue.named_in(asked.sql):
+        for table in self._catalogue.named_in(spec.sql):
             table.register(spark)
         job.session.track_progress(job.id)
         try:
-            # As a subquery, only a query parses: spark.sql() runs a command as soon as it has parsed it.
-            checked = spark.sql(f"SELECT * FROM (\n{asked.sql}\n)", args=asked.args)  # noqa: S608 - a query is what the caller may send
+            # As a subquery, only a query parses: spark.sql() runs a command as soon as it has parsed it.  Callers may
+            # send any query, so there is nothing to quote.
+            checked = spark.sql(f"SELECT * FROM (\n{spec.sql}\n)", args=spec.args)  # noqa: S608
         except Exception as error:  # noqa: BLE001 - any other error is raised again below, with the caller's own text
             if any(kind.__name__ == "ParseException" for kind in type(error).__mro__):
                 text = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
@@ -323,12 +324,12 @@ class Batch:
                     UNPROCESSABLE, f"not a valid query: {text}; {ONLY_QUERIES}", _detail(error)
                 ) from None
         else:
-            unsafe = job.session.find_unsafe(asked.sql, checked)
+            unsafe = job.session.find_unsafe(spec.sql, checked)
             if unsafe is not None:
                 raise unprocessable(f"{unsafe!r} is not allowed in a query because it can run programs; use spark.job")
-        return self._results.frames(spark.sql(asked.sql, args=asked.args), job.id, asked.format)
+        return self._results.frames(spark.sql(spec.sql, args=spec.args), job.id, spec.format)
 
-    def _run_job(self, asked: JobCall, job: Job) -> list[bytes]:
+    def _run_job(self, spec: JobCall, job: Job) -> list[bytes]:
         spark = job.session.spark
         spark.conf.set(ON_FILES, "true")
         for table in self._catalogue.tables.values():
@@ -337,7 +338,7 @@ class Batch:
             except Exception as error:  # noqa: BLE001 - the job may not need this table
                 log.warning("cannot read table %s: %s", table.name, reason(error))
         job.session.track_progress(job.id)
-        result = asked.function(spark, **asked.arguments)
+        result = spec.function(spark, **spec.arguments)
         if isinstance(result, Iterator):
             while True:
                 try:
@@ -346,12 +347,12 @@ class Batch:
                     result = end.value
                     break
                 job.send(value)
-        return self._results.frames(result, job.id, asked.format)
+        return self._results.frames(result, job.id, spec.format)
 
     # ── control ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _status(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        del asked
+    def _status(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        del arguments
         with self._lock:
             running, counts = list(self._running.values()), dict(self._counts)
         return {
@@ -360,26 +361,26 @@ class Batch:
             "version": __version__,
             "master": self._master,
             "services": self.services,
-            "draining": self.drained.is_set(),
+            "draining": self.draining.is_set(),
             "tables": sorted(self._catalogue.tables),
             "jobs": sorted(self._jobs),
             "running": [job.described() for job in running],
             **counts,
         }
 
-    def _cancel(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _cancel(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         with self._lock:
-            job = self._running.get(str(asked.get("job")))
+            job = self._running.get(str(arguments.get("job")))
         if job is None:
             return {"cancelled": False}
         log.info("job %s: cancelled by mdp-spark cancel", job.id)
         job.cancel()
         return {"cancelled": True}
 
-    def _drain(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        del asked
+    def _drain(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        del arguments
         log.info("draining, as asked by mdp-spark drain; running jobs are finished first")
-        self.drained.set()
+        self.draining.set()
         return {"running": len(self._running)}
 
 

@@ -146,9 +146,8 @@ class SessionPool:
                 return None
             if not self._lost:
                 session = self._free.pop(0)
-                if (
-                    not isinstance(session, ClassicSession) or session.is_usable()
-                ):  # asking a Connect server takes a round trip
+                # Only classic sessions are checked: asking a Connect server takes a round trip.
+                if not isinstance(session, ClassicSession) or session.is_usable():
                     return session
                 self._lost = True
             self._opening = True

@@ -419,24 +419,24 @@ class Fleet:
 
     # ── what the control service answers ─────────────────────────────────────────────────────────────────────────────
 
-    def _status(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        del asked
+    def _status(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        del arguments
         return self.status()
 
-    def _drain(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        del asked
+    def _drain(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        del arguments
         if not self._draining:
             log.info("draining, as asked by mdp-spark drain; running requests are finished first")
         self.drain()
         with self._changed:
             return {"draining": True, "running": len(self._slots.rows(time.monotonic()))}
 
-    def _slot(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        number, lease = asked.get("slot"), asked.get("lease")
-        if asked.get("fleet") != self._run_id or not isinstance(number, int) or not isinstance(lease, int):
+    def _slot(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        number, lease = arguments.get("slot"), arguments.get("lease")
+        if arguments.get("fleet") != self._run_id or not isinstance(number, int) or not isinstance(lease, int):
             return {"drain": False}  # a task of another fleet with this name, whose own driver tells it
         with self._changed:
-            return {"drain": self._slots.report(number, lease, asked, time.monotonic()) or self._draining}
+            return {"drain": self._slots.report(number, lease, arguments, time.monotonic()) or self._draining}
 
     # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

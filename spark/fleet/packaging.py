@@ -63,9 +63,7 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         if each.is_dir():
             if each.name != "__pycache__":
                 yield from _sources(each, f"{prefix}{each.name}/")
-        elif not each.name.endswith(
-            tuple(EXTENSION_SUFFIXES)
-        ):  # compiled for this machine, and zipimport cannot load them
+        elif not each.name.endswith(tuple(EXTENSION_SUFFIXES)):  # zipimport cannot load extension modules
             yield prefix + each.name, each.read_bytes()
 
 

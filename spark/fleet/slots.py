@@ -181,9 +181,8 @@ class Slots:
     def _needed(self, load: Load, before: Load | None) -> int:
         """Return how many slots have work while nothing queues, not counting workers outside the fleet."""
         elsewhere = max(0, load.workers - sum(slot.reported for slot in self._slots.values()))
-        busy = (
-            min(load.workers, load.running) - elsewhere
-        )  # the broker gives each worker one request before any gets two
+        # The broker gives each worker one request before any gets two.
+        busy = min(load.workers, load.running) - elsewhere
         moved = before is not None and load.dispatched != before.dispatched and not elsewhere
         return max(busy, int(moved))
 
@@ -221,14 +220,14 @@ class Slots:
         slot.become("starting", now)
         return Lease(slot.number, self._leases, self.lease * self.rng.uniform(1 - JITTER, 1 + JITTER))
 
-    def report(self, number: int, lease: int, told: Mapping[str, Any], now: float) -> bool:
+    def report(self, number: int, lease: int, report: Mapping[str, Any], now: float) -> bool:
         """Record a task's report.  Return whether the task should drain."""
         slot = self._slots.get(number)
         if slot is None or slot.lease != lease:
             return True  # this lease counts as lost, and another has taken its place
         slot.reported = True
-        slot.host, slot.pid, slot.executor = told.get("host"), told.get("pid"), told.get("executor")
-        served = told.get("served")
+        slot.host, slot.pid, slot.executor = report.get("host"), report.get("pid"), report.get("executor")
+        served = report.get("served")
         slot.serving = served if isinstance(served, int) else slot.serving
         if slot.state == "starting":
             slot.become("serving", now)

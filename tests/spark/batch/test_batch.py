@@ -502,4 +502,4 @@ def test_drained(spark, endpoint, tmp_path):
     with ExitStack() as stack:
         driver = stack.enter_context(running(spark, endpoint, tmp_path, name="other"))
         assert run("mdp-spark", "drain", "other", "--broker", endpoint).returncode == 0
-        assert driver.drained.is_set()
+        assert driver.draining.is_set()

@@ -236,7 +236,10 @@ def test_a_catalogue(tmp_path, monkeypatch):
         ("[tables.a]\nformat = 'csv'\npath = 3", "table a: path is 3; expected a string"),
         ("[tables.a]\nformat = 'csv'\noptions = 3", "table a: options is 3"),
         ("[tables.a]\nformat = 'csv'\noptions = { b = [] }", "option b is []; expected a string"),
-        ("[tables.a]\nformat = 'csv'\noptions = { b = { env = 'ZMDP_NOT_SET' } }", "set the environment variable ZMDP_NOT_SET"),
+        (
+            "[tables.a]\nformat = 'csv'\noptions = { b = { env = 'ZMDP_NOT_SET' } }",
+            "set the environment variable ZMDP_NOT_SET",
+        ),
     ],
 )
 def test_what_is_no_catalogue(tmp_path, text, told):

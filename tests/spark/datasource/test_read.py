@@ -102,15 +102,18 @@ def test_a_schema_that_does_not_fit(pristine, schema, told):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"sevice": "x"}, "titanic has no option 'sevice' to read; available options: db, partitions, pushdown, service, state"),
+        (
+            {"sevice": "x"},
+            "titanic has no option 'sevice' to read; available options: db, partitions, pushdown, service, state",
+        ),
         ({"state": "finished"}, "unknown state 'finished'; expected delayed, pending, running, done, failed"),
         ({"partitions": "0"}, "partitions is '0'; expected an integer from 1"),
         ({"partitions": "x"}, "partitions is 'x'; expected an integer from 1"),
         ({"pushdown": "yes"}, "pushdown is 'yes'; expected true or false"),
-        ({"db": ""}, "titanic needs its database: .option("),
+        ({"db": ""}, "name the database: .option("),
         ({"db": "mysql://host/x"}, "'mysql' is not supported"),
         ({"db": "nowhere.db"}, "there is no database nowhere.db: `titanic serve` makes it"),
-        ({"db": "postgresql://nobody@127.0.0.1:1/x"}, "postgresql://nobody@127.0.0.1:1/x cannot be read: connection"),
+        ({"db": "postgresql://nobody@127.0.0.1:1/x"}, "cannot read postgresql://nobody@127.0.0.1:1/x: connection"),
     ],
 )
 def test_options_that_are_wrong(options, told, pristine):

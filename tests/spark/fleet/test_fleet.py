@@ -202,7 +202,10 @@ def test_a_fleet_of_none_is_woken_by_a_request(spark, endpoint, client):
 def test_reports_of_another_fleet_of_the_same_name_are_not_ours(spark, endpoint, client):
     with running(spark, endpoint) as fleet:
         client.request("pid")
-        for strange in ({"fleet": "other", "slot": 0, "lease": 1}, {"fleet": fleet._run_id, "slot": "0", "lease": None}):
+        for strange in (
+            {"fleet": "other", "slot": 0, "lease": 1},
+            {"fleet": fleet._run_id, "slot": "0", "lease": None},
+        ):
             assert control.ask(client, "test", "slot", **strange) == {"drain": False}
         assert control.ask(client, "test", "slot", fleet=fleet._run_id, slot=0, lease=99) == {"drain": True}
 
@@ -237,7 +240,10 @@ def test_settings_that_make_no_fleet_are_refused(settings, why):
     ("text", "outcome"),
     [
         ("… ModuleNotFoundError: No module named 'zmdp'", (Refused, "executors cannot import zmdp")),
-        ("[PYTHON_VERSION_MISMATCH] Python in worker has", (Refused, "executors do not run the driver's Python version")),
+        (
+            "[PYTHON_VERSION_MISMATCH] Python in worker has",
+            (Refused, "executors do not run the driver's Python version"),
+        ),
         (
             'Lost task … java.io.IOException: Cannot run program "./environment/bin/python": error=2',
             (Refused, "executors have no Python at ./environment/bin/python"),
