@@ -1,4 +1,4 @@
-"""How sessions are made, and what is said of Spark's errors: what needs no Spark."""
+"""Opening sessions, and Spark's errors on one line: everything that needs no Spark."""
 
 import signal
 from contextlib import suppress
@@ -56,17 +56,17 @@ wrong
         ("x" * 2000, "x" * 1000),
     ],
 )  # fmt: skip
-def test_what_is_said_of_an_error(text, told):
+def test_errors_on_one_line(text, told):
     assert session.reason(RuntimeError(text)) == told
 
 
 @pytest.mark.parametrize("master", ["spark", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])
-def test_what_is_no_master(master):
+def test_invalid_masters(master):
     with pytest.raises(SettingError, match="is not a Spark master: use"):
         session.open_session("test", master=master)
 
 
-def test_what_is_no_connect_server():
+def test_invalid_connect_addresses():
     with pytest.raises(SettingError, match="use sc://HOST:PORT"):
         session.connect_session("localhost:15002")
 
@@ -107,7 +107,7 @@ def test_the_version_of_java(tmp_path, monkeypatch, text, version):
     assert session.java_version() == version
 
 
-def test_java_that_is_missing_or_too_old_is_told_in_one_line(tmp_path, monkeypatch):
+def test_missing_or_old_java_is_reported_in_one_line(tmp_path, monkeypatch):
     nowhere = {"JAVA_HOME": str(tmp_path / "none"), "PATH": str(tmp_path)}
     for name, value in nowhere.items():
         monkeypatch.setenv(name, value)
@@ -141,7 +141,7 @@ def test_commands_without_java(tmp_path):
         (("--concurrency", "0"), "a whole number of requests, above 0"),
     ],
 )
-def test_a_batch_that_is_started_wrong(arguments, told):
+def test_invalid_arguments_of_a_batch(arguments, told):
     found = run("mdp-spark", "batch", *arguments)
     said = [line for line in found.stderr.splitlines() if b"starting Spark" not in line]
     assert (found.returncode, len(said)) == (2, 1), found.stderr

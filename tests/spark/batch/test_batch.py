@@ -1,4 +1,4 @@
-"""Spark jobs as services: real Spark in this process, real clients, real commands."""
+"""Spark jobs as services: real Spark in this process, with real clients and commands."""
 
 import asyncio
 import io
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def at(spark, folder):
-    """A broker with a batch, and Titanic."""
+    """The endpoint of a broker with a batch and Titanic."""
     (folder / "people.csv").write_text("name,age\nann,3\nbob,4\n")
     tables = """
         [tables.people]
@@ -84,7 +84,7 @@ def frames(*values):
 
 
 def result(client, service, *values):
-    """Description and data."""
+    """Return description and data."""
     reply = client.request(service, *frames(*values))
     described, data = reply[reply.collected :]
     return json.loads(described), data
@@ -114,7 +114,7 @@ def test_a_query_with_parameters(client):
     assert rows(client, "SELECT ? AS m", args=["'; DROP TABLE x"]) == [{"m": "'; DROP TABLE x"}]
 
 
-def test_order_is_kept_and_nothing_is_something(client):
+def test_order_is_kept_and_empty_results_are_valid(client):
     assert [row["id"] for row in rows(client, "SELECT id FROM range(50) ORDER BY id DESC")] == list(range(49, -1, -1))
     assert rows(client, "SELECT id FROM range(0) -- a comment") == []
 
@@ -126,7 +126,7 @@ def test_arrow(client):
 
 
 @pytest.mark.parametrize("n", [3_000, 20_000])
-def test_a_large_result_goes_into_the_folder(client, spark, folder, n):
+def test_a_large_result_is_written_to_the_folder(client, spark, folder, n):
     described, data = result(client, "spark.sql", f"SELECT id, 'x' AS x FROM range({n})")
     assert (described["format"], described["rows"], data) == ("parquet", n, b"")
     assert Path(described["path"]).parent == folder / "results"
@@ -140,7 +140,7 @@ def test_a_large_result_without_a_folder_is_refused(spark, endpoint, tmp_path):
     assert told.value.code == 413
 
 
-def test_names_that_json_cannot_have_twice(client):
+def test_duplicate_column_names_are_refused_for_json(client):
     with pytest.raises(ServiceError, match="rename one with AS"):
         rows(client, "SELECT 1 AS a, 2 AS a")
     assert rows(client, "SELECT 1 AS a, 2 AS b") == [{"a": 1, "b": 2}]
@@ -149,14 +149,14 @@ def test_names_that_json_cannot_have_twice(client):
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_tables_of_the_catalogue_as_they_are_now(client, folder):
+def test_tables_are_opened_anew_for_each_request(client, folder):
     assert rows(client, "SELECT sum(age) AS s FROM people") == [{"s": 7.0}]
     with (folder / "people.csv").open("a") as file:
         file.write("eve,5\n")
     assert rows(client, "SELECT sum(age) AS s FROM PEOPLE") == [{"s": 12.0}]
 
 
-def test_a_table_that_cannot_be_read_fails_those_who_name_it(client):
+def test_an_unreadable_table_fails_only_queries_that_name_it(client):
     with pytest.raises(ServiceError, match="PATH_NOT_FOUND") as told:
         rows(client, "SELECT * FROM missing")
     assert told.value.code == 422
@@ -176,7 +176,7 @@ def test_named_jobs(client, spark):
     assert pa.ipc.open_stream(io.BytesIO(data)).read_all().to_pydict() == {"id": [0]}
 
 
-def test_what_a_job_yields_is_told(client):
+def test_yielded_values_are_sent(client):
     parts = [json.loads(part[0]) for part in client.stream("spark.job", b"streaming", b'{"n": 2}')]
     assert [part["value"] for part in parts if part.get("event") == "yielded"] == [{"step": 0}, {"step": 1}]
     assert parts[0]["event"] == "started"
@@ -198,7 +198,7 @@ def test_what_a_job_yields_is_told(client):
         ("SELECT 1) UNION (SELECT 2", "PARSE_SYNTAX_ERROR", "Syntax error"),
     ],
 )
-def test_a_query_that_is_wrong(client, spark, sql, condition, told):
+def test_an_invalid_query(client, spark, sql, condition, told):
     with pytest.raises(ServiceError) as raised:
         rows(client, sql)
     assert raised.value.code == 422
@@ -222,7 +222,7 @@ def test_a_query_that_is_wrong(client, spark, sql, condition, told):
         "SELECT system.builtin.try_reflect('java.lang.System', 'gc')",
     ],
 )
-def test_a_query_runs_no_program_and_no_java(client, tmp_path, sql):
+def test_a_query_cannot_run_programs_or_java(client, tmp_path, sql):
     refused = r"ROUTINE|NAMESPACE" if "system.builtin" in sql else r"is for spark\.job"  # Spark 4.0 has no such name
     with pytest.raises(ServiceError, match=rf"use spark\.job|{refused}") as told:
         rows(client, sql.replace("FILE", str(tmp_path / "made")))
@@ -230,7 +230,7 @@ def test_a_query_runs_no_program_and_no_java(client, tmp_path, sql):
     assert not (tmp_path / "made").exists()
 
 
-def test_texts_that_only_look_so_are_taken(client):
+def test_strings_that_look_unsafe_are_accepted(client):
     assert rows(client, "SELECT 'we are using it, reflect()' AS t, 1 AS identifier") == [
         {"t": "we are using it, reflect()", "identifier": 1}
     ]
@@ -269,7 +269,7 @@ def test_a_job_that_fails(client, call, code, told):
     assert rows(client, "SELECT 1 AS a") == [{"a": 1}]
 
 
-def test_a_task_that_fails_to_the_end(client, tmp_path):
+def test_a_task_that_fails_every_retry(client, tmp_path):
     (tmp_path / "go").touch()
     (tmp_path / "fail").touch()
     with pytest.raises(ServiceError, match="ValueError: the last task fails"):
@@ -298,14 +298,14 @@ def alive(pid):
 
 
 def pids(folder, tasks=2):
-    """The processes of the tasks, once they all run."""
+    """Return the pids of the tasks' processes once all of them run."""
     found = [folder / f"task-{number}" for number in range(tasks)]
     return eventually(lambda: all(each.exists() and each.read_text() for each in found) and
                       [int(each.read_text()) for each in found])  # fmt: skip
 
 
 def free(spark):
-    """Nothing runs in Spark."""
+    """Whether Spark runs nothing."""
     return not spark.sparkContext.statusTracker().getActiveJobsIds()
 
 
@@ -359,7 +359,7 @@ def cancelled_by_command(at, request):
 
 
 @pytest.mark.parametrize("how", [cancelled_by_future, cancelled_by_task, cancelled_by_its_end, cancelled_by_command])
-def test_to_cancel_a_request_is_to_cancel_its_job(at, spark, tmp_path, how):
+def test_cancelling_a_request_cancels_its_spark_job(at, spark, tmp_path, how):
     steps = how(at, frames("gated", {"folder": str(tmp_path)}))
     next(steps)
     running_now = pids(tmp_path)
@@ -384,14 +384,14 @@ def test_a_short_query_does_not_wait_for_a_long_one(client, tmp_path):
     assert json.loads(long.result()[-1]) == 200
 
 
-def test_a_job_that_says_more_than_is_read_waits_and_can_be_cancelled(at, spark):
+def test_a_job_that_yields_faster_than_it_is_read_waits_and_can_be_cancelled(at, spark):
     with Client(at, timeout=PATIENCE) as client:
         for part, _ in zip(client.stream("spark.job", b"endless"), range(50), strict=False):
             assert not part.final
         eventually(lambda: not control.ask(client, "batch", "status")["running"])
 
 
-def test_a_job_that_does_not_end_keeps_its_place_and_nobody_elses(spark, endpoint, tmp_path, logged, monkeypatch):
+def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoint, tmp_path, logged, monkeypatch):
     monkeypatch.setattr(batches, "CANCEL_GRACE_SECONDS", 0.3)
     with running(spark, endpoint, tmp_path, concurrency=1), Client(endpoint, timeout=PATIENCE) as client:
         stuck = client.submit("spark.job", *frames("stuck", {"folder": str(tmp_path)}))
@@ -435,7 +435,7 @@ def test_submit_job(at):
     assert "NAME=VALUE" in submit(at, "job", "rows", "--arg", "n", code=2)[1]
 
 
-def test_submit_what_goes_wrong(at):
+def test_errors_of_submit(at):
     assert "go with --durable" in submit(at, "sql", "SELECT 1", "--detach", code=2)[1]
     assert "no batch offers 'other.sql'" in submit(at, "sql", "SELECT 1", "--prefix", "other", code=4)[1]
     assert "that is no query" in submit(at, "sql", "SELEC 1", code=6)[1]
@@ -444,7 +444,7 @@ def test_submit_what_goes_wrong(at):
     assert (told.returncode, nobody in told.stderr.decode()) == (5, True)
 
 
-def test_submit_durably(at, tmp_path):
+def test_submit_a_durable_job(at, tmp_path):
     lines, told = submit(at, "job", "streaming", "--durable", "--key", "k1")
     assert lines == ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     assert '{"step": 0}' in told
@@ -454,13 +454,13 @@ def test_submit_durably(at, tmp_path):
     assert again.stdout.decode().splitlines() == lines
 
 
-def test_the_history_of_titanic_is_a_table(at, client):
+def test_titanic_can_be_queried_as_a_table(at, client):
     submit(at, "sql", "SELECT 1 AS n", "--durable")
     found = rows(client, "SELECT service, state, count(*) AS n FROM history WHERE service = 'spark.sql' GROUP BY ALL")
     assert [(row["service"], row["state"]) for row in found] == [("spark.sql", "done")]
 
 
-def test_a_durable_job_is_waited_for_and_cancelled(at, spark, tmp_path):
+def test_waiting_for_and_cancelling_a_durable_job(at, spark, tmp_path):
     (uuid,), _ = submit(at, "job", "gated", json.dumps({"folder": str(tmp_path)}), "--durable", "--detach")
     running_now = pids(tmp_path)
     told = run("mdp-spark", "status", uuid, "--broker", at)
@@ -488,7 +488,7 @@ def test_status(at, client, tmp_path):
     assert json.loads(future.result()[-1]) == 2
 
 
-def test_control_of_what_is_not_there(at, client):
+def test_control_commands_for_unknown_drivers_and_jobs(at, client):
     assert run("mdp-spark", "drain", "nobody", "--broker", at).returncode == 4
     assert run("mdp-spark", "drain", "a b", "--broker", at).returncode == 2
     assert run("mdp-spark", "cancel", "0" * 16, "--broker", at).returncode == 4
@@ -498,7 +498,7 @@ def test_control_of_what_is_not_there(at, client):
         assert told.value.code == 422
 
 
-def test_drained(spark, endpoint, tmp_path):
+def test_drain(spark, endpoint, tmp_path):
     with ExitStack() as stack:
         driver = stack.enter_context(running(spark, endpoint, tmp_path, name="other"))
         assert run("mdp-spark", "drain", "other", "--broker", endpoint).returncode == 0

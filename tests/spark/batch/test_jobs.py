@@ -1,4 +1,4 @@
-"""What a request to a batch may ask for, the catalogue's file, and results as JSON: without Spark."""
+"""Requests to a batch, the catalogue's file, and results as JSON, without Spark."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_a_query(frames, asked):
         ([b"SELECT 1", b'{"args": 1}'], "args must be an object"),
     ],
 )
-def test_what_is_no_query(frames, told):
+def test_invalid_queries(frames, told):
     assert told in refused(jobs.parse_query, frames)
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_query(frames, told):
         ("SELECT musing, reflection FROM a", None),
     ],
 )
-def test_what_may_reach_out_as_far_as_the_text_tells(sql, word):
+def test_unsafe_words_in_queries(sql, word):
     assert jobs.unsafe_word(sql) == word
 
 
@@ -138,11 +138,11 @@ def test_a_call(frames, arguments, format_):
         ([b"count", b"", b"", b""], "one to three frames"),
     ],
 )
-def test_what_is_no_call(frames, told):
+def test_invalid_calls(frames, told):
     assert told in refused(jobs.parse_call, frames, JOBS)
 
 
-def test_a_call_where_there_are_no_jobs():
+def test_a_call_without_any_jobs():
     assert refused(jobs.parse_call, [b"x"], {}) == "no job named 'x'; available jobs: none"
 
 
@@ -156,11 +156,11 @@ def test_a_call_where_there_are_no_jobs():
         (None, None, True), (1, None, False), (1, Any, True), (1, date, True), (True, float, False), (True, bool, True),
     ],
 )  # fmt: skip
-def test_what_fits_an_annotation(value, hint, right):
+def test_values_and_annotations(value, hint, right):
     assert jobs.fits(value, hint) is right
 
 
-def test_annotations_that_cannot_be_read_bind_by_name_only():
+def test_unresolvable_annotations_are_checked_by_name_only():
     def job(spark, path: "OnlyForTypeCheckers"):  # noqa: F821
         return path
 
@@ -178,7 +178,7 @@ def test_annotations_that_cannot_be_read_bind_by_name_only():
         ("os:getcwd", "must take the Spark session as its first argument"),
     ],
 )
-def test_a_job_that_cannot_be_used(target, told):
+def test_invalid_jobs(target, told):
     with pytest.raises(SettingError, match=re.escape(told)):
         jobs.load_jobs({"x": target})
 
@@ -242,7 +242,7 @@ def test_a_catalogue(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_is_no_catalogue(tmp_path, text, told):
+def test_invalid_catalogues(tmp_path, text, told):
     path = tmp_path / "catalogue.toml"
     path.write_text(text)
     with pytest.raises(SettingError) as raised:
@@ -250,7 +250,7 @@ def test_what_is_no_catalogue(tmp_path, text, told):
     assert told in str(raised.value)
 
 
-def test_a_catalogue_that_is_not_there(tmp_path):
+def test_a_missing_catalogue(tmp_path):
     with pytest.raises(SettingError, match="No such file"):
         catalogue.read(tmp_path / "none.toml")
 
@@ -299,7 +299,7 @@ def test_values(tmp_path):
     assert json.loads(path.read_text()) == "x" * 200
 
 
-def test_values_that_cannot_be_sent(tmp_path):
+def test_values_that_json_cannot_represent_or_are_too_large(tmp_path):
     loop = []
     loop.append(loop)
     with pytest.raises(ServiceError, match="the job returned a list; return a DataFrame or a value for JSON"):
@@ -311,7 +311,7 @@ def test_values_that_cannot_be_sent(tmp_path):
         Results("hdfs://x/", inline=100).frames("x" * 200, "0" * 16, "json")
 
 
-def test_old_results_are_swept_and_nothing_else(tmp_path):
+def test_only_old_results_are_deleted(tmp_path):
     old, new, others = "0" * 16, "1" * 16, "somebody-elses"
     for name in (old, new):
         (tmp_path / name).mkdir()
@@ -333,7 +333,7 @@ def test_old_results_are_swept_and_nothing_else(tmp_path):
 # ── drivers' names ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_names_of_drivers():
+def test_driver_names():
     assert control.validate_driver_name(control.default_driver_name("batch")).startswith("batch-")
     for wrong in ("", "a b", "ä", "x" * 101):
         with pytest.raises(SettingError, match="is not a valid driver name"):

@@ -1,4 +1,4 @@
-"""Databases with Titanic's tables, on SQLite and on PostgreSQL, for Spark to read and to write."""
+"""Databases with Titanic's tables on SQLite and PostgreSQL, for Spark to read and write."""
 
 import shutil
 import time

@@ -1,4 +1,4 @@
-"""What docs/datasource.md shows runs, and what it lists is what there is."""
+"""The examples in docs/datasource.md run, and its tables list everything."""
 
 import re
 import time
@@ -31,8 +31,8 @@ def first_cells(text):
 
 @pytest.mark.spark_long
 @only_sqlite
-def test_the_page_runs(spark, db, capsys):
-    """Its examples, one after the other, on a database in which requests took known times."""
+def test_the_examples_of_the_page_run(spark, db, capsys):
+    """The examples run in order on a database whose requests took known times."""
     for service, unit in (("slow", 1.0), ("quick", 0.01)):
         for number in range(1, 101):
             db.done(service, now=time.time())
@@ -58,7 +58,7 @@ def test_the_page_runs(spark, db, capsys):
     assert "slow" in capsys.readouterr().out
 
 
-def test_the_page_lists_the_columns_and_options_that_there_are():
+def test_the_page_lists_all_columns_and_options():
     columns, options, *_ = re.split(r"(?=^\| option)", section("Reading"), flags=re.MULTILINE)
     assert [cell for cell in first_cells(columns) if cell in TYPES][: len(TYPES)] == list(TYPES)
     for name, kind in TYPES.items():

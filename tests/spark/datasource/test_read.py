@@ -1,4 +1,4 @@
-"""Titanic's requests as a table of Spark."""
+"""Reading Titanic's requests as a table."""
 
 import re
 from datetime import timedelta
@@ -59,7 +59,7 @@ def test_an_empty_table(read):
         ("string", ["one", "\ufffd", ""], ["reply", None, None]),
     ],
 )
-def test_frames_as_what_the_schema_says(db, kind, requests, replies):
+def test_bodies_in_the_types_of_the_schema(db, kind, requests, replies):
     for frames in ([b"one", b"two"], [b"\xff"], [b""]):
         db.add("echo", *frames)
     db.end()
@@ -91,7 +91,7 @@ def test_only_the_columns_of_the_schema_are_read(db):
         ("headers string", "titanic's column headers cannot be read as string; use map<string,string>"),
     ],
 )
-def test_a_schema_that_does_not_fit(pristine, schema, told):
+def test_invalid_schemas(pristine, schema, told):
     with pytest.raises(SettingError, match=re.escape(told)):
         open_reader({"db": str(pristine)}, StructType.fromDDL(schema))
 
@@ -116,12 +116,12 @@ def test_a_schema_that_does_not_fit(pristine, schema, told):
         ({"db": "postgresql://nobody@127.0.0.1:1/x"}, "cannot read postgresql://nobody@127.0.0.1:1/x: connection"),
     ],
 )
-def test_options_that_are_wrong(options, told, pristine):
+def test_invalid_options(options, told, pristine):
     with pytest.raises(ZmdpError, match=re.escape(told)):
         open_reader({"db": str(pristine), **options}, SCHEMA).partitions()
 
 
-def test_without_tables_it_is_said_what_makes_them(spark, tmp_path):
+def test_missing_tables_are_reported_with_the_command_that_creates_them(spark, tmp_path):
     path = tmp_path / "empty.db"
     path.touch()
     with pytest.raises(Exception, match="SchemaError") as refused:
@@ -129,13 +129,13 @@ def test_without_tables_it_is_said_what_makes_them(spark, tmp_path):
     assert f"has no tables yet: run `titanic db upgrade --db sqlite:///{path}`" in str(refused.value)
 
 
-def test_the_database_of_the_environment(pristine, monkeypatch):
+def test_the_database_from_the_environment(pristine, monkeypatch):
     monkeypatch.setenv("TITANIC_DB", str(pristine))
     (span,) = open_reader({}, SCHEMA).partitions()
     assert (span.low, span.high) == (0, UNBOUNDED)
 
 
-def test_options_choose_rows(db, read):
+def test_options_select_rows(db, read):
     for service in ("one", "two", "three"):
         db.add(service)
         db.done(service, code=500 if service == "three" else None)
@@ -147,7 +147,7 @@ def test_options_choose_rows(db, read):
     assert sorted(row.service for row in both) == ["three", "two"]
 
 
-def test_as_a_view_of_sql(spark, db):
+def test_an_sql_view(spark, db):
     db.done("echo")
     db.add("other")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW history USING titanic OPTIONS (db '{db.url}')")
@@ -165,14 +165,14 @@ def test_as_a_view_of_sql(spark, db):
 
 @pytest.mark.parametrize("most", [1, 3, 8])
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 1), (5, 90_000), (0, 10**12), (7, 20_007)])
-def test_spans_cover_all_once(low, high, most):
+def test_spans_cover_all_numbers_once(low, high, most):
     found = spans(low, high, most)
     assert 1 <= len(found) <= most
     assert (found[0].low, found[-1].high) == (low, high)
     assert all(one.high == other.low for one, other in pairwise(found))
 
 
-def test_a_large_table_is_read_in_parts(db, read):
+def test_a_large_table_is_read_in_partitions(db, read):
     uuids = [db.add() for _ in range(3)]
     db.run("UPDATE titanic_requests SET id = 50000 WHERE id = 2")
     db.run("UPDATE titanic_requests SET id = 100000 WHERE id = 3")
@@ -192,7 +192,7 @@ def test_chunks_are_bounded(db, monkeypatch):
     assert [batch.num_rows for batch in Table(db.url, StructType.fromDDL("id long")).read(Span(2, 6))] == [3, 1]
 
 
-def test_ends_of_the_same_number_are_read_once(db, monkeypatch):
+def test_requests_with_equal_numbers_are_read_once(db, monkeypatch):
     monkeypatch.setattr(reader, "MAX_ROWS", 2)
     for _ in range(5):
         db.done()
@@ -203,8 +203,8 @@ def test_ends_of_the_same_number_are_read_once(db, monkeypatch):
     assert list(table.read(Span(3, 9))) == []
 
 
-def test_rows_that_are_committed_while_they_are_counted_are_not_skipped(db, monkeypatch):
-    """More of them up to a place than are fetched at a time, where the count has seen fewer."""
+def test_rows_committed_during_the_read_are_not_skipped(db, monkeypatch):
+    """More rows exist up to the limit than are fetched at a time, because the limit query saw fewer."""
     for _ in range(5):
         db.add()
     monkeypatch.setattr(reader, "MAX_ROWS", 2)
@@ -214,7 +214,7 @@ def test_rows_that_are_committed_while_they_are_counted_are_not_skipped(db, monk
     assert [row for batch in table.read(Span(0, 5)) for row in batch["id"].to_pylist()] == [1, 2, 3, 4, 5]
 
 
-def test_what_is_read_again_is_read_anew(spark, db, read):
+def test_a_second_query_reads_new_rows(spark, db, read):
     db.add("echo")
     frame = read("service string")
     assert frame.where("service = 'other'").count() == 0

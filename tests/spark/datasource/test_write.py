@@ -1,4 +1,4 @@
-"""Rows of Spark become requests: what they say, and that each is one, whatever Spark does."""
+"""Writing rows as requests: their options, and that each is written exactly once."""
 
 import json
 import os
@@ -34,7 +34,7 @@ AT = datetime(2035, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_columns_say_what_a_request_is(spark, db, write):
+def test_columns_become_requests(spark, db, write):
     rows = [
         ("one", [b"a", b"\0\xff"], "k", 60.5, 9, None, AT, 3, 0.25, 3600.0, {"user": "ü"}),
         ("two", [b""], None, None, None, 3600.0, None, None, None, None, None),
@@ -71,20 +71,20 @@ def test_columns_say_what_a_request_is(spark, db, write):
         ("array<binary>", [bytearray(b"a"), bytearray(b"")], [b"a", b""]),
     ],
 )
-def test_kinds_of_bodies(pristine, kind, value, frames):
+def test_types_of_bodies(pristine, kind, value, frames):
     (asked,) = entries(pristine, f"request {kind}", [[value]], service="s")
     assert unpack(asked.body) == frames
 
 
 def entries(db, schema, columns, **options):
-    """What would be staged of these columns."""
+    """Return what would be staged for these columns."""
     writer = JobWriter({"db": str(db), **options}, StructType.fromDDL(schema), overwrite=False)
     names = [column.name for column in staging.STAGED.columns][2:]
     made = writer.target.rows.entries(columns, 0, 0)
     return [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in made]
 
 
-def test_options_hold_for_rows_that_say_nothing_else(pristine):
+def test_options_apply_to_rows_without_a_value(pristine):
     options = {
         "service": "usual", "priority": "3", "retries": "2", "delay": "1.5", "backoff": "0.5", "ttl": "60",
         "key_ttl": "9", "headers": '{"a": "b"}',
@@ -105,7 +105,7 @@ def test_options_hold_for_rows_that_say_nothing_else(pristine):
 
 
 @pytest.mark.parametrize("at", [AT, AT.timestamp(), AT.isoformat()], ids=["timestamp", "seconds", "text"])
-def test_times_in_many_forms(pristine, at):
+def test_formats_of_times(pristine, at):
     kind = {datetime: "timestamp", float: "double", str: "string"}[type(at)]
     (asked,) = entries(pristine, f"request string, due {kind}", [["x"], [at]], service="s")
     assert asked.due == pytest.approx(AT.timestamp(), abs=1e-6)
@@ -136,7 +136,7 @@ def test_times_in_many_forms(pristine, at):
         ("request string, headers map<string,string>", ["x", [("a", None)]], "headers map text to text"),
     ],
 )
-def test_a_row_that_is_no_request(pristine, schema, row, told):
+def test_invalid_rows(pristine, schema, row, told):
     options = {} if "service" in schema else {"service": "s"}
     with pytest.raises(SettingError) as refused:
         entries(pristine, schema, [[value] for value in row], **options)
@@ -179,12 +179,12 @@ def test_a_row_that_is_no_request(pristine, schema, row, told):
         ("request string", {"service": "s", "db": "nowhere.db"}, "there is no database nowhere.db"),
     ],
 )
-def test_a_write_that_cannot_be(pristine, schema, options, told):
+def test_invalid_writes(pristine, schema, options, told):
     with pytest.raises(ZmdpError, match=re.escape(told)):
         JobWriter({"db": str(pristine), **options}, StructType.fromDDL(schema), overwrite=False)
 
 
-def test_nothing_is_overwritten(spark, db, write):
+def test_overwriting_is_refused(spark, db, write):
     db.add()
     with pytest.raises(Exception, match="titanic only adds requests"):
         rows(spark, 1).write.format("titanic").option("db", db.url).option("service", "s").mode("overwrite").save()
@@ -216,7 +216,7 @@ def bodies(db):
 
 @pytest.fixture
 def failing(spark, tmp_path):
-    """`failing(count)`: rows whose tasks fail at first, in the middle of it, when much has been staged."""
+    """`failing(count)`: rows whose tasks first fail after much has been staged."""
 
     def made(count):
         marks = tmp_path / "marks"
@@ -237,13 +237,13 @@ def failing(spark, tmp_path):
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
-def test_tasks_that_fail_in_the_middle_write_nothing_twice(failing, db, write):
+def test_failing_tasks_write_nothing_twice(failing, db, write):
     write(failing(30_000), service="s")
     assert bodies(db) == list(range(30_000))
     assert db.left_over == (0, 0)
 
 
-def test_the_same_job_again_is_skipped(spark, db, write):
+def test_a_repeated_job_is_skipped(spark, db, write):
     write(rows(spark, 10), service="s", job="nightly")
     write(rows(spark, 20), service="s", job="nightly")
     assert bodies(db) == list(range(10))
@@ -264,12 +264,12 @@ def writer(db, kind=JobWriter, **options):
 
 
 def batches(*texts, key=None):
-    """As an executor gets them."""
+    """Return rows as an executor receives them."""
     keys = [key] * len(texts) if not isinstance(key, list) else key
     return iter([pa.RecordBatch.from_pydict({"request": list(texts), "key": pa.array(keys, pa.string())})])
 
 
-def test_of_two_attempts_of_a_task_the_one_counts_that_spark_takes(db):
+def test_only_the_attempt_that_spark_accepts_counts(db):
     one = writer(db)
     first, second, other = (one.write(batches(*texts)) for texts in ("ab", "ab", "c"))
     one.commit([second, other, None])
@@ -278,7 +278,7 @@ def test_of_two_attempts_of_a_task_the_one_counts_that_spark_takes(db):
     assert first.staging != second.staging
 
 
-def test_an_attempt_that_comes_too_late_is_told(db):
+def test_a_late_attempt_is_refused(db):
     one = writer(db)
 
     def slowly():
@@ -297,7 +297,7 @@ def test_an_attempt_that_comes_too_late_is_told(db):
     assert db.left_over == (0, 0)
 
 
-def test_what_is_given_up_is_thrown_away(db):
+def test_aborted_writes_are_discarded(db):
     one = writer(db)
     message = one.write(batches("a", "b"))
     one.write(batches("c"))  # a task whose driver never hears of it
@@ -308,7 +308,7 @@ def test_what_is_given_up_is_thrown_away(db):
 
 
 @pytest.mark.parametrize("lost", ["DELETE FROM titanic_staged", "DELETE FROM titanic_staged WHERE number = 0"])
-def test_if_something_staged_is_lost_nothing_is_written(db, lost):
+def test_lost_staged_rows_fail_the_whole_write(db, lost):
     one = writer(db, job="j")
     message = one.write(batches("a", "b"))
     db.run(lost)
@@ -322,7 +322,7 @@ def test_if_something_staged_is_lost_nothing_is_written(db, lost):
     assert db.count() == 2
 
 
-def test_what_dead_drivers_left_is_swept_once_it_is_old(db):
+def test_old_rows_of_dead_drivers_are_swept(db):
     dead, waits = writer(db), writer(db)
     dead.write(batches("a", "b"))
     message = waits.write(batches("c"))
@@ -348,7 +348,7 @@ def test_a_sweep_is_bounded(db, monkeypatch):
     assert db.left_over == (0, 1)
 
 
-def test_two_who_commit_the_same_job_at_a_time(db, run_together):
+def test_concurrent_commits_of_one_job(db, run_together):
     writers = [writer(db, job="j") for _ in range(3)]
     messages = [each.write(batches("a", "b", key=["k", None])) for each in writers]
     run_together([lambda at=at: writers[at].commit([messages[at]]) for at in range(3)])
@@ -366,7 +366,7 @@ def run_together():
     return run
 
 
-def test_many_who_write_the_same_keys_at_a_time(db, run_together):
+def test_concurrent_writes_of_the_same_keys(db, run_together):
     names = [f"k{at}" for at in range(200)]
 
     def one(order):
@@ -380,7 +380,7 @@ def test_many_who_write_the_same_keys_at_a_time(db, run_together):
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_key_is_one_request_for_ever(db):
+def test_a_key_without_ttl_never_expires(db):
     first = db.add("s", b"first", key="known")
     db.add("other", b"other", key="new")
     one = writer(db)
@@ -398,7 +398,7 @@ def test_a_key_is_one_request_for_ever(db):
     assert db.count() == 0
 
 
-def test_a_key_that_has_expired_is_new(db):
+def test_an_expired_key_is_new(db):
     one = writer(db, key_ttl="60")
     one.commit([one.write(batches("a", key="k"))])
     one = writer(db)
@@ -411,7 +411,7 @@ def test_a_key_that_has_expired_is_new(db):
     assert db.run("SELECT expires FROM titanic_keys") == [(None,)]
 
 
-def test_how_a_write_is_accepted_needs_no_scan(db):
+def test_a_commit_scans_no_table(db):
     names = [f"k{at}" for at in range(100)]
     writer(db).write(batches(*names, key=names))
     plans = []
@@ -438,7 +438,7 @@ def test_how_a_write_is_accepted_needs_no_scan(db):
 
 @pytest.fixture
 def stream(spark, db, tmp_path):
-    """`stream(folder, checkpoint, **options)`: write all lines of the files there, to the end."""
+    """`stream(folder, checkpoint, **options)`: write all lines of the folder's files."""
 
     def run(folder, checkpoint="checkpoint", **options):
         lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
@@ -458,7 +458,7 @@ def stream(spark, db, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """`folder(name, *lines)`: a file for each line, one micro-batch each."""
+    """`folder(name, *lines)`: create a file for each line, which becomes a micro-batch."""
 
     def fill(name, *lines):
         path = tmp_path / name
@@ -471,7 +471,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"sink": "lines"}], ids=["unnamed", "named"])
-def test_a_micro_batch_that_spark_runs_again_is_skipped(db, stream, folder, tmp_path, options):
+def test_a_repeated_micro_batch_is_skipped(db, stream, folder, tmp_path, options):
     stream(folder("lines", 1, 2, 3), **options)
     assert bodies(db) == [1, 2, 3]
     commits = tmp_path / "checkpoint" / "commits"
@@ -485,7 +485,7 @@ def test_a_micro_batch_that_spark_runs_again_is_skipped(db, stream, folder, tmp_
     assert (kind, batch) == ("sink", 3)
 
 
-def test_two_streams_each_go_their_own_way(db, stream, folder):
+def test_two_streams_are_independent(db, stream, folder):
     stream(folder("one", 1, 2), "first")
     stream(folder("two", 3), "second")
     stream(folder("one", 5), "first")
@@ -495,7 +495,7 @@ def test_two_streams_each_go_their_own_way(db, stream, folder):
 
 
 @only_sqlite
-def test_a_sink_whose_checkpoint_is_lost_is_not_skipped_in_silence(db, stream, folder):
+def test_a_sink_with_a_new_checkpoint_is_refused(db, stream, folder):
     stream(folder("lines", 1), "first", sink="lines")
     with pytest.raises(Exception, match="the sink 'lines' was written to by another stream"):
         stream(folder("others", 2), "second", sink="lines")
@@ -542,7 +542,7 @@ rows.write.format("titanic").option("db", sys.argv[1]).option("service", "s").op
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_driver_that_is_killed_has_written_nothing_and_its_job_is_done_again(spark, db, write, tmp_path):
+def test_a_killed_driver_writes_nothing_and_its_job_can_be_repeated(spark, db, write, tmp_path):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, db.url], cwd=tmp_path, start_new_session=True)
     try:
         eventually(lambda: db.count("titanic_staged"), patience=100)

@@ -1,4 +1,4 @@
-"""Fleets on the session that the tests share: what executors answer, leases, draining, the control service."""
+"""Fleets on the tests' session: leases, draining, the control service."""
 
 import json
 import os
@@ -25,12 +25,12 @@ BEATS = {"heartbeat": 0.2, "liveness": 50}
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    """The handlers are in the current directory."""
+    """Change to the folder with the handlers."""
     monkeypatch.chdir(HERE)
 
 
 class Shared:
-    """A cluster whose session stays when a fleet ends."""
+    """A cluster whose session outlives the fleet."""
 
     master, conf = "local[2,3]", {}
 
@@ -43,7 +43,7 @@ class Shared:
 
 @contextmanager
 def running(spark, endpoint, **settings):
-    """A fleet in a thread."""
+    """Run a fleet in a thread."""
     given = {"handler": "fleet_handlers:pid", "service": "pid", "name": "test", "broker": endpoint, **BEATS, **settings}
     fleet = Fleet(FleetSettings(**given), Shared(spark))
     ready = threading.Event()
@@ -73,7 +73,7 @@ def busy(client, service):
 
 
 def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
-    """Run one lease's job, and return what it returns."""
+    """Run one lease's job and return its result."""
     task = LeaseTask(
         **{
             "fleet": "f", "control": "spark.control.nobody", "slot": 0, "lease": 1, "seconds": seconds,
@@ -95,31 +95,31 @@ def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
         ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet needs a function"),
     ],
 )
-def test_a_handler_that_cannot_be_used_is_a_result(spark, endpoint, handler, why):
+def test_an_unusable_handler_is_returned_as_a_result(spark, endpoint, handler, why):
     told = lease(spark, endpoint, handler)
     assert set(told) == {"host", "refused"}
     assert why in told["refused"]
 
 
-def test_a_module_that_is_not_there_is_told_with_what_to_do(spark, endpoint):
+def test_a_missing_module_is_reported_with_advice(spark, endpoint):
     refused = lease(spark, endpoint, "no_such_module:f")["refused"]
     assert "--py-files" in refused
     assert "--archive" in refused
 
 
-def test_an_executor_without_a_codec_says_so(spark, endpoint):
+def test_an_executor_reports_a_missing_codec(spark, endpoint):
     told = lease(spark, endpoint, "fleet_handlers:double", codec="no such codec")
     assert "no such codec" in told["refused"]
 
 
-def test_an_executor_without_pyzmq_says_so(monkeypatch):
+def test_an_executor_reports_missing_pyzmq(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zmq", None)
     (told,) = serve(SimpleNamespace(paths=(), log_level="INFO"), iter(()))
     assert "has no pyzmq" in told["refused"]
     assert "mdp-spark pack" in told["refused"]
 
 
-def test_a_lease_without_a_broker_says_why(spark):
+def test_a_lease_reports_an_unreachable_broker(spark):
     told = lease(spark, "tcp://127.0.0.1:1", "fleet_handlers:pid")
     assert told["served"] == 0
     assert "nobody listens there" in told["unreachable"]
@@ -128,7 +128,7 @@ def test_a_lease_without_a_broker_says_why(spark):
 # ── a fleet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_fleet_serves_says_so_and_drains(spark, endpoint, client):
+def test_a_fleet_serves_reports_its_status_and_drains(spark, endpoint, client):
     with running(spark, endpoint) as fleet:
         pid = int(client.request("pid")[0])
         assert pid != os.getpid()
@@ -149,7 +149,7 @@ def test_a_fleet_serves_says_so_and_drains(spark, endpoint, client):
     assert fleet.status()["slots"] == []
 
 
-def test_leases_are_renewed_while_calls_go_on_in_the_same_python(spark, endpoint, client):
+def test_leases_are_renewed_in_the_same_python_process(spark, endpoint, client):
     with running(spark, endpoint, lease=0.3) as fleet:
         pids = set()
         while fleet._slots._leases < 5:
@@ -165,7 +165,7 @@ def test_streams_and_codecs(spark, endpoint, client):
         assert client.call("double", 21) == 42
 
 
-def test_a_fleet_whose_handler_does_not_import_says_so_once_and_stays(spark, endpoint, client, logged):
+def test_a_fleet_retries_a_handler_that_cannot_be_imported(spark, endpoint, client, logged):
     with running(spark, endpoint, handler="no_such_module:f") as fleet:
         assert logged("cannot serve pid: cannot use no_such_module:f: ModuleNotFoundError")
         eventually(lambda: fleet.status()["failures"] >= 2)
@@ -174,7 +174,7 @@ def test_a_fleet_whose_handler_does_not_import_says_so_once_and_stays(spark, end
         assert [slot["state"] for slot in told["slots"]] in (["waiting"], ["starting"])
 
 
-def test_a_killed_python_is_replaced_and_its_request_done_again(spark, endpoint, client):
+def test_a_killed_python_process_is_replaced_and_its_request_repeated(spark, endpoint, client):
     with running(spark, endpoint, handler="fleet_handlers:slow", service="slow"):
         before = int(client.request("slow", b"0")[0])
         reply = client.submit("slow", b"1")
@@ -183,14 +183,14 @@ def test_a_killed_python_is_replaced_and_its_request_done_again(spark, endpoint,
         assert int(reply.result()[0]) != before
 
 
-def test_what_is_being_worked_on_is_finished_before_the_end(spark, endpoint, client):
+def test_draining_finishes_running_requests(spark, endpoint, client):
     with running(spark, endpoint, handler="fleet_handlers:slow", service="slow", lease=0.2):
         reply = client.submit("slow", b"1")
         eventually(lambda: busy(client, "slow"))
     assert int(reply.result(timeout=0)[0])
 
 
-def test_a_fleet_of_none_is_woken_by_a_request(spark, endpoint, client):
+def test_an_empty_fleet_scales_up_for_a_request(spark, endpoint, client):
     with running(spark, endpoint, minimum=0, idle=0.5) as fleet:
         eventually(lambda: fleet._load)
         assert fleet.status()["slots"] == []
@@ -199,7 +199,7 @@ def test_a_fleet_of_none_is_woken_by_a_request(spark, endpoint, client):
         assert client.request("pid")
 
 
-def test_reports_of_another_fleet_of_the_same_name_are_not_ours(spark, endpoint, client):
+def test_reports_of_another_fleet_with_the_same_name_are_ignored(spark, endpoint, client):
     with running(spark, endpoint) as fleet:
         client.request("pid")
         for strange in (
@@ -231,7 +231,7 @@ def test_more_slots_than_cores_are_refused(spark, endpoint):
         ({"minimum": 3, "maximum": 2}, "--min 3 --max 2"),
     ],
 )
-def test_settings_that_make_no_fleet_are_refused(settings, why):
+def test_invalid_settings_are_refused(settings, why):
     with pytest.raises(SettingError, match=re.escape(why)):
         FleetSettings(**{"handler": "m:f", "service": "s", "name": "n", **settings})
 
@@ -262,7 +262,7 @@ def test_settings_that_make_no_fleet_are_refused(settings, why):
         ("Job 3 cancelled because SparkContext was shut down", (Died, "the job: Job 3 cancelled")),
     ],
 )
-def test_what_ends_a_job_is_told_in_one_line(text, outcome):
+def test_failures_of_jobs_are_explained_in_one_line(text, outcome):
     kind, told = outcome
     found = classify_failure(text)
     assert isinstance(found, kind)
@@ -271,7 +271,7 @@ def test_what_ends_a_job_is_told_in_one_line(text, outcome):
 
 
 class Conf(dict):
-    """As much of a SparkContext as is asked for its cores."""
+    """The part of a SparkContext that tells its cores."""
 
     defaultParallelism = 5  # noqa: N815 - Spark's name
 
@@ -301,12 +301,12 @@ def test_the_cores_of_a_cluster(context, number):
     assert cores(context) == number
 
 
-def test_a_cluster_without_end_needs_a_maximum():
+def test_an_unlimited_cluster_needs_a_maximum():
     with pytest.raises(SettingError, match="set one with --max"):
         cores(Conf("yarn", dynamicAllocation_enabled="true"))
 
 
-def test_addresses_that_only_this_machine_reaches():
+def test_loopback_addresses():
     assert all(map(is_loopback, ["tcp://127.0.0.1:5555", "tcp://localhost:1", "ipc:///run/b", "tcp://[::1]:5"]))
     assert not any(map(is_loopback, ["tcp://10.0.0.1:5555", "tcp://broker:5555"]))
 

@@ -1,4 +1,4 @@
-"""A fleet on executors in processes of their own, which are really killed."""
+"""A fleet on separate executor processes, which are really killed."""
 
 import signal
 
@@ -13,7 +13,7 @@ FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
 
 
 @pytest.mark.timeout(300)
-def test_killed_pythons_and_executors_cost_no_call():
+def test_killed_python_processes_and_executors_lose_no_call():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", *LOCAL_CLUSTER, "--min", "2") as running:
             first, second = running.serving(2)
@@ -38,7 +38,7 @@ def test_killed_pythons_and_executors_cost_no_call():
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_renewals_of_short_leases_cost_no_call_and_a_drain_none_either():
+def test_renewed_leases_and_draining_lose_no_call():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         options = (*LOCAL_CLUSTER, "--min", "2", "--lease", "1")
         with fleet(endpoint, "fleet_handlers:pid", "pid", *options) as running:
@@ -57,7 +57,7 @@ def test_renewals_of_short_leases_cost_no_call_and_a_drain_none_either():
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_exits_immediately():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER) as running:
             (slot,) = running.serving(1)
@@ -71,7 +71,7 @@ def test_a_second_signal_ends_at_once():
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_handler_that_does_not_return_is_replaced_with_its_process():
+def test_a_stuck_handler_is_replaced_with_its_process():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "1")
         with fleet(endpoint, "fleet_handlers:slow", "slow", *options) as running:
@@ -108,7 +108,7 @@ print("ended in order", flush=True)
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_session_that_spark_ends_is_opened_again():
+def test_a_lost_session_is_reopened():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
             running.line("the Spark session on local[2] has ended; opening another", patience=PATIENCE)
@@ -119,7 +119,7 @@ def test_a_session_that_spark_ends_is_opened_again():
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_driver_whose_java_is_killed_starts_another():
+def test_a_driver_restarts_its_killed_java_process():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", "--master", "local[2]") as running:
             (slot,) = running.serving(1)

@@ -1,4 +1,4 @@
-"""What is shipped: the package as a zip, an environment as an archive."""
+"""What is shipped to executors: the package as a zip, an environment as an archive."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ def package(tmp_path):
 
 
 def python(code, *paths):
-    """Run code in a Python that has only the standard library, pyzmq and these paths; returns what it prints."""
+    """Run code with only the standard library, pyzmq and these paths; return what it prints."""
     import zmq
 
     lines = [f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}", code]
@@ -34,7 +34,7 @@ def python(code, *paths):
     ).stdout.strip()
 
 
-def test_the_package_has_every_module_and_nothing_that_was_made(package):
+def test_the_package_has_every_source_file_and_nothing_generated(package):
     names = set(zipfile.ZipFile(package).namelist())
     for folder in ("mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations"):
         assert {f"zmdp/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")} <= names
@@ -42,17 +42,17 @@ def test_the_package_has_every_module_and_nothing_that_was_made(package):
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_executors_import_from_the_package_what_they_need(package):
+def test_executors_can_import_from_the_package(package):
     code = "import zmdp.workers, zmdp.clients, zmdp.spark.fleet.executor as w; print(w.__file__)"
     assert python(code, package) == f"{package}/zmdp/spark/fleet/executor.py"
 
 
-def test_the_executor_s_side_imports_nothing_but_the_standard_library(package):
+def test_the_executor_module_imports_only_the_standard_library(package):
     code = "import zmdp.spark.fleet.executor; print([n for n in ('zmq', 'click', 'pyspark') if n in sys.modules])"
     assert python(code, package) == "[]"
 
 
-def test_a_package_can_be_made_from_a_package(package, tmp_path):
+def test_a_package_can_be_created_from_a_package(package, tmp_path):
     again = tmp_path / "again.zip"
     code = f"import pathlib; from zmdp.spark.fleet.packaging import write_package as w; w(pathlib.Path({str(again)!r}))"
     python(code, package)
@@ -61,7 +61,7 @@ def test_a_package_can_be_made_from_a_package(package, tmp_path):
     assert [before.read(name) for name in before.namelist()] == [after.read(name) for name in after.namelist()]
 
 
-def test_nothing_compiled_is_shipped(package):
+def test_no_compiled_module_is_shipped(package):
     names = zipfile.ZipFile(package).namelist()
     assert "zmdp/mdp/broker/machine.py" in names
     assert not [name for name in names if name.endswith(".so")]
@@ -76,7 +76,7 @@ def test_pack_without_an_environment(tmp_path):
     )
 
 
-def test_the_launcher_is_the_command(package, tmp_path):
+def test_the_launcher_runs_the_command(package, tmp_path):
     packaging.pack(tmp_path, requirements=(), environment=False)
     done = subprocess.run(
         [sys.executable, tmp_path / "main.py", "fleet", "--help"],
@@ -86,7 +86,7 @@ def test_the_launcher_is_the_command(package, tmp_path):
 
 
 @pytest.mark.spark_long
-def test_an_environment_runs_elsewhere_with_what_was_asked_for(package, tmp_path):
+def test_an_environment_runs_elsewhere_with_its_requirements(package, tmp_path):
     wanted = tmp_path / "requirements.txt"
     wanted.write_text("msgpack\n")
     packaging.write_environment(tmp_path / "e.tar.gz", [*packaging.base_requirements(), f"-r {wanted}"])
@@ -101,21 +101,21 @@ def test_an_environment_runs_elsewhere_with_what_was_asked_for(package, tmp_path
 
 
 @pytest.mark.spark_long
-def test_what_pip_cannot_install_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_failure_of_pip_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(PackError, match=r"pip could not install pyzmq==0.0.1: ERROR: .*pyzmq==0.0.1"):
         packaging.write_environment(tmp_path / "e.tar.gz", ["pyzmq==0.0.1"])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_an_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
     done = run("mdp-spark", "pack", str(tmp_path / "file" / "x"), "--no-environment")
     assert done.returncode == 1
     assert done.stderr.decode() == f"mdp-spark: cannot write {tmp_path}/file/x: Not a directory\n"
 
 
-def test_packages_without_an_environment_to_have_them(tmp_path):
+def test_requirements_without_an_environment_are_refused(tmp_path):
     done = run("mdp-spark", "pack", str(tmp_path), "--no-environment", "--requirement", "numpy")
     assert done.returncode == 2
     assert "--requirement excludes --no-environment" in done.stderr.decode()
@@ -130,7 +130,7 @@ def test_packages_without_an_environment_to_have_them(tmp_path):
         ({"archive": "HERE/x.whl", "master": "local[2]"}, "--archive needs executors in separate processes"),
     ],
 )
-def test_what_cannot_be_shipped_is_refused_before_spark_starts(tmp_path, settings, why):
+def test_invalid_files_are_refused_before_spark_starts(tmp_path, settings, why):
     (tmp_path / "x.whl").write_text("")
     here = {
         name: tuple(each.replace("HERE", str(tmp_path)) for each in value)
@@ -142,7 +142,7 @@ def test_what_cannot_be_shipped_is_refused_before_spark_starts(tmp_path, setting
         Cluster(**here).open("test")
 
 
-def test_what_spark_is_told():
+def test_settings_of_the_session():
     told = Cluster(master="spark://h:7077", archive="e.tar.gz", dynamic=True)._settings(3)
     assert told["spark.archives"] == "e.tar.gz#environment"
     assert told["spark.pyspark.python"] == "./environment/bin/python"
@@ -163,5 +163,5 @@ def test_what_spark_is_told():
         ("bin/python", True),
     ],
 )
-def test_what_of_an_environment_is_shipped(name, shipped):
+def test_files_of_an_environment_that_are_shipped(name, shipped):
     assert (packaging._executor_needs(tarfile.TarInfo(name)) is not None) is shipped
