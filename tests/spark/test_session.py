@@ -45,7 +45,7 @@ wrong
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (ANALYSIS, "[TABLE_OR_VIEW_NOT_FOUND] The table or view `nope` cannot be found. "
          "If you did not qualify the name, verify it. SQLSTATE: 42P01; line 1 pos 14"),
@@ -56,8 +56,8 @@ wrong
         ("x" * 2000, "x" * 1000),
     ],
 )  # fmt: skip
-def test_errors_on_one_line(text, told):
-    assert session.reason(RuntimeError(text)) == told
+def test_errors_on_one_line(text, message):
+    assert session.reason(RuntimeError(text)) == message
 
 
 @pytest.mark.parametrize("master", ["spark", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])
@@ -121,14 +121,14 @@ def test_missing_or_old_java_is_reported_in_one_line(tmp_path, monkeypatch):
 
 
 def test_commands_without_java(tmp_path):
-    told = run("mdp-spark", "batch", JAVA_HOME=str(tmp_path), PATH="/nowhere")
-    assert (told.returncode, told.stderr.decode().count("\n")) == (1, 1), told.stderr
-    assert "there is no Java in JAVA_HOME" in told.stderr.decode()
+    done = run("mdp-spark", "batch", JAVA_HOME=str(tmp_path), PATH="/nowhere")
+    assert (done.returncode, done.stderr.decode().count("\n")) == (1, 1), done.stderr
+    assert "there is no Java in JAVA_HOME" in done.stderr.decode()
     assert run("mdp-spark", JAVA_HOME=str(tmp_path)).stdout.startswith(b"Usage: mdp-spark")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--config", "nowhere.toml"), "cannot read nowhere.toml"),
         (("--job", "x=nowhere:f"), "No module named 'nowhere'"),
@@ -141,8 +141,8 @@ def test_commands_without_java(tmp_path):
         (("--concurrency", "0"), "a whole number of requests, above 0"),
     ],
 )
-def test_invalid_arguments_of_a_batch(arguments, told):
+def test_invalid_arguments_of_a_batch(arguments, message):
     found = run("mdp-spark", "batch", *arguments)
     said = [line for line in found.stderr.splitlines() if b"starting Spark" not in line]
     assert (found.returncode, len(said)) == (2, 1), found.stderr
-    assert told in found.stderr.decode()
+    assert message in found.stderr.decode()

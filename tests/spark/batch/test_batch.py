@@ -135,9 +135,9 @@ def test_a_large_result_is_written_to_the_folder(client, spark, folder, n):
 
 def test_a_large_result_without_a_folder_is_refused(spark, endpoint, tmp_path):
     with running(spark, endpoint, tmp_path, results=False), Client(endpoint, timeout=PATIENCE) as client:
-        with pytest.raises(ServiceError, match="with --results FOLDER") as told:
+        with pytest.raises(ServiceError, match="with --results FOLDER") as raised:
             client.request("spark.sql", b"SELECT * FROM range(20000)")
-    assert told.value.code == 413
+    assert raised.value.code == 413
 
 
 def test_duplicate_column_names_are_refused_for_json(client):
@@ -157,9 +157,9 @@ def test_tables_are_opened_anew_for_each_request(client, folder):
 
 
 def test_an_unreadable_table_fails_only_queries_that_name_it(client):
-    with pytest.raises(ServiceError, match="PATH_NOT_FOUND") as told:
+    with pytest.raises(ServiceError, match="PATH_NOT_FOUND") as raised:
         rows(client, "SELECT * FROM missing")
-    assert told.value.code == 422
+    assert raised.value.code == 422
     described, data = result(client, "spark.job", "view", {"name": "people"})
     assert (described["rows"], json.loads(data)[0]) == (3, {"name": "ann", "age": "3"})
 
@@ -187,22 +187,22 @@ def test_yielded_values_are_sent(client):
 
 
 @pytest.mark.parametrize(
-    ("sql", "condition", "told"),
+    ("sql", "condition", "message"),
     [
-        ("SELECT 1 a b", "PARSE_SYNTAX_ERROR", "that is no query: [PARSE_SYNTAX_ERROR] Syntax error at or near 'b'"),
+        ("SELECT 1 a b", "PARSE_SYNTAX_ERROR", "not a valid query: [PARSE_SYNTAX_ERROR] Syntax error at or near 'b'"),
         ("SELECT 1;\nSELECT 2", "PARSE_SYNTAX_ERROR", "(line 1, pos 8)"),
         ("SELECT * FROM nowhere", "TABLE_OR_VIEW_NOT_FOUND", "line 1 pos 14"),
         ("SELECT * FROM text.`/etc/passwd`", "TABLE_OR_VIEW_NOT_FOUND", "`/etc/passwd`"),
         ("SELECT nothing FROM range(1)", "UNRESOLVED_COLUMN.WITH_SUGGESTION", "`nothing`"),
-        ("WITH a AS (SELECT 1 AS a) INSERT INTO t SELECT a FROM a", "PARSE_SYNTAX_ERROR", "is for spark.job"),
+        ("WITH a AS (SELECT 1 AS a) INSERT INTO t SELECT a FROM a", "PARSE_SYNTAX_ERROR", "use spark.job"),
         ("SELECT 1) UNION (SELECT 2", "PARSE_SYNTAX_ERROR", "Syntax error"),
     ],
 )
-def test_an_invalid_query(client, spark, sql, condition, told):
+def test_an_invalid_query(client, spark, sql, condition, message):
     with pytest.raises(ServiceError) as raised:
         rows(client, sql)
     assert raised.value.code == 422
-    assert told in raised.value.text
+    assert message in raised.value.text
     assert "\n" not in raised.value.text
     assert json.loads(raised.value.detail)["condition"] == condition
     assert not spark.catalog.tableExists("t")
@@ -223,10 +223,10 @@ def test_an_invalid_query(client, spark, sql, condition, told):
     ],
 )
 def test_a_query_cannot_run_programs_or_java(client, tmp_path, sql):
-    refused = r"ROUTINE|NAMESPACE" if "system.builtin" in sql else r"is for spark\.job"  # Spark 4.0 has no such name
-    with pytest.raises(ServiceError, match=rf"use spark\.job|{refused}") as told:
+    refused = r"ROUTINE|NAMESPACE" if "system.builtin" in sql else r"use spark\.job"  # Spark 4.0 has no such name
+    with pytest.raises(ServiceError, match=rf"use spark\.job|{refused}") as raised:
         rows(client, sql.replace("FILE", str(tmp_path / "made")))
-    assert told.value.code == 422
+    assert raised.value.code == 422
     assert not (tmp_path / "made").exists()
 
 
@@ -237,35 +237,35 @@ def test_strings_that_look_unsafe_are_accepted(client):
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "told"),
+    ("call", "code", "message"),
     [
         ((), 422, "the query is empty"),
-        (("SELEC 1",), 422, "that is no query: 'SELEC 1'"),
+        (("SELEC 1",), 422, "not a query: 'SELEC 1'"),
         (("CREATE TABLE t AS SELECT 1 AS a",), 422, "what changes something is for spark.job"),
         (("SELECT raise_error('boo')",), 500, "[USER_RAISED_EXCEPTION] boo"),
         (("SELECT 1/0",), 500, "[DIVIDE_BY_ZERO]"),
     ],
 )
-def test_a_query_that_fails(client, call, code, told):
+def test_a_query_that_fails(client, call, code, message):
     with pytest.raises(ServiceError) as raised:
         client.request("spark.sql", *frames(*call))
-    assert (raised.value.code, told in raised.value.text) == (code, True), raised.value.text
+    assert (raised.value.code, message in raised.value.text) == (code, True), raised.value.text
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "told"),
+    ("call", "code", "message"),
     [
         (("nope",), 422, "there is no job 'nope': there are"),
-        (("rows", {"n": "three"}), 422, "n is 'three': it takes whole number"),
+        (("rows", {"n": "three"}), 422, "n is 'three'; expected an integer"),
         (("failing",), 500, "ValueError: the job has no mind to"),
         (("choosing",), 418, "a teapot"),
         (("view", {"name": "nowhere"}), 422, "[TABLE_OR_VIEW_NOT_FOUND]"),
     ],
 )
-def test_a_job_that_fails(client, call, code, told):
+def test_a_job_that_fails(client, call, code, message):
     with pytest.raises(ServiceError) as raised:
         client.request("spark.job", *frames(*call))
-    assert (raised.value.code, told in raised.value.text) == (code, True), raised.value.text
+    assert (raised.value.code, message in raised.value.text) == (code, True), raised.value.text
     assert rows(client, "SELECT 1 AS a") == [{"a": 1}]
 
 
@@ -350,8 +350,8 @@ def cancelled_by_command(at, request):
         future = client.submit("spark.job", *request)
         yield
         (job,) = control.ask(client, "batch", "status")["running"]
-        told = run("mdp-spark", "cancel", job["job"], "--broker", at)
-        assert told.returncode == 0, told.stderr
+        done = run("mdp-spark", "cancel", job["job"], "--broker", at)
+        assert done.returncode == 0, done.stderr
         with pytest.raises(RequestCancelled):
             future.result()
         assert run("mdp-spark", "cancel", job["job"], "--broker", at).returncode == 4
@@ -408,9 +408,9 @@ def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoi
 
 
 def submit(at, *arguments, code=0):
-    told = run("mdp-spark", "submit", *arguments, "--broker", at)
-    assert told.returncode == code, told.stderr
-    return told.stdout.decode().splitlines(), told.stderr.decode()
+    done = run("mdp-spark", "submit", *arguments, "--broker", at)
+    assert done.returncode == code, done.stderr
+    return done.stdout.decode().splitlines(), done.stderr.decode()
 
 
 def test_submit_sql(at, folder):
@@ -419,17 +419,17 @@ def test_submit_sql(at, folder):
     assert json.loads(line)["data"] == [{"n": 1}]
     assert submit(at, "sql", "SELECT 1 AS n", "--output", str(folder / "out"))[0] == []
     assert json.loads((folder / "out").read_text()) == [{"n": 1}]
-    lines, told = submit(at, "sql", "SELECT * FROM range(3000)")
+    lines, progress = submit(at, "sql", "SELECT * FROM range(3000)")
     assert Path(lines[0]).parent == folder / "results"
-    assert "the result (3000 rows) is too large to send" in told
+    assert "the result (3000 rows) is too large to send" in progress
 
 
 def test_submit_job(at):
     assert submit(at, "job", "rows", '{"n": 2}')[0] == ['{"id": 0}', '{"id": 1}']
-    lines, told = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
+    lines, progress = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
     assert json.loads(lines[0])["given"] == {"a": 1, "b": "x"}
-    assert "on batch" in told
-    assert "n is 'x': it takes whole number" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
+    assert "on batch" in progress
+    assert "n is 'x'; expected an integer" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
     assert "there is no job" in submit(at, "job", "nope", code=6)[1]
     assert "a JSON object" in submit(at, "job", "rows", "3", code=2)[1]
     assert "NAME=VALUE" in submit(at, "job", "rows", "--arg", "n", code=2)[1]
@@ -438,17 +438,17 @@ def test_submit_job(at):
 def test_errors_of_submit(at):
     assert "go with --durable" in submit(at, "sql", "SELECT 1", "--detach", code=2)[1]
     assert "no batch offers 'other.sql'" in submit(at, "sql", "SELECT 1", "--prefix", "other", code=4)[1]
-    assert "that is no query" in submit(at, "sql", "SELEC 1", code=6)[1]
+    assert "not a query" in submit(at, "sql", "SELEC 1", code=6)[1]
     nobody = "tcp://127.0.0.1:9"
-    told = run("mdp-spark", "submit", "sql", "SELECT 1", "--broker", nobody)
-    assert (told.returncode, nobody in told.stderr.decode()) == (5, True)
+    done = run("mdp-spark", "submit", "sql", "SELECT 1", "--broker", nobody)
+    assert (done.returncode, nobody in done.stderr.decode()) == (5, True)
 
 
 def test_submit_a_durable_job(at, tmp_path):
-    lines, told = submit(at, "job", "streaming", "--durable", "--key", "k1")
+    lines, progress = submit(at, "job", "streaming", "--durable", "--key", "k1")
     assert lines == ['{"id": 0}', '{"id": 1}', '{"id": 2}']
-    assert '{"step": 0}' in told
-    uuid = told.splitlines()[0].removeprefix("handed over as ")
+    assert '{"step": 0}' in progress
+    uuid = progress.splitlines()[0].removeprefix("submitted as ")
     assert submit(at, "job", "streaming", "--durable", "--key", "k1", "--detach")[0] == [uuid]
     again = run("mdp-spark", "status", uuid, "--broker", at)
     assert again.stdout.decode().splitlines() == lines
@@ -463,8 +463,8 @@ def test_titanic_can_be_queried_as_a_table(at, client):
 def test_waiting_for_and_cancelling_a_durable_job(at, spark, tmp_path):
     (uuid,), _ = submit(at, "job", "gated", json.dumps({"folder": str(tmp_path)}), "--durable", "--detach")
     running_now = pids(tmp_path)
-    told = run("mdp-spark", "status", uuid, "--broker", at)
-    assert (told.returncode, "has no result yet" in told.stderr.decode()) == (3, True)
+    done = run("mdp-spark", "status", uuid, "--broker", at)
+    assert (done.returncode, "has no result yet" in done.stderr.decode()) == (3, True)
     assert run("mdp-spark", "cancel", uuid, "--broker", at).returncode == 0
     eventually(lambda: free(spark))
     eventually(lambda: not any(map(alive, running_now)))
@@ -475,10 +475,10 @@ def test_waiting_for_and_cancelling_a_durable_job(at, spark, tmp_path):
 def test_status(at, client, tmp_path):
     future = client.submit("spark.job", *frames("gated", {"folder": str(tmp_path), "tasks": 2}))
     pids(tmp_path)
-    told = run("mdp-spark", "status", "--broker", at).stdout.decode()
-    assert "batch batch on" in told
-    assert "0/2 tasks" in told
-    assert "gated(folder=" in told
+    shown = run("mdp-spark", "status", "--broker", at).stdout.decode()
+    assert "batch batch on" in shown
+    assert "0/2 tasks" in shown
+    assert "gated(folder=" in shown
     (driver,) = json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)
     (job,) = driver["running"]
     assert (driver["kind"], driver["tables"], job["tasks"], job["cancelled"]) == (
@@ -493,9 +493,9 @@ def test_control_commands_for_unknown_drivers_and_jobs(at, client):
     assert run("mdp-spark", "drain", "a b", "--broker", at).returncode == 2
     assert run("mdp-spark", "cancel", "0" * 16, "--broker", at).returncode == 4
     for asked in (b"", b"3", b"{}", b'{"op": "fly"}', b"\xff"):
-        with pytest.raises(ServiceError, match="one of: status, cancel, drain") as told:
+        with pytest.raises(ServiceError, match="one of: status, cancel, drain") as raised:
             client.request("spark.control.batch", asked)
-        assert told.value.code == 422
+        assert raised.value.code == 422
 
 
 def test_drain(spark, endpoint, tmp_path):

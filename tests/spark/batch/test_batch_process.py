@@ -115,15 +115,15 @@ def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
             workers = began(tmp_path)
             (java,) = javas(one.pid)
             kill(java)
-            with pytest.raises(ServiceError, match="Spark was lost during job") as told:
+            with pytest.raises(ServiceError, match="Spark was lost during job") as raised:
                 future.result()
-            assert told.value.code == 502
+            assert raised.value.code == 502
             assert ask(client, "value", a=1)["given"] == {"a": 1}
             one.line("the Spark session is lost; opening another")
             assert "Traceback" not in one.stderr
             eventually(lambda: gone([*workers, java]))
 
-            # what runs is finished when it is told to end
+            # running jobs are finished when the batch is told to stop
             (tmp_path / "again").mkdir()
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
             began(tmp_path / "again")
@@ -163,8 +163,8 @@ def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tm
 def test_a_batch_waits_for_broker_and_master():
     nowhere = "tcp://127.0.0.1:9"
     with process("mdp-spark", "batch", "--master", "spark://127.0.0.1:9", MDP_BROKER=nowhere) as waiting:
-        told = waiting.line("no Spark master answers at 127.0.0.1:9 (Connection refused); retrying in", count=2)
-        assert "retrying in 2 s" in told
+        line = waiting.line("no Spark master answers at 127.0.0.1:9 (Connection refused); retrying in", count=2)
+        assert "retrying in 2 s" in line
         assert waiting.end(signal.SIGTERM) == 0
     with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
         waiting.line("no broker at tcp://127.0.0.1:9 yet: nobody listens there", patience=PATIENCE)
@@ -260,12 +260,12 @@ def test_the_page_about_batches(tmp_path, capsys):
                 words, *printed = command.splitlines()
                 if words.startswith("mdp-spark submit") or words.startswith("mdp-spark status"):
                     words = re.sub("[0-9a-f]{32}", uuid, words)
-                    told = run(*shlex.split(words), MDP_BROKER=at)
-                    lines = told.stdout.decode().splitlines()
+                    done = run(*shlex.split(words), MDP_BROKER=at)
+                    lines = done.stdout.decode().splitlines()
                     if re.fullmatch("[0-9a-f]{32}", printed[0]):
                         (uuid,) = lines
                     else:
-                        assert lines == printed, told.stderr
+                        assert lines == printed, done.stderr
         exec(compile(program.replace("tcp://127.0.0.1:5555", at), "docs/spark.md", "exec"), {})
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "[{'n': 3}]"

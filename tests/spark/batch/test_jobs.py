@@ -29,10 +29,10 @@ JOBS = {"count": count, "free": free}
 
 
 def refused(function, *arguments):
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as raised:
         function(*arguments)
-    assert told.value.code == 422
-    return told.value.text
+    assert raised.value.code == 422
+    return raised.value.text
 
 
 # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -59,7 +59,7 @@ def test_a_query(frames, asked):
 
 
 @pytest.mark.parametrize(
-    ("frames", "told"),
+    ("frames", "message"),
     [
         ([b""], "the query is empty"),
         ([b" ; "], "the query is empty"),
@@ -82,8 +82,8 @@ def test_a_query(frames, asked):
         ([b"SELECT 1", b'{"args": 1}'], "args must be an object"),
     ],
 )
-def test_invalid_queries(frames, told):
-    assert told in refused(jobs.parse_query, frames)
+def test_invalid_queries(frames, message):
+    assert message in refused(jobs.parse_query, frames)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_call(frames, arguments, format_):
 
 
 @pytest.mark.parametrize(
-    ("frames", "told"),
+    ("frames", "message"),
     [
         ([b"nope"], "no job named 'nope'; available jobs: count, free"),
         ([b"count"], "missing a required argument: 'path'; it takes path: str, top: int = 10"),
@@ -138,8 +138,8 @@ def test_a_call(frames, arguments, format_):
         ([b"count", b"", b"", b""], "one to three frames"),
     ],
 )
-def test_invalid_calls(frames, told):
-    assert told in refused(jobs.parse_call, frames, JOBS)
+def test_invalid_calls(frames, message):
+    assert message in refused(jobs.parse_call, frames, JOBS)
 
 
 def test_a_call_without_any_jobs():
@@ -169,7 +169,7 @@ def test_unresolvable_annotations_are_checked_by_name_only():
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("nonsense", "MODULE:FUNCTION, for example yourpackage.jobs:wordcount"),
         ("no.such.module:f", "No module named 'no'"),
@@ -178,8 +178,8 @@ def test_unresolvable_annotations_are_checked_by_name_only():
         ("os:getcwd", "must take the Spark session as its first argument"),
     ],
 )
-def test_invalid_jobs(target, told):
-    with pytest.raises(SettingError, match=re.escape(told)):
+def test_invalid_jobs(target, message):
+    with pytest.raises(SettingError, match=re.escape(message)):
         jobs.load_jobs({"x": target})
 
 
@@ -222,7 +222,7 @@ def test_a_catalogue(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("tables = [", "is not valid TOML"),
         ("colour = 1", "unknown setting 'colour'; expected jobs, results, tables"),
@@ -242,12 +242,12 @@ def test_a_catalogue(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_invalid_catalogues(tmp_path, text, told):
+def test_invalid_catalogues(tmp_path, text, message):
     path = tmp_path / "catalogue.toml"
     path.write_text(text)
     with pytest.raises(SettingError) as raised:
         catalogue.read(path)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_a_missing_catalogue(tmp_path):
@@ -304,9 +304,9 @@ def test_values_that_json_cannot_represent_or_are_too_large(tmp_path):
     loop.append(loop)
     with pytest.raises(ServiceError, match="the job returned a list; return a DataFrame or a value for JSON"):
         Results(str(tmp_path)).frames(loop, "0" * 16, "json")
-    with pytest.raises(ServiceError, match="the result is 202 bytes; at most 100 bytes can be sent") as told:
+    with pytest.raises(ServiceError, match="the result is 202 bytes; at most 100 bytes can be sent") as raised:
         Results(None, inline=100).frames("x" * 200, "0" * 16, "json")
-    assert told.value.code == 413
+    assert raised.value.code == 413
     with pytest.raises(ServiceError, match="return a DataFrame instead, which is written to hdfs://x"):
         Results("hdfs://x/", inline=100).frames("x" * 200, "0" * 16, "json")
 

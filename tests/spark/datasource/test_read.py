@@ -83,7 +83,7 @@ def test_only_the_columns_of_the_schema_are_read(db):
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "message"),
     [
         ("id long, reqest string", "titanic has no column 'reqest'; available columns: id, uuid,"),
         ("id string", "titanic's column id cannot be read as string; use bigint"),
@@ -91,8 +91,8 @@ def test_only_the_columns_of_the_schema_are_read(db):
         ("headers string", "titanic's column headers cannot be read as string; use map<string,string>"),
     ],
 )
-def test_invalid_schemas(pristine, schema, told):
-    with pytest.raises(SettingError, match=re.escape(told)):
+def test_invalid_schemas(pristine, schema, message):
+    with pytest.raises(SettingError, match=re.escape(message)):
         open_reader({"db": str(pristine)}, StructType.fromDDL(schema))
 
 
@@ -100,7 +100,7 @@ def test_invalid_schemas(pristine, schema, told):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {"sevice": "x"},
@@ -116,8 +116,8 @@ def test_invalid_schemas(pristine, schema, told):
         ({"db": "postgresql://nobody@127.0.0.1:1/x"}, "cannot read postgresql://nobody@127.0.0.1:1/x: connection"),
     ],
 )
-def test_invalid_options(options, told, pristine):
-    with pytest.raises(ZmdpError, match=re.escape(told)):
+def test_invalid_options(options, message, pristine):
+    with pytest.raises(ZmdpError, match=re.escape(message)):
         open_reader({"db": str(pristine), **options}, SCHEMA).partitions()
 
 

@@ -123,7 +123,7 @@ def test_a_stream_with_available_now_ends(db, reader):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"events": "all"}, "events is 'all'; expected accepted or ended"),
         ({"startingOffsets": "5"}, "startingOffsets is '5'; expected earliest or latest"),
@@ -132,8 +132,8 @@ def test_a_stream_with_available_now_ends(db, reader):
         ({"db": "nowhere.db"}, "there is no database nowhere.db"),
     ],
 )
-def test_invalid_options_of_streams(pristine, options, told):
-    with pytest.raises(ZmdpError, match=told):
+def test_invalid_options_of_streams(pristine, options, message):
+    with pytest.raises(ZmdpError, match=message):
         StreamReader({"db": str(pristine), **options}, ID)
 
 
@@ -270,7 +270,7 @@ def test_each_request_is_read_once_under_concurrent_writes(db, reader):
                             written.extend(uuids)
                     else:
                         transaction.rollback()
-        except Exception as error:  # noqa: BLE001 - told by the test
+        except Exception as error:  # noqa: BLE001 - reported by the test
             failures.append(error)
 
     writers = [threading.Thread(target=write, args=(seed,)) for seed in range(1, 4)]

@@ -74,8 +74,8 @@ def test_too_few_cores(spark, endpoint):
 
 
 def test_executors_without_pyzmq(spark, endpoint, monkeypatch):
-    told = {"host": "h", "python": "3.11.0", "pyzmq": "ModuleNotFoundError: No module named 'zmq'", "zmdp": None}
-    monkeypatch.setattr(doctor, "_probed", lambda *asked: ([{**told, "broker": "not asked"}], None))
+    found = {"host": "h", "python": "3.11.0", "pyzmq": "ModuleNotFoundError: No module named 'zmq'", "zmdp": None}
+    monkeypatch.setattr(doctor, "_probed", lambda *asked: ([{**found, "broker": "not checked"}], None))
     checks = list(Doctor(Shared(spark), endpoint).checks())
     assert failed(checks).found == "on h: ModuleNotFoundError: No module named 'zmq'"
     assert "mdp-spark pack" in failed(checks).advice

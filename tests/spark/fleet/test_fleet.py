@@ -81,8 +81,8 @@ def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
             "paths": (str(HERE),), "log_level": "INFO", **BEATS, **settings,
         }
     )  # fmt: skip
-    (told,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
-    return told
+    (result,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
     ],
 )
 def test_an_unusable_handler_is_returned_as_a_result(spark, endpoint, handler, why):
-    told = lease(spark, endpoint, handler)
-    assert set(told) == {"host", "refused"}
-    assert why in told["refused"]
+    result = lease(spark, endpoint, handler)
+    assert set(result) == {"host", "refused"}
+    assert why in result["refused"]
 
 
 def test_a_missing_module_is_reported_with_advice(spark, endpoint):
@@ -108,21 +108,21 @@ def test_a_missing_module_is_reported_with_advice(spark, endpoint):
 
 
 def test_an_executor_reports_a_missing_codec(spark, endpoint):
-    told = lease(spark, endpoint, "fleet_handlers:double", codec="no such codec")
-    assert "no such codec" in told["refused"]
+    result = lease(spark, endpoint, "fleet_handlers:double", codec="no such codec")
+    assert "no such codec" in result["refused"]
 
 
 def test_an_executor_reports_missing_pyzmq(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zmq", None)
-    (told,) = serve(SimpleNamespace(paths=(), log_level="INFO"), iter(()))
-    assert "has no pyzmq" in told["refused"]
-    assert "mdp-spark pack" in told["refused"]
+    (result,) = serve(SimpleNamespace(paths=(), log_level="INFO"), iter(()))
+    assert "has no pyzmq" in result["refused"]
+    assert "mdp-spark pack" in result["refused"]
 
 
 def test_a_lease_reports_an_unreachable_broker(spark):
-    told = lease(spark, "tcp://127.0.0.1:1", "fleet_handlers:pid")
-    assert told["served"] == 0
-    assert "nobody listens there" in told["unreachable"]
+    result = lease(spark, "tcp://127.0.0.1:1", "fleet_handlers:pid")
+    assert result["served"] == 0
+    assert "nobody listens there" in result["unreachable"]
 
 
 # ── a fleet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,12 +137,12 @@ def test_a_fleet_serves_reports_its_status_and_drains(spark, endpoint, client):
         (row,) = json.loads(client.request("mmi.workers", b"pid")[0])["workers"]
         assert (row["name"], row["pid"], row["held"]) == ("spark.control.test slot 0", pid, 0)
         assert control.drivers(client) == ["test"]
-        told = control.ask(client, "test", "status")
-        assert {name: told[name] for name in ("kind", "name", "service", "handler", "master", "min", "max")} == {
+        result = control.ask(client, "test", "status")
+        assert {name: result[name] for name in ("kind", "name", "service", "handler", "master", "min", "max")} == {
             "kind": "fleet", "name": "test", "service": "pid", "handler": "fleet_handlers:pid",
             "master": "local[2,3]", "min": 1, "max": 1,
         }  # fmt: skip
-        assert (told["failures"], told["last_error"]) == (0, None)
+        assert (result["failures"], result["last_error"]) == (0, None)
         eventually(lambda: control.ask(client, "test", "status")["queued"] == 0)
         assert control.ask(client, "test", "drain")["draining"] is True
         eventually(lambda: not client.available("pid"))
@@ -169,9 +169,9 @@ def test_a_fleet_retries_a_handler_that_cannot_be_imported(spark, endpoint, clie
     with running(spark, endpoint, handler="no_such_module:f") as fleet:
         assert logged("cannot serve pid: cannot use no_such_module:f: ModuleNotFoundError")
         eventually(lambda: fleet.status()["failures"] >= 2)
-        told = control.ask(client, "test", "status")
-        assert "no_such_module" in told["last_error"]
-        assert [slot["state"] for slot in told["slots"]] in (["waiting"], ["starting"])
+        result = control.ask(client, "test", "status")
+        assert "no_such_module" in result["last_error"]
+        assert [slot["state"] for slot in result["slots"]] in (["waiting"], ["starting"])
 
 
 def test_a_killed_python_process_is_replaced_and_its_request_repeated(spark, endpoint, client):
@@ -263,10 +263,10 @@ def test_invalid_settings_are_refused(settings, why):
     ],
 )
 def test_failures_of_jobs_are_explained_in_one_line(text, outcome):
-    kind, told = outcome
+    kind, reason = outcome
     found = classify_failure(text)
     assert isinstance(found, kind)
-    assert found.reason.startswith(told)
+    assert found.reason.startswith(reason)
     assert "\n" not in found.reason
 
 

@@ -27,10 +27,10 @@ def test_killed_python_processes_and_executors_lose_no_call():
                 running.replaced(second, "executor")
                 calls.go_on()
             assert calls.failed == []
-            told = running.status()
-            assert told["failures"] == 2
-            assert "Command exited with code 137" in told["last_error"]
-            processes = {row["pid"] for row in told["slots"]} | {java_of(row["pid"]) for row in told["slots"]}
+            status = running.status()
+            assert status["failures"] == 2
+            assert "Command exited with code 137" in status["last_error"]
+            processes = {row["pid"] for row in status["slots"]} | {java_of(row["pid"]) for row in status["slots"]}
             assert control.ask(running.client, running.name, "drain")["draining"] is True
             assert running.command.wait() == 0
             eventually(lambda: not any(map(alive, processes)), PATIENCE)

@@ -16,7 +16,7 @@ def slots(minimum=1, maximum=4, **settings):
     return Slots(minimum, maximum, **{"lease": LEASE, "idle": IDLE, "rng": random.Random(1), **settings})
 
 
-def told(**more):
+def a_report(**more):
     return {"host": "h", "pid": 7, "executor": "0", "served": 0, **more}
 
 
@@ -24,7 +24,7 @@ def serving(fleet, now=0.0):
     """Start the due leases and let them report."""
     leases = fleet.due(now)
     for lease in leases:
-        assert fleet.report(lease.slot, lease.number, told(), now) is False
+        assert fleet.report(lease.slot, lease.number, a_report(), now) is False
     return leases
 
 
@@ -47,7 +47,7 @@ def test_each_slot_gets_a_lease_of_varied_length():
 def test_an_ended_lease_is_renewed_at_once():
     fleet = slots()
     (lease,) = serving(fleet)
-    fleet.report(lease.slot, lease.number, told(served=10), 29.0)
+    fleet.report(lease.slot, lease.number, a_report(served=10), 29.0)
     fleet.ended(lease, Served(12), 30.0)
     assert [(each.slot, each.number) for each in fleet.due(30.0)] == [(0, 2)]
     assert fleet.rows(30.0)[0]["served"] == 12
@@ -101,12 +101,12 @@ def test_late_reports_of_a_lost_lease_are_answered_with_drain():
     fleet = slots()
     (lost,) = serving(fleet)
     fleet.ended(lost, Died("executor lost"), 1.0)
-    assert fleet.report(lost.slot, lost.number, told(), 2.0) is True
+    assert fleet.report(lost.slot, lost.number, a_report(), 2.0) is True
     (lease,) = fleet.due(2.0)
-    assert fleet.report(lost.slot, lost.number, told(pid=8), 2.0) is True
-    assert fleet.report(lease.slot, lease.number, told(pid=9), 2.0) is False
+    assert fleet.report(lost.slot, lost.number, a_report(pid=8), 2.0) is True
+    assert fleet.report(lease.slot, lease.number, a_report(pid=9), 2.0) is False
     assert fleet.rows(2.0)[0]["pid"] == 9
-    assert fleet.report(17, 1, told(), 2.0) is True
+    assert fleet.report(17, 1, a_report(), 2.0) is True
 
 
 def test_an_invalid_report_counts_nothing():
@@ -125,7 +125,7 @@ def test_draining_tells_each_task_and_waits_for_all():
     fleet.drain()
     assert not fleet.finished
     assert fleet.due(1.0) == []
-    assert fleet.report(one.slot, one.number, told(), 1.0) is True
+    assert fleet.report(one.slot, one.number, a_report(), 1.0) is True
     assert states(fleet) == ["draining", "draining"]
     fleet.ended(one, Served(1), 2.0)
     assert fleet.due(2.0) == []
@@ -148,7 +148,7 @@ def test_draining_does_not_wait_for_pausing_slots():
 def test_a_draining_slot_that_has_not_reported_is_unheard():
     fleet = slots(minimum=2)
     one, other = fleet.due(0.0)
-    fleet.report(one.slot, one.number, told(), 0.0)
+    fleet.report(one.slot, one.number, a_report(), 0.0)
     assert fleet.unheard() == []
     fleet.drain()
     assert [slot.lease for slot in fleet.unheard()] == [other.number]
@@ -157,7 +157,7 @@ def test_a_draining_slot_that_has_not_reported_is_unheard():
 def test_silent_slots_are_listed():
     fleet = slots(minimum=2)
     one, _ = fleet.due(0.0)
-    fleet.report(one.slot, one.number, told(), 1.0)
+    fleet.report(one.slot, one.number, a_report(), 1.0)
     assert fleet.silent(14.0, 15.0) == []
     assert [slot.number for slot in fleet.silent(15.0, 15.0)] == [1]
 
@@ -225,7 +225,7 @@ def test_an_empty_fleet_scales_up_and_back_to_zero():
     fleet.observe(busy(idle=1), 1.0 + IDLE)
     assert fleet.wanted == 0
     assert fleet.due(62.0) == []
-    assert fleet.report(lease.slot, lease.number, told(), 62.0) is True
+    assert fleet.report(lease.slot, lease.number, a_report(), 62.0) is True
     fleet.ended(lease, Served(1), 63.0)
     assert fleet.rows(63.0) == []
 
@@ -325,7 +325,7 @@ def test_invariants_of_slots_and_leases(steps):
             now += value
         elif running and what == "report":
             lease = running[value % len(running)]
-            fleet.report(lease.slot, lease.number, told(), now)
+            fleet.report(lease.slot, lease.number, a_report(), now)
         elif running and what == "ended":
             lease = running.pop(value[0] % len(running))
             fleet.ended(lease, value[1], now)
@@ -341,6 +341,6 @@ def test_invariants_of_slots_and_leases(steps):
         assert fleet.deadline() is None or fleet.deadline() <= now + BACKOFF_SECONDS[1]
     fleet.drain()
     for lease in running:
-        assert fleet.report(lease.slot, lease.number, told(), now)
+        assert fleet.report(lease.slot, lease.number, a_report(), now)
         fleet.ended(lease, Served(0), now)
     assert fleet.finished

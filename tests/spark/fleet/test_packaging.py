@@ -143,11 +143,11 @@ def test_invalid_files_are_refused_before_spark_starts(tmp_path, settings, why):
 
 
 def test_settings_of_the_session():
-    told = Cluster(master="spark://h:7077", archive="e.tar.gz", dynamic=True)._settings(3)
-    assert told["spark.archives"] == "e.tar.gz#environment"
-    assert told["spark.pyspark.python"] == "./environment/bin/python"
-    assert told["spark.dynamicAllocation.maxExecutors"] == "3"
-    assert told["spark.speculation"] == "false"
+    settings = Cluster(master="spark://h:7077", archive="e.tar.gz", dynamic=True)._settings(3)
+    assert settings["spark.archives"] == "e.tar.gz#environment"
+    assert settings["spark.pyspark.python"] == "./environment/bin/python"
+    assert settings["spark.dynamicAllocation.maxExecutors"] == "3"
+    assert settings["spark.speculation"] == "false"
 
 
 @pytest.mark.parametrize(

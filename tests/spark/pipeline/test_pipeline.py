@@ -245,7 +245,7 @@ def test_a_worker_is_killed(spark):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"input": "nope"}, "input is 'nope': .*UNRESOLVED_COLUMN"),
         ({"input": ["text", "nope"]}, "UNRESOLVED_COLUMN"),
@@ -279,8 +279,8 @@ def test_a_worker_is_killed(spark):
         ({"key": "text", "rows_per_request": 2}, "a key stands for one request"),
     ],
 )
-def test_invalid_arguments(spark, asked, told):
-    with pytest.raises(SettingError, match=told):
+def test_invalid_arguments(spark, asked, message):
+    with pytest.raises(SettingError, match=message):
         call_service(texts(spark, 1), **{"service": "up", "input": "text", "broker": "tcp://127.0.0.1:5555", **asked})
 
 
@@ -413,7 +413,7 @@ def test_invalid_types_in_the_query(sql):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (([5], ["x"]), "the service is a int"),
         ((["up"], [{"a": 1}]), r"the input is a dict.* to_json\(\)"),
@@ -422,10 +422,10 @@ def test_invalid_types_in_the_query(sql):
         ((["up"], ["x"], ["k"], ["l"]), "a service, an input and perhaps a key"),
     ],
 )
-def test_invalid_arguments_of_the_function(endpoint, given, told):
+def test_invalid_arguments_of_the_function(endpoint, given, message):
     series = tuple(pd.Series(each) for each in given)
     asked = CallSettings(broker=endpoint, window=1)
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=message):
         list(pipeline.call_series(iter([series if len(series) > 1 else series[0]]), asked))
 
 

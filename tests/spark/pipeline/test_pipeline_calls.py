@@ -237,8 +237,8 @@ def test_replies_with_the_wrong_number_of_frames(server):
         (found,) = ask(server, rows(b"x"))
         assert found == Answer(None, 500, "the reply has 2 frames; a request of one row needs one frame")
         found = ask(server, rows(b"x", b"y"), rows_per_request=2)
-        told = "the reply has 3 frames; a request of 2 rows needs 2 frames"
-        assert found == [Answer(None, 500, told)] * 2
+        message = "the reply has 3 frames; a request of 2 rows needs 2 frames"
+        assert found == [Answer(None, 500, message)] * 2
         assert ask(server, rows(b"x"), result="frames") == [Answer([b"part", b"x"], 200)]
 
 
