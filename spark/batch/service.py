@@ -128,7 +128,8 @@ class Batch:
         concurrency: maximum number of concurrent requests of each service.
         prefix: first part of the services' names.
         master: the Spark master, for `mdp-spark status`.
-        settings: passed on to `Worker`.
+        heartbeat: interval in seconds.
+        liveness: intervals of silence after which the broker counts as dead.
     """
 
     def __init__(
@@ -143,7 +144,8 @@ class Batch:
         concurrency: int,
         prefix: str = "spark",
         master: str = "",
-        **settings: Any,
+        heartbeat: float = 1.0,
+        liveness: int = 5,
     ) -> None:
         self.name = name
         self.draining = threading.Event()
@@ -157,7 +159,14 @@ class Batch:
         self._counts = {"done": 0, "failed": 0, "cancelled": 0}
         self._lock = threading.Lock()
         self._workers = [
-            Worker(f"{prefix}.{kind}", handler, broker=broker, concurrency=concurrency, **settings)
+            Worker(
+                f"{prefix}.{kind}",
+                handler,
+                broker=broker,
+                concurrency=concurrency,
+                heartbeat=heartbeat,
+                liveness=liveness,
+            )
             for kind, handler in (("sql", self.sql), ("job", self.job))
         ]
         operations = {"status": self._status, "cancel": self._cancel, "drain": self._drain}

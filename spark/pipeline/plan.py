@@ -70,14 +70,16 @@ def call_service(
 
     Raises `SettingError` if an argument is invalid.  Errors of requests go into the columns.
     """
-    settings = _settings(
-        broker=broker,
-        window=window,
-        rows_per_request=rows_per_request,
-        timeout=timeout,
-        keep=keep,
-        headers=headers,
-        result=result,
+    settings = _checked(
+        CallSettings(
+            broker=broker,
+            window=window,
+            rows_per_request=rows_per_request,
+            timeout=timeout,
+            keep=keep,
+            headers=headers,
+            result=result,
+        )
     )
     name = wire.service_name(service).decode()
     if key is not None and rows_per_request > 1:
@@ -125,14 +127,16 @@ def register_function(
 
     Raises `SettingError` if an argument is invalid.
     """
-    settings = _settings(
-        broker=broker,
-        window=window,
-        rows_per_request=rows_per_request,
-        timeout=timeout,
-        keep=keep,
-        headers=headers,
-        result=result,
+    settings = _checked(
+        CallSettings(
+            broker=broker,
+            window=window,
+            rows_per_request=rows_per_request,
+            timeout=timeout,
+            keep=keep,
+            headers=headers,
+            result=result,
+        )
     )
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingError(f"{name!r} is not a valid function name: use letters, digits and '_'")
@@ -175,8 +179,8 @@ def _reply_type(result: str) -> "DataType":
     return cast("DataType", kinds[result])
 
 
-def _settings(**given: Any) -> CallSettings:
-    settings = CallSettings(**given)
+def _checked(settings: CallSettings) -> CallSettings:
+    """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
     window = settings.window
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_OUTSTANDING:
         raise SettingError(f"window is {window!r}; expected a number of requests from 1 to {MAX_OUTSTANDING}")
