@@ -241,7 +241,7 @@ def test_strings_that_look_unsafe_are_accepted(client):
     [
         ((), 422, "the query is empty"),
         (("SELEC 1",), 422, "not a query: 'SELEC 1'"),
-        (("CREATE TABLE t AS SELECT 1 AS a",), 422, "what changes something is for spark.job"),
+        (("CREATE TABLE t AS SELECT 1 AS a",), 422, "use spark.job for anything that changes data"),
         (("SELECT raise_error('boo')",), 500, "[USER_RAISED_EXCEPTION] boo"),
         (("SELECT 1/0",), 500, "[DIVIDE_BY_ZERO]"),
     ],
@@ -255,9 +255,9 @@ def test_a_query_that_fails(client, call, code, message):
 @pytest.mark.parametrize(
     ("call", "code", "message"),
     [
-        (("nope",), 422, "there is no job 'nope': there are"),
+        (("nope",), 422, "no job named 'nope'; available jobs: "),
         (("rows", {"n": "three"}), 422, "n is 'three'; expected an integer"),
-        (("failing",), 500, "ValueError: the job has no mind to"),
+        (("failing",), 500, "ValueError: the job does not want to"),
         (("choosing",), 418, "a teapot"),
         (("view", {"name": "nowhere"}), 422, "[TABLE_OR_VIEW_NOT_FOUND]"),
     ],
@@ -430,13 +430,13 @@ def test_submit_job(at):
     assert json.loads(lines[0])["given"] == {"a": 1, "b": "x"}
     assert "on batch" in progress
     assert "n is 'x'; expected an integer" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
-    assert "there is no job" in submit(at, "job", "nope", code=6)[1]
+    assert "no job named 'nope'" in submit(at, "job", "nope", code=6)[1]
     assert "a JSON object" in submit(at, "job", "rows", "3", code=2)[1]
     assert "NAME=VALUE" in submit(at, "job", "rows", "--arg", "n", code=2)[1]
 
 
 def test_errors_of_submit(at):
-    assert "go with --durable" in submit(at, "sql", "SELECT 1", "--detach", code=2)[1]
+    assert "require --durable" in submit(at, "sql", "SELECT 1", "--detach", code=2)[1]
     assert "no batch offers 'other.sql'" in submit(at, "sql", "SELECT 1", "--prefix", "other", code=4)[1]
     assert "not a query" in submit(at, "sql", "SELEC 1", code=6)[1]
     nobody = "tcp://127.0.0.1:9"

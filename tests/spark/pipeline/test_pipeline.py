@@ -276,7 +276,7 @@ def test_a_worker_is_killed(spark):
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
         ({"key": "id"}, "key is 'id', a column of type bigint"),
         ({"key": 5}, "5 is not the name of a column"),
-        ({"key": "text", "rows_per_request": 2}, "a key stands for one request"),
+        ({"key": "text", "rows_per_request": 2}, "with a key each row is a request of its own"),
     ],
 )
 def test_invalid_arguments(spark, asked, message):
@@ -385,7 +385,7 @@ def test_errors_of_the_function(sql, up):
     assert [tuple(row) for row in rows] == [
         (None, None, None),
         (None, 400, "the service is NULL; every row must name a service"),
-        (None, 404, "nobody offers service 'nobody': none came within 2 s"),
+        (None, 404, "no worker offered service 'nobody' within 2 s"),
         ("ROW 3", 200, None),
     ]
 

@@ -182,7 +182,7 @@ def test_an_unknown_service(server):
     """The first window waits for a worker; following rows fail at once."""
     found = ask(server, *[rows(*[b"x"] * 600)] * 3, timeout=0.3)
     assert {(answer.reply, answer.code) for answer in found} == {(None, 404)}
-    assert {answer.error for answer in found} == {"nobody offers service 'up': none came within 0.3 s"}
+    assert {answer.error for answer in found} == {"no worker offered service 'up' within 0.3 s"}
     assert server.broker.stats.requests < 100
 
 
