@@ -166,7 +166,7 @@ def test_invalid_rows(pristine, schema, row, message):
             "titanic cannot write headers as map<string,int>",
         ),
         ("request string, at string, due string", {"service": "s"}, "columns at and due both set when a request runs"),
-        ("request string, REQUEST string", {"service": "s"}, "titanic cannot write a column 'REQUEST'"),
+        ("request string, REQUEST string", {"service": "s"}, "titanic cannot write column 'REQUEST'"),
         ("request string", {"service": "s", "priority": "high"}, "priority is 'high'; expected an integer"),
         ("request string", {"service": "s", "priority": "10"}, "invalid write option: priority is a whole"),
         ("request string", {"service": "s", "delay": "-1"}, "delay is a number of seconds"),

@@ -418,8 +418,8 @@ def test_invalid_types_in_the_query(sql):
         (([5], ["x"]), "the service is a int"),
         ((["up"], [{"a": 1}]), r"the input is a dict.* to_json\(\)"),
         ((["up"], ["x"], [5]), "the key is a int"),
-        ((["up"],), "a service, an input and perhaps a key"),
-        ((["up"], ["x"], ["k"], ["l"]), "a service, an input and perhaps a key"),
+        ((["up"],), "call_service takes two or three arguments"),
+        ((["up"], ["x"], ["k"], ["l"]), "call_service takes two or three arguments"),
     ],
 )
 def test_invalid_arguments_of_the_function(endpoint, given, message):
