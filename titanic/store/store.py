@@ -321,7 +321,7 @@ def _firsts(batch: Sequence[_Ended]) -> list[_Ended]:
 
 NEXT_ENDED: Final = ENDED_SEQUENCE.next_value()
 """PostgreSQL's next number of an end.  Only within an UPDATE of the requests, which locks them first: by those locks a
-reader of the numbers (`spark/datasource/offsets.py`) knows which of them may still come."""
+reader of the numbers (`spark/datasource/frontier.py`) knows which of them may still come."""
 _FINISH: Final = {"sqlite": _finishing("given.ended"), "postgresql": _finishing("nextval('titanic_ended')")}
 _COUNT: Final = _count(sqlite.insert)
 
