@@ -19,9 +19,9 @@ from zmdp.clients import Client, RequestCancelled
 from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
 from zmdp.spark.batch.catalogue import Catalogue
-from zmdp.spark.batch.lanes import Lanes
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
+from zmdp.spark.batch.sessions import SessionPool
 from zmdp.spark.session import open_session
 
 QUERY = "SELECT sum(id) AS s FROM range(1000)"
@@ -80,12 +80,12 @@ def shown(name: str, values: list[float]) -> None:
 
 def main(rounds: int) -> None:
     spark = open_session("bench", master="local[2]", conf={"spark.ui.enabled": "false"})
-    lanes = Lanes(lambda: spark, 4)
+    pool = SessionPool(lambda: spark, 4)
     figures: dict[str, list[float]] = {}
     with running_broker() as server, Client(server.endpoints[0], timeout=60) as client:
         at = server.endpoints[0]
         driver = Batch(
-            lanes, broker=at, name="bench", catalogue=Catalogue(), jobs={"sleeping": sleeping}, results=Results(None),
+            pool, broker=at, name="bench", catalogue=Catalogue(), jobs={"sleeping": sleeping}, results=Results(None),
             concurrency=2,
         )  # fmt: skip
         with driver, Client(at, timeout=60) as other:
@@ -102,7 +102,7 @@ def main(rounds: int) -> None:
                 }  # fmt: skip
                 for name, value in found.items() if number else ():
                     figures.setdefault(name, []).append(value)
-    lanes.close()
+    pool.close()
     print(f"milliseconds, median of {rounds} (least to most)")
     for name, values in figures.items():
         shown(name, values)

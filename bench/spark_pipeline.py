@@ -152,15 +152,15 @@ def by_function(bench: Bench) -> None:
 
 
 def without(bench: Bench) -> None:
-    from zmdp.spark.pipeline.calls import Piece, Row, Settings, answered, piece_size
+    from zmdp.spark.pipeline.calls import CallSettings, Chunk, Row, answer_chunks, max_chunk_rows
 
     df = bench.rows(ROWS)
-    settings = Settings(broker=bench.endpoint, window=64)
-    size = piece_size(settings)
+    settings = CallSettings(broker=bench.endpoint, window=64)
+    size = max_chunk_rows(settings)
 
     def calls_only() -> None:
-        pieces = (Piece([Row("echo", b"x" * 40)] * size) for _ in range(ROWS // size))
-        for _ in answered(pieces, settings):
+        chunks = (Chunk([Row("echo", b"x" * 40)] * size) for _ in range(ROWS // size))
+        for _ in answer_chunks(chunks, settings):
             pass
 
     ways: dict[str, Callable[[], object]] = {

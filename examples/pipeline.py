@@ -1,11 +1,11 @@
-"""A data pipeline: text in Parquet, through a service, to typed columns, to totals in Parquet.
+"""A data pipeline: send text in Parquet through a service, and write typed columns and totals as Parquet.
 
     python examples/pipeline.py [--rows N] [--durable] [--out FOLDER]
 
-The corpus is made of what every Python has: the documentation in the standard library's own modules, one row for each
-module, class and function.  The service `text.words` counts; its workers are processes of their own, which here are
-started for the occasion (`mdworker pipeline:words`).  With --durable each row goes through Titanic under a key, so that
-it is done once however often Spark runs the plan; and Titanic is started as well.
+The corpus is something that every Python installation has: the docstrings of the standard library, one row per module,
+class and function.  The service `text.words` counts words; this program starts two worker processes for it (`mdworker
+pipeline:words`).  With --durable, each row goes through Titanic with a key, so that it is executed once however often
+Spark runs the plan; the program then starts Titanic as well.
 """
 
 import argparse
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-PATIENCE = 20.0
+START_SECONDS = 20.0
 WORD = re.compile(r"[a-z]+")
 REPLY = "words int, distinct_words int, longest string, most_frequent string"
-"""What the service replies, as Spark says it."""
+"""The schema of a reply, for Spark."""
 
 words = Worker("text.words")
 
 
 @words
 def count_words(request: Request) -> list[bytes]:
-    """For each text, one frame, its figures as JSON: so many texts may come in one request."""
+    """Return statistics as JSON for each text, one frame per text, so that requests can carry many texts."""
     return [json.dumps(figures(frame.decode())).encode() for frame in request]
 
 
 def figures(text: str) -> dict[str, object]:
-    """How many words a text has, how many different ones, the longest, the most frequent of four letters or more."""
+    """Return the number of words and of distinct words, the longest, and the most frequent with 4 or more letters."""
     found = WORD.findall(text.lower())
     counts = Counter(found)
     long_ones = Counter(word for word in found if len(word) >= 4)
@@ -62,7 +62,7 @@ def figures(text: str) -> dict[str, object]:
 
 
 def documents() -> Iterator[tuple[str, str, str]]:
-    """Module, name and documentation of all that has one in the standard library."""
+    """Yield module, name and docstring of everything in the standard library that has a docstring."""
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
         module = ".".join(path.relative_to(library).with_suffix("").parts)
@@ -70,7 +70,7 @@ def documents() -> Iterator[tuple[str, str, str]]:
             continue
         try:
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # some are there to be wrong
+        except (SyntaxError, ValueError):  # some test files are invalid on purpose
             continue
         for number, node in enumerate(ast.walk(tree)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -80,14 +80,14 @@ def documents() -> Iterator[tuple[str, str, str]]:
 
 
 def write_corpus(spark: "SparkSession", rows: int, folder: str) -> int:
-    """Write up to `rows` documents as Parquet; returns how many there were."""
+    """Write up to `rows` documents as Parquet.  Return how many there were."""
     found = [document for document, _ in zip(documents(), range(rows), strict=False)]
     df = spark.createDataFrame(found, "module string, name string, text string")
     df.write.parquet(folder)
     return len(found)
 
 
-# ── what runs beside Spark ───────────────────────────────────────────────────────────────────────────────────────────
+# ── processes beside Spark ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def process(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def start(stack: ExitStack, folder: Path, *, durable: bool) -> str:
-    """A broker, two workers, and Titanic if it is wanted; returns where the broker listens."""
+    """Start a broker, two workers and, if `durable`, Titanic.  Return the broker's endpoint."""
     broker = stack.enter_context(process("mdp-broker", "--bind", "tcp://127.0.0.1:*"))
     endpoint = broker.stdout.readline().strip() if broker.stdout else ""
     if not endpoint:
@@ -117,11 +117,11 @@ def start(stack: ExitStack, folder: Path, *, durable: bool) -> str:
     if durable:
         stack.enter_context(process("titanic", "serve", "--db", str(folder / "titanic.db"), "--broker", endpoint))
         needed.append("titanic.request")
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + START_SECONDS
     with Client(endpoint) as client:
         while not all(client.available(service) for service in needed):
             if time.monotonic() > until:
-                raise SystemExit(f"pipeline: waited {PATIENCE:g} s in vain for {' and '.join(needed)}")
+                raise SystemExit(f"pipeline: gave up after waiting {START_SECONDS:g} s for {' and '.join(needed)}")
             time.sleep(0.05)
     return endpoint
 
@@ -130,20 +130,20 @@ def start(stack: ExitStack, folder: Path, *, durable: bool) -> str:
 
 
 def run(spark: "SparkSession", endpoint: str, folder: Path, *, durable: bool) -> None:
-    """From the corpus to the totals."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
+    """Call the service for the corpus and print the totals."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the customary name
 
     from zmdp.spark.pipeline import call_service  # noqa: PLC0415
 
     corpus = spark.read.parquet(str(folder / "corpus"))
     if durable:
-        # With a prefix of this run's own, for the same key is the same request for a day.
+        # The same key is the same request for a day, so keys get a prefix that is unique to this run.
         keyed = corpus.withColumn("key", F.concat(F.lit(f"pipeline-{time.time():.0f}/"), "name"))
         replies = call_service(keyed, "text.words", input="text", key="key", window=256, broker=endpoint)
     else:
         replies = call_service(corpus, "text.words", input="text", rows_per_request=50, broker=endpoint)
 
-    # Written before it is used: each further step reads what is there, and calls nobody.
+    # Write the replies before using them: the steps below read the files and make no calls.
     typed = replies.withColumn("found", F.from_json("reply", REPLY)).drop("reply", "text")
     began = time.monotonic()
     typed.select("*", "found.*").drop("found").write.parquet(str(folder / "words"))
@@ -159,7 +159,7 @@ def run(spark: "SparkSession", endpoint: str, folder: Path, *, durable: bool) ->
     totals.coalesce(1).write.parquet(str(folder / "modules"))
 
     rows, failed = done.count(), done.where("reply_code <> 200").count()
-    how = "one request a row, through Titanic" if durable else "50 rows a request"
+    how = "one request per row, through Titanic" if durable else "50 rows per request"
     print(
         f"called text.words for {rows:,} rows in {seconds:.1f} s ({how}): {rows / seconds:,.0f} rows/s; {failed} failed"
     )
@@ -171,14 +171,16 @@ def run(spark: "SparkSession", endpoint: str, folder: Path, *, durable: bool) ->
 
 
 def main() -> None:
-    """Run it all, with whatever it needs."""
-    parser = argparse.ArgumentParser(description="A text corpus through a service, on Spark.")
-    parser.add_argument("--rows", type=int, default=10_000, metavar="N", help="documents, at most  [10000]")
-    parser.add_argument("--durable", action="store_true", help="through Titanic, under a key: each row is done once")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="a folder to be made  [a temporary one]")
+    """Run the pipeline and everything it needs."""
+    parser = argparse.ArgumentParser(description="Send a text corpus through a service, on Spark.")
+    parser.add_argument("--rows", type=int, default=10_000, metavar="N", help="maximum number of documents  [10000]")
+    parser.add_argument(
+        "--durable", action="store_true", help="send each row through Titanic with a key, so that it is executed once"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder to create for the output  [a temporary one]")
     given = parser.parse_args()
 
-    from zmdp.spark.session import SparkError, open_session  # noqa: PLC0415 - the workers need no Spark
+    from zmdp.spark.session import SparkError, open_session  # noqa: PLC0415 - workers import this module and need no Spark
 
     folder = (given.out or Path(tempfile.mkdtemp()) / "pipeline").absolute()
     folder.mkdir(parents=True)

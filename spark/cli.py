@@ -1,4 +1,4 @@
-"""The command `mdp-spark`: its subcommands, each imported when it is asked for."""
+"""The command `mdp-spark`.  Each subcommand's module is imported only when it is used."""
 
 from importlib import import_module
 from typing import Final, NoReturn
@@ -10,14 +10,14 @@ from ..mdp.cli.console import run, version_option
 MODULES: Final = {
     "batch": "batch.commands",
     "fleet": "fleet.commands",
-    "submit": "batch.callers",
-    "status": "batch.callers",
-    "cancel": "batch.callers",
-    "drain": "batch.callers",
+    "submit": "batch.client_commands",
+    "status": "batch.client_commands",
+    "cancel": "batch.client_commands",
+    "drain": "batch.client_commands",
     "pack": "fleet.commands",
     "doctor": "fleet.commands",
 }
-"""For each subcommand the module that has it, in its `COMMANDS`."""
+"""The module of each subcommand; its `COMMANDS` maps names to commands."""
 
 
 class _Commands(click.Group):
@@ -27,7 +27,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in MODULES:
-            return super().get_command(ctx, cmd_name)  # which says what is near
+            return super().get_command(ctx, cmd_name)  # which suggests similar names
         found: click.Command = import_module(f".{MODULES[cmd_name]}", __package__).COMMANDS[cmd_name]
         return found
 
@@ -36,27 +36,27 @@ class _Commands(click.Group):
 @version_option()
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Spark behind services: its jobs can be called, its executors are workers.
+    """Run Spark jobs as services, and Spark executors as workers.
 
     \b
-    mdp-spark doctor                            is everything there?
+    mdp-spark doctor                            check that everything is installed and reachable
     mdp-spark batch --config catalogue.toml     offer spark.sql and spark.job
-    mdp-spark submit sql "SELECT 1 AS one"      run a query; shows progress, prints the result
-    mdp-spark fleet yourmodule:handler --service NAME --max 4    executors serve NAME
-    mdp-spark status                            the batches and fleets at the broker
+    mdp-spark submit sql "SELECT 1 AS one"      run a query, show its progress and print its result
+    mdp-spark fleet yourmodule:handler --service NAME --max 4    serve NAME with executors
+    mdp-spark status                            show the batches and fleets at the broker
 
-    Needs `pip install 'zmdp[spark]'` and Java 17, except for what only asks the broker (submit, status, cancel, drain).
+    Needs `pip install 'zmdp[spark]'` and Java 17. The client commands (submit, status, cancel, drain) need neither.
 
     \b
-    Exit codes: 0 done; 1 another failure, or a check of doctor's; 2 bad usage; 3 timeout; 4 not there; 5 no broker;
-    6 the job failed; 7 refused for now, retry later; 130 interrupted.
+    Exit codes: 0 success; 1 other failure, or a failed check of doctor; 2 bad usage; 3 timeout; 4 not found;
+    5 no broker; 6 the job failed; 7 refused for now, retry later; 130 interrupted.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 def main() -> NoReturn:
-    """Entry point of `mdp-spark`."""
+    """Run `mdp-spark`."""
     run("mdp-spark", cli)
 
 

@@ -1,6 +1,6 @@
-"""Spark sessions that are built right: Java, Python, addresses and schedulers set as the services here need them.
+"""Create Spark sessions with Java, Python, addresses and scheduler set up as the services here need them.
 
-Classic (a driver in this process, on `local`, `local-cluster`, standalone, YARN, Kubernetes) and Spark Connect (`sc://`).
+Supports classic sessions, whose driver is this process, and Spark Connect (`sc://`).
 """
 
 import logging
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 NEEDS_PYSPARK: Final = "this needs PySpark: pip install 'zmdp[spark]'"
 NEEDS_JAVA: Final = (
-    "Spark needs Java 17 or newer: on Debian `apt-get install openjdk-17-jre-headless`; elsewhere install it and set "
-    "JAVA_HOME"
+    "Spark needs Java 17 or newer: on Debian, run `apt-get install openjdk-17-jre-headless`; elsewhere, install Java "
+    "and set JAVA_HOME"
 )
 OLDEST_JAVA: Final = 17
 MASTER_PORT: Final = 7077
@@ -42,81 +42,85 @@ _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 
 class SparkError(ZmdpError):
-    """Spark cannot be started, or not be reached; says why, and what to do."""
+    """Spark cannot be started or reached; the message says why and what to do."""
 
 
 # ── Java ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def java() -> Path | None:
-    """The `java` that Spark would run: that of JAVA_HOME, else the one on PATH.  None if there is none."""
+def find_java() -> Path | None:
+    """Return the `java` that Spark would run: that of JAVA_HOME, otherwise that on PATH; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     return Path(found) if found and Path(found).exists() else None
 
 
 def java_version() -> int | None:
-    """Its major version, 17 for example; None if there is no Java, or one that does not tell."""
-    program = java()
+    """Return the major version of Java, for example 17, or None if Java is missing or does not report it."""
+    program = find_java()
     if program is None:
         return None
     try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+        done = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
     return int(match.group(1)) if match else None
 
 
-def no_java() -> str:
-    """Where it was looked for in vain."""
+def java_missing() -> str:
+    """Return a text that says where Java was expected."""
     home = os.environ.get("JAVA_HOME")
-    return f"there is no Java at JAVA_HOME, {home}" if home else "there is no Java"
+    return f"there is no Java in JAVA_HOME ({home})" if home else "there is no Java on PATH"
 
 
 def check_installed() -> None:
-    """Raises `SparkError` if PySpark cannot be imported or there is no Java that it runs on; says what to do."""
+    """Raise `SparkError`, saying what to install, if PySpark or a Java that it supports is missing."""
     try:
-        import pyspark  # noqa: F401, PLC0415 - only who uses Spark needs it
+        import pyspark  # noqa: F401, PLC0415 - optional dependency
     except ImportError:
         raise SparkError(NEEDS_PYSPARK) from None
     version = java_version()
     if version is None:
-        raise SparkError(f"{no_java()}: {NEEDS_JAVA}")
+        raise SparkError(f"{java_missing()}: {NEEDS_JAVA}")
     if version < OLDEST_JAVA:
-        raise SparkError(f"{java()} is Java {version}: {NEEDS_JAVA}")
+        raise SparkError(f"{find_java()} is Java {version}: {NEEDS_JAVA}")
 
 
 # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def settings(master: str | None) -> dict[str, str]:
-    """What is set for a classic session on `master` unless somebody says otherwise."""
+def default_conf(master: str | None) -> dict[str, str]:
+    """Return the Spark settings that `open_session` uses by default on `master`."""
     found = {
-        "spark.scheduler.mode": "FAIR",  # requests share the cluster; none waits for the whole of another
-        "spark.python.task.killTimeout": "0s",  # a cancelled task's Python is gone in two seconds
+        "spark.scheduler.mode": "FAIR",  # concurrent requests share the cluster
+        "spark.python.task.killTimeout": "0s",  # a cancelled task's Python process ends within two seconds
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
     }
     if master is not None and _LOCAL.match(master):
-        # Loopback: nobody else's executors come, and a host's other addresses do not work everywhere.
+        # All executors are on this machine, and a host's other addresses do not work everywhere.
         found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return found
 
 
 def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> "SparkSession":
-    """A classic session: its driver is this process.
+    """Open a classic session, whose driver is this process.
 
-    `master` is as for `spark-submit`: `local[4]`, `spark://HOST:7077`, `yarn`, `k8s://…`; None takes what
-    `spark-submit` set, else `local[*]`.  `conf` goes before what is set here (`settings`).  Executors run this very
-    Python, unless `conf` or PYSPARK_PYTHON name another.
+    Args:
+        name: the application's name.
+        master: as for `spark-submit`: `local[4]`, `spark://HOST:7077`, `yarn`, `k8s://…`.  None uses what
+            `spark-submit` set, otherwise `local[*]`.
+        conf: Spark settings, which override those of `default_conf`.
 
-    Raises `SettingError` for a master or a setting that Spark refuses, `SparkError` for a cluster that does not answer
-    and if PySpark or Java is missing.
+    Executors run this Python unless `conf` or PYSPARK_PYTHON names another one.
+
+    Raises `SettingError` if `master` is invalid, and `SparkError` if PySpark or Java is missing, the cluster does not
+    answer, or Spark refuses a setting.
     """
     given = dict(conf or {})
-    master = settled_master(master, given)
+    master = resolve_master(master, given)
     check_installed()
     from pyspark import SparkConf  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -124,69 +128,78 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
     if _LOCAL.match(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if "spark.pyspark.python" in given:
-        os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]  # the one that PySpark looks at
+        os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]  # PySpark reads the variable, not the setting
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if "log4j" not in given.get("spark.driver.extraJavaOptions", "") and "SPARK_CONF_DIR" not in os.environ:
         options = given.get("spark.driver.extraJavaOptions", "")
         given["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile={_LOGGING.as_uri()}".strip()
     for each in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        logging.getLogger(each).setLevel(logging.CRITICAL + 1)  # what a query gets wrong, its caller is told
+        logging.getLogger(each).setLevel(logging.CRITICAL + 1)  # errors in queries go to their callers
     if master.startswith("spark://"):
-        _check_answering("Spark master", master.removeprefix("spark://").split(","), MASTER_PORT)
-    _forget_dead_jvm()
-    asked = SparkConf().setMaster(master).setAppName(name).setAll(list({**settings(master), **given}.items()))
+        _check_listening("Spark master", master.removeprefix("spark://").split(","), MASTER_PORT)
+    _discard_dead_jvm()
+    spark_conf = SparkConf().setMaster(master).setAppName(name).setAll(list({**default_conf(master), **given}.items()))
     try:
-        with _signals_kept():
-            return SparkSession.builder.config(conf=asked).getOrCreate()
-    except Exception as error:  # py4j's, PySpark's, and what the launcher raises: all mean that there is no session
-        _forget_half_made()
-        raise SparkError(f"no Spark session on {master}: {_why_none(error)}") from error
+        with _sigint_preserved():
+            return SparkSession.builder.config(conf=spark_conf).getOrCreate()
+    except Exception as error:  # raised by py4j, PySpark or the launcher
+        _reset_pyspark()
+        raise SparkError(f"no Spark session on {master}: {_explain_open_failure(error)}") from error
+
+
+def silence_py4j() -> None:
+    """Hide py4j's messages about lost connections; the errors that they lead to are raised.
+
+    Filters handlers rather than a logger, because py4j also logs to the root logger.
+    """
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: "py4j" not in record.pathname)
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """PySpark takes Ctrl-C for itself when it makes a session: leave it to the program, if that has a use for it."""
+def _sigint_preserved() -> Iterator[None]:
+    """Restore the program's SIGINT handler, which PySpark replaces when it creates a session."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
-    finally:  # also where a session was half made
+    finally:  # also if creating the session failed
         if before is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
 
 
-def checked_master(master: str) -> str:
-    """`master`, if Spark can have it.  Raises `SettingError`."""
+def validate_master(master: str) -> str:
+    """Return `master` if it is a valid Spark master.  Raises `SettingError`."""
     if not _MASTER.fullmatch(master):
         raise SettingError(
-            f"{master!r} is no Spark master: it takes local[N], local[*], spark://HOST:PORT, yarn, k8s://… "
+            f"{master!r} is not a Spark master: use local[N], local[*], spark://HOST:PORT, yarn, k8s://… "
             "or local-cluster[EXECUTORS,CORES,MEMORY]"
         )
     return master
 
 
-def settled_master(master: str | None, conf: Mapping[str, str]) -> str:
-    """The master that a session gets: `master`, else that of `conf`, else `spark-submit`'s, else `local[*]`.
+def resolve_master(master: str | None, conf: Mapping[str, str]) -> str:
+    """Return the master to use: `master`, otherwise that of `conf`, of `spark-submit`, or `local[*]`.
 
-    Raises `SettingError` for one that Spark cannot have.
+    Raises `SettingError` if it is invalid.
     """
-    return checked_master(master or conf.get("spark.master") or _submitted_master() or DEFAULT_MASTER)
+    return validate_master(master or conf.get("spark.master") or _spark_submit_master() or DEFAULT_MASTER)
 
 
-def is_elsewhere(master: str | None) -> bool:
-    """Whether that master's cluster may be away for a while, as those on other machines may."""
+def is_remote(master: str | None) -> bool:
+    """Whether the cluster of `master` may be on other machines, and so be unreachable for a while."""
     return master is not None and not _LOCAL.match(master)
 
 
-def _check_answering(what: str, places: Sequence[str], port: int) -> None:
-    """Raises `SparkError` if nobody listens at any of these HOST[:PORT]: Spark itself would try for minutes."""
+def _check_listening(what: str, places: Sequence[str], port: int) -> None:
+    """Raise `SparkError` if nothing listens at any of these HOST[:PORT]: Spark would retry for minutes."""
     reasons = []
     for each in places:
         try:
             found = urlsplit(f"//{each}")
             socket.create_connection((found.hostname or "", found.port or port), timeout=5).close()
         except ValueError:
-            raise SettingError(f"{each!r}: a {what}'s address is HOST:PORT") from None
+            raise SettingError(f"{each!r}: the address of a {what} is HOST:PORT") from None
         except OSError as error:
             reasons.append(f"{each} ({error.strerror or error})")
         else:
@@ -194,15 +207,15 @@ def _check_answering(what: str, places: Sequence[str], port: int) -> None:
     raise SparkError(f"no {what} answers at {', '.join(reasons)}")
 
 
-def _why_none(error: Exception) -> str:
-    told = reason(error)
-    if "stopped SparkContext" in told:  # it says where that was made, not why it was stopped
-        return "the cluster does not answer, or refused the application; its log says why"
-    return told
+def _explain_open_failure(error: Exception) -> str:
+    text = reason(error)
+    if "stopped SparkContext" in text:  # says where the context was created, not why it was stopped
+        return "the cluster does not answer or refused the application; see its log"
+    return text
 
 
-def _forget_half_made() -> None:
-    """A session could not be made: leave nothing of it to the next."""
+def _reset_pyspark() -> None:
+    """Clear PySpark's globals after creating a session failed, so that the next attempt starts afresh."""
     from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -215,45 +228,45 @@ def _forget_half_made() -> None:
 
 
 def connect_session(remote: str) -> "SparkSession":
-    """A new session of the Spark Connect server at `remote`, `sc://HOST:PORT`.
+    """Open a session on the Spark Connect server at `remote`, `sc://HOST:PORT`.
 
-    Raises `SettingError` if that is no such address, `SparkError` if nobody answers there.
+    Raises `SettingError` if the address is invalid, and `SparkError` if the server does not answer.
     """
     if not remote.startswith("sc://"):
-        raise SettingError(f"{remote!r} is no Spark Connect address: it takes sc://HOST:PORT")
+        raise SettingError(f"{remote!r} is not a Spark Connect address: use sc://HOST:PORT")
     try:
         from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
     except ImportError as error:
         raise SparkError(f"Spark Connect needs its client: pip install 'zmdp[connect]' ({error})") from None
-    _check_answering("Spark Connect server", [remote.removeprefix("sc://").partition("/")[0]], CONNECT_PORT)
+    _check_listening("Spark Connect server", [remote.removeprefix("sc://").partition("/")[0]], CONNECT_PORT)
     try:
         session = SparkSession.builder.remote(remote).create()
-        session.version  # noqa: B018 - asks the server, which nothing has done yet
+        session.version  # noqa: B018 - the first call that reaches the server
     except Exception as error:
         raise SparkError(f"no Spark Connect server at {remote}: {reason(error)}") from error
-    return session  # type: ignore[return-value]  # its twin, with the same methods
+    return session  # type: ignore[return-value]  # Connect's class has the same methods
 
 
 def is_connect(session: "SparkSession") -> bool:
-    """Whether it is a session of Spark Connect."""
+    """Whether this is a Spark Connect session."""
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def is_alive(session: "SparkSession") -> bool:
-    """Whether a classic session's JVM is there, and has not stopped it, as it does when its cluster is lost."""
+    """Whether a classic session's JVM runs and has not stopped the context, as it does when the cluster is lost."""
     with suppress(Exception):
         return not session.sparkContext._jsc.sc().isStopped()
     return False
 
 
-def forget(session: "SparkSession") -> None:
-    """End a session, though its cluster, its server or its JVM may be gone."""
+def stop_quietly(session: "SparkSession") -> None:
+    """Stop a session, ignoring errors: its cluster, server or JVM may be gone."""
     with suppress(Exception):
         session.stop()
 
 
-def _forget_dead_jvm() -> None:
-    """Have another JVM be started in the place of one that died: PySpark has no other way."""
+def _discard_dead_jvm() -> None:
+    """Make PySpark start a new JVM if the old one died; it has no public way to do so."""
     from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -268,7 +281,7 @@ def _forget_dead_jvm() -> None:
 
 
 def reason(error: BaseException) -> str:
-    """What Spark has to say, in one line: the condition and its message, or what Python raised."""
+    """Return Spark's error on one line: the condition and its message, or the Python exception of a task."""
     java_exception = getattr(error, "java_exception", None)
     if java_exception is not None:
         cause = java_exception
@@ -278,20 +291,20 @@ def reason(error: BaseException) -> str:
     else:
         text = str(error) or type(error).__name__
     _, python, after = text.rpartition("Traceback (most recent call last):\n")
-    if python:  # of a task: what it raised stands after the lines that say where, which are indented
+    if python:  # the traceback of a task: its indented lines come first, then the exception
         text = "\n".join(dropwhile(lambda line: line.startswith(" "), after.splitlines()))
-    told = []
+    kept = []
     for line in text.splitlines():
         if _STACK.match(line):
             break
-        told.append(line.strip())
+        kept.append(line.strip())
         if _PLAN_FOLLOWS.search(line):
             break
-    return " ".join(line for line in told if line).rstrip("; ")[:1000]
+    return " ".join(line for line in kept if line).rstrip("; ")[:1000]
 
 
-def _submitted_master() -> str | None:
-    """What `spark-submit` was told, if it is that which runs this program."""
+def _spark_submit_master() -> str | None:
+    """Return the master given to `spark-submit` if that runs this program, otherwise None."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     from pyspark import SparkConf  # noqa: PLC0415

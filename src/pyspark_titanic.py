@@ -1,4 +1,4 @@
-"""Where Spark looks for the data source of `spark.read.format("titanic")`: `DefaultSource` in a module of this name."""
+"""Where Spark finds the format `titanic`: it looks for a `DefaultSource` in a module of this name."""
 
 from zmdp.spark.datasource.provider import TitanicSource as DefaultSource
 

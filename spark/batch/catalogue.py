@@ -1,9 +1,9 @@
-"""The configured catalogue of a batch: tables by name, in a TOML file.
+"""The catalogue of a batch: a TOML file with its tables and jobs.
 
-results = "results"              # the folder for results that are too large to send
+results = "results"              # folder for results that are too large to send
 [tables.orders]
-format = "parquet"               # or csv, json, orc, text, jdbc, titanic, …: what spark.read.format takes
-path = "orders"                  # from the folder of this file, or absolute, or a URL
+format = "parquet"               # any format that spark.read.format accepts: csv, json, orc, jdbc, …
+path = "orders"                  # relative to this file, absolute, or a URL
 [tables.sales]
 format = "jdbc"
 options = { url = "jdbc:postgresql://db/sales", dbtable = "sales", password = { env = "SALES_PASSWORD" } }
@@ -31,7 +31,7 @@ _TABLE: Final = {"format", "path", "schema", "options"}
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where a table's rows are."""
+    """A table that queries can read."""
 
     name: str
     format: str
@@ -40,7 +40,7 @@ class Table:
     options: dict[str, str] = field(default_factory=dict)
 
     def register(self, session: "SparkSession") -> None:
-        """Make it a temporary view, of the files that are there now.  Raises what Spark raises."""
+        """Register the table as a temporary view of the files that exist now.  Raises what Spark raises."""
         reader = session.read.format(self.format).options(**self.options)
         if self.schema is not None:
             reader = reader.schema(self.schema)
@@ -49,56 +49,56 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What a batch knows: tables, jobs (name to MODULE:FUNCTION), and where large results go."""
+    """The tables and jobs (name to MODULE:FUNCTION) of a batch, and the folder for large results."""
 
     tables: dict[str, Table] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
     results: str | None = None
 
     def named_in(self, sql: str) -> list[Table]:
-        """The tables whose names stand in a query, or seem to."""
+        """Return the tables whose names occur in the query, be it only in a string or a comment."""
         words = {word.lower() for word in _NAME.findall(sql)}
         return [table for name, table in self.tables.items() if name.lower() in words]
 
 
 def read(path: Path) -> Catalogue:
-    """The catalogue in a file.  Raises `SettingError` that names the table and what is wrong with it."""
+    """Read a catalogue from a file.  Raises `SettingError`, naming the table and what is wrong with it."""
     try:
         found = tomllib.loads(path.read_text())
     except OSError as error:
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise SettingError(f"{path} is no TOML: {error}") from None
+        raise SettingError(f"{path} is not valid TOML: {error}") from None
     _check_names(found, {"tables", "jobs", "results"}, str(path))
     tables, jobs, results = found.get("tables", {}), found.get("jobs", {}), found.get("results")
     if not isinstance(tables, dict) or not isinstance(jobs, dict):
-        raise SettingError(f"{path}: tables and jobs are tables of TOML: [tables.NAME], [jobs]")
+        raise SettingError(f"{path}: tables and jobs must be TOML tables: [tables.NAME], [jobs]")
     for name, target in jobs.items():
         if not isinstance(target, str):
-            raise SettingError(f"{path}: job {name} is {target!r}: it takes MODULE:FUNCTION")
+            raise SettingError(f"{path}: job {name} is {target!r}; expected MODULE:FUNCTION")
     if results is not None and not isinstance(results, str):
-        raise SettingError(f"{path}: results is {results!r}: it takes a folder")
+        raise SettingError(f"{path}: results is {results!r}; expected the path of a folder")
     made = {name: _table(name, given, path) for name, given in tables.items()}
-    return Catalogue(made, dict(jobs), None if results is None else _located(results, path))
+    return Catalogue(made, dict(jobs), None if results is None else _resolve(results, path))
 
 
 def _table(name: str, given: Any, path: Path) -> Table:
     where = f"{path}: table {name}"
     if not _NAME.fullmatch(name):
-        raise SettingError(f"{where}: a table's name takes letters, digits and '_'")
+        raise SettingError(f"{where}: a table's name consists of letters, digits and '_'")
     if not isinstance(given, dict) or not isinstance(given.get("format"), str):
-        raise SettingError(f'{where} takes format = "parquet", or another that Spark can read')
+        raise SettingError(f'{where}: set format = "parquet", or another format that Spark can read')
     _check_names(given, _TABLE, where)
     for each in ("path", "schema"):
         if each in given and not isinstance(given[each], str):
-            raise SettingError(f"{where}: {each} is {given[each]!r}: it takes a text")
+            raise SettingError(f"{where}: {each} is {given[each]!r}; expected a string")
     options = given.get("options", {})
     if not isinstance(options, dict):
-        raise SettingError(f"{where}: options is {options!r}: it takes {{ name = value, … }}")
-    located = None if "path" not in given else _located(given["path"], path)
+        raise SettingError(f"{where}: options is {options!r}; expected {{ name = value, … }}")
+    located = None if "path" not in given else _resolve(given["path"], path)
     values = {option: _option(f"{where}: option {option}", value) for option, value in options.items()}
     if given["format"] == "titanic" and "db" in values:
-        values["db"] = _located(values["db"], path)
+        values["db"] = _resolve(values["db"], path)
     return Table(name, given["format"], located, given.get("schema"), values)
 
 
@@ -106,21 +106,21 @@ def _option(where: str, value: Any) -> str:
     if isinstance(value, dict) and set(value) == {"env"}:
         found = os.environ.get(str(value["env"]))
         if found is None:
-            raise SettingError(f"{where} is to come from the environment, and {value['env']} is not set there")
+            raise SettingError(f"{where}: set the environment variable {value['env']}")
         return found
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise SettingError(f'{where} is {value!r}: it takes a text, a number, true, false, or {{ env = "NAME" }}')
+    raise SettingError(f'{where} is {value!r}; expected a string, a number, true, false, or {{ env = "NAME" }}')
 
 
-def _located(given: str, path: Path) -> str:
-    """A path in the file, from the file's folder."""
+def _resolve(given: str, path: Path) -> str:
+    """Resolve a path relative to the catalogue's folder."""
     return given if _URL.match(given) else str((path.parent / given).absolute())
 
 
 def _check_names(given: Mapping[str, Any], names: set[str], where: str) -> None:
     for name in given:
         if name not in names:
-            raise SettingError(f"{where} has no {name!r}: it takes {', '.join(sorted(names))}")
+            raise SettingError(f"{where}: unknown setting {name!r}; expected {', '.join(sorted(names))}")

@@ -1,9 +1,9 @@
-"""What a request to a batch asks for: a query, or a named Python job with its arguments.  Checked before Spark sees it.
+"""Parse and validate requests to a batch, without Spark.
 
     spark.sql   query [settings]             settings: {"format": "json" | "arrow", "args": {…} or […]}
     spark.job   name [arguments [settings]]  arguments: a JSON object; settings: {"format": …}
 
-`args` are the query's parameters, `:name` or `?`.  Nothing that a caller sends is run as Python.
+`args` are the values of the query's parameters, `:name` or `?`.  Nothing that a caller sends is executed as Python.
 """
 
 import inspect
@@ -21,34 +21,41 @@ from ...mdp.errors import ServiceError, SettingError
 from ...mdp.loading import load
 
 ENTRY_POINTS: Final = "zmdp.spark.jobs"
-"""The group of entry points by which installed packages offer jobs."""
+"""Group of entry points through which installed packages offer jobs."""
 FORMATS: Final = ("json", "arrow")
-NOT_TAKEN: Final = 422
-"""The code for a request that is wrong in itself: sent again it would be so again."""
+UNPROCESSABLE: Final = 422
+"""Error code for an invalid request, which retrying does not help."""
 ONLY_QUERIES: Final = (
-    "spark.sql takes one SELECT, VALUES, TABLE, FROM or WITH …; what changes something is for spark.job"
+    "spark.sql accepts a single SELECT, VALUES, TABLE, FROM or WITH …; use spark.job for anything that changes data"
 )
 _QUERY: Final = re.compile(
-    # Comments and parentheses, then a word that begins a query.  Nothing is tried twice (the groups are atomic).
+    # Comments and parentheses, then a word that begins a query.  Atomic groups prevent backtracking.
     r"(?>\s+|--[^\n]*|/\*(?>.*?\*/)|\()*+(?:SELECT|VALUES|TABLE|FROM|WITH)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_REACHES_OUT: Final = re.compile(
-    # What calls Java, or by a name that is made up as it runs; and USING before a program, not before a join's columns.
+_UNSAFE: Final = re.compile(
+    # What calls Java, perhaps by a computed name, and USING before a program, but not before the columns of a join.
     r"\b(reflect|try_reflect|java_method|identifier)\b|\busing\b(?!\s*\()",
     re.IGNORECASE,
 )
-_NAMES: Final = {str: "text", int: "whole number", float: "number", bool: "true or false", list: "list", dict: "object"}
+_NAMES: Final = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
-def not_taken(text: str) -> ServiceError:
-    """What a caller is told whose request is wrong."""
-    return ServiceError(NOT_TAKEN, text[:1000])
+def unprocessable(text: str) -> ServiceError:
+    """Return the error for an invalid request."""
+    return ServiceError(UNPROCESSABLE, text[:1000])
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query and its parameters."""
+    """A query and the values of its parameters."""
 
     sql: str
     format: str = "json"
@@ -56,12 +63,12 @@ class Query:
 
     @property
     def title(self) -> str:
-        """What it is, in a line."""
+        """Return the query on one line."""
         return printable(self.sql)[:200]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class JobCall:
     """A named job and its arguments."""
 
     name: str
@@ -71,7 +78,7 @@ class Call:
 
     @property
     def title(self) -> str:
-        """What it is, in a line."""
+        """Return the call on one line."""
         return printable(f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})")[
             :200
         ]
@@ -80,46 +87,50 @@ class Call:
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def query(frames: Sequence[bytes]) -> Query:
-    """What a request to spark.sql asks for.  Raises `ServiceError` 422."""
+def parse_query(frames: Sequence[bytes]) -> Query:
+    """Parse a request to spark.sql.  Raises `ServiceError` 422."""
     if not 1 <= len(frames) <= 2:
-        raise not_taken("spark.sql takes a query, and perhaps settings as JSON: one frame or two")
+        raise unprocessable("spark.sql takes one or two frames: a query and, optionally, settings as JSON")
     sql = _text(frames[0], "the query").strip().removesuffix(";")
     if not sql.strip():
-        raise not_taken("spark.sql takes a query: the first frame is empty")
-    if not _QUERY.match(sql):  # else SET, RESET or USE, which may be a table's name where a query is read
-        raise not_taken(f"that is no query: {sql[:50]!r} …; {ONLY_QUERIES}")
+        raise unprocessable("the query is empty")
+    if not _QUERY.match(sql):  # rejects SET, RESET and USE, which a subquery would read as table names
+        raise unprocessable(f"not a query: {sql[:50]!r} …; {ONLY_QUERIES}")
     settings = _object(frames[1:], "the settings", {"format", "args"})
     args = settings.get("args")
     if args is not None and not isinstance(args, dict | list):
-        raise not_taken("args is an object, for parameters written :name, or a list, for those written ?")
+        raise unprocessable(
+            "args must be an object (for parameters written :name) or a list (for parameters written ?)"
+        )
     return Query(sql, _format(settings), args)
 
 
-def may_reach_out(sql: str) -> str | None:
-    """A word in a query that may stand before a program or for Java, as far as can be seen without its plan."""
-    found = _REACHES_OUT.search(sql)
+def unsafe_word(sql: str) -> str | None:
+    """Return a word in the query that may run a program or call Java, as far as the text shows, or None."""
+    found = _UNSAFE.search(sql)
     return found.group() if found else None
 
 
-def call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) -> Call:
-    """What a request to spark.job asks for.  Raises `ServiceError` 422."""
+def parse_call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) -> JobCall:
+    """Parse a request to spark.job.  Raises `ServiceError` 422."""
     if not 1 <= len(frames) <= 3:
-        raise not_taken("spark.job takes a job's name, and perhaps arguments and settings as JSON: one to three frames")
+        raise unprocessable(
+            "spark.job takes one to three frames: a job's name and, optionally, arguments and settings as JSON"
+        )
     name = _text(frames[0], "the job's name")
     function = jobs.get(name)
     if function is None:
-        raise not_taken(f"there is no job {name[:100]!r}: there are {', '.join(sorted(jobs)) or 'none'}")
+        raise unprocessable(f"no job named {name[:100]!r}; available jobs: {', '.join(sorted(jobs)) or 'none'}")
     arguments = _object(frames[1:2], "the arguments")
     check_arguments(name, function, arguments)
-    return Call(name, function, arguments, _format(_object(frames[2:], "the settings", {"format"})))
+    return JobCall(name, function, arguments, _format(_object(frames[2:], "the settings", {"format"})))
 
 
 def _text(frame: bytes, what: str) -> str:
     try:
         return frame.decode()
     except UnicodeDecodeError:
-        raise not_taken(f"{what} is no UTF-8") from None
+        raise unprocessable(f"{what} is not valid UTF-8") from None
 
 
 def _object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -> dict[str, Any]:
@@ -127,20 +138,20 @@ def _object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -
         return {}
     try:
         found = json.loads(frames[0])
-        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair, which JSON can write, nobody can take
+        json.dumps(found, ensure_ascii=False).encode()  # fails on a lone surrogate, which UTF-8 cannot represent
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise not_taken(f"{what} are a JSON object, not {frames[0][:100]!r}")
+        raise unprocessable(f"{what} must be a JSON object, not {frames[0][:100]!r}")
     if names is not None and (unknown := sorted(set(found) - names)):
-        raise not_taken(f"{what} know no {unknown[0][:50]!r}: they take {', '.join(sorted(names))}")
+        raise unprocessable(f"unknown key {unknown[0][:50]!r} in {what}; expected {', '.join(sorted(names))}")
     return found
 
 
 def _format(settings: Mapping[str, Any]) -> str:
     given = settings.get("format", "json")
     if given not in FORMATS:
-        raise not_taken(f"format is one of {', '.join(FORMATS)}")
+        raise unprocessable(f"format must be one of {', '.join(FORMATS)}")
     return str(given)
 
 
@@ -148,9 +159,9 @@ def _format(settings: Mapping[str, Any]) -> str:
 
 
 def load_jobs(allowed: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
-    """The jobs that may be called: those of installed packages (entry points), and `allowed`, which go before them.
+    """Load the jobs that callers may run: those of installed packages (entry points), overridden by `allowed`.
 
-    Raises `SettingError` for one that cannot be imported or is no function.
+    Raises `SettingError` if one cannot be imported or is not a function.
     """
     targets = {each.name: each.value for each in entry_points(group=ENTRY_POINTS)} | dict(allowed)
     return {name: _function(name, target) for name, target in targets.items()}
@@ -159,44 +170,49 @@ def load_jobs(allowed: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
 def _function(name: str, target: str) -> Callable[..., Any]:
     found = load(target, "MODULE:FUNCTION, for example yourpackage.jobs:wordcount")
     if not callable(found):
-        raise SettingError(f"job {name!r}: {target} is of type {type(found).__name__}: it takes a function")
+        raise SettingError(f"job {name!r}: {target} is a {type(found).__name__}, not a function")
     if not list(inspect.signature(found).parameters):
-        raise SettingError(f"job {name!r}: {target} takes no arguments: the first is the Spark session")
+        raise SettingError(f"job {name!r}: {target} must take the Spark session as its first argument")
     return found
 
 
-def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """What it takes beside the session."""
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the function's parameters except the first, which is the session."""
     return list(inspect.signature(function).parameters.values())[1:]
 
 
-def described(function: Callable[..., Any]) -> str:
-    """What it takes, as one would write it."""
-    return ", ".join(str(each) for each in parameters(function)) or "no arguments"
+def _describe_parameters(function: Callable[..., Any]) -> str:
+    """Return the parameters as Python source."""
+    return ", ".join(str(each) for each in _parameters(function)) or "no arguments"
 
 
 def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raises `ServiceError` 422 for arguments that do not fit the function's names and annotations."""
-    names = {each.name for each in parameters(function)}
-    free = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters(function))
+    """Check arguments against the function's signature and annotations.  Raises `ServiceError` 422."""
+    names = {each.name for each in _parameters(function)}
+    free = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _parameters(function))
     if not free and (unknown := sorted(set(arguments) - names)):
-        raise not_taken(f"job {name} knows no {unknown[0][:50]!r}; it takes {described(function)}")
+        raise unprocessable(
+            f"job {name} has no argument {unknown[0][:50]!r}; it takes {_describe_parameters(function)}"
+        )
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
-        raise not_taken(f"job {name}: {error}; it takes {described(function)}") from None
+        raise unprocessable(f"job {name}: {error}; it takes {_describe_parameters(function)}") from None
     try:
         hints = typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001 - whatever the names in an annotation come to
-        return  # annotations of names that only a type checker knows
+    except Exception:  # noqa: BLE001 - evaluating an annotation can raise anything
+        return  # for example, a name that is only imported for type checkers
     for each, value in arguments.items():
         if each in hints and not fits(value, hints[each]):
-            wanted = _wanted(hints[each])
-            raise not_taken(f"job {name}: {each} is {value!r:.100}: it takes {wanted}; all: {described(function)}")
+            wanted = _type_name(hints[each])
+            raise unprocessable(
+                f"job {name}: {each} is {value!r:.100}; expected {wanted}. "
+                f"The job takes {_describe_parameters(function)}"
+            )
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value that came as JSON may be given where `hint` is annotated; what is not known here may."""
+    """Whether a JSON value matches an annotation.  Annotations that this function does not know match everything."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in {typing.Union, types.UnionType}:
         return any(fits(value, each) for each in args)
@@ -218,5 +234,5 @@ def fits(value: object, hint: Any) -> bool:
     return isinstance(value, kind) if kind in {str, bool} else True
 
 
-def _wanted(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     return _NAMES.get(hint) or str(hint).removeprefix("<class '").removesuffix("'>")

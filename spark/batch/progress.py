@@ -1,4 +1,4 @@
-"""How far a Spark job has come, for those who wait for it."""
+"""Report how far a Spark job has come."""
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counts over all Spark jobs of a request, as far as Spark knows of them yet: totals grow as it plans."""
+    """Counts over all Spark jobs of a request.  The totals grow as Spark plans further stages."""
 
     stages: int = 0
     stages_done: int = 0
@@ -27,18 +27,18 @@ class Progress:
 
 
 class ClassicProgress:
-    """Asks the driver's status tracker for what runs in a job group."""
+    """Polls the driver's status tracker for the jobs of one job group."""
 
     def __init__(self, context: "SparkContext", group: str) -> None:
         self._context = context
         self._tracker = context.statusTracker()
-        self._stages_known = context._jsc.sc().statusStore()  # rows are told nowhere else
+        self._status_store = context._jsc.sc().statusStore()  # the only source of row counts
         self._group = group
         self._ended: dict[int, Progress] = {}
-        """Of jobs that have ended: not asked for again."""
+        """Final counts of jobs that have ended, which are not polled again."""
 
     def now(self) -> Progress:
-        """The sum over all its jobs."""
+        """Return the sum over all jobs of the group."""
         total = Progress()
         for job in self._tracker.getJobIdsForGroup(self._group):
             total += self._ended[job] if job in self._ended else self._job(job)
@@ -57,11 +57,11 @@ class ClassicProgress:
 
     def _stage(self, stage: int) -> Progress:
         info = self._tracker.getStageInfo(stage)
-        if info is None:  # not begun yet, or its result was there already
+        if info is None:  # not started yet, or skipped because its result exists
             return Progress()
         read = written = 0
-        with suppress(Exception):  # the store has not heard of it yet, or forgotten it
-            seen = self._stages_known.lastStageAttempt(stage)
+        with suppress(Exception):  # the store does not know the stage yet, or no longer
+            seen = self._status_store.lastStageAttempt(stage)
             read, written = int(seen.inputRecords()), int(seen.outputRecords())
         done = info.numTasks == info.numCompletedTasks
         return Progress(
@@ -70,13 +70,13 @@ class ClassicProgress:
 
 
 class ConnectProgress:
-    """Listens to what a Connect server tells of the operations of one session; it does not tell of rows."""
+    """Collects what a Connect server reports about the operations of one session; it does not report rows."""
 
     def __init__(self) -> None:
         self._operations: dict[str, Progress] = {}
 
     def __call__(self, stages: Any, inflight_tasks: int, operation_id: str | None = None, done: bool = False) -> None:
-        """What `SparkSession.registerProgressHandler` calls."""
+        """Record the state of one operation; `SparkSession.registerProgressHandler` calls this."""
         del done
         self._operations[str(operation_id)] = Progress(
             stages=len(stages or ()),
@@ -87,9 +87,9 @@ class ConnectProgress:
         )
 
     def begin(self) -> None:
-        """Another request of the session begins."""
+        """Start counting another request."""
         self._operations = {}
 
     def now(self) -> Progress:
-        """The sum over the operations since `begin`."""
+        """Return the sum over the operations since `begin`."""
         return sum(list(self._operations.values()), Progress())

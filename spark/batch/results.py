@@ -1,11 +1,11 @@
-"""What a job's result becomes: frames of a reply while it is small, else files in the folder for results.
+"""Turn a job's result into the frames of a reply, or into files if it is too large.
 
-A FINAL has two frames: a description, a JSON object, and the data, empty if `path` says where it is.
+A FINAL has two frames: a description, which is a JSON object, and the data, which is empty if `path` is set.
 
     {"job": id, "format": "json" | "arrow" | "parquet" | "value", "rows": n, "columns": [{"name", "type"}], "path": …}
 
-`json` is a JSON array of objects, one a row; `arrow` Arrow's IPC stream; `parquet` a folder of files; `value` the JSON
-of what a Python job returned that is no DataFrame.
+`json` is an array of objects, one per row; `arrow` an Arrow IPC stream; `parquet` a folder of files; `value` the JSON
+value that a Python job returned instead of a DataFrame.
 """
 
 import base64
@@ -22,29 +22,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
-from .jobs import not_taken
+from .jobs import unprocessable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _TOO_MUCH: Final = "spark.driver.maxResultSize"
-"""The setting that Spark names when the result of a job is larger than it allows."""
+"""The setting that Spark's error names when a result exceeds its limit."""
 DEFAULT_INLINE: Final = 4 << 20
-LARGEST_INLINE: Final = 32 << 20
-"""Bytes; a message takes more, but whoever asks for so much is better off with files."""
+MAX_INLINE: Final = 32 << 20
+"""Bytes.  A message can be larger, but results of this size are better read from files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Where results go: up to `inline` bytes into the reply, larger ones into `folder`; with None they are refused."""
+    """Results up to `inline` bytes go into the reply, larger ones into `folder`; if that is None, they are refused."""
 
     folder: str | None
     inline: int = DEFAULT_INLINE
 
-    def frames(self, result: object, job: str, format: str) -> list[bytes]:  # noqa: A002 - as callers name it
-        """The frames of the FINAL: runs the job, if `result` is a DataFrame.
+    def frames(self, result: object, job: str, format: str) -> list[bytes]:  # noqa: A002 - the name of the setting
+        """Return the frames of the FINAL; if `result` is a DataFrame, this runs the job.
 
-        Raises what Spark raises, `ServiceError` 413 for what is too large and has no folder to go to.
+        Raises what Spark raises, and `ServiceError` 413 if the result is too large and there is no folder.
         """
         if hasattr(result, "toArrow"):
             return self._table(result, job, format)  # type: ignore[arg-type]  # Classic's or Connect's
@@ -52,30 +52,33 @@ class Results:
             data = json.dumps(plain(result), ensure_ascii=False).encode(errors="replace")
         except (TypeError, ValueError, RecursionError) as error:
             raise ServiceError(
-                Code.FAILED, f"the job returned a {type(result).__name__}: it takes a DataFrame, or a value for JSON "
-                f"({error})"
+                Code.FAILED, f"the job returned a {type(result).__name__}; return a DataFrame or a value for "
+                f"JSON ({error})"
             ) from None  # fmt: skip
-        described: dict[str, Any] = {"job": job, "format": "value", "path": None}
+        description: dict[str, Any] = {"job": job, "format": "value", "path": None}
         if len(data) <= self.inline:
-            return [_json(described), data]
+            return [_json(description), data]
         folder = self._folder(len(data))
         if ":" in folder:
             raise ServiceError(
                 Code.TOO_LARGE,
-                f"the value has {len(data)} bytes, and up to {self.inline} are sent: return a DataFrame, which is "
-                f"written to {folder}",
+                f"the value has {len(data)} bytes, more than the {self.inline} that can be sent; return a DataFrame "
+                f"instead, which is written to {folder}",
             )
         path = Path(folder) / f"{job}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        return [_json({**described, "path": str(path)}), b""]
+        return [_json({**description, "path": str(path)}), b""]
 
     def _table(self, table: "DataFrame", job: str, format: str) -> list[bytes]:  # noqa: A002
         columns = [{"name": each.name, "type": each.dataType.simpleString()} for each in table.schema.fields]
         if format == "json" and len({each["name"] for each in columns}) < len(columns):
-            raise not_taken("two columns have one name, which JSON's objects cannot have: name them with AS")
-        described: dict[str, Any] = {"job": job, "format": format, "rows": 0, "columns": columns, "path": None}
-        # Run once, with no look at the size before: Spark itself ends it when there is too much for the driver.
+            raise unprocessable(
+                "two columns have the same name, which a JSON object cannot represent; rename one with AS"
+            )
+        description: dict[str, Any] = {"job": job, "format": format, "rows": 0, "columns": columns, "path": None}
+        # Collect without checking the size first, which would run the query twice: Spark aborts the job if the result
+        # exceeds spark.driver.maxResultSize.
         try:
             found = table.toArrow()
         except Exception as error:
@@ -84,48 +87,48 @@ class Results:
             path = f"{self._folder()}/{job}"
             table.write.parquet(path)
             rows = table.sparkSession.read.parquet(path).count()
-            return [_json({**described, "format": "parquet", "rows": rows, "path": path}), b""]
-        described["rows"] = found.num_rows
+            return [_json({**description, "format": "parquet", "rows": rows, "path": path}), b""]
+        description["rows"] = found.num_rows
         if found.nbytes <= 4 * self.inline:
             data = arrow_stream(found) if format == "arrow" else json_rows(found)
             if len(data) <= self.inline:
-                return [_json(described), data]
+                return [_json(description), data]
         path = f"{self._folder(found.nbytes)}/{job}"
         table.sparkSession.createDataFrame(found, schema=table.schema).write.parquet(path)
-        return [_json({**described, "format": "parquet", "path": path}), b""]
+        return [_json({**description, "format": "parquet", "path": path}), b""]
 
     def _folder(self, size: int | None = None) -> str:
         if self.folder is None:
-            has = "too much for the driver" if size is None else f"{size} bytes"
+            size_text = "too large for the driver" if size is None else f"{size} bytes"
             raise ServiceError(
                 Code.TOO_LARGE,
-                f"the result has {has}, and up to {self.inline} bytes are sent: ask for less, or start the batch "
-                "with --results FOLDER, where larger ones go",
+                f"the result is {size_text}; at most {self.inline} bytes can be sent. Select less, or start the batch "
+                "with --results FOLDER to have larger results written there",
             )
         return self.folder.rstrip("/")
 
-    def sweep(self, older_than: float) -> int:
-        """Delete results older than so many seconds, in a folder on this machine; returns how many."""
+    def delete_old(self, older_than: float) -> int:
+        """Delete results older than `older_than` seconds, if the folder is local.  Return how many."""
         folder = Path(self.folder) if self.folder is not None and ":" not in self.folder else None
         if folder is None or not folder.is_dir():
             return 0
-        swept = 0
+        deleted = 0
         for each in folder.iterdir():
             if _is_result(each):
-                with suppress(OSError):  # another driver sweeps it, or somebody else has
+                with suppress(OSError):  # another driver may have deleted it
                     if time.time() - each.stat().st_mtime > older_than:
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
-                        swept += 1
-        return swept
+                        deleted += 1
+        return deleted
 
 
 def _is_result(path: Path) -> bool:
-    """Whether it has the name of a job: nothing else in that folder is ours to delete."""
+    """Whether the name is a job's id: other files in the folder are not ours to delete."""
     return len(path.stem) == JOB_LENGTH and all(each in "0123456789abcdef" for each in path.stem)
 
 
 JOB_LENGTH: Final = 16
-"""Hex digits of a job's id."""
+"""Number of hex digits in a job's id."""
 
 
 def _json(value: object) -> bytes:
@@ -133,7 +136,7 @@ def _json(value: object) -> bytes:
 
 
 def arrow_stream(table: Any) -> bytes:
-    """An Arrow table in Arrow's IPC stream format."""
+    """Return an Arrow table in the IPC stream format."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.ipc  # noqa: PLC0415
 
@@ -144,16 +147,16 @@ def arrow_stream(table: Any) -> bytes:
 
 
 def json_rows(table: Any) -> bytes:
-    """An Arrow table as a JSON array of objects.
+    """Return an Arrow table as a JSON array of objects.
 
-    Dates and times are ISO 8601, decimals, NaN and infinities texts, binaries base64, maps objects.
+    Dates and times become ISO 8601, decimals, NaN and infinities strings, binary values base64, maps objects.
     """
     rows = [plain(row) for row in table.to_pylist(maps_as_pydicts="lossy")]
     return json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it."""
+    """Convert `value` to what JSON can represent."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

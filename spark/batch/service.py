@@ -1,14 +1,14 @@
-"""Spark jobs as services: `spark.sql` for queries over a catalogue, `spark.job` for named Python jobs.
+"""Spark jobs as services: `spark.sql` runs queries over a catalogue, `spark.job` named Python jobs.
 
-Each request is a job with an id.  Its PARTIALs are one frame of JSON each, how far it has come:
+Each request is a job with an id.  Its PARTIALs report events, each as one frame of JSON:
 
     {"event": "started", "job": id, "driver": name}
-    {"event": "waiting"}                                     there is no free place, or the session is being made
+    {"event": "waiting"}                                     for a free session, or for Spark to start
     {"event": "progress", "job": id, "seconds": s, "stages": n, "stages_done": n, "tasks": n, …}
-    {"event": "yielded", "job": id, "value": …}              what a job that is a generator yields
+    {"event": "yielded", "job": id, "value": …}              from a job that is a generator
 
-and its FINAL is the result (`results.py`).  A request that is cancelled, by its caller, by its deadline or with its
-connection, has its Spark job cancelled.
+Its FINAL is the result (`results.py`).  When a request is cancelled, by its caller, by its deadline or because the
+caller disconnects, its Spark jobs are cancelled too.
 """
 
 import json
@@ -30,24 +30,26 @@ from ...workers import Request, Worker
 from ..control import Control
 from ..session import SparkError, reason
 from .catalogue import Catalogue
-from .jobs import NOT_TAKEN, ONLY_QUERIES, Call, Query, call, not_taken, query
-from .lanes import Lane, Lanes
+from .jobs import ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, parse_call, parse_query, unprocessable
 from .progress import Progress
 from .results import JOB_LENGTH, Results, plain
+from .sessions import JobSession, SessionPool
 
-LOOK: Final = 0.1
-"""Seconds between two looks at whether a request was cancelled."""
-TELL: Final = ((10.0, 0.25), (600.0, 1.0), (float("inf"), 5.0))
-"""Up to an age in seconds, the seconds between two PARTIALs that tell of progress: Titanic stores them all."""
-KEEP_ALIVE: Final = 5.0
-"""Seconds after which progress is told although there was none: callers need not be more patient than that."""
-ENDS_WITHIN: Final = 10.0
-"""Seconds that a cancelled job has to end, before its place is given to another."""
-MOST_YIELDED: Final = 1000
-"""Values that a generator may be ahead of the caller who reads them."""
+POLL_SECONDS: Final = 0.1
+"""Interval at which a worker thread checks whether its request was cancelled."""
+PROGRESS_INTERVALS: Final = ((10.0, 0.25), (600.0, 1.0), (float("inf"), 5.0))
+"""(maximum age of the job, interval between progress PARTIALs) in seconds.  PARTIALs become rarer with age, because
+Titanic stores them all.
+"""
+KEEP_ALIVE_SECONDS: Final = 5.0
+"""Maximum silence: progress is sent this often even if nothing changed, so callers can use short timeouts."""
+CANCEL_GRACE_SECONDS: Final = 10.0
+"""How long a cancelled job may take to stop before its worker thread takes another request."""
+MAX_YIELDED_AHEAD: Final = 1000
+"""Values that a generator may yield before the worker thread has sent them."""
 
 ON_FILES: Final = "spark.sql.runSQLOnFiles"
-"""Whether a query may name files, csv.`/etc/passwd`: a job's may, a caller's has the catalogue."""
+"""Whether SQL may name files, as in csv.`/etc/passwd`: allowed for jobs, not for callers' queries."""
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _LINE: Final = re.compile(r"\bline (\d+)")
 
@@ -55,58 +57,58 @@ log = logging.getLogger("zmdp.spark")
 
 
 class Job:
-    """One request while it runs: a thread in which Spark is asked, seen from the thread that serves the request."""
+    """One running request: its own thread uses Spark, and the worker's thread watches it."""
 
-    def __init__(self, asked: Query | Call, lane: Lane, work: "Callable[[Job], list[bytes]]") -> None:
+    def __init__(self, spec: Query | JobCall, session: JobSession, work: "Callable[[Job], list[bytes]]") -> None:
         self.id = secrets.token_hex(JOB_LENGTH // 2)
-        self.asked = asked
-        self.lane = lane
+        self.spec = spec
+        self.session = session
         self.started = time.monotonic()
         self.cancelled = threading.Event()
-        self.yielded: queue.Queue[Any] = queue.Queue(MOST_YIELDED)
+        self.yielded: queue.Queue[Any] = queue.Queue(MAX_YIELDED_AHEAD)
         self.ended = threading.Event()
         self.outcome: list[bytes] | BaseException = []
         self._work = work
 
     def start(self) -> None:
-        """Run it."""
+        """Start the job's thread."""
         threading.Thread(target=self._run, name=f"job-{self.id}", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self.lane.begin(self.id)
+            self.session.begin(self.id)
             self.outcome = self._work(self)
-        except BaseException as error:  # noqa: BLE001 - a job is a user's code: whatever it raises is its outcome
+        except BaseException as error:  # noqa: BLE001 - whatever a user's job raises is its outcome
             self.outcome = error
         finally:
             self.ended.set()
 
-    def tell(self, value: object) -> None:
-        """From its own thread: have `value` sent, once there is room.  Raises `RequestCancelled`."""
+    def send(self, value: object) -> None:
+        """Queue `value` for sending, once there is room.  Called in the job's thread; raises `RequestCancelled`."""
         while not self.cancelled.is_set():
             with suppress(queue.Full):
-                self.yielded.put(value, timeout=LOOK)
+                self.yielded.put(value, timeout=POLL_SECONDS)
                 return
         raise RequestCancelled("cancelled")
 
     def cancel(self) -> None:
-        """End it in Spark; what the thread begins there afterwards needs another call."""
+        """Cancel what the job runs in Spark now.  Call it again for what the thread starts afterwards."""
         self.cancelled.set()
         with suppress(Exception):  # the session is lost, and the job with it
-            self.lane.cancel(self.id)
+            self.session.cancel(self.id)
 
     def progress(self) -> Progress | None:
-        """How far it has come; None if Spark does not say now."""
+        """Return the progress, or None if Spark cannot report it now."""
         with suppress(Exception):
-            return self.lane.progress()
+            return self.session.progress()
         return None
 
     def described(self) -> dict[str, Any]:
-        """For `mdp-spark status`."""
+        """Return the job's row for `mdp-spark status`."""
         progress = self.progress() or Progress()
         return {
             "job": self.id,
-            "what": self.asked.title,
+            "what": self.spec.title,
             "seconds": round(time.monotonic() - self.started, 1),
             "cancelled": self.cancelled.is_set(),
             **asdict(progress),
@@ -114,16 +116,25 @@ class Job:
 
 
 class Batch:
-    """A driver: offers the services, while the `with` block lasts.
+    """A Spark driver that offers both services while the `with` block lasts.
 
-    `lanes` is the session, shared by as many requests at a time as it has lanes; `jobs` are the named jobs.  `prefix`
-    is the first part of the services' names.  `concurrency` is the number of requests of each service that it takes at
-    a time.
+    Args:
+        pool: the sessions; at most one request runs on each.
+        broker: endpoint of the broker.
+        name: the driver's name for `mdp-spark status` and `drain`.
+        catalogue: the tables that queries and jobs can read.
+        jobs: the named Python jobs.
+        results: where large results go.
+        concurrency: maximum number of concurrent requests of each service.
+        prefix: first part of the services' names.
+        master: the Spark master, for `mdp-spark status`.
+        heartbeat: interval in seconds.
+        liveness: intervals of silence after which the broker counts as dead.
     """
 
     def __init__(
         self,
-        lanes: Lanes,
+        pool: SessionPool,
         *,
         broker: str,
         name: str,
@@ -133,12 +144,13 @@ class Batch:
         concurrency: int,
         prefix: str = "spark",
         master: str = "",
-        **settings: Any,
+        heartbeat: float = 1.0,
+        liveness: int = 5,
     ) -> None:
         self.name = name
-        self.drained = threading.Event()
-        """Set when it was told to end."""
-        self._lanes = lanes
+        self.draining = threading.Event()
+        """Set when the driver is told to drain."""
+        self._pool = pool
         self._catalogue = catalogue
         self._jobs = dict(jobs)
         self._results = results
@@ -147,7 +159,14 @@ class Batch:
         self._counts = {"done": 0, "failed": 0, "cancelled": 0}
         self._lock = threading.Lock()
         self._workers = [
-            Worker(f"{prefix}.{kind}", handler, broker=broker, concurrency=concurrency, **settings)
+            Worker(
+                f"{prefix}.{kind}",
+                handler,
+                broker=broker,
+                concurrency=concurrency,
+                heartbeat=heartbeat,
+                liveness=liveness,
+            )
             for kind, handler in (("sql", self.sql), ("job", self.job))
         ]
         operations = {"status": self._status, "cancel": self._cancel, "drain": self._drain}
@@ -155,7 +174,7 @@ class Batch:
 
     @property
     def services(self) -> list[str]:
-        """What it offers."""
+        """Return the names of the services."""
         return [worker.service.decode() for worker in self._workers]
 
     def __enter__(self) -> Self:
@@ -171,84 +190,84 @@ class Batch:
         self._control.__exit__(*exception)
 
     def wait(self, timeout: float) -> bool:
-        """After `stop`: wait until what runs has ended, for so many seconds at most.  Whether it has."""
+        """Wait up to `timeout` seconds for the running requests after `stop`.  Return whether all have ended."""
         until = time.monotonic() + timeout
         return all(worker.wait(max(0.0, until - time.monotonic())) for worker in self._workers)
 
     def stop(self) -> None:
-        """Take no more requests; those that run go on."""
-        self.drained.set()
+        """Take no more requests; running ones continue."""
+        self.draining.set()
         for worker in self._workers:
             worker.stop()
 
     def cancel_all(self) -> None:
-        """Cancel what runs."""
+        """Cancel all running jobs."""
         for job in list(self._running.values()):
             job.cancel()
 
     # ── the services ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sql(self, request: Request) -> Iterator[bytes]:
-        """The handler of `spark.sql`."""
-        asked = query(request)
-        return self._run(request, asked, lambda job: self._run_query(asked, job))
+        """Handle a request to `spark.sql`."""
+        spec = parse_query(request)
+        return self._run(request, spec, lambda job: self._run_query(spec, job))
 
     def job(self, request: Request) -> Iterator[bytes]:
-        """The handler of `spark.job`."""
-        asked = call(request, self._jobs)
-        return self._run(request, asked, lambda job: self._run_call(asked, job))
+        """Handle a request to `spark.job`."""
+        spec = parse_call(request, self._jobs)
+        return self._run(request, spec, lambda job: self._run_job(spec, job))
 
     def _run(
-        self, request: Request, asked: Query | Call, work: Callable[[Job], list[bytes]]
+        self, request: Request, spec: Query | JobCall, work: Callable[[Job], list[bytes]]
     ) -> Generator[bytes, None, list[bytes]]:
-        """What is sent for a request: PARTIALs, and the FINAL as what the generator returns."""
-        lane = yield from self._lane(request)
-        job = Job(asked, lane, work)
+        """Yield the PARTIALs of a request and return the frames of its FINAL."""
+        session = yield from self._acquire_session(request)
+        job = Job(spec, session, work)
         with self._lock:
             self._running[job.id] = job
-        log.info("job %s: %s", job.id, asked.title)
+        log.info("job %s: %s", job.id, spec.title)
         job.start()
         try:
             yield _event("started", job, driver=self.name)
             yield from self._watch(request, job)
         finally:
-            # Also where nobody waits any more: then this generator is closed in the middle.
+            # Also runs when the caller has gone: the worker then closes this generator.
             lost = self._end(job)
             with self._lock:
                 del self._running[job.id]
                 self._counts["cancelled"] += job.cancelled.is_set()
         return self._outcome(job, lost=lost)
 
-    def _lane(self, request: Request) -> Generator[bytes, None, Lane]:
-        told_at = float("-inf")
+    def _acquire_session(self, request: Request) -> Generator[bytes, None, JobSession]:
+        sent_at = float("-inf")
         while not request.cancelled:
             try:
-                lane = self._lanes.take(1.0)
+                session = self._pool.acquire(1.0)
             except ZmdpError as error:
                 log.error("%s", error)
                 raise ServiceError(Code.WORKER_LOST, str(error)) from None
-            if lane is not None:
-                return lane
-            if time.monotonic() - told_at >= KEEP_ALIVE:
-                told_at = time.monotonic()
+            if session is not None:
+                return session
+            if time.monotonic() - sent_at >= KEEP_ALIVE_SECONDS:
+                sent_at = time.monotonic()
                 yield json.dumps({"event": "waiting"}).encode()
-        raise RequestCancelled("cancelled before it began")
+        raise RequestCancelled("cancelled before it started")
 
     def _watch(self, request: Request, job: Job) -> Iterator[bytes]:
-        told = Progress()
-        told_at = looked_at = time.monotonic()
-        while not job.ended.wait(LOOK):
+        sent = Progress()
+        sent_at = checked_at = time.monotonic()
+        while not job.ended.wait(POLL_SECONDS):
             if request.cancelled or job.cancelled.is_set():
                 return
             now = time.monotonic()
             yield from self._yielded(job)
-            pause = next(pause for age, pause in TELL if now - job.started < age)
-            if now - looked_at < pause:
+            pause = next(pause for age, pause in PROGRESS_INTERVALS if now - job.started < age)
+            if now - checked_at < pause:
                 continue
-            looked_at = now
+            checked_at = now
             progress = job.progress()
-            if progress is not None and (progress != told or now - told_at >= KEEP_ALIVE):
-                told, told_at = progress, now
+            if progress is not None and (progress != sent or now - sent_at >= KEEP_ALIVE_SECONDS):
+                sent, sent_at = progress, now
                 yield _event("progress", job, seconds=round(now - job.started, 2), **asdict(progress))
         yield from self._yielded(job)
 
@@ -257,23 +276,23 @@ class Batch:
             yield _event("yielded", job, value=plain(job.yielded.get()))
 
     def _end(self, job: Job) -> bool:
-        """Give its lane back, having cancelled it unless it has ended.  Whether the session is lost."""
-        until = time.monotonic() + ENDS_WITHIN
+        """Cancel the job unless it has ended, and release its session.  Return whether Spark was lost."""
+        until = time.monotonic() + CANCEL_GRACE_SECONDS
         while not job.ended.wait(0) and time.monotonic() < until:
             job.cancel()
-            job.ended.wait(LOOK)
+            job.ended.wait(POLL_SECONDS)
         if job.ended.is_set():
             failed = isinstance(job.outcome, BaseException) and not job.cancelled.is_set()
-            return self._lanes.give(job.lane, failed=failed)
-        log.error("job %s was cancelled and does not end: its Python code goes on, without Spark", job.id)
-        threading.Thread(target=self._outlast, args=(job,), name=f"outlast-{job.id}", daemon=True).start()
+            return self._pool.release(job.session, failed=failed)
+        log.error("job %s was cancelled, but its Python code is still running; its Spark jobs stay cancelled", job.id)
+        threading.Thread(target=self._cancel_until_ended, args=(job,), name=f"cancel-{job.id}", daemon=True).start()
         return False
 
-    def _outlast(self, job: Job) -> None:
-        """Cancel whatever a job that does not end begins in Spark; its lane is free when it has."""
+    def _cancel_until_ended(self, job: Job) -> None:
+        """Keep cancelling whatever a job that does not stop starts in Spark, then release its session."""
         while not job.ended.wait(1.0):
             job.cancel()
-        self._lanes.give(job.lane)
+        self._pool.release(job.session)
 
     def _outcome(self, job: Job, *, lost: bool) -> list[bytes]:
         outcome = job.outcome
@@ -287,8 +306,8 @@ class Batch:
         self._count("failed")
         log.info("job %s: failed after %.1f s", job.id, time.monotonic() - job.started)
         if lost:
-            told = f"Spark was lost during job {job.id} ({reason(outcome)}): ask again"
-            raise ServiceError(Code.WORKER_LOST, told[:1000])
+            text = f"Spark was lost during job {job.id} ({reason(outcome)}); send the request again"
+            raise ServiceError(Code.WORKER_LOST, text[:1000])
         raise failure(outcome)
 
     def _count(self, what: str) -> None:
@@ -297,35 +316,38 @@ class Batch:
 
     # ── in the job's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run_query(self, asked: Query, job: Job) -> list[bytes]:
-        session = job.lane.session
-        session.conf.set(ON_FILES, "false")
-        for table in self._catalogue.named_in(asked.sql):
-            table.register(session)
-        job.lane.count(job.id)
+    def _run_query(self, spec: Query, job: Job) -> list[bytes]:
+        spark = job.session.spark
+        spark.conf.set(ON_FILES, "false")
+        for table in self._catalogue.named_in(spec.sql):
+            table.register(spark)
+        job.session.track_progress(job.id)
         try:
-            # Only a query may stand here; a command would be run as soon as it is read.
-            read = session.sql(f"SELECT * FROM (\n{asked.sql}\n)", args=asked.args)  # noqa: S608 - as it is asked
-        except Exception as error:  # noqa: BLE001 - whatever else is wrong with it, it says by itself, below
+            # As a subquery, only a query parses: spark.sql() runs a command as soon as it has parsed it.  Callers may
+            # send any query, so there is nothing to quote.
+            checked = spark.sql(f"SELECT * FROM (\n{spec.sql}\n)", args=spec.args)  # noqa: S608
+        except Exception as error:  # noqa: BLE001 - any other error is raised again below, with the caller's own text
             if any(kind.__name__ == "ParseException" for kind in type(error).__mro__):
-                told = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
-                raise ServiceError(NOT_TAKEN, f"that is no query: {told}; {ONLY_QUERIES}", _detail(error)) from None
+                text = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
+                raise ServiceError(
+                    UNPROCESSABLE, f"not a valid query: {text}; {ONLY_QUERIES}", _detail(error)
+                ) from None
         else:
-            outward = job.lane.reaches_out(asked.sql, read)
-            if outward is not None:
-                raise not_taken(f"{outward!r} cannot stand in a query: it may run programs, which is for spark.job")
-        return self._results.frames(session.sql(asked.sql, args=asked.args), job.id, asked.format)
+            unsafe = job.session.find_unsafe(spec.sql, checked)
+            if unsafe is not None:
+                raise unprocessable(f"{unsafe!r} is not allowed in a query because it can run programs; use spark.job")
+        return self._results.frames(spark.sql(spec.sql, args=spec.args), job.id, spec.format)
 
-    def _run_call(self, asked: Call, job: Job) -> list[bytes]:
-        session = job.lane.session
-        session.conf.set(ON_FILES, "true")
+    def _run_job(self, spec: JobCall, job: Job) -> list[bytes]:
+        spark = job.session.spark
+        spark.conf.set(ON_FILES, "true")
         for table in self._catalogue.tables.values():
             try:
-                table.register(session)
-            except Exception as error:  # noqa: BLE001 - the job may do without it
-                log.warning("table %s cannot be read: %s", table.name, reason(error))
-        job.lane.count(job.id)
-        result = asked.function(session, **asked.arguments)
+                table.register(spark)
+            except Exception as error:  # noqa: BLE001 - the job may not need this table
+                log.warning("cannot read table %s: %s", table.name, reason(error))
+        job.session.track_progress(job.id)
+        result = spec.function(spark, **spec.arguments)
         if isinstance(result, Iterator):
             while True:
                 try:
@@ -333,13 +355,13 @@ class Batch:
                 except StopIteration as end:
                     result = end.value
                     break
-                job.tell(value)
-        return self._results.frames(result, job.id, asked.format)
+                job.send(value)
+        return self._results.frames(result, job.id, spec.format)
 
     # ── control ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _status(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        del asked
+    def _status(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        del arguments
         with self._lock:
             running, counts = list(self._running.values()), dict(self._counts)
         return {
@@ -348,26 +370,26 @@ class Batch:
             "version": __version__,
             "master": self._master,
             "services": self.services,
-            "draining": self.drained.is_set(),
+            "draining": self.draining.is_set(),
             "tables": sorted(self._catalogue.tables),
             "jobs": sorted(self._jobs),
             "running": [job.described() for job in running],
             **counts,
         }
 
-    def _cancel(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _cancel(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         with self._lock:
-            job = self._running.get(str(asked.get("job")))
+            job = self._running.get(str(arguments.get("job")))
         if job is None:
             return {"cancelled": False}
-        log.info("job %s is cancelled, by mdp-spark cancel", job.id)
+        log.info("job %s: cancelled by mdp-spark cancel", job.id)
         job.cancel()
         return {"cancelled": True}
 
-    def _drain(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        del asked
-        log.info("ending, as asked by mdp-spark drain: what runs is finished first")
-        self.drained.set()
+    def _drain(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        del arguments
+        log.info("draining, as asked by mdp-spark drain; running jobs are finished first")
+        self.draining.set()
         return {"running": len(self._running)}
 
 
@@ -379,30 +401,30 @@ def _event(event: str, job: Job, **more: Any) -> bytes:
 
 
 def failure(error: BaseException) -> ServiceError:
-    """What the caller is told of an exception: Spark's condition and message, or the job's exception.
+    """Return the error that the caller receives for an exception of a job.
 
-    422 for what is wrong with what was asked, 500 for what went wrong; the detail is a JSON object with `condition`,
+    The code is 422 if the request was at fault, otherwise 500.  The detail is a JSON object with Spark's `condition`,
     `sqlstate` and `message`.
     """
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, ZmdpError | SparkError):
         return ServiceError(Code.FAILED, str(error)[:1000])
-    if hasattr(error, "java_exception") and not hasattr(error, "getCondition"):  # of an RDD: py4j tells, not PySpark
+    if hasattr(error, "java_exception") and not hasattr(error, "getCondition"):  # raised by py4j, for an RDD
         log.error("a job failed: %s", reason(error))
         return ServiceError(Code.FAILED, reason(error), _detail(error))
     if not hasattr(error, "getCondition"):
         log.error("a job failed", exc_info=error)
         return ServiceError(Code.FAILED, f"{type(error).__name__}: {reason(error)}"[:1000])
-    kind = {each.__name__ for each in type(error).__mro__}
-    asked_wrong = {"AnalysisException", "ParseException", "IllegalArgumentException"} & kind
-    return ServiceError(NOT_TAKEN if asked_wrong else Code.FAILED, reason(error), _detail(error))
+    classes = {each.__name__ for each in type(error).__mro__}
+    caller_error = {"AnalysisException", "ParseException", "IllegalArgumentException"} & classes
+    return ServiceError(UNPROCESSABLE if caller_error else Code.FAILED, reason(error), _detail(error))
 
 
 def _detail(error: Any) -> bytes:
-    told = reason(error)
-    condition = _CONDITION.search(told)
-    found = {"condition": condition and condition.group(1), "sqlstate": None, "message": told}
-    with suppress(Exception):  # py4j's has neither, and the session may be gone, whom it asks
+    text = reason(error)
+    condition = _CONDITION.search(text)
+    found = {"condition": condition and condition.group(1), "sqlstate": None, "message": text}
+    with suppress(Exception):  # py4j's errors have neither, and PySpark's ask the session, which may be gone
         found |= {"condition": error.getCondition(), "sqlstate": error.getSqlState()}
     return json.dumps(found, ensure_ascii=False).encode()

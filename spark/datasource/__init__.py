@@ -1,1 +1,1 @@
-"""The data source `titanic`: see docs/datasource.md."""
+"""The Spark data source `titanic`; see docs/datasource.md."""

@@ -1,4 +1,4 @@
-"""Titanic's requests as columns of Spark: what they are called, their types, and their values as Arrow."""
+"""The columns of Titanic's requests in Spark: names, types, and conversion to Arrow."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -45,37 +45,37 @@ TYPES: Final[dict[str, DataType]] = {
     "request": _FRAMES,
     "reply": _FRAMES,
 }
-"""The columns, with the types that they have unless a schema says otherwise."""
-BODIES: Final = {"request": "body", "reply": "reply"}
-"""Those that are frames, and the columns of the table that they are in."""
-TIMES: Final = frozenset(name for name, kind in TYPES.items() if isinstance(kind, TimestampType))
+"""The columns and their default types."""
+BODY_COLUMNS: Final = {"request": "body", "reply": "reply"}
+"""The columns that hold frames, and their names in the database."""
+TIME_COLUMNS: Final = frozenset(name for name, kind in TYPES.items() if isinstance(kind, TimestampType))
 SCHEMA: Final = StructType([StructField(name, kind) for name, kind in TYPES.items()])
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises `SettingError` if requests have no such columns, or not of these types."""
+    """Raise `SettingError` if the schema has an unknown column, or a column of the wrong type."""
     for field in schema.fields:
         if field.name not in TYPES:
-            raise SettingError(f"titanic has no column {field.name!r}: there are {', '.join(TYPES)}")
-        frames = field.name in BODIES
+            raise SettingError(f"titanic has no column {field.name!r}; available columns: {', '.join(TYPES)}")
+        frames = field.name in BODY_COLUMNS
         wanted = [TYPES[field.name], BinaryType(), StringType()] if frames else [TYPES[field.name]]
         if field.dataType not in wanted:
-            takes = " or ".join(each.simpleString() for each in wanted)
+            allowed = " or ".join(each.simpleString() for each in wanted)
             raise SettingError(
-                f"titanic's column {field.name} is {takes}, and cannot be read as {field.dataType.simpleString()}"
+                f"titanic's column {field.name} cannot be read as {field.dataType.simpleString()}; use {allowed}"
             )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """As Arrow, the way this PySpark expects it."""
+    """Return the schema as this version of PySpark expects it from Arrow."""
     try:
         return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # PySpark 4.0 and 4.1 mean UTC without being told
+    except TypeError:  # PySpark 4.0 and 4.1 assume UTC
         return to_arrow_schema(schema)
 
 
 def to_arrow(rows: int, columns: Sequence[Sequence[Any]], schema: StructType, arrow: pa.Schema) -> pa.RecordBatch:
-    """Values as they come from SQL, column by column; there may be no columns at all."""
+    """Convert values from SQL, given as columns, to a record batch; there may be no columns at all."""
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     arrays = [
@@ -93,7 +93,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _kind(field: StructField) -> str:
-    if field.name not in BODIES:
+    if field.name not in BODY_COLUMNS:
         return "headers" if field.name == "headers" else "plain"
     return field.dataType.typeName()
 
@@ -103,17 +103,17 @@ def _frames(values: Iterable[bytes | None]) -> list[list[bytes] | None]:
 
 
 def _unpacked(packed: bytes) -> list[bytes]:
-    if LENGTH + int.from_bytes(packed[:LENGTH], "big") == len(packed):  # almost always there is one frame
+    if LENGTH + int.from_bytes(packed[:LENGTH], "big") == len(packed):  # the usual case: a single frame
         return [packed[LENGTH:]]
     return unpack(packed)
 
 
-def _first(values: Iterable[bytes | None]) -> list[bytes | None]:
+def _first_frames(values: Iterable[bytes | None]) -> list[bytes | None]:
     return [packed[LENGTH : LENGTH + int.from_bytes(packed[:LENGTH], "big")] if packed else None for packed in values]
 
 
 def _texts(values: Iterable[bytes | None]) -> list[str | None]:
-    return [None if frame is None else frame.decode(errors="replace") for frame in _first(values)]
+    return [None if frame is None else frame.decode(errors="replace") for frame in _first_frames(values)]
 
 
 def _headers(values: Iterable[str | None]) -> list[list[tuple[str, str]] | None]:
@@ -124,6 +124,6 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "plain": lambda values: values,
     "headers": _headers,
     "array": _frames,
-    "binary": _first,
+    "binary": _first_frames,
     "string": _texts,
 }

@@ -1,4 +1,4 @@
-"""The subcommands of `mdp-spark` that are about executors: fleet, pack, doctor."""
+"""The commands `mdp-spark fleet`, `pack` and `doctor`."""
 
 import logging
 import os
@@ -16,11 +16,11 @@ from ...clients import bodies
 from ...mdp.cli.console import EXIT_FAILED, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...titanic.cli.parameters import DURATION
-from ..batch.commands import quiet_py4j
-from ..control import default_name
+from ..control import default_driver_name
+from ..session import silence_py4j
 from .doctor import Doctor
-from .driver import DEFAULT_IDLE, DEFAULT_LEASE, Fleet, Settings
-from .ship import ENVIRONMENT, EXECUTOR_PYTHON, LAUNCHER, PACKAGE, UNPACKED, Cluster, pack
+from .driver import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, Fleet, FleetSettings
+from .packaging import ENVIRONMENT, ENVIRONMENT_FOLDER, EXECUTOR_PYTHON, LAUNCHER, PACKAGE, Cluster, pack
 
 Command = Callable[..., Any]
 
@@ -33,13 +33,13 @@ def _conf(context: click.Context, option: click.Parameter, values: tuple[str, ..
     for value in values:
         name, equals, text = value.partition("=")
         if not (equals and name.startswith("spark.")):
-            raise click.BadParameter(f"{value!r}: it takes a setting of Spark's, spark.NAME=VALUE")
+            raise click.BadParameter(f"{value!r}: expected a Spark setting, spark.NAME=VALUE")
         found[name] = text
     return found
 
 
 def _cluster_options(command: Command) -> Command:
-    """Where the executors are, and what they get."""
+    """Add the options that say which cluster to use and what its executors get."""
     for option in reversed(
         [
             click.option(
@@ -53,7 +53,7 @@ def _cluster_options(command: Command) -> Command:
             click.option(
                 "--broker-from-executors",
                 type=Endpoint(),
-                help=with_default("The broker's address for executors, if they reach it at another.", "--broker"),
+                help=with_default("Broker address that executors use, if it differs.", "--broker"),
             ),
             click.option(
                 "--master",
@@ -67,29 +67,29 @@ def _cluster_options(command: Command) -> Command:
                 multiple=True,
                 metavar="NAME=VALUE",
                 callback=_conf,
-                help="Setting of Spark's. Can be repeated.",
+                help="Spark setting. Repeatable.",
             ),
             click.option(
                 "--py-files",
                 multiple=True,
                 metavar="FILE",
-                help="Module or zip that executors import from. Can be repeated. zmdp itself goes by itself.",
+                help="Python file or zip to ship to executors. Repeatable. zmdp itself is always shipped.",
             ),
             click.option(
                 "--archive",
                 metavar="FILE",
-                help=f"Environment whose Python executors run: {ENVIRONMENT} of `mdp-spark pack`.",
+                help=f"Python environment for executors: {ENVIRONMENT} made by `mdp-spark pack`.",
             ),
             click.option(
                 "--dynamic",
                 is_flag=True,
-                help="Have Spark start executors of one core when they are needed, and end them.",
+                help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
             ),
             click.option(
                 "--reserve",
                 type=Number("cores", whole=True, zero=True),
                 default=1,
-                help=with_default("Cores that slots never take, so that other jobs of the application start.", 1),
+                help=with_default("Cores to leave free for other jobs of the application.", 1),
             ),
         ]
     ):
@@ -111,41 +111,41 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 @click.argument("handler", metavar="MODULE:FUNCTION")
 @click.option("--service", metavar="NAME", required=True, help="Service to offer.")
 @_cluster_options
-@click.option("--name", help=with_default("Name of this fleet, for `mdp-spark status` and `drain`.", "fleet-HOST-PID"))
+@click.option("--name", help=with_default("Name of this fleet for `status` and `drain`.", "fleet-HOST-PID"))
 @click.option(
     "--min",
     "minimum",
     type=Number("slots", whole=True, zero=True),
     default=1,
-    help=with_default("Slots (cores that serve) that there always are.", 1),
+    help=with_default("Minimum number of slots (cores that serve).", 1),
 )
 @click.option(
     "--max",
     "maximum",
     type=Number("slots", whole=True),
-    help=with_default("Slots that there are when requests wait.", "all cores but --reserve"),
+    help=with_default("Maximum number of slots when requests queue.", "all cores but --reserve"),
 )
 @click.option(
     "--lease",
     type=DURATION,
-    default=DEFAULT_LEASE,
-    help=with_default("How long a slot serves in one Spark job.", DEFAULT_LEASE, "seconds"),
+    default=DEFAULT_LEASE_SECONDS,
+    help=with_default("How long a slot serves in one Spark job.", DEFAULT_LEASE_SECONDS, "seconds"),
 )
 @click.option(
     "--idle",
     type=DURATION,
-    default=DEFAULT_IDLE,
-    help=with_default("Slots that were not needed for so long are given back.", DEFAULT_IDLE, "seconds"),
+    default=DEFAULT_IDLE_SECONDS,
+    help=with_default("Release slots that were not needed for this long.", DEFAULT_IDLE_SECONDS, "seconds"),
 )
 @click.option(
     "--codec",
     type=click.Choice(["json", "msgpack", "arrow"]),
-    help="What the function's argument and results are; without, frames of bytes.",
+    help="Encoding of requests and replies. Without it, handlers get and return frames of bytes.",
 )
 @click.option(
     "--handler-timeout",
     type=Number("seconds"),
-    help=with_default("Give up a request whose handler has neither returned nor yielded for this long.", "never"),
+    help=with_default("Give up on a request whose handler has neither returned nor yielded for this long.", "never"),
 )
 @click.option(
     "--heartbeat",
@@ -153,7 +153,7 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     default=1.0,
     envvar="MDP_HEARTBEAT",
     show_envvar=True,
-    help=with_default("Interval of heartbeats.", 1.0, "seconds"),
+    help=with_default("Heartbeat interval.", 1.0, "second"),
 )
 @click.option(
     "--liveness",
@@ -161,27 +161,27 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     default=5,
     envvar="MDP_LIVENESS",
     show_envvar=True,
-    help=with_default("Silent intervals after which the broker is taken for dead.", 5, "intervals"),
+    help=with_default("Heartbeat intervals of silence after which the broker counts as dead.", 5, "intervals"),
 )
 @log_level_option
 def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executors: str | None, **given: Any) -> int:
-    """Have the executors of a Spark cluster serve requests with MODULE:FUNCTION, as `mdworker` does on one machine.
+    """Serve requests with MODULE:FUNCTION on the executors of a Spark cluster, as `mdworker` does on one machine.
 
-    There are between --min and --max slots, as the broker's queue needs them; one that dies is started again.
-    Executors need Python and pyzmq: `mdp-spark doctor` looks whether they have them, `mdp-spark pack` brings them.
-    With local masters the function's module is found in the current directory too.
+    The number of slots follows the broker's queue, between --min and --max; a slot that dies is restarted.
+    Executors need Python and pyzmq: `mdp-spark doctor` checks for them, `mdp-spark pack` ships them.
+    With a local master, modules are also imported from the current directory.
 
-    SIGTERM, Ctrl-C or `mdp-spark drain NAME` finishes what is being worked on and ends; a second signal ends at once.
+    SIGTERM, Ctrl-C or `mdp-spark drain NAME` finishes running requests and exits; a second signal exits immediately.
 
     \b
     Try it: mdp-spark fleet zmdp.workers.echo:echo --service echo --master 'local[2]'
-    Exit codes: 0 ended as asked; 1 Spark cannot be reached, or a second signal; 2 bad usage.
+    Exit codes: 0 stopped as asked; 1 Spark cannot be reached, or a second signal; 2 bad usage.
     """
     log_to_stderr(log_level)
-    quiet_py4j()
+    silence_py4j()
     cluster = _cluster(given)
-    settings = Settings(
-        handler, name=name or default_name("fleet"), executors_broker=broker_from_executors,
+    settings = FleetSettings(
+        handler, name=name or default_driver_name("fleet"), executors_broker=broker_from_executors,
         log_level=log_level.upper(), **given,
     )  # fmt: skip
     running = Fleet(settings, cluster)
@@ -191,12 +191,12 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
         if running.ending:
             os._exit(1)
         running.drain()
-        with suppress(RuntimeError):  # the signal may have come while this thread was writing to stderr
-            log.info("ending: what is being worked on is finished first; once more ends at once")
+        with suppress(RuntimeError):  # the signal may have interrupted a write to stderr
+            log.info("finishing running requests; interrupt again to exit immediately")
 
     def ready() -> None:
         log.info(
-            "fleet %s serves %s at %s with %s; Ctrl-C ends",
+            "fleet %s serves %s at %s with %s; press Ctrl-C to stop",
             settings.name, settings.service, settings.broker, running.status()["master"],
         )  # fmt: skip
 
@@ -217,21 +217,21 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     "requirements",
     multiple=True,
     metavar="PACKAGE",
-    help="Package for the environment, as for pip: NAME, NAME==VERSION, a wheel's path, '-r FILE'. Can be repeated.",
+    help="Package to install in the environment, as for pip: NAME, NAME==VERSION, a wheel, '-r FILE'. Repeatable.",
 )
-@click.option("--no-environment", is_flag=True, help=f"Only {PACKAGE} and {LAUNCHER}.")
+@click.option("--no-environment", is_flag=True, help=f"Write only {PACKAGE} and {LAUNCHER}.")
 def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment: bool) -> None:
-    """Write what executors need into FOLDER, and say how it is used.
+    """Write what executors need into FOLDER and print the commands that use it.
 
     \b
     zmdp.zip             zmdp itself, for --py-files
-    environment.tar.gz   a virtual environment with pyzmq and what --requirement names, for --archive
+    environment.tar.gz   a virtual environment with pyzmq and each --requirement, for --archive
     main.py              a program for spark-submit
 
-    The environment runs where the Python that made it is at the same path as here.
+    The environment needs the Python that created it at the same path on every machine.
     """
     if no_environment and requirements:
-        raise click.UsageError("--requirement is for the environment: leave out --no-environment")
+        raise click.UsageError("--requirement excludes --no-environment: packages are installed in the environment")
     made = pack(folder, requirements=requirements, environment=not no_environment)
     for each in made:
         click.echo(f"{each}  {each.stat().st_size / 1e6:.1f} MB")
@@ -240,9 +240,9 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
     environment, submitted = "", ""
     if not no_environment:
         environment = f" --archive {made[2]}"
-        submitted = f" --archives {made[2]}#{UNPACKED} --conf spark.pyspark.python={EXECUTOR_PYTHON}"
+        submitted = f" --archives {made[2]}#{ENVIRONMENT_FOLDER} --conf spark.pyspark.python={EXECUTOR_PYTHON}"
         submitted += " --conf spark.pyspark.driver.python=python3"
-    click.echo(f"\nFrom here:\n  mdp-spark {fleet_command} --master spark://HOST:PORT{environment}")
+    click.echo(f"\nTo start a fleet from here:\n  mdp-spark {fleet_command} --master spark://HOST:PORT{environment}")
     click.echo(f"With spark-submit:\n  spark-submit --py-files {zipped}{submitted} {launcher} {fleet_command}")
 
 
@@ -256,21 +256,21 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
     "minimum",
     type=Number("slots", whole=True, zero=True),
     default=1,
-    help=with_default("Slots that there must be cores for.", 1),
+    help=with_default("Number of slots that must fit.", 1),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a check.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line per check.")
 def doctor(
     *, broker: str, broker_from_executors: str | None, reserve: int, minimum: int, as_json: bool, **given: Any
 ) -> int:
-    """Look whether there is all that Spark's side needs, and say what to do where it is not.
+    """Check everything that Spark services need, and say how to fix what is missing.
 
-    Java, Python and the libraries; the broker; a session on --master; what its executors have, and whether they reach
-    the broker; cores for slots.  Give it the options that you give to `mdp-spark fleet`.
+    Checks Java, Python and libraries; the broker; a session on --master; Python and libraries on its executors, and
+    whether they reach the broker; cores for slots. Pass the same options as to `mdp-spark fleet`.
 
-    Exit codes: 0 all is well; 1 something is not.
+    Exit codes: 0 all checks passed; 1 a check failed.
     """
     log_to_stderr("error")
-    quiet_py4j()
+    silence_py4j()
     well = True
     for check in Doctor(_cluster(given), broker, broker_from_executors, reserve, minimum).checks():
         well = well and check.state == "ok"
@@ -284,4 +284,3 @@ def doctor(
 
 
 COMMANDS: Final[dict[str, click.Command]] = {"fleet": fleet, "pack": pack_command, "doctor": doctor}
-"""The subcommands of this module."""

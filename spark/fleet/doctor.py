@@ -1,4 +1,4 @@
-"""`mdp-spark doctor`: is there all that the Spark side needs?  Each check that fails says what to do."""
+"""The checks of `mdp-spark doctor`: is everything that Spark services need installed and reachable?"""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,26 +12,26 @@ from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.transport.reach import why_unreachable
 from .. import session as sessions
-from .driver import cores, explained, is_loopback, message
-from .ship import Cluster, on_this_machine, python
-from .worker import probe
+from .driver import classify_failure, cores, failure_message, is_loopback
+from .executor import probe
+from .packaging import Cluster, on_this_machine, python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE: Final = 5.0
-"""Seconds that the broker has to answer."""
-JOB_PATIENCE: Final = 60.0
-"""Seconds in which executors must have come and answered."""
-RANGES: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]]] = {
+BROKER_TIMEOUT_SECONDS: Final = 5.0
+"""How long the broker may take to answer."""
+EXECUTOR_TIMEOUT_SECONDS: Final = 60.0
+"""How long executors may take to start and answer."""
+SUPPORTED_VERSIONS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]]] = {
     "pyzmq": ((26,), None),
     "pyspark": ((4, 0), (4, 4)),
     "pandas": ((2, 2), (3,)),
     "pyarrow": ((18,), None),
 }
-"""For each package the first version that will do, and the first that will not again (see `pyproject.toml`)."""
+"""For each package the oldest supported version, and the first one that is too new (as in `pyproject.toml`)."""
 INSTALL: Final = "pip install 'zmdp[spark]'"
-ON_EXECUTORS: Final = (
+EXECUTOR_CHECKS: Final = (
     "executors' Python",
     "executors' pyzmq",
     "executors' zmdp",
@@ -43,7 +43,7 @@ State = Literal["ok", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it is, what was found, and what to do if that is not well."""
+    """The outcome of one check: what was found, and what to do if it failed."""
 
     name: str
     state: State
@@ -53,7 +53,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Looks at this machine, the broker, and the cluster's executors."""
+    """Checks this machine, the broker and the executors of the cluster."""
 
     cluster: Cluster
     broker: str
@@ -62,9 +62,9 @@ class Doctor:
     minimum: int = 1
 
     def checks(self) -> Iterator[Check]:
-        """All checks, each as soon as it is done; what cannot be looked at because of another is skipped."""
+        """Yield each check as soon as it is done.  A check that depends on a failed one is skipped."""
         yield Check("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
-        libraries = [_library(name) for name in RANGES]
+        libraries = [_library(name) for name in SUPPORTED_VERSIONS]
         yield from libraries
         java = _java()
         yield java
@@ -74,20 +74,20 @@ class Doctor:
         if reason is None:
             yield from self._cluster_checks(broker_answers=broker.state == "ok")
         else:
-            yield from _skipped(("session", *ON_EXECUTORS, "cores"), reason)
+            yield from _skipped(("session", *EXECUTOR_CHECKS, "cores"), reason)
 
     def _broker(self) -> Check:
         name = "broker"
         reason = why_unreachable(self.broker)
         if reason is None:
             try:
-                with Client(self.broker, timeout=PATIENCE, retries=0) as client:
-                    told = client.request("mmi.broker")[0]
+                with Client(self.broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0) as client:
+                    reply = client.request("mmi.broker")[0]
             except ZmdpError as error:
                 reason = str(error)
             else:
-                return Check(name, "ok", f"{_described(told)} at {self.broker}")
-        return Check(name, "failed", f"{self.broker}: {reason}", "start mdp-broker, or say where it is with --broker")
+                return Check(name, "ok", f"{_broker_version(reply)} at {self.broker}")
+        return Check(name, "failed", f"{self.broker}: {reason}", "start mdp-broker, or give its address with --broker")
 
     # ── the cluster ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -95,9 +95,9 @@ class Doctor:
         try:
             session = self.cluster.open("zmdp-doctor", most=self.minimum + self.reserve)
         except (SettingError, sessions.SparkError) as error:
-            advice = "say which cluster with --master; `--master 'local[2]'` needs none"
+            advice = "name a cluster with --master; `--master 'local[2]'` works without one"
             yield Check("session", "failed", str(error), advice)
-            yield from _skipped((*ON_EXECUTORS, "cores"), "session")
+            yield from _skipped((*EXECUTOR_CHECKS, "cores"), "session")
             return
         try:
             yield Check("session", "ok", f"Spark {session.version} on {session.sparkContext.master}")
@@ -110,18 +110,18 @@ class Doctor:
         found, wrong = _probed(session, self.executors_broker or self.broker)
         if wrong is not None:
             what, advice = wrong
-            yield Check(ON_EXECUTORS[0], "failed", what, advice)
-            yield from _skipped(ON_EXECUTORS[1:], ON_EXECUTORS[0])
+            yield Check(EXECUTOR_CHECKS[0], "failed", what, advice)
+            yield from _skipped(EXECUTOR_CHECKS[1:], EXECUTOR_CHECKS[0])
             return
         where = ", ".join(sorted({str(each["host"]) for each in found}))
-        yield Check(ON_EXECUTORS[0], "ok", f"{found[0]['python']} on {where}, as here {python()}")
+        yield Check(EXECUTOR_CHECKS[0], "ok", f"{found[0]['python']} on {where}; the driver has {python()}")
         advices = (
-            "install it on the executors, or bring it along: mdp-spark pack FOLDER, then --archive",
-            "let the driver ship it (it does unless --master is local), or use --py-files zmdp.zip of mdp-spark pack",
+            "install it on the executors, or ship it: mdp-spark pack FOLDER, then --archive",
+            "the driver ships it unless --master is local; otherwise pass --py-files zmdp.zip, made by mdp-spark pack",
             self._advice(str(session.sparkContext.master)),
         )
         failed = None
-        for name, key, advice in zip(ON_EXECUTORS[1:], ("pyzmq", "zmdp", "broker"), advices, strict=True):
+        for name, key, advice in zip(EXECUTOR_CHECKS[1:], ("pyzmq", "zmdp", "broker"), advices, strict=True):
             bad = next((each for each in found if each[key] is not None), None)
             if failed is not None:
                 yield from _skipped((name,), failed)
@@ -136,45 +136,48 @@ class Doctor:
     def _advice(self, master: str) -> str:
         if not on_this_machine(master) and is_loopback(self.executors_broker or self.broker):
             return (
-                "other machines cannot reach a loopback address: bind the broker to another, and give it with --broker"
+                "other machines cannot reach a loopback address: bind the broker to another one and pass that with "
+                "--broker"
             )
-        return "give the broker's address as executors see it with --broker-from-executors; is a firewall between them?"
+        return (
+            "pass the address that executors can reach with --broker-from-executors; check for a firewall between them"
+        )
 
     def _cores(self, session: "SparkSession") -> Check:
         name = "cores"
         try:
             number = cores(session.sparkContext)
         except SettingError as error:
-            return Check(name, "failed", str(error), "say how many at the most")
+            return Check(name, "failed", str(error), "set a maximum")
         left = number - self.reserve
         needed = max(1, self.minimum)
         if left >= needed:
-            return Check(name, "ok", f"{number}: {left} for slots, {self.reserve} stay free for other jobs (--reserve)")
+            return Check(name, "ok", f"{number}: {left} for slots, {self.reserve} reserved for other jobs (--reserve)")
         return Check(
             name,
             "failed",
-            f"{number}, of which {self.reserve} stay free for other jobs: {needed} slots do not fit",
+            f"{number}, of which {self.reserve} are reserved for other jobs: too few for {needed} slots",
             "give the application more cores (local[N], spark.cores.max, more executors), or --reserve 0",
         )
 
 
-def _described(told: bytes) -> str:
+def _broker_version(reply: bytes) -> str:
     try:
-        return f"zmdp {loads(told)['version']}"
+        return f"zmdp {loads(reply)['version']}"
     except (ValueError, TypeError, LookupError):
-        return "a broker that is not zmdp's, so that fleets do not scale,"
+        return "not a zmdp broker, so fleets do not scale,"
 
 
 def _library(name: str) -> Check:
-    first, after = RANGES[name]
+    first, after = SUPPORTED_VERSIONS[name]
     wanted = f"{_dotted(first)} or newer" + (f", below {_dotted(after)}" if after else "")
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Check(name, "failed", "is not installed", f"it takes {wanted}: {INSTALL}")
+        return Check(name, "failed", "is not installed", f"install {wanted}: {INSTALL}")
     parts = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if parts < first or (after is not None and parts >= after):
-        return Check(name, "failed", version, f"it takes {wanted}: {INSTALL}")
+        return Check(name, "failed", version, f"install {wanted}: {INSTALL}")
     return Check(name, "ok", version)
 
 
@@ -185,19 +188,19 @@ def _dotted(version: Sequence[int]) -> str:
 def _java() -> Check:
     version = sessions.java_version()
     if version is None:
-        return Check("Java", "failed", sessions.no_java(), sessions.NEEDS_JAVA)
+        return Check("Java", "failed", sessions.java_missing(), sessions.NEEDS_JAVA)
     if version < sessions.OLDEST_JAVA:
-        return Check("Java", "failed", f"{version} at {sessions.java()}", sessions.NEEDS_JAVA)
-    return Check("Java", "ok", f"{version} at {sessions.java()}")
+        return Check("Java", "failed", f"{version} at {sessions.find_java()}", sessions.NEEDS_JAVA)
+    return Check("Java", "ok", f"{version} at {sessions.find_java()}")
 
 
 def _skipped(names: Sequence[str], because: str) -> Iterator[Check]:
     for name in names:
-        yield Check(name, "skipped", f"because of: {because}")
+        yield Check(name, "skipped", f"because this failed: {because}")
 
 
 def _probed(session: "SparkSession", broker: str) -> tuple[list[dict[str, Any]], tuple[str, str] | None]:
-    """What the executors tell; or what is wrong, and what to do."""
+    """Return what the executors report and None, or an empty list and (what is wrong, what to do)."""
     from pyspark import InheritableThread  # noqa: PLC0415
 
     context = session.sparkContext
@@ -207,16 +210,16 @@ def _probed(session: "SparkSession", broker: str) -> tuple[list[dict[str, Any]],
         tasks = max(1, context.defaultParallelism)
         try:
             outcome.append(context.parallelize(range(tasks), tasks).mapPartitions(partial(probe, broker)).collect())
-        except Exception as error:  # noqa: BLE001 - whatever ends a job is what is wrong
-            outcome.append(explained(message(error)).reason)
+        except Exception as error:  # noqa: BLE001 - whatever ended the job is the finding
+            outcome.append(classify_failure(failure_message(error)).reason)
 
     asking = InheritableThread(target=ask, daemon=True)
     asking.start()
-    asking.join(JOB_PATIENCE)
+    asking.join(EXECUTOR_TIMEOUT_SECONDS)
     if not outcome:
         context.cancelAllJobs()
-        what = f"no executor has answered within {JOB_PATIENCE:g} s"
-        return [], (what, "look at the cluster's own page: has it free cores, does it start executors?")
+        what = f"no executor answered within {EXECUTOR_TIMEOUT_SECONDS:g} s"
+        return [], (what, "check the cluster's web page: does it have free cores, and does it start executors?")
     if isinstance(outcome[0], str):
-        return [], (outcome[0], "see that executors have this Python's minor version, by PYSPARK_PYTHON or --archive")
+        return [], (outcome[0], "give executors the driver's minor version of Python, with PYSPARK_PYTHON or --archive")
     return outcome[0], None

@@ -1,7 +1,7 @@
-"""`mdp-spark fleet`: executors of a Spark cluster as workers of a broker.
+"""The driver of a fleet: the executors of a Spark cluster serve as workers of a broker.
 
-One Spark job of one task for each lease of each slot (`slots.py` says which and when; `worker.py` is what
-runs there).  Not one job for all: there one death would end everything.
+Each lease of each slot is a Spark job of one task: `slots.py` decides which leases to start, and `executor.py` runs in
+the tasks.  A single job for all slots would not do, because Spark ends the whole job when one task dies.
 """
 
 import logging
@@ -24,24 +24,24 @@ from ...mdp.cli.console import printable
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.transport.reach import why_unreachable
-from ..control import PREFIX, Control, checked_name
-from ..session import SparkError, check_installed, forget, is_alive, is_elsewhere, settled_master
-from .ship import Cluster, on_this_machine, python
-from .slots import BACKOFF, Died, Lease, Load, Outcome, Refused, Served, Slots
-from .worker import Task, serve
+from ..control import PREFIX, Control, validate_driver_name
+from ..session import SparkError, check_installed, is_alive, is_remote, resolve_master, stop_quietly
+from .executor import LeaseTask, serve
+from .packaging import Cluster, on_this_machine, python
+from .slots import BACKOFF_SECONDS, Died, Lease, Load, Outcome, Refused, Served, Slots
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-LOOK: Final = 0.5
-"""Seconds between two looks at the broker's queue, and at Spark."""
-DEFAULT_LEASE: Final = 30.0
-DEFAULT_IDLE: Final = 60.0
-SILENT: Final = 30.0
-"""Seconds after which a slot that says nothing is asked about."""
-AGAIN: Final = 60.0
-"""Seconds before the same complaint is logged once more."""
+WATCH_SECONDS: Final = 0.5
+"""Interval at which the driver checks the broker's queue and the Spark jobs."""
+DEFAULT_LEASE_SECONDS: Final = 30.0
+DEFAULT_IDLE_SECONDS: Final = 60.0
+SILENCE_SECONDS: Final = 30.0
+"""How long a slot may go without reporting before the driver logs a likely reason."""
+REPEAT_WARNING_SECONDS: Final = 60.0
+"""How long before the same warning is logged again."""
 _LOST: Final = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\): (.*)")
 _CLASS: Final = re.compile(r"(?:[a-z]\w*\.)+[A-Z]\w*: ")
 
@@ -49,11 +49,21 @@ log = logging.getLogger("zmdp.spark")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a fleet is to do: `handler` (MODULE:FUNCTION) behind `service` at the `broker`.
+class FleetSettings:
+    """What a fleet serves, and how.  Times are in seconds.
 
-    `executors_broker` is the broker's address for executors, if they reach it at another.  Between `minimum` and
-    `maximum` slots (None: all cores) serve, and never in the last `reserve` cores.  Times are seconds.
+    Args:
+        handler: MODULE:FUNCTION that handles requests.
+        service: name of the service.
+        name: name of the fleet, for `mdp-spark status` and `drain`.
+        broker: endpoint of the broker.
+        executors_broker: endpoint that executors use, if it differs.
+        minimum, maximum: bounds on the number of slots; None means all cores.
+        reserve: cores that slots never use.
+        lease: how long a slot serves in one Spark job.
+        idle: how long a slot must not have been needed before it is released.
+        codec: encoding of requests and replies; None means frames of bytes.
+        handler_timeout: as for `Worker`.
     """
 
     handler: str
@@ -64,8 +74,8 @@ class Settings:
     minimum: int = 1
     maximum: int | None = None
     reserve: int = 1
-    lease: float = DEFAULT_LEASE
-    idle: float = DEFAULT_IDLE
+    lease: float = DEFAULT_LEASE_SECONDS
+    idle: float = DEFAULT_IDLE_SECONDS
     codec: str | None = None
     heartbeat: float = 1.0
     liveness: int = 5
@@ -75,50 +85,52 @@ class Settings:
     def __post_init__(self) -> None:
         module, _, name = self.handler.partition(":")
         if not (module and name):
-            raise SettingError(f"{self.handler!r}: it takes MODULE:FUNCTION, for example zmdp.workers.echo:echo")
+            raise SettingError(f"{self.handler!r}: expected MODULE:FUNCTION, for example zmdp.workers.echo:echo")
         if wire.service_name(self.service).startswith((wire.MMI, PREFIX.encode())):
-            raise SettingError(f"{self.service!r} is reserved: take another name for the service")
-        checked_name(self.name)
+            raise SettingError(f"{self.service!r} is a reserved name; choose another name for the service")
+        validate_driver_name(self.name)
         if self.maximum is not None and self.maximum < max(1, self.minimum):
-            raise SettingError(f"--min {self.minimum} --max {self.maximum}: the maximum is at least 1, and the minimum")
+            raise SettingError(
+                f"--min {self.minimum} --max {self.maximum}: --max must be at least 1 and no less than --min"
+            )
 
     @property
     def address(self) -> str:
-        """Where executors find the broker."""
+        """Return the broker's endpoint for executors."""
         return self.executors_broker or self.broker
 
 
 class Fleet:
-    """Serves with the executors of `cluster`, until `drain`."""
+    """Serves requests on the executors of `cluster` until `drain` is called."""
 
-    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+    def __init__(self, settings: FleetSettings, cluster: Cluster) -> None:
         self.settings = settings
         self._cluster = cluster
-        self._run = uuid.uuid4().hex
+        self._run_id = uuid.uuid4().hex
         self._session: SparkSession | None = None
         self._master = self._application = ""
-        self._asked_to_end = False
+        self._draining = False
         self._ended = threading.Event()
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._slots: Slots
         self._load: Load | None = None
-        self._told: dict[str, float] = {}
-        """Complaints, and when they were logged last."""
+        self._warned: dict[str, float] = {}
+        """Warnings logged recently, and when."""
 
     # ── from any thread ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self) -> None:
-        """End: no lease is renewed, what is being worked on is finished.  For signal handlers too: it takes no lock."""
-        self._asked_to_end = True
+        """Stop renewing leases and finish running requests.  Takes no lock, so signal handlers may call it."""
+        self._draining = True
 
     @property
     def ending(self) -> bool:
         """Whether `drain` was called."""
-        return self._asked_to_end
+        return self._draining
 
     def status(self) -> dict[str, Any]:
-        """What the fleet does; `since` of a slot is seconds since 1970."""
+        """Return the fleet's status; `since` of a slot is in seconds since 1970."""
         with self._changed:
             rows = self._slots.rows(time.monotonic())
             for row in rows:
@@ -147,20 +159,21 @@ class Fleet:
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until `drain` is called and all is finished; `ready` is called once there is a session.
+        """Serve until `drain` is called and all slots have ended; call `ready` once there is a session.
 
-        A session that is lost is opened anew, and a cluster that is away is waited for.  Raises `SettingError`, and
-        `SparkError` if PySpark or Java is missing or the first session cannot be opened on this very machine.
+        A lost session is opened again, and a remote cluster that is away is waited for.
+
+        Raises `SettingError`, and `SparkError` if PySpark or Java is missing or a local session cannot be opened.
         """
-        master = settled_master(self._cluster.master, self._cluster.conf)
+        master = resolve_master(self._cluster.master, self._cluster.conf)
         check_installed()
-        if not is_elsewhere(master):
+        if not is_remote(master):
             self._open()
-        elif not self._open_until_there():
+        elif not self._open_patiently():
             return
         try:
             self._slots = self._new_slots()
-            self._warn()
+            self._warn_early()
             operations = {"status": self._status, "drain": self._drain, "slot": self._slot}
             watcher = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
             with Control(self.settings.name, operations, broker=self.settings.broker):
@@ -177,7 +190,7 @@ class Fleet:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                if self._asked_to_end:
+                if self._draining:
                     self._slots.drain()
                 if self._slots.finished:
                     return
@@ -189,65 +202,67 @@ class Fleet:
                 leases = self._slots.due(now)
                 unheard = [slot.lease for slot in self._slots.unheard() if slot.lease is not None]
                 silent = [
-                    (slot.number, slot.lease) for slot in self._slots.silent(now, SILENT) if slot.lease is not None
+                    (slot.number, slot.lease)
+                    for slot in self._slots.silent(now, SILENCE_SECONDS)
+                    if slot.lease is not None
                 ]
             for lease in leases:
                 self._start(lease)
             try:
-                self._look_after(unheard, silent)
-            except Exception as error:  # noqa: BLE001 - py4j's, of many kinds: the session ends just now
-                log.debug("cannot look after the jobs: %s", error)
+                self._check_jobs(unheard, silent)
+            except Exception as error:  # noqa: BLE001 - py4j raises many types when a session ends
+                log.debug("cannot check the jobs: %s", error)
             with self._changed:
                 self._changed.wait(self._pause())
 
-    def _look_after(self, unheard: Sequence[int], silent: Sequence[tuple[int, int]]) -> None:
-        """Cancel the jobs of leases that are not wanted any more and wait for a core; say why slots are silent."""
+    def _check_jobs(self, unheard: Sequence[int], silent: Sequence[tuple[int, int]]) -> None:
+        """Cancel jobs of unwanted leases that still wait for a core, and warn about silent slots."""
         for lease in unheard:
-            if not self._runs(lease):
+            if not self._is_running(lease):
                 self._context.cancelJobsWithTag(self._tag(lease))
         for number, lease in silent:
-            self._complain(self._silence(number, runs=self._runs(lease)))
+            self._warn_once(self._explain_silence(number, runs=self._is_running(lease)))
 
     def _pause(self) -> float:
         due = self._slots.deadline()
-        return LOOK if due is None else min(LOOK, max(0.0, due - time.monotonic()))
+        return WATCH_SECONDS if due is None else min(WATCH_SECONDS, max(0.0, due - time.monotonic()))
 
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def _context(self) -> "SparkContext":
-        assert self._session is not None, "run() opens it"  # noqa: S101 - a defect of ours, not a peer's
+        assert self._session is not None, "run() opens the session"  # noqa: S101 - our own invariant
         return self._session.sparkContext
 
     def _open(self) -> None:
         most = None if self.settings.maximum is None else self.settings.maximum + self.settings.reserve
         self._session = self._cluster.open(self.settings.name, most=most)
-        # Kept, as a session that has ended tells nothing any more.
+        # Kept here because a session that has ended cannot be asked.
         self._master, self._application = str(self._context.master), str(self._context.applicationId)
 
     def _close(self) -> None:
         if self._session is not None:
-            forget(self._session)
+            stop_quietly(self._session)
 
     def _reopen(self) -> None:
-        """Spark has ended the session: the cluster is gone, or somebody has killed the application or its driver."""
-        log.warning("Spark has ended the session on %s; opening another", self._master)
+        """Open a new session after the cluster went away or somebody killed the application or its driver."""
+        log.warning("the Spark session on %s has ended; opening another", self._master)
         self._close()
-        if self._open_until_there():
-            log.info("there is a session on %s again", self._master)
+        if self._open_patiently():
+            log.info("opened a new session on %s", self._master)
 
-    def _open_until_there(self) -> bool:
-        """Open a session, however long its cluster is away.  False if the fleet was told to end meanwhile."""
-        pause = BACKOFF[0]
-        while not self._asked_to_end:
+    def _open_patiently(self) -> bool:
+        """Open a session, retrying while its cluster is away.  Return False if `drain` was called meanwhile."""
+        pause = BACKOFF_SECONDS[0]
+        while not self._draining:
             try:
                 self._open()
             except SparkError as error:
-                self._complain(f"{error}; trying again until it works")
+                self._warn_once(f"{error}; retrying until it works")
                 until = time.monotonic() + pause
-                while time.monotonic() < until and not self._asked_to_end:
+                while time.monotonic() < until and not self._draining:
                     time.sleep(0.1)
-                pause = min(2 * pause, BACKOFF[1])
+                pause = min(2 * pause, BACKOFF_SECONDS[1])
             else:
                 return True
         return False
@@ -255,81 +270,83 @@ class Fleet:
     # ── a lease ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, lease: Lease) -> None:
-        # Not an InheritableThread: that asks the JVM before it runs anything, and where there is none runs nothing.
-        threading.Thread(target=self._lease, args=(lease,), name=f"slot-{lease.slot}", daemon=True).start()
+        # Not an InheritableThread, which calls the JVM first and, if that is gone, never runs its target.
+        threading.Thread(target=self._lease_thread, args=(lease,), name=f"slot-{lease.slot}", daemon=True).start()
 
-    def _lease(self, lease: Lease) -> None:
-        told = ""
+    def _lease_thread(self, lease: Lease) -> None:
+        answer = ""
         try:
-            outcome, told = self._outcome(lease, self._job(lease))
-        except Exception as error:  # noqa: BLE001 - whatever ends a job: the slot's next lease is another
-            outcome = explained(message(error))
+            outcome, answer = self._outcome(lease, self._run_lease(lease))
+        except Exception as error:  # noqa: BLE001 - whatever ended the job, the slot gets another lease
+            outcome = classify_failure(failure_message(error))
         with self._changed:
             goes_on = self._slots.ended(lease, outcome, time.monotonic())
             self._changed.notify_all()
         if not goes_on:
             return
         if isinstance(outcome, Refused):
-            self._complain(f"{outcome.reason}; trying again until it works")
+            self._warn_once(f"{outcome.reason}; retrying until it works")
         elif isinstance(outcome, Died):
-            log.warning("slot %d: %s; starting it again", lease.slot, outcome.reason)
-        elif told:
-            self._complain(told)
+            log.warning("slot %d: %s; restarting it", lease.slot, outcome.reason)
+        elif answer:
+            self._warn_once(answer)
 
-    def _job(self, lease: Lease) -> Mapping[str, Any]:
-        """Run a lease's job to its end; returns what the task returned."""
-        wanted = self.settings
+    def _run_lease(self, lease: Lease) -> Mapping[str, Any]:
+        """Run a lease's job to its end and return what the task returned."""
+        settings = self.settings
         context = self._context
         paths = (os.getcwd(),) if on_this_machine(self._master) else ()
-        task = Task(
-            fleet=self._run, control=PREFIX + wanted.name, slot=lease.slot, lease=lease.number, seconds=lease.seconds,
-            service=wanted.service, handler=wanted.handler, broker=wanted.address, codec=wanted.codec,
-            heartbeat=wanted.heartbeat, liveness=wanted.liveness, handler_timeout=wanted.handler_timeout, paths=paths,
-            log_level=wanted.log_level,
+        task = LeaseTask(
+            fleet=self._run_id, control=PREFIX + settings.name, slot=lease.slot, lease=lease.number,
+            seconds=lease.seconds, service=settings.service, handler=settings.handler, broker=settings.address,
+            codec=settings.codec, heartbeat=settings.heartbeat, liveness=settings.liveness,
+            handler_timeout=settings.handler_timeout, paths=paths, log_level=settings.log_level,
         )  # fmt: skip
         tag = self._tag(lease.number)
-        context.setJobGroup(tag, f"{wanted.service}: slot {lease.slot}, lease {lease.number}")
+        context.setJobGroup(tag, f"{settings.service}: slot {lease.slot}, lease {lease.number}")
         context.addJobTag(tag)
         found = context.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
         return found[0]
 
-    def _outcome(self, lease: Lease, told: Mapping[str, Any]) -> tuple[Outcome, str]:
-        """What a task's result means, and what there is to say of it."""
-        host = told["host"]
-        if "refused" in told:
-            return Refused(f"{host} cannot serve {self.settings.service}: {told['refused']}"), ""
-        unreachable = told["unreachable"]
-        if unreachable is None or self._load is None:  # if nobody reaches the broker, that is said elsewhere
-            return Served(told["served"]), ""
+    def _outcome(self, lease: Lease, answer: Mapping[str, Any]) -> tuple[Outcome, str]:
+        """Return what a task's result means, and a warning to log or an empty string."""
+        host = answer["host"]
+        if "refused" in answer:
+            return Refused(f"{host} cannot serve {self.settings.service}: {answer['refused']}"), ""
+        unreachable = answer["unreachable"]
+        if unreachable is None or self._load is None:  # if the driver cannot reach it either, that is logged elsewhere
+            return Served(answer["served"]), ""
         where = f"slot {lease.slot} on {host} has not reached the broker at {self.settings.address}: {unreachable}"
-        return Served(told["served"]), f"{where}; --broker-from-executors says where executors find it"
+        return Served(
+            answer["served"]
+        ), f"{where}; pass an address that executors can reach with --broker-from-executors"
 
     def _tag(self, lease: int) -> str:
-        return f"{self._run}-{lease}"
+        return f"{self._run_id}-{lease}"
 
-    def _runs(self, lease: int) -> bool:
-        """Whether the lease's task is on an executor."""
+    def _is_running(self, lease: int) -> bool:
+        """Whether the lease's task is running on an executor."""
         tracker = self._context.statusTracker()
         jobs = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._tag(lease)))
         stages = (tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds)
         return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
 
-    def _silence(self, slot: int, *, runs: bool) -> str:
+    def _explain_silence(self, slot: int, *, runs: bool) -> str:
         if runs:
             return (
-                f"slot {slot} runs, but has not reported for {SILENT:g} s: executors do not reach the broker at "
-                f"{self.settings.address}? --broker-from-executors says where they find it"
+                f"slot {slot} is running but has not reported for {SILENCE_SECONDS:g} s: executors may not reach the "
+                f"broker at {self.settings.address}; pass another address with --broker-from-executors"
             )
-        return f"slot {slot} waits for a core of {self._master}: it has too few, or its executors do not come"
+        return f"slot {slot} is waiting for a core of {self._master}: it has too few, or its executors do not start"
 
     # ── what the broker tells ────────────────────────────────────────────────────────────────────────────────────────
 
     def _watch(self) -> None:
-        """Look at the queue and at the cores, and have there be as many slots as are needed."""
+        """Pass the broker's load and the number of cores on to the slots, until the fleet ends."""
         with Client(self.settings.broker, timeout=1.0, retries=0, heartbeat=self.settings.heartbeat) as client:
-            while not self._ended.wait(LOOK):
-                load = self._ask(client)
-                most = self._most_now()
+            while not self._ended.wait(WATCH_SECONDS):
+                load = self._fetch_load(client)
+                most = self._max_slots_now()
                 with self._changed:
                     before = self._slots.wanted
                     self._load = load
@@ -339,38 +356,41 @@ class Fleet:
                     now = self._slots.wanted
                     self._changed.notify_all()
                 if load is not None and now != before:
-                    log.info("%d slots, before: %d; %d requests wait", now, before, load.queued)
+                    log.info("scaling from %d to %d slots; %d requests queued", before, now, load.queued)
 
-    def _ask(self, client: Client) -> Load | None:
+    def _fetch_load(self, client: Client) -> Load | None:
         try:
-            told = loads(client.request("mmi.services", wire.service_name(self.settings.service))[0])
-            row: Mapping[str, Any] = next(iter(told["services"]), {})
+            answer = loads(client.request("mmi.services", wire.service_name(self.settings.service))[0])
+            row: Mapping[str, Any] = next(iter(answer["services"]), {})
             return Load(*(int(row.get(each, 0)) for each in ("queued", "workers", "idle", "running", "dispatched")))
         except ZmdpError:
             return None
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            self._complain(f"the broker at {self.settings.broker} does not tell how long its queues are ({error!r})")
+            self._warn_once(
+                f"the broker at {self.settings.broker} does not report its queues, so the fleet does not scale "
+                f"({error!r})"
+            )
             return None
 
     # ── cores ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _new_slots(self) -> Slots:
-        wanted = self.settings
+        settings = self.settings
         cores = self._cores()
-        most = self._most(cores or 0)
+        most = self._max_slots(cores or 0)
         fixed = on_this_machine(self._master) and cores is not None
-        needed = max(1, wanted.minimum)
+        needed = max(1, settings.minimum)
         if fixed and most < needed:
             raise SettingError(
-                f"{self._master} has {cores} cores, of which {wanted.reserve} stay free (--reserve): that "
-                f"leaves {max(most, 0)} for slots, and {needed} are needed; give it more cores, or --reserve 0"
+                f"{self._master} has {cores} cores, of which {settings.reserve} are reserved (--reserve): that leaves "
+                f"{max(most, 0)} for slots, but {needed} are needed; use more cores or --reserve 0"
             )
-        if fixed and wanted.maximum is not None and most < wanted.maximum:
-            log.warning("--max %d is more than the %d slots there are cores for", wanted.maximum, most)
-        return Slots(wanted.minimum, max(most, needed), wanted.lease, wanted.idle)
+        if fixed and settings.maximum is not None and most < settings.maximum:
+            log.warning("--max %d exceeds the %d slots for which there are cores", settings.maximum, most)
+        return Slots(settings.minimum, max(most, needed), settings.lease, settings.idle)
 
-    def _most(self, cores: int) -> int:
-        """Slots for which there are cores."""
+    def _max_slots(self, cores: int) -> int:
+        """Return the number of slots for which there are cores."""
         each = int(self._conf("spark.task.cpus", "1"))
         most = (cores - self.settings.reserve) // each
         return most if self.settings.maximum is None else min(most, self.settings.maximum)
@@ -378,78 +398,78 @@ class Fleet:
     def _conf(self, name: str, default: str) -> str:
         return str(self._context.getConf().get(name, default))
 
-    def _most_now(self) -> int | None:
-        """The same for the cores that there are now; None while that cannot be told."""
+    def _max_slots_now(self) -> int | None:
+        """Return the number of slots for which there are cores now, or None if that is unknown."""
         try:
             cores = self._cores()
-            return None if cores is None else self._most(cores)
-        except Exception as error:  # noqa: BLE001 - py4j's, of many kinds: the session has just ended
-            log.debug("cannot tell how many slots there may be: %s", error)
+            return None if cores is None else self._max_slots(cores)
+        except Exception as error:  # noqa: BLE001 - py4j raises many types when a session ends
+            log.debug("cannot tell how many slots fit: %s", error)
             return None
 
     def _cores(self) -> int | None:
-        """The cores of the cluster; None while that cannot be told."""
+        """Return the number of cores of the cluster, or None if that is unknown."""
         try:
             return cores(self._context, self.settings.maximum)
         except SettingError:
             raise
-        except Exception as error:  # noqa: BLE001 - py4j's, of many kinds: the session has just ended
+        except Exception as error:  # noqa: BLE001 - py4j raises many types when a session ends
             log.debug("cannot tell how many cores there are: %s", error)
             return None
 
     # ── what the control service answers ─────────────────────────────────────────────────────────────────────────────
 
-    def _status(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        del asked
+    def _status(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        del arguments
         return self.status()
 
-    def _drain(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        del asked
-        if not self._asked_to_end:
-            log.info("asked to drain: what is being worked on is finished first")
+    def _drain(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        del arguments
+        if not self._draining:
+            log.info("draining, as asked by mdp-spark drain; running requests are finished first")
         self.drain()
         with self._changed:
             return {"draining": True, "running": len(self._slots.rows(time.monotonic()))}
 
-    def _slot(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        number, lease = asked.get("slot"), asked.get("lease")
-        if asked.get("fleet") != self._run or not isinstance(number, int) or not isinstance(lease, int):
-            return {"drain": False}  # of another fleet of this name, which will tell it
+    def _slot(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        number, lease = arguments.get("slot"), arguments.get("lease")
+        if arguments.get("fleet") != self._run_id or not isinstance(number, int) or not isinstance(lease, int):
+            return {"drain": False}  # a task of another fleet with this name, whose own driver tells it
         with self._changed:
-            return {"drain": self._slots.report(number, lease, asked, time.monotonic()) or self._asked_to_end}
+            return {"drain": self._slots.report(number, lease, arguments, time.monotonic()) or self._draining}
 
     # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _warn(self) -> None:
-        """Say what will probably not work."""
-        wanted = self.settings
-        reason = why_unreachable(wanted.broker)
+    def _warn_early(self) -> None:
+        """Warn about settings that will probably not work."""
+        settings = self.settings
+        reason = why_unreachable(settings.broker)
         if reason is not None:
-            log.warning("no broker at %s yet: %s; connecting goes on until there is one", wanted.broker, reason)
-        if not on_this_machine(self._master) and is_loopback(wanted.address):
+            log.warning("no broker at %s yet: %s; retrying until there is one", settings.broker, reason)
+        if not on_this_machine(self._master) and is_loopback(settings.address):
             log.warning(
-                "executors of %s on other machines cannot reach %s: --broker-from-executors says where they find it",
+                "executors of %s on other machines cannot reach %s; pass another address with --broker-from-executors",
                 self._master,
-                wanted.address,
+                settings.address,
             )
 
-    def _complain(self, text: str) -> None:
-        """Log a warning, but the same at most once a minute."""
+    def _warn_once(self, text: str) -> None:
+        """Log a warning, but the same one at most once a minute."""
         now = time.monotonic()
         with self._changed:
-            self._told = {each: at for each, at in self._told.items() if now < at + AGAIN}
-            known = text in self._told
-            self._told.setdefault(text, now)
+            self._warned = {each: at for each, at in self._warned.items() if now < at + REPEAT_WARNING_SECONDS}
+            known = text in self._warned
+            self._warned.setdefault(text, now)
         if not known:
             log.warning("%s", printable(text))
 
 
-def cores(context: "SparkContext", wanted: int | None = None) -> int:
-    """The cores that an application has, at the most, as far as its settings or its executors tell.
+def cores(context: "SparkContext", slots: int | None = None) -> int:
+    """Return the maximum number of cores of an application, according to its settings or its executors.
 
-    `wanted` is how many slots are, where dynamic allocation has no bound of its own.
+    `slots` is the intended number of slots, used if dynamic allocation has no limit of its own.
 
-    Raises `SettingError` if they may be any number.
+    Raises `SettingError` if there is no limit at all.
     """
     conf, master = context.getConf(), str(context.master)
     if match := re.fullmatch(r"local-cluster\[(\d+),(\d+),\d+\]", master):
@@ -458,11 +478,11 @@ def cores(context: "SparkContext", wanted: int | None = None) -> int:
         return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         most = conf.get("spark.dynamicAllocation.maxExecutors")
-        if most is None and wanted is not None:
-            return wanted * int(conf.get("spark.task.cpus", "1") or 1)
+        if most is None and slots is not None:
+            return slots * int(conf.get("spark.task.cpus", "1") or 1)
         if most is None:
             raise SettingError(
-                "with dynamic allocation there is no end of executors: say how many with --max, or with "
+                "dynamic allocation has no limit: set one with --max, or with "
                 "--conf spark.dynamicAllocation.maxExecutors=N"
             )
         return int(most) * int(conf.get("spark.executor.cores", "1") or 1)
@@ -471,11 +491,11 @@ def cores(context: "SparkContext", wanted: int | None = None) -> int:
     executors, each = conf.get("spark.executor.instances"), conf.get("spark.executor.cores")
     if executors is not None and each is not None:
         return int(executors) * int(each)
-    return context.defaultParallelism  # those that have come
+    return context.defaultParallelism  # the cores of the executors that have registered
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether only programs on this machine reach that endpoint."""
+    """Whether only programs on this machine can reach the endpoint."""
     host = urlsplit(endpoint).hostname or ""
     return not endpoint.startswith("tcp://") or host == "localhost" or host.startswith("127.") or host == "::1"
 
@@ -483,25 +503,25 @@ def is_loopback(endpoint: str) -> bool:
 # ── what ended a job ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def message(error: BaseException) -> str:
-    """All that Spark says of a job that failed."""
+def failure_message(error: BaseException) -> str:
+    """Return everything that Spark says about a failed job."""
     java = getattr(error, "java_exception", None)
     return str(error) if java is None else str(java.getMessage() or java.toString())
 
 
-def explained(text: str) -> Refused | Died:
-    """What a failed job's message means: an executor that cannot serve at all, or one that was lost."""
+def classify_failure(text: str) -> Refused | Died:
+    """Return what a failed job's message means: the executor cannot serve at all, or it was lost."""
     if "No module named 'zmdp'" in text:
-        return Refused("executors cannot import zmdp: ship it with --py-files zmdp.zip, which `mdp-spark pack` makes")
+        return Refused("executors cannot import zmdp: ship it with --py-files zmdp.zip, made by `mdp-spark pack`")
     if "PYTHON_VERSION_MISMATCH" in text:
         return Refused(
-            f"executors run another Python than the driver's {python()}: set PYSPARK_PYTHON to one of that version, or "
+            f"executors do not run the driver's Python version, {python()}: set PYSPARK_PYTHON to such a Python, or "
             "ship one with --archive"
         )
     if match := re.search(r'Cannot run program "([^"]+)"', text):
         return Refused(
-            f"executors have no Python at {match[1]}: --conf spark.pyspark.python=PATH names another; an environment "
-            "of --archive needs the Python that it was made with at the same path on every machine"
+            f"executors have no Python at {match[1]}: name another with --conf spark.pyspark.python=PATH; an "
+            "environment shipped with --archive needs the Python that created it at the same path on every machine"
         )
     where = "the job"
     if match := _LOST.search(text):

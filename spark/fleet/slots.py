@@ -1,13 +1,13 @@
-"""A fleet's slots as a machine: which leases to start now, which slots to drain, how many there should be.
+"""Sans-I/O state of a fleet's slots: how many there should be, which leases to start, which slots to drain.
 
-A *slot* is a core of the cluster on which the fleet serves.  A *lease* is one Spark job of one task, which serves in
-the slot for a bounded time; then the slot gets the next one.  No Spark, no socket, no clock: the shell (`fleet.py`)
-starts what `due` returns, tells with `report` and `ended` what became of it, and with `observe` how the service does.
+A *slot* is a core of the cluster on which the fleet serves.  A *lease* is a Spark job of one task that serves in the
+slot for a bounded time; then the slot gets the next one.  The driver (`driver.py`) starts the leases that `due`
+returns, passes on what happens with `report` and `ended`, and passes the service's load to `observe`.
 
 States of a slot:
 
-    starting ──▶ serving ──▶ starting …     a lease has been submitted; its task has reported
-       ▲  └─────────┴──▶ waiting ──▶ …      the lease failed: the next begins after a pause
+    starting ──▶ serving ──▶ starting …     a lease was submitted; its task has reported; the lease has ended
+       ▲  └─────────┴──▶ waiting ──▶ …      the lease failed: the next one starts after a pause
        └── and from each of them ──▶ draining: no further lease
 """
 
@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from ...mdp.errors import SettingError
 
-BACKOFF: Final = (1.0, 32.0)
-"""Seconds of the first and of the longest pause after failures; each is twice as long as the one before."""
-QUICK: Final = 10.0
-"""A lease that died within so many seconds was no good from the start; what lived longer was killed by something."""
+BACKOFF_SECONDS: Final = (1.0, 32.0)
+"""First and longest pause after failures; the pause doubles each time."""
+EARLY_DEATH_SECONDS: Final = 10.0
+"""A lease that dies sooner than this counts towards the backoff; a later death does not."""
 JITTER: Final = 0.2
-"""The part by which leases, and pauses, are longer or shorter by chance, so that slots do not change all at once."""
+"""Fraction by which leases and pauses vary randomly, so that slots do not all change at once."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,19 @@ class Load:
     """The service's row in the answer to `mmi.services`."""
 
     queued: int = 0
-    """Requests that wait for a worker."""
+    """Requests waiting for a worker."""
     workers: int = 0
     idle: int = 0
-    """Workers that can take another request: not the same as having none, as a worker with short handlers holds some
-    requests ahead."""
+    """Workers that can take another request.  Such a worker may hold requests, as prefetching workers do."""
     running: int = 0
-    """Requests that workers hold."""
+    """Requests held by workers."""
     dispatched: int = 0
-    """Requests given to workers since the service came to be."""
+    """Requests dispatched since the service was created."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A lease to be started: the slot's number, its own (counted in the whole fleet), for how long in seconds."""
+    """A lease to start: its slot, its number (counted over the whole fleet) and its length in seconds."""
 
     slot: int
     number: int
@@ -53,21 +52,21 @@ class Lease:
 
 @dataclass(frozen=True)
 class Served:
-    """A lease ended as it should, after so many requests."""
+    """A lease ended as planned after serving `requests`."""
 
     requests: int
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An executor cannot serve at all: says why."""
+    """The executor cannot serve at all; `reason` says why."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Died:
-    """A lease's task was lost, with its Python process or its executor: says how."""
+    """The lease's task was lost with its Python process or its executor; `reason` says how."""
 
     reason: str
 
@@ -81,25 +80,25 @@ class Slot:
 
     number: int
     since: float
-    """When it came into its state."""
+    """When the slot entered its state."""
     state: str = "starting"
     lease: int | None = None
-    """Its lease's number; None if it has none now."""
+    """The number of its lease, or None between leases."""
     began: float = 0.0
     host: str | None = None
     pid: int | None = None
     executor: str | None = None
     served: int = 0
-    """Requests served in the leases before this one."""
+    """Requests served in earlier leases."""
     serving: int = 0
     """Requests served in this lease."""
     retry_at: float = 0.0
     deaths: int = 0
-    """Quick ones, one after the other."""
+    """Consecutive early deaths."""
     refusals: int = 0
-    """One after the other."""
+    """Consecutive refusals."""
     reported: bool = False
-    """Whether the current lease has."""
+    """Whether the current lease has reported."""
 
     def become(self, state: str, now: float) -> None:
         """Change the state."""
@@ -108,8 +107,8 @@ class Slot:
 
 
 @dataclass
-class _Quiet:
-    """A time in which fewer slots were needed than there are: since when, and the most that were."""
+class _Slack:
+    """A period in which fewer slots were needed than there are: its start and the most that were needed."""
 
     since: float
     peak: int
@@ -119,8 +118,10 @@ class _Quiet:
 class Slots:
     """The slots of one fleet.
 
-    `minimum` and `maximum` bound their number.  `lease` (seconds) is how long one serves, more or less; `idle`
-    (seconds) how long a slot must not have been needed before it is given back.
+    Args:
+        minimum, maximum: bounds on the number of slots.
+        lease: length of a lease in seconds, varied by `JITTER`.
+        idle: seconds for which a slot must not have been needed before it is released.
     """
 
     minimum: int
@@ -130,74 +131,75 @@ class Slots:
     rng: random.Random = field(default_factory=random.Random)
     draining: bool = False
     failures: int = 0
-    """Leases that were refused, or died."""
+    """Leases that were refused or died."""
     last_error: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum <= self.maximum or self.maximum < 1:
             raise SettingError(
-                f"a fleet of {self.minimum} to {self.maximum} slots: it takes a minimum of 0 or more, "
-                "and a maximum of at least 1 that is not below it"
+                f"a fleet cannot have {self.minimum} to {self.maximum} slots: the minimum must be 0 or more, "
+                "and the maximum at least 1 and no less than the minimum"
             )
         self.wanted = self.minimum
-        """Slots that there should be."""
+        """The number of slots that there should be."""
         self._slots: dict[int, Slot] = {}
         self._leases = 0
         self._load: Load | None = None
-        self._quiet: _Quiet | None = None
+        self._slack: _Slack | None = None
 
     # ── how many there should be ─────────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, load: Load | None, now: float) -> None:
-        """The broker tells how the service is doing; None: it does not answer, and all stays as it is."""
+        """Adjust `wanted` to the load that the broker reports.  None: the broker did not answer; change nothing."""
         before, self._load = self._load, load
         if load is None:
-            self._quiet = None
+            self._slack = None
             return
         if load.queued:
-            self._quiet = None
+            self._slack = None
             self._grow(load, lasting=before is not None and before.queued > 0)
             return
         needed = self._needed(load, before)
         if needed >= self.wanted:
-            self._quiet = None
-        elif self._quiet is None:
-            self._quiet = _Quiet(now, needed)
+            self._slack = None
+        elif self._slack is None:
+            self._slack = _Slack(now, needed)
         else:
-            self._quiet.peak = max(self._quiet.peak, needed)
-            if now >= self._quiet.since + self.idle:
-                self.wanted = min(max(self._quiet.peak, self.minimum), self.maximum)
-                self._quiet = None
+            self._slack.peak = max(self._slack.peak, needed)
+            if now >= self._slack.since + self.idle:
+                self.wanted = min(max(self._slack.peak, self.minimum), self.maximum)
+                self._slack = None
 
     def _grow(self, load: Load, *, lasting: bool) -> None:
-        """Requests wait.  More slots, if those that there are all serve: else help is on its way, or of no use."""
+        """Add slots, but only if all existing ones serve: otherwise more are on their way, or cannot start."""
         serving = sum(slot.state == "serving" for slot in self._active())
         if self.wanted == 0 and load.workers == 0:
-            self.wanted = min(1, self.maximum)  # somebody has to begin
+            self.wanted = min(1, self.maximum)  # scale up from zero
         elif lasting and load.idle == 0 and serving == self.wanted:
             self.wanted = min(self.wanted + max(1, min(load.queued, self.wanted)), self.maximum)
 
     def _needed(self, load: Load, before: Load | None) -> int:
-        """Slots that have something to do while nothing waits; workers elsewhere do their part."""
+        """Return how many slots have work while nothing queues, not counting workers outside the fleet."""
         elsewhere = max(0, load.workers - sum(slot.reported for slot in self._slots.values()))
-        busy = min(load.workers, load.running) - elsewhere  # the broker gives each worker one before any gets two
+        # The broker gives each worker one request before any gets two.
+        busy = min(load.workers, load.running) - elsewhere
         moved = before is not None and load.dispatched != before.dispatched and not elsewhere
         return max(busy, int(moved))
 
     def bound(self, maximum: int) -> None:
-        """There are cores for `maximum` slots now."""
+        """Set the maximum to the number of slots for which there are cores now."""
         self.maximum = max(1, self.minimum, maximum)
         self.wanted = min(self.wanted, self.maximum)
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def due(self, now: float) -> list[Lease]:
-        """The leases to start now."""
+        """Return the leases to start now."""
         self._adjust(now)
         return [self._begin(slot, now) for slot in self._active() if slot.lease is None and now >= slot.retry_at]
 
     def _adjust(self, now: float) -> None:
-        """As many slots as are wanted."""
+        """Add slots or drain surplus ones until there are as many as wanted."""
         wanted = 0 if self.draining else self.wanted
         active = self._active()
         surplus = max(0, len(active) - wanted)
@@ -218,21 +220,24 @@ class Slots:
         slot.become("starting", now)
         return Lease(slot.number, self._leases, self.lease * self.rng.uniform(1 - JITTER, 1 + JITTER))
 
-    def report(self, number: int, lease: int, told: Mapping[str, Any], now: float) -> bool:
-        """A task says how it is doing; returns whether it is to drain."""
+    def report(self, number: int, lease: int, report: Mapping[str, Any], now: float) -> bool:
+        """Record a task's report.  Return whether the task should drain."""
         slot = self._slots.get(number)
         if slot is None or slot.lease != lease:
-            return True  # it was taken for lost, and another has its place
+            return True  # this lease counts as lost, and another has taken its place
         slot.reported = True
-        slot.host, slot.pid, slot.executor = told.get("host"), told.get("pid"), told.get("executor")
-        served = told.get("served")
+        slot.host, slot.pid, slot.executor = report.get("host"), report.get("pid"), report.get("executor")
+        served = report.get("served")
         slot.serving = served if isinstance(served, int) else slot.serving
         if slot.state == "starting":
             slot.become("serving", now)
         return self.draining or slot.state == "draining"
 
     def ended(self, lease: Lease, outcome: Outcome, now: float) -> bool:
-        """A lease is over; returns whether its slot goes on.  What becomes of one that drains is no failure."""
+        """Record the end of a lease.  Return whether its slot continues.
+
+        The end of a draining slot's lease never counts as a failure.
+        """
         slot = self._slots[lease.slot]
         slot.lease, slot.reported = None, False
         slot.served += max(slot.serving, outcome.requests) if isinstance(outcome, Served) else slot.serving
@@ -246,7 +251,7 @@ class Slots:
         return True
 
     def _learn(self, slot: Slot, outcome: Outcome, now: float) -> float:
-        """Count, and return the pause before the next lease."""
+        """Count the outcome and return the pause before the next lease."""
         if isinstance(outcome, Served):
             slot.deaths = slot.refusals = 0
             return 0.0
@@ -255,37 +260,37 @@ class Slots:
         if isinstance(outcome, Refused):
             slot.refusals += 1
             return self._pause(slot.refusals)
-        slot.deaths = slot.deaths + 1 if now < slot.began + QUICK else 1
-        return self._pause(slot.deaths - 1)  # the first time there is none
+        slot.deaths = slot.deaths + 1 if now < slot.began + EARLY_DEATH_SECONDS else 1
+        return self._pause(slot.deaths - 1)  # no pause after the first death
 
     def _pause(self, times: int) -> float:
         if not times:
             return 0.0
-        first, longest = BACKOFF
+        first, longest = BACKOFF_SECONDS
         return min(first * 2.0 ** min(times - 1, 32), longest) * self.rng.uniform(1 - JITTER, 1)
 
     # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self) -> None:
-        """No further leases: a slot between two of them is over, the others when theirs are."""
+        """Start no further leases.  Slots between leases end now, the others with their leases."""
         self.draining = True
         self._slots = {slot.number: slot for slot in self._slots.values() if slot.lease is not None}
 
     @property
     def finished(self) -> bool:
-        """Whether all is over after `drain`."""
+        """Whether all slots have ended after `drain`."""
         return self.draining and not self._slots
 
     def deadline(self) -> float | None:
-        """When `due` has something to return by itself; None if nothing is to come."""
+        """Return when the next lease will be due without further events, or None."""
         return min((slot.retry_at for slot in self._active() if slot.lease is None), default=None)
 
     def silent(self, now: float, seconds: float) -> list[Slot]:
-        """Slots whose lease was submitted so long ago and has not reported."""
+        """Return the slots whose lease was submitted at least `seconds` ago and has not reported."""
         return [s for s in self._slots.values() if s.lease is not None and not s.reported and now >= s.began + seconds]
 
     def unheard(self) -> list[Slot]:
-        """Slots that are to drain, whose lease has not reported: perhaps it waits for a core."""
+        """Return draining slots whose lease has not reported: it may still wait for a core."""
         return [s for s in self._slots.values() if s.lease is not None and not s.reported and self._drains(s)]
 
     def _drains(self, slot: Slot) -> bool:
@@ -295,7 +300,7 @@ class Slots:
         return [slot for slot in self._slots.values() if slot.state != "draining"]
 
     def rows(self, now: float) -> list[dict[str, Any]]:
-        """The slots for people; `for` is the time in this state, in seconds."""
+        """Return the slots for `mdp-spark status`; `for` is the number of seconds in the current state."""
         return [
             {
                 "slot": slot.number,

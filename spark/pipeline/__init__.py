@@ -1,4 +1,4 @@
-"""DataFrames through services: see docs/pipeline.md."""
+"""Send the rows of DataFrames to services; see docs/pipeline.md."""
 
 from .plan import call_service, register_function
 

@@ -1,8 +1,7 @@
-"""Calls for the rows of one partition: what runs on the executors for `pipeline.py`.  Needs pyzmq; no Spark, no pandas.
+"""Call a service for the rows of one partition.  Runs on executors; needs pyzmq, but neither Spark nor pandas.
 
-The calls have their own event loop, which runs only while a caller waits for rows.  Up to `window` tasks take requests
-from one queue, so that many are outstanding, over one connection.  Pieces of rows are answered in the order in which
-they came.
+The calls have their own event loop, which runs only while the caller waits for rows.  Up to `window` tasks take
+requests from one queue and send them over one connection.  Chunks of rows are returned in their original order.
 """
 
 import asyncio
@@ -26,21 +25,21 @@ from ...mdp.codes import Code
 from ...titanic import AsyncTitanic
 from ...workers.handling import MAX_BODY, MAX_BODY_FRAMES
 
-DONE: Final = 200
-"""The code of a row that has its reply, as Titanic says it."""
-MAX_PACK: Final = 4 << 20
-"""Bytes of rows that are sent together; more would gain nothing, and their replies have to fit in a message as well."""
-SMALLEST_PIECE: Final = 256
-"""Rows that are handed out together, or more: twice what may be outstanding."""
-PROBE: Final = 0.5
-"""Seconds in which a broker that could not be reached must answer when it is asked whether it is back."""
-HOLD: Final = 1.0
-"""Seconds between two such questions; rows that come meanwhile fail at once."""
-NOT_NOW: Final = frozenset({Code.QUEUE_FULL, Code.DRAINING})
-"""Codes that mean "try again later", whether the broker or a handler gives them."""
-PAUSES: Final = (0.05, 1.0)
-"""Seconds before a request is repeated after such a code: at first, and at most."""
-TITANIC: Final = "titanic.request"
+OK: Final = 200
+"""The code of a row that has its reply, as in Titanic."""
+MAX_PACKED_BYTES: Final = 4 << 20
+"""Maximum size of the rows in one request.  Larger ones gain nothing, and their replies must fit in a message too."""
+MIN_CHUNK_ROWS: Final = 256
+"""Minimum size limit of a chunk."""
+PROBE_TIMEOUT_SECONDS: Final = 0.5
+"""How long an unreachable broker may take to answer when it is probed again."""
+RECHECK_SECONDS: Final = 1.0
+"""Interval between such probes; rows fail immediately in between."""
+RETRYABLE: Final = frozenset({Code.QUEUE_FULL, Code.DRAINING})
+"""Codes that mean "try again later", whether sent by the broker or by a handler."""
+RETRY_PAUSES_SECONDS: Final = (0.05, 1.0)
+"""First and longest pause before such a request is repeated."""
+TITANIC_SERVICE: Final = "titanic.request"
 
 T = TypeVar("T")
 
@@ -48,8 +47,8 @@ log = logging.getLogger("zmdp.spark")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How rows are sent.  Goes to the executors with the plan."""
+class CallSettings:
+    """How rows are sent; Spark ships it to executors with the plan.  Times are in seconds."""
 
     broker: str | Sequence[str]
     window: int
@@ -58,30 +57,30 @@ class Settings:
     keep: float = 86400.0
     headers: Mapping[str, str] | None = None
     result: str = "string"
-    """`string` and `binary`: the one frame that is the reply to a row; `frames`: the list of all that came."""
+    """`string` and `binary`: the single frame that replies to a row; `frames`: the list of all frames."""
 
 
 class Row(NamedTuple):
-    """What is asked for one row."""
+    """The request of one row."""
 
     service: str | None
     body: bytes | None
-    """None: the row is not sent."""
+    """None if the row is not to be sent."""
     key: str | None = None
     keyed: bool = False
-    """It goes through Titanic, and must have a key."""
+    """Whether the row goes through Titanic and so needs a key."""
 
 
 class Answer(NamedTuple):
-    """What a row gets: a reply and the code 200, or a code and what went wrong; nothing if it was not sent."""
+    """The result of a row: its reply and code 200, or another code and an error; all None if it was not sent."""
 
     reply: bytes | str | list[bytes] | None = None
     code: int | None = None
     error: str | None = None
 
 
-class Failed(Exception):
-    """Why a request brought nothing, as it is told in the row."""
+class RowFailed(Exception):
+    """A request failed; code and text go into its rows."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
@@ -90,68 +89,68 @@ class Failed(Exception):
 
 
 def _failure(error: Exception) -> Answer:
-    if isinstance(error, Failed):
+    if isinstance(error, RowFailed):
         return Answer(None, error.code, error.text)
-    log.error("a request could not be made", exc_info=error)
+    log.error("unexpected error in a request", exc_info=error)
     return Answer(None, int(Code.FAILED), f"{type(error).__name__}: {error}")
 
 
-class Piece:
-    """Rows that are handed out together, with `tag`, whatever the caller wants back with them."""
+class Chunk:
+    """Rows that are processed together; `tag` is whatever the caller wants back with them."""
 
     def __init__(self, rows: Sequence[Row], tag: Any = None) -> None:
         self.rows = rows
         self.tag = tag
-        self.answers = [NOTHING] * len(rows)
-        self.left = 0
+        self.answers = [NOT_SENT] * len(rows)
+        self.remaining = 0
         """Requests that are not done."""
         self.done: asyncio.Future[None] | None = None
 
 
-NOTHING: Final = Answer()
+NOT_SENT: Final = Answer()
 
 
-def answered(pieces: Iterable[Piece], settings: Settings) -> Generator[Piece, None, None]:
-    """Each of `pieces` with its `answers`, in order.
+def answer_chunks(chunks: Iterable[Chunk], settings: CallSettings) -> Generator[Chunk, None, None]:
+    """Yield `chunks` in order, with their `answers` set.
 
-    While one is waited for, requests of the next are sent already.  Closing the generator cancels what is outstanding.
-    Raises nothing on account of a row.
+    Requests of following chunks are sent while one chunk is waited for.  Closing the generator cancels outstanding
+    requests.  Errors of requests go into their rows and are never raised.
     """
-    ahead: deque[Piece] = deque()
-    rows_ahead, most = 0, piece_size(settings)
+    ahead: deque[Chunk] = deque()
+    rows_ahead, most = 0, max_chunk_rows(settings)
     with Calls(settings) as calls:
-        for piece in pieces:
-            calls.start(piece)
-            ahead.append(piece)
-            rows_ahead += len(piece.rows)
+        for chunk in chunks:
+            calls.start(chunk)
+            ahead.append(chunk)
+            rows_ahead += len(chunk.rows)
             while rows_ahead > most:
                 first = ahead.popleft()
                 rows_ahead -= len(first.rows)
                 calls.finish(first)
                 yield first
-        for piece in ahead:
-            calls.finish(piece)
-            yield piece
+        for chunk in ahead:
+            calls.finish(chunk)
+            yield chunk
 
 
-def piece_size(settings: Settings) -> int:
-    """Rows of a piece, at most: enough to keep the window full, and few enough for whoever wants only the first."""
-    return max(SMALLEST_PIECE, 2 * settings.window * settings.rows_per_request)
+def max_chunk_rows(settings: CallSettings) -> int:
+    """Return the maximum rows of a chunk: enough to keep the window full, few enough for LIMIT to stop early."""
+    return max(MIN_CHUNK_ROWS, 2 * settings.window * settings.rows_per_request)
 
 
 class Calls:
-    """A client and the tasks that make requests with it, while the `with` block lasts."""
+    """A client, and the tasks that make requests with it while the `with` block lasts."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CallSettings) -> None:
         self._settings = settings
         self._client = AsyncClient(settings.broker, timeout=settings.timeout)
         self._titanic = AsyncTitanic(self._client)
         self._loop = asyncio.new_event_loop()
-        self._waiting: deque[tuple[Piece, list[int]]] = deque()
-        """Requests that have not begun: the piece, and the numbers of its rows that go in the request."""
+        self._waiting: deque[tuple[Chunk, list[int]]] = deque()
+        """Requests not yet started: a chunk and the indexes of its rows that share the request."""
         self._runners: set[asyncio.Task[None]] = set()
-        """The tasks that make the requests; each ends when nothing is waiting."""
-        self._missing: dict[str, _Missing] = {}
+        """The tasks that make requests; each ends when no request is waiting."""
+        self._unavailable: dict[str, _Unavailable] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -163,63 +162,66 @@ class Calls:
             self._loop.close()
 
     async def _close(self) -> None:
-        tasks = [*self._runners, *(missing.look for missing in self._missing.values() if missing.look is not None)]
+        tasks = [
+            *self._runners,
+            *(missing.probe for missing in self._unavailable.values() if missing.probe is not None),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
-    def start(self, piece: Piece) -> None:
-        """Queue the requests of `piece`."""
-        for request in packs(piece.rows, self._settings.rows_per_request):
-            piece.left += 1
-            self._waiting.append((piece, request))
+    def start(self, chunk: Chunk) -> None:
+        """Queue the requests of `chunk`."""
+        for request in pack_rows(chunk.rows, self._settings.rows_per_request):
+            chunk.remaining += 1
+            self._waiting.append((chunk, request))
         for _ in range(min(self._settings.window - len(self._runners), len(self._waiting))):
             self._runners.add(self._loop.create_task(self._run()))
 
-    def finish(self, piece: Piece) -> None:
-        """Wait until all rows of `piece` have their answers."""
-        if piece.left:
-            piece.done = self._loop.create_future()
-            self._loop.run_until_complete(piece.done)
+    def finish(self, chunk: Chunk) -> None:
+        """Wait until all rows of `chunk` have their answers."""
+        if chunk.remaining:
+            chunk.done = self._loop.create_future()
+            self._loop.run_until_complete(chunk.done)
 
     async def _run(self) -> None:
-        # Each row passes through here: few calls, and nothing is made for a row that can be made once.
+        # This loop runs once per row, so it makes few calls and allocates nothing that can be shared.
         waiting, settings = self._waiting, self._settings
         while waiting:
-            piece, numbers = waiting.popleft()
-            rows, answers = piece.rows, piece.answers
-            body = [body for number in numbers if (body := rows[number].body) is not None]
+            chunk, indexes = waiting.popleft()
+            rows, answers = chunk.rows, chunk.answers
+            body = [body for index in indexes if (body := rows[index].body) is not None]
             try:
-                reply = await self._reply(rows[numbers[0]], body)
-                for number, answer in zip(numbers, read(reply, len(numbers), settings), strict=True):
-                    answers[number] = answer
-            except Exception as error:  # noqa: BLE001 - an error belongs to its rows and must not end the job
+                reply = await self._reply(rows[indexes[0]], body)
+                for index, answer in zip(indexes, unpack_reply(reply, len(indexes), settings), strict=True):
+                    answers[index] = answer
+            except Exception as error:  # noqa: BLE001 - an error goes into its rows and must not end the job
                 failure = _failure(error)
-                for number in numbers:
-                    answers[number] = failure
-            piece.left -= 1
-            if piece.done is not None and not piece.left:
-                piece.done.set_result(None)
+                for index in indexes:
+                    answers[index] = failure
+            chunk.remaining -= 1
+            if chunk.done is not None and not chunk.remaining:
+                chunk.done.set_result(None)
         task = asyncio.current_task()
         if task is not None:
             self._runners.discard(task)
 
     async def _reply(self, row: Row, body: list[bytes]) -> list[bytes]:
-        """The frames of the reply to `body`, the bodies of `row` and of others that are sent with it.
+        """Return the frames of the reply to `body`: the bodies of `row` and of the rows packed with it.
 
-        Raises `Failed`.
+        Raises `RowFailed`.
         """
         service, _, key, keyed = row
         if service is None:
-            raise Failed(Code.MALFORMED, "the service is NULL: a row names the service that it is for")
+            raise RowFailed(Code.MALFORMED, "the service is NULL; every row must name a service")
         if keyed and key is None:
-            raise Failed(Code.MALFORMED, "the key is NULL: a row that goes through Titanic has a key of its own")
+            raise RowFailed(Code.MALFORMED, "the key is NULL; every row sent through Titanic needs a key")
         if (size := sum(map(len, body))) > MAX_BODY:
-            raise Failed(Code.TOO_LARGE, f"the row has {size} bytes: a request may have {MAX_BODY}")
-        needed = (TITANIC, service) if keyed else (service,)
-        if self._missing:
-            await self._check_there(needed)
+            raise RowFailed(Code.TOO_LARGE, f"the request has {size} bytes; the limit is {MAX_BODY}")
+        needed = (TITANIC_SERVICE, service) if keyed else (service,)
+        if self._unavailable:
+            await self._check_available(needed)
         began = time.monotonic()
         try:
             if key is not None:
@@ -227,181 +229,184 @@ class Calls:
             try:
                 return await self._client.request(service, *body, headers=self._settings.headers)
             except RequestError as error:
-                if error.code not in NOT_NOW:
+                if error.code not in RETRYABLE:
                     raise
-                return await self._again(service, body, began + self._settings.timeout, error)
+                return await self._retry(service, body, began + self._settings.timeout, error)
         except RequestTimeout as error:
             raise await self._timed_out(needed, error) from None
         except ServiceNotFound as error:
-            failed = Failed(Code.NO_WORKER, error.text or str(error))
-            self._missing.setdefault(needed[0], _Missing(failed))
+            failed = RowFailed(Code.NO_WORKER, error.text or str(error))
+            self._unavailable.setdefault(needed[0], _Unavailable(failed))
             raise failed from None
         except SettingError as error:
-            raise Failed(Code.MALFORMED, str(error)) from None
+            raise RowFailed(Code.MALFORMED, str(error)) from None
         except RequestError as error:
-            raise Failed(error.code or Code.FAILED, error.text or str(error)) from None
+            raise RowFailed(error.code or Code.FAILED, error.text or str(error)) from None
 
-    async def _again(self, service: str, body: Sequence[bytes], deadline: float, error: RequestError) -> list[bytes]:
-        """Repeat a request that ended with `error`, which is one of `NOT_NOW`."""
-        return await self._patiently(
+    async def _retry(self, service: str, body: Sequence[bytes], deadline: float, error: RequestError) -> list[bytes]:
+        """Repeat a request that failed with `error`, whose code is in `RETRYABLE`."""
+        return await self._retrying(
             deadline,
-            lambda left: self._client.request(service, *body, timeout=left, headers=self._settings.headers),
-            refused=error,
+            lambda remaining: self._client.request(service, *body, timeout=remaining, headers=self._settings.headers),
+            first_error=error,
         )
 
     async def _through_titanic(self, service: str, body: Sequence[bytes], key: str, deadline: float) -> list[bytes]:
-        """The same for a key, however often it is asked: Titanic has it done once and keeps the reply.
+        """Submit the request to Titanic under `key` and return its reply; repeating this returns the same reply.
 
-        It is never closed: who runs the plan again wants the reply again.
+        The request is never closed, because running the plan again needs the reply again.
         """
         keep, headers = self._settings.keep, self._settings.headers
-        ticket = await self._patiently(
+        ticket = await self._retrying(
             deadline,
-            lambda left: self._titanic.submit(service, *body, key=key, key_ttl=keep, ttl=keep, headers=headers),
+            lambda remaining: self._titanic.submit(service, *body, key=key, key_ttl=keep, ttl=keep, headers=headers),
         )
         try:
-            return await self._patiently(deadline, ticket.result, (BrokerUnreachable, ServiceNotFound))
+            return await self._retrying(deadline, ticket.result, (BrokerUnreachable, ServiceNotFound))
         except RequestTimeout as error:
-            told = f"{error}; it goes on: the same key gives its reply later"
-            raise type(error)(told, service=service, code=error.code) from None
+            text = f"{error}; the request continues, and the same key returns its reply later"
+            raise type(error)(text, service=service, code=error.code) from None
 
-    async def _patiently(
+    async def _retrying(
         self,
         deadline: float,
         ask: Callable[[float], Awaitable[T]],
-        passing: tuple[type[RequestError], ...] = (),
-        refused: RequestError | None = None,
+        retryable_types: tuple[type[RequestError], ...] = (),
+        first_error: RequestError | None = None,
     ) -> T:
-        """Return what `ask` returns; it is given the seconds that are left.
+        """Call `ask` with the remaining seconds and return its result.
 
-        After an error that is one of `NOT_NOW` or of the types in `passing`, ask again, as long as there is time.
-        `refused` is such an error, if it was asked before.
+        Retries until `deadline` after errors whose code is in `RETRYABLE` or whose type is in `retryable_types`.
+        `first_error` is such an error of an earlier attempt.
         """
-        pause, most = PAUSES
+        pause, most = RETRY_PAUSES_SECONDS
         while True:
-            if refused is not None:
+            if first_error is not None:
                 if time.monotonic() + pause >= deadline:
-                    raise refused
+                    raise first_error
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, most)
             try:
                 return await ask(max(deadline - time.monotonic(), 0.001))
             except RequestError as error:
-                if error.code not in NOT_NOW and not isinstance(error, passing):
+                if error.code not in RETRYABLE and not isinstance(error, retryable_types):
                     raise
-                refused = error
+                first_error = error
 
-    # ── what is not there ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── unavailable services ──────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _timed_out(self, needed: Sequence[str], error: RequestTimeout) -> Failed:
-        """What to tell; and if it is because something is missing, the next rows need not wait as long."""
-        failed = Failed(Code.TIME_PASSED, error.text or str(error))
+    async def _timed_out(self, needed: Sequence[str], error: RequestTimeout) -> RowFailed:
+        """Return the failure to report, and remember an unavailable service so that following rows fail at once."""
+        failed = RowFailed(Code.TIME_PASSED, error.text or str(error))
         if isinstance(error, BrokerUnreachable):
-            self._missing.setdefault(needed[0], _Missing(failed))
+            self._unavailable.setdefault(needed[0], _Unavailable(failed))
             return failed
         for service in needed:
-            if service in self._missing or not await self._available(service, unless=True):
-                waited = f"nobody offers service {service!r}: none came within {self._settings.timeout:g} s"
-                failed = Failed(Code.NO_WORKER, waited)
-                self._missing.setdefault(service, _Missing(failed))
+            if service in self._unavailable or not await self._available(service, default=True):
+                failed = RowFailed(
+                    Code.NO_WORKER, f"no worker offered service {service!r} within {self._settings.timeout:g} s"
+                )
+                self._unavailable.setdefault(service, _Unavailable(failed))
                 break
         return failed
 
-    async def _check_there(self, needed: Sequence[str]) -> None:
-        """Tell at once what the last request found missing; once in a while look whether it is back.
+    async def _check_available(self, needed: Sequence[str]) -> None:
+        """Fail at once if a needed service is known to be unavailable; probe it again every `RECHECK_SECONDS`.
 
-        Else each row, or each window of them, would wait for `timeout`.  Raises `Failed`.
+        Without this, each window of rows would wait for the whole `timeout`.  Raises `RowFailed`.
         """
         for service in needed:
-            missing = self._missing.get(service)
+            missing = self._unavailable.get(service)
             if missing is None:
                 continue
-            if missing.look is None and time.monotonic() >= missing.until:
-                missing.look = self._loop.create_task(self._look(service, missing))
-            if missing.look is not None:
-                await asyncio.shield(missing.look)
-            if self._missing.get(service) is missing:
-                raise Failed(missing.failed.code, missing.failed.text)
+            if missing.probe is None and time.monotonic() >= missing.until:
+                missing.probe = self._loop.create_task(self._probe(service, missing))
+            if missing.probe is not None:
+                await asyncio.shield(missing.probe)
+            if self._unavailable.get(service) is missing:
+                raise RowFailed(missing.failed.code, missing.failed.text)
 
-    async def _look(self, service: str, missing: "_Missing") -> None:
-        if await self._available(service, unless=False):
-            self._missing.pop(service, None)
-        missing.until = time.monotonic() + HOLD
-        missing.look = None
+    async def _probe(self, service: str, missing: "_Unavailable") -> None:
+        if await self._available(service, default=False):
+            self._unavailable.pop(service, None)
+        missing.until = time.monotonic() + RECHECK_SECONDS
+        missing.probe = None
 
-    async def _available(self, service: str, *, unless: bool) -> bool:
-        """Whether somebody offers `service`; `unless` is what to believe if the broker does not say."""
+    async def _available(self, service: str, *, default: bool) -> bool:
+        """Whether somebody offers `service`; `default` if the broker does not answer."""
         try:
-            return await self._client.available(service, timeout=min(self._settings.timeout, PROBE))
+            return await self._client.available(service, timeout=min(self._settings.timeout, PROBE_TIMEOUT_SECONDS))
         except ZmdpError:
-            return unless
+            return default
 
 
-class _Missing:
-    """A broker, or a service, that was not there."""
+class _Unavailable:
+    """A broker or service that did not answer."""
 
-    def __init__(self, failed: Failed) -> None:
+    def __init__(self, failed: RowFailed) -> None:
         self.failed = failed
-        self.until = time.monotonic() + HOLD
-        """Until when nobody looks again."""
-        self.look: asyncio.Task[None] | None = None
-        """The look that is under way."""
+        self.until = time.monotonic() + RECHECK_SECONDS
+        """When to probe again."""
+        self.probe: asyncio.Task[None] | None = None
+        """The probe that is running."""
 
 
 # ── from rows to requests and back ───────────────────────────────────────────────────────────────────────────────────
 
 
-def packs(rows: Sequence[Row], most: int) -> Iterator[list[int]]:
-    """The numbers of the rows that go in each request: up to `most` that follow on one another for the same service.
+def pack_rows(rows: Sequence[Row], most: int) -> Iterator[list[int]]:
+    """Yield the indexes of the rows in each request: up to `most` consecutive rows for the same service.
 
-    A row with a key goes alone: key and request are one.  Rows without a body go nowhere.
+    A row with a key is a request of its own.  Rows without a body are not sent.
     """
     pack: list[int] = []
     size = 0
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.body is None:
             continue
         if pack and (
             len(pack) >= most
-            or size + len(row.body) > MAX_PACK
+            or size + len(row.body) > MAX_PACKED_BYTES
             or row.keyed
             or rows[pack[0]].keyed
             or row.service != rows[pack[0]].service
         ):
             yield pack
             pack, size = [], 0
-        pack.append(number)
+        pack.append(index)
         size += len(row.body)
     if pack:
         yield pack
 
 
-def read(reply: Sequence[bytes], count: int, settings: Settings) -> Iterable[Answer]:
-    """The answers of the `count` rows that were sent together.  Raises `Failed` if it has not a frame each."""
+def unpack_reply(reply: Sequence[bytes], count: int, settings: CallSettings) -> Iterable[Answer]:
+    """Return the answers of the `count` rows packed in a request.  Raises `RowFailed` if it lacks frames."""
     if settings.result == "frames":
-        return [Answer(list(reply), DONE)]
+        return [Answer(list(reply), OK)]
     if len(reply) != count:
-        of = "a row's request is" if count == 1 else f"a request of {count} rows, a frame each, is"
-        raise Failed(Code.FAILED, f"the reply has {_frames(len(reply))}: the reply to {of} {_frames(count)}")
+        rows = "one row" if count == 1 else f"{count} rows"
+        raise RowFailed(
+            Code.FAILED, f"the reply has {_count_frames(len(reply))}; a request of {rows} needs {_count_frames(count)}"
+        )
     if settings.result == "binary":
-        return [Answer(frame, DONE) for frame in reply]
-    return map(_text, reply)
+        return [Answer(frame, OK) for frame in reply]
+    return map(_decode, reply)
 
 
-def _text(frame: bytes) -> Answer:
+def _decode(frame: bytes) -> Answer:
     try:
-        return Answer(frame.decode(), DONE)
+        return Answer(frame.decode(), OK)
     except UnicodeDecodeError as error:
-        return Answer(None, Code.FAILED, f"the reply is no text in UTF-8 ({error}): ask for result='binary'")
+        return Answer(None, Code.FAILED, f"the reply is not valid UTF-8 ({error}); use result='binary'")
 
 
-def _frames(count: int) -> str:
+def _count_frames(count: int) -> str:
     return "one frame" if count == 1 else f"{count} frames"
 
 
 def check_rows_per_request(rows: object) -> None:
-    """Raises `SettingError` if not so many rows fit in a request."""
+    """Raise `SettingError` unless a request can hold so many rows."""
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_BODY_FRAMES:
         raise SettingError(
-            f"rows_per_request is {rows!r}: it takes 1 to {MAX_BODY_FRAMES}, as many frames as a request may have"
+            f"rows_per_request is {rows!r}; expected 1 to {MAX_BODY_FRAMES}, the maximum number of frames in a request"
         )

@@ -10,9 +10,8 @@ from support.fleets import PATIENCE, SMALL
 from support.processes import broker, process, run
 
 from zmdp.spark import session
-from zmdp.spark.fleet import slots as fleet_slots
-from zmdp.spark.fleet import worker as fleet_worker
-from zmdp.spark.fleet.driver import DEFAULT_IDLE, DEFAULT_LEASE, SILENT
+from zmdp.spark.fleet import executor, slots
+from zmdp.spark.fleet.driver import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, SILENCE_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
 
@@ -44,10 +43,9 @@ def test_the_commands_of_the_page(tmp_path):
 
 
 def test_the_numbers_of_the_page_are_those_of_the_code():
-    assert f"`--lease`, {DEFAULT_LEASE:g} s, a fifth more or less" in PAGE
-    assert fleet_slots.JITTER == 1 / 5
-    assert DEFAULT_IDLE == 60
-    assert fleet_slots.BACKOFF == (1, 32)
-    assert f"within {fleet_slots.QUICK:g} s, after 1 to 32 s" in PAGE
-    assert f"after {SILENT:g} s the driver says so" in PAGE
-    assert fleet_worker.REPORT == 1
+    assert f"`--lease`, {DEFAULT_LEASE_SECONDS:g} s, randomly varied by {slots.JITTER * 100:g} %" in PAGE
+    assert DEFAULT_IDLE_SECONDS == 60
+    assert slots.BACKOFF_SECONDS == (1, 32)
+    assert f"within {slots.EARLY_DEATH_SECONDS:g} s, after 1 to 32 s" in PAGE
+    assert f"after {SILENCE_SECONDS:g} s the driver logs it" in PAGE
+    assert executor.REPORT_SECONDS == 1

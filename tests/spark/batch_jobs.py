@@ -70,7 +70,7 @@ def stuck(spark, folder: str):
 
 def failing(spark):
     """Raises."""
-    raise ValueError("the job has no mind to")
+    raise ValueError("the job does not want to")
 
 
 def choosing(spark):

@@ -1,6 +1,6 @@
 """One Spark session for all tests of this process.
 
-`local[2,3]`: two cores, and a task may fail twice; plain `local[2]` never tries one again.
+`local[2,3]` means two cores and up to two failures per task; plain `local[2]` never retries.
 """
 
 import os
@@ -46,6 +46,6 @@ def spark(tmp_path_factory):
 
 @pytest.fixture
 def endpoint():
-    """Where a broker is."""
+    """The endpoint of a broker."""
     with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
         yield server.endpoints[0]

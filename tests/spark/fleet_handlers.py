@@ -1,4 +1,4 @@
-"""Handlers for fleets; the tests ship this file, or have it in the current directory."""
+"""Handlers for fleets; tests ship this file or run in its folder."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""How sessions are made, and what is said of Spark's errors: what needs no Spark."""
+"""Opening sessions, and Spark's errors on one line: everything that needs no Spark."""
 
 import signal
 from contextlib import suppress
@@ -45,7 +45,7 @@ wrong
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (ANALYSIS, "[TABLE_OR_VIEW_NOT_FOUND] The table or view `nope` cannot be found. "
          "If you did not qualify the name, verify it. SQLSTATE: 42P01; line 1 pos 14"),
@@ -56,18 +56,18 @@ wrong
         ("x" * 2000, "x" * 1000),
     ],
 )  # fmt: skip
-def test_what_is_said_of_an_error(text, told):
-    assert session.reason(RuntimeError(text)) == told
+def test_errors_on_one_line(text, message):
+    assert session.reason(RuntimeError(text)) == message
 
 
 @pytest.mark.parametrize("master", ["spark", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])
-def test_what_is_no_master(master):
-    with pytest.raises(SettingError, match="is no Spark master: it takes"):
+def test_invalid_masters(master):
+    with pytest.raises(SettingError, match="is not a Spark master: use"):
         session.open_session("test", master=master)
 
 
-def test_what_is_no_connect_server():
-    with pytest.raises(SettingError, match="it takes sc://HOST:PORT"):
+def test_invalid_connect_addresses():
+    with pytest.raises(SettingError, match="use sc://HOST:PORT"):
         session.connect_session("localhost:15002")
 
 
@@ -77,7 +77,7 @@ def test_ctrl_c_stays_the_programs_also_where_no_session_was_made():
 
     before = signal.signal(signal.SIGINT, ours)
     try:
-        with suppress(RuntimeError), session._signals_kept():
+        with suppress(RuntimeError), session._sigint_preserved():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # as PySpark sets its own
             raise RuntimeError
         assert signal.getsignal(signal.SIGINT) is ours
@@ -107,12 +107,12 @@ def test_the_version_of_java(tmp_path, monkeypatch, text, version):
     assert session.java_version() == version
 
 
-def test_java_that_is_missing_or_too_old_is_told_in_one_line(tmp_path, monkeypatch):
+def test_missing_or_old_java_is_reported_in_one_line(tmp_path, monkeypatch):
     nowhere = {"JAVA_HOME": str(tmp_path / "none"), "PATH": str(tmp_path)}
     for name, value in nowhere.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        session.SparkError, match=r"there is no Java at JAVA_HOME, .*/none: Spark needs Java 17 or newer"
+        session.SparkError, match=r"there is no Java in JAVA_HOME \(.*/none\): Spark needs Java 17 or newer"
     ):
         session.check_installed()
     monkeypatch.setenv("JAVA_HOME", java(tmp_path, 'openjdk version "11.0.2"'))
@@ -121,28 +121,28 @@ def test_java_that_is_missing_or_too_old_is_told_in_one_line(tmp_path, monkeypat
 
 
 def test_commands_without_java(tmp_path):
-    told = run("mdp-spark", "batch", JAVA_HOME=str(tmp_path), PATH="/nowhere")
-    assert (told.returncode, told.stderr.decode().count("\n")) == (1, 1), told.stderr
-    assert "there is no Java" in told.stderr.decode()
+    done = run("mdp-spark", "batch", JAVA_HOME=str(tmp_path), PATH="/nowhere")
+    assert (done.returncode, done.stderr.decode().count("\n")) == (1, 1), done.stderr
+    assert "there is no Java in JAVA_HOME" in done.stderr.decode()
     assert run("mdp-spark", JAVA_HOME=str(tmp_path)).stdout.startswith(b"Usage: mdp-spark")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--config", "nowhere.toml"), "cannot read nowhere.toml"),
         (("--job", "x=nowhere:f"), "No module named 'nowhere'"),
-        (("--job", "x"), "it takes NAME=VALUE"),
-        (("--master", "locl"), "'locl' is no Spark master"),
-        (("--connect", "sc://x", "--master", "local[2]"), "--connect takes neither --master"),
-        (("--connect", "http://x"), "is no Spark Connect address"),
+        (("--job", "x"), "expected NAME=VALUE"),
+        (("--master", "locl"), "'locl' is not a Spark master"),
+        (("--connect", "sc://x", "--master", "local[2]"), "--connect excludes --master"),
+        (("--connect", "http://x"), "is not a Spark Connect address"),
         (("--inline", "999999999999"), "bytes can be sent"),
-        (("--name", "a b"), "cannot be a driver's name"),
+        (("--name", "a b"), "is not a valid driver name"),
         (("--concurrency", "0"), "a whole number of requests, above 0"),
     ],
 )
-def test_a_batch_that_is_started_wrong(arguments, told):
+def test_invalid_arguments_of_a_batch(arguments, message):
     found = run("mdp-spark", "batch", *arguments)
     said = [line for line in found.stderr.splitlines() if b"starting Spark" not in line]
     assert (found.returncode, len(said)) == (2, 1), found.stderr
-    assert told in found.stderr.decode()
+    assert message in found.stderr.decode()

@@ -1,4 +1,4 @@
-"""Real fleets on clusters of this machine, and a load on them."""
+"""Real fleets on clusters on this machine, and load on them."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from zmdp.spark import control
 
 HERE = Path(__file__).parents[1] / "spark"
 PATIENCE = 90.0
-"""Seconds in which Spark must have started, on a machine that has other things to do."""
+"""Seconds that Spark may take to start on a busy machine."""
 BEATS = ("--heartbeat", "0.2", "--liveness", "50")
 SMALL = (
     "--conf", "spark.ui.enabled=false",
@@ -40,12 +40,12 @@ def parent(pid):
 
 
 def java_of(pid):
-    """The executor's Java process, two above the Python that serves."""
+    """Return the pid of the executor's Java process, the grandparent of the Python process that serves."""
     return parent(parent(pid))
 
 
 class Running:
-    """A `mdp-spark fleet` that has a session."""
+    """A running `mdp-spark fleet` whose session is open."""
 
     def __init__(self, command, client, name):
         self.command = command
@@ -56,7 +56,7 @@ class Running:
         return control.ask(self.client, self.name, "status")
 
     def serving(self, number):
-        """The slots that serve, once there are so many of them."""
+        """Wait until exactly `number` slots serve, and return them."""
         return eventually(
             lambda: (
                 (rows := [row for row in self.status()["slots"] if row["state"] == "serving"])
@@ -67,7 +67,7 @@ class Running:
         )
 
     def replaced(self, slot, what):
-        """Wait until a slot serves that had `what` (its pid, its executor) of `slot`, and has another now."""
+        """Wait until the slot serves with a new value of `what` (its pid or executor), and return it."""
 
         def found():
             rows = [row for row in self.status()["slots"] if row["slot"] == slot["slot"]]
@@ -78,7 +78,7 @@ class Running:
 
 @contextmanager
 def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
-    """A fleet as a process; all it leaves on the disk is removed."""
+    """Run a fleet as a process; removes all files that it leaves."""
     command = ("mdp-spark", "fleet", handler, "--service", service, "--name", f"fleet-{service}",
                "--broker", endpoint, *BEATS, *SMALL, *options)  # fmt: skip
     with process(*command, cwd=cwd, **env) as running, Client(endpoint, timeout=60, retries=0) as client:
@@ -91,7 +91,7 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
 
 
 class Calls:
-    """Callers that call without a pause: how many calls were answered, which failed, the longest."""
+    """Callers that call without a pause.  Counts answers and failures, and records the longest call."""
 
     def __init__(self, endpoint, service, callers=4):
         self.done = 0
@@ -127,7 +127,7 @@ class Calls:
             thread.join()
 
     def go_on(self, number=50):
-        """Wait for so many more answers."""
+        """Wait for `number` more answers."""
         until = self.done + number
         eventually(lambda: self.done >= until, PATIENCE)
 

@@ -1,4 +1,4 @@
-"""Spark jobs as services: real Spark in this process, real clients, real commands."""
+"""Spark jobs as services: real Spark in this process, with real clients and commands."""
 
 import asyncio
 import io
@@ -18,9 +18,9 @@ from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
 from zmdp.spark.batch import catalogue
 from zmdp.spark.batch import service as batches
-from zmdp.spark.batch.lanes import Lanes
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
+from zmdp.spark.batch.sessions import SessionPool
 
 JOBS = {name: job for name, job in vars(batch_jobs).items() if callable(job) and job.__module__ == "batch_jobs"}
 PATIENCE = 60
@@ -30,9 +30,9 @@ PATIENCE = 60
 def running(spark, endpoint, folder, *, tables="", concurrency=2, inline=10_000, name="batch", results=True):
     config = folder / "catalogue.toml"
     config.write_text(tables)
-    lanes = Lanes(lambda: spark, 2 * concurrency)
+    pool = SessionPool(lambda: spark, 2 * concurrency)
     driver = Batch(
-        lanes, broker=endpoint, name=name, catalogue=catalogue.read(config), jobs=JOBS,
+        pool, broker=endpoint, name=name, catalogue=catalogue.read(config), jobs=JOBS,
         results=Results(str(folder / "results") if results else None, inline), concurrency=concurrency, **BEATS,
     )  # fmt: skip
     try:
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def at(spark, folder):
-    """A broker with a batch, and Titanic."""
+    """The endpoint of a broker with a batch and Titanic."""
     (folder / "people.csv").write_text("name,age\nann,3\nbob,4\n")
     tables = """
         [tables.people]
@@ -84,7 +84,7 @@ def frames(*values):
 
 
 def result(client, service, *values):
-    """Description and data."""
+    """Return description and data."""
     reply = client.request(service, *frames(*values))
     described, data = reply[reply.collected :]
     return json.loads(described), data
@@ -114,7 +114,7 @@ def test_a_query_with_parameters(client):
     assert rows(client, "SELECT ? AS m", args=["'; DROP TABLE x"]) == [{"m": "'; DROP TABLE x"}]
 
 
-def test_order_is_kept_and_nothing_is_something(client):
+def test_order_is_kept_and_empty_results_are_valid(client):
     assert [row["id"] for row in rows(client, "SELECT id FROM range(50) ORDER BY id DESC")] == list(range(49, -1, -1))
     assert rows(client, "SELECT id FROM range(0) -- a comment") == []
 
@@ -126,7 +126,7 @@ def test_arrow(client):
 
 
 @pytest.mark.parametrize("n", [3_000, 20_000])
-def test_a_large_result_goes_into_the_folder(client, spark, folder, n):
+def test_a_large_result_is_written_to_the_folder(client, spark, folder, n):
     described, data = result(client, "spark.sql", f"SELECT id, 'x' AS x FROM range({n})")
     assert (described["format"], described["rows"], data) == ("parquet", n, b"")
     assert Path(described["path"]).parent == folder / "results"
@@ -135,13 +135,13 @@ def test_a_large_result_goes_into_the_folder(client, spark, folder, n):
 
 def test_a_large_result_without_a_folder_is_refused(spark, endpoint, tmp_path):
     with running(spark, endpoint, tmp_path, results=False), Client(endpoint, timeout=PATIENCE) as client:
-        with pytest.raises(ServiceError, match="with --results FOLDER") as told:
+        with pytest.raises(ServiceError, match="with --results FOLDER") as raised:
             client.request("spark.sql", b"SELECT * FROM range(20000)")
-    assert told.value.code == 413
+    assert raised.value.code == 413
 
 
-def test_names_that_json_cannot_have_twice(client):
-    with pytest.raises(ServiceError, match="name them with AS"):
+def test_duplicate_column_names_are_refused_for_json(client):
+    with pytest.raises(ServiceError, match="rename one with AS"):
         rows(client, "SELECT 1 AS a, 2 AS a")
     assert rows(client, "SELECT 1 AS a, 2 AS b") == [{"a": 1, "b": 2}]
 
@@ -149,17 +149,17 @@ def test_names_that_json_cannot_have_twice(client):
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_tables_of_the_catalogue_as_they_are_now(client, folder):
+def test_tables_are_opened_anew_for_each_request(client, folder):
     assert rows(client, "SELECT sum(age) AS s FROM people") == [{"s": 7.0}]
     with (folder / "people.csv").open("a") as file:
         file.write("eve,5\n")
     assert rows(client, "SELECT sum(age) AS s FROM PEOPLE") == [{"s": 12.0}]
 
 
-def test_a_table_that_cannot_be_read_fails_those_who_name_it(client):
-    with pytest.raises(ServiceError, match="PATH_NOT_FOUND") as told:
+def test_an_unreadable_table_fails_only_queries_that_name_it(client):
+    with pytest.raises(ServiceError, match="PATH_NOT_FOUND") as raised:
         rows(client, "SELECT * FROM missing")
-    assert told.value.code == 422
+    assert raised.value.code == 422
     described, data = result(client, "spark.job", "view", {"name": "people"})
     assert (described["rows"], json.loads(data)[0]) == (3, {"name": "ann", "age": "3"})
 
@@ -176,7 +176,7 @@ def test_named_jobs(client, spark):
     assert pa.ipc.open_stream(io.BytesIO(data)).read_all().to_pydict() == {"id": [0]}
 
 
-def test_what_a_job_yields_is_told(client):
+def test_yielded_values_are_sent(client):
     parts = [json.loads(part[0]) for part in client.stream("spark.job", b"streaming", b'{"n": 2}')]
     assert [part["value"] for part in parts if part.get("event") == "yielded"] == [{"step": 0}, {"step": 1}]
     assert parts[0]["event"] == "started"
@@ -187,22 +187,22 @@ def test_what_a_job_yields_is_told(client):
 
 
 @pytest.mark.parametrize(
-    ("sql", "condition", "told"),
+    ("sql", "condition", "message"),
     [
-        ("SELECT 1 a b", "PARSE_SYNTAX_ERROR", "that is no query: [PARSE_SYNTAX_ERROR] Syntax error at or near 'b'"),
+        ("SELECT 1 a b", "PARSE_SYNTAX_ERROR", "not a valid query: [PARSE_SYNTAX_ERROR] Syntax error at or near 'b'"),
         ("SELECT 1;\nSELECT 2", "PARSE_SYNTAX_ERROR", "(line 1, pos 8)"),
         ("SELECT * FROM nowhere", "TABLE_OR_VIEW_NOT_FOUND", "line 1 pos 14"),
         ("SELECT * FROM text.`/etc/passwd`", "TABLE_OR_VIEW_NOT_FOUND", "`/etc/passwd`"),
         ("SELECT nothing FROM range(1)", "UNRESOLVED_COLUMN.WITH_SUGGESTION", "`nothing`"),
-        ("WITH a AS (SELECT 1 AS a) INSERT INTO t SELECT a FROM a", "PARSE_SYNTAX_ERROR", "is for spark.job"),
+        ("WITH a AS (SELECT 1 AS a) INSERT INTO t SELECT a FROM a", "PARSE_SYNTAX_ERROR", "use spark.job"),
         ("SELECT 1) UNION (SELECT 2", "PARSE_SYNTAX_ERROR", "Syntax error"),
     ],
 )
-def test_a_query_that_is_wrong(client, spark, sql, condition, told):
+def test_an_invalid_query(client, spark, sql, condition, message):
     with pytest.raises(ServiceError) as raised:
         rows(client, sql)
     assert raised.value.code == 422
-    assert told in raised.value.text
+    assert message in raised.value.text
     assert "\n" not in raised.value.text
     assert json.loads(raised.value.detail)["condition"] == condition
     assert not spark.catalog.tableExists("t")
@@ -222,54 +222,54 @@ def test_a_query_that_is_wrong(client, spark, sql, condition, told):
         "SELECT system.builtin.try_reflect('java.lang.System', 'gc')",
     ],
 )
-def test_a_query_runs_no_program_and_no_java(client, tmp_path, sql):
-    refused = r"ROUTINE|NAMESPACE" if "system.builtin" in sql else r"is for spark\.job"  # Spark 4.0 has no such name
-    with pytest.raises(ServiceError, match=rf"is for spark\.job|{refused}") as told:
+def test_a_query_cannot_run_programs_or_java(client, tmp_path, sql):
+    refused = r"ROUTINE|NAMESPACE" if "system.builtin" in sql else r"use spark\.job"  # Spark 4.0 has no such name
+    with pytest.raises(ServiceError, match=rf"use spark\.job|{refused}") as raised:
         rows(client, sql.replace("FILE", str(tmp_path / "made")))
-    assert told.value.code == 422
+    assert raised.value.code == 422
     assert not (tmp_path / "made").exists()
 
 
-def test_texts_that_only_look_so_are_taken(client):
+def test_strings_that_look_unsafe_are_accepted(client):
     assert rows(client, "SELECT 'we are using it, reflect()' AS t, 1 AS identifier") == [
         {"t": "we are using it, reflect()", "identifier": 1}
     ]
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "told"),
+    ("call", "code", "message"),
     [
-        ((), 422, "the first frame is empty"),
-        (("SELEC 1",), 422, "that is no query: 'SELEC 1'"),
-        (("CREATE TABLE t AS SELECT 1 AS a",), 422, "what changes something is for spark.job"),
+        ((), 422, "the query is empty"),
+        (("SELEC 1",), 422, "not a query: 'SELEC 1'"),
+        (("CREATE TABLE t AS SELECT 1 AS a",), 422, "use spark.job for anything that changes data"),
         (("SELECT raise_error('boo')",), 500, "[USER_RAISED_EXCEPTION] boo"),
         (("SELECT 1/0",), 500, "[DIVIDE_BY_ZERO]"),
     ],
 )
-def test_a_query_that_fails(client, call, code, told):
+def test_a_query_that_fails(client, call, code, message):
     with pytest.raises(ServiceError) as raised:
         client.request("spark.sql", *frames(*call))
-    assert (raised.value.code, told in raised.value.text) == (code, True), raised.value.text
+    assert (raised.value.code, message in raised.value.text) == (code, True), raised.value.text
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "told"),
+    ("call", "code", "message"),
     [
-        (("nope",), 422, "there is no job 'nope': there are"),
-        (("rows", {"n": "three"}), 422, "n is 'three': it takes whole number"),
-        (("failing",), 500, "ValueError: the job has no mind to"),
+        (("nope",), 422, "no job named 'nope'; available jobs: "),
+        (("rows", {"n": "three"}), 422, "n is 'three'; expected an integer"),
+        (("failing",), 500, "ValueError: the job does not want to"),
         (("choosing",), 418, "a teapot"),
         (("view", {"name": "nowhere"}), 422, "[TABLE_OR_VIEW_NOT_FOUND]"),
     ],
 )
-def test_a_job_that_fails(client, call, code, told):
+def test_a_job_that_fails(client, call, code, message):
     with pytest.raises(ServiceError) as raised:
         client.request("spark.job", *frames(*call))
-    assert (raised.value.code, told in raised.value.text) == (code, True), raised.value.text
+    assert (raised.value.code, message in raised.value.text) == (code, True), raised.value.text
     assert rows(client, "SELECT 1 AS a") == [{"a": 1}]
 
 
-def test_a_task_that_fails_to_the_end(client, tmp_path):
+def test_a_task_that_fails_every_retry(client, tmp_path):
     (tmp_path / "go").touch()
     (tmp_path / "fail").touch()
     with pytest.raises(ServiceError, match="ValueError: the last task fails"):
@@ -298,14 +298,14 @@ def alive(pid):
 
 
 def pids(folder, tasks=2):
-    """The processes of the tasks, once they all run."""
+    """Return the pids of the tasks' processes once all of them run."""
     found = [folder / f"task-{number}" for number in range(tasks)]
     return eventually(lambda: all(each.exists() and each.read_text() for each in found) and
                       [int(each.read_text()) for each in found])  # fmt: skip
 
 
 def free(spark):
-    """Nothing runs in Spark."""
+    """Whether Spark runs nothing."""
     return not spark.sparkContext.statusTracker().getActiveJobsIds()
 
 
@@ -350,8 +350,8 @@ def cancelled_by_command(at, request):
         future = client.submit("spark.job", *request)
         yield
         (job,) = control.ask(client, "batch", "status")["running"]
-        told = run("mdp-spark", "cancel", job["job"], "--broker", at)
-        assert told.returncode == 0, told.stderr
+        done = run("mdp-spark", "cancel", job["job"], "--broker", at)
+        assert done.returncode == 0, done.stderr
         with pytest.raises(RequestCancelled):
             future.result()
         assert run("mdp-spark", "cancel", job["job"], "--broker", at).returncode == 4
@@ -359,7 +359,7 @@ def cancelled_by_command(at, request):
 
 
 @pytest.mark.parametrize("how", [cancelled_by_future, cancelled_by_task, cancelled_by_its_end, cancelled_by_command])
-def test_to_cancel_a_request_is_to_cancel_its_job(at, spark, tmp_path, how):
+def test_cancelling_a_request_cancels_its_spark_job(at, spark, tmp_path, how):
     steps = how(at, frames("gated", {"folder": str(tmp_path)}))
     next(steps)
     running_now = pids(tmp_path)
@@ -384,15 +384,15 @@ def test_a_short_query_does_not_wait_for_a_long_one(client, tmp_path):
     assert json.loads(long.result()[-1]) == 200
 
 
-def test_a_job_that_says_more_than_is_read_waits_and_can_be_cancelled(at, spark):
+def test_a_job_that_yields_faster_than_it_is_read_waits_and_can_be_cancelled(at, spark):
     with Client(at, timeout=PATIENCE) as client:
         for part, _ in zip(client.stream("spark.job", b"endless"), range(50), strict=False):
             assert not part.final
         eventually(lambda: not control.ask(client, "batch", "status")["running"])
 
 
-def test_a_job_that_does_not_end_keeps_its_place_and_nobody_elses(spark, endpoint, tmp_path, logged, monkeypatch):
-    monkeypatch.setattr(batches, "ENDS_WITHIN", 0.3)
+def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoint, tmp_path, logged, monkeypatch):
+    monkeypatch.setattr(batches, "CANCEL_GRACE_SECONDS", 0.3)
     with running(spark, endpoint, tmp_path, concurrency=1), Client(endpoint, timeout=PATIENCE) as client:
         stuck = client.submit("spark.job", *frames("stuck", {"folder": str(tmp_path)}))
         eventually((tmp_path / "began").exists)
@@ -408,9 +408,9 @@ def test_a_job_that_does_not_end_keeps_its_place_and_nobody_elses(spark, endpoin
 
 
 def submit(at, *arguments, code=0):
-    told = run("mdp-spark", "submit", *arguments, "--broker", at)
-    assert told.returncode == code, told.stderr
-    return told.stdout.decode().splitlines(), told.stderr.decode()
+    done = run("mdp-spark", "submit", *arguments, "--broker", at)
+    assert done.returncode == code, done.stderr
+    return done.stdout.decode().splitlines(), done.stderr.decode()
 
 
 def test_submit_sql(at, folder):
@@ -419,52 +419,52 @@ def test_submit_sql(at, folder):
     assert json.loads(line)["data"] == [{"n": 1}]
     assert submit(at, "sql", "SELECT 1 AS n", "--output", str(folder / "out"))[0] == []
     assert json.loads((folder / "out").read_text()) == [{"n": 1}]
-    lines, told = submit(at, "sql", "SELECT * FROM range(3000)")
+    lines, progress = submit(at, "sql", "SELECT * FROM range(3000)")
     assert Path(lines[0]).parent == folder / "results"
-    assert "3000 rows, too large to send, are there as parquet" in told
+    assert "the result (3000 rows) is too large to send" in progress
 
 
 def test_submit_job(at):
     assert submit(at, "job", "rows", '{"n": 2}')[0] == ['{"id": 0}', '{"id": 1}']
-    lines, told = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
+    lines, progress = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
     assert json.loads(lines[0])["given"] == {"a": 1, "b": "x"}
-    assert "at batch" in told
-    assert "n is 'x': it takes whole number" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
-    assert "there is no job" in submit(at, "job", "nope", code=6)[1]
+    assert "on batch" in progress
+    assert "n is 'x'; expected an integer" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
+    assert "no job named 'nope'" in submit(at, "job", "nope", code=6)[1]
     assert "a JSON object" in submit(at, "job", "rows", "3", code=2)[1]
     assert "NAME=VALUE" in submit(at, "job", "rows", "--arg", "n", code=2)[1]
 
 
-def test_submit_what_goes_wrong(at):
-    assert "go with --durable" in submit(at, "sql", "SELECT 1", "--detach", code=2)[1]
+def test_errors_of_submit(at):
+    assert "require --durable" in submit(at, "sql", "SELECT 1", "--detach", code=2)[1]
     assert "no batch offers 'other.sql'" in submit(at, "sql", "SELECT 1", "--prefix", "other", code=4)[1]
-    assert "that is no query" in submit(at, "sql", "SELEC 1", code=6)[1]
+    assert "not a query" in submit(at, "sql", "SELEC 1", code=6)[1]
     nobody = "tcp://127.0.0.1:9"
-    told = run("mdp-spark", "submit", "sql", "SELECT 1", "--broker", nobody)
-    assert (told.returncode, nobody in told.stderr.decode()) == (5, True)
+    done = run("mdp-spark", "submit", "sql", "SELECT 1", "--broker", nobody)
+    assert (done.returncode, nobody in done.stderr.decode()) == (5, True)
 
 
-def test_submit_durably(at, tmp_path):
-    lines, told = submit(at, "job", "streaming", "--durable", "--key", "k1")
+def test_submit_a_durable_job(at, tmp_path):
+    lines, progress = submit(at, "job", "streaming", "--durable", "--key", "k1")
     assert lines == ['{"id": 0}', '{"id": 1}', '{"id": 2}']
-    assert '{"step": 0}' in told
-    uuid = told.splitlines()[0].removeprefix("handed over as ")
+    assert '{"step": 0}' in progress
+    uuid = progress.splitlines()[0].removeprefix("submitted as ")
     assert submit(at, "job", "streaming", "--durable", "--key", "k1", "--detach")[0] == [uuid]
     again = run("mdp-spark", "status", uuid, "--broker", at)
     assert again.stdout.decode().splitlines() == lines
 
 
-def test_the_history_of_titanic_is_a_table(at, client):
+def test_titanic_can_be_queried_as_a_table(at, client):
     submit(at, "sql", "SELECT 1 AS n", "--durable")
     found = rows(client, "SELECT service, state, count(*) AS n FROM history WHERE service = 'spark.sql' GROUP BY ALL")
     assert [(row["service"], row["state"]) for row in found] == [("spark.sql", "done")]
 
 
-def test_a_durable_job_is_waited_for_and_cancelled(at, spark, tmp_path):
+def test_waiting_for_and_cancelling_a_durable_job(at, spark, tmp_path):
     (uuid,), _ = submit(at, "job", "gated", json.dumps({"folder": str(tmp_path)}), "--durable", "--detach")
     running_now = pids(tmp_path)
-    told = run("mdp-spark", "status", uuid, "--broker", at)
-    assert (told.returncode, "has no result yet" in told.stderr.decode()) == (3, True)
+    done = run("mdp-spark", "status", uuid, "--broker", at)
+    assert (done.returncode, "has no result yet" in done.stderr.decode()) == (3, True)
     assert run("mdp-spark", "cancel", uuid, "--broker", at).returncode == 0
     eventually(lambda: free(spark))
     eventually(lambda: not any(map(alive, running_now)))
@@ -475,10 +475,10 @@ def test_a_durable_job_is_waited_for_and_cancelled(at, spark, tmp_path):
 def test_status(at, client, tmp_path):
     future = client.submit("spark.job", *frames("gated", {"folder": str(tmp_path), "tasks": 2}))
     pids(tmp_path)
-    told = run("mdp-spark", "status", "--broker", at).stdout.decode()
-    assert "batch batch on" in told
-    assert "0/2 tasks" in told
-    assert "gated(folder=" in told
+    shown = run("mdp-spark", "status", "--broker", at).stdout.decode()
+    assert "batch batch on" in shown
+    assert "0/2 tasks" in shown
+    assert "gated(folder=" in shown
     (driver,) = json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)
     (job,) = driver["running"]
     assert (driver["kind"], driver["tables"], job["tasks"], job["cancelled"]) == (
@@ -488,18 +488,18 @@ def test_status(at, client, tmp_path):
     assert json.loads(future.result()[-1]) == 2
 
 
-def test_control_of_what_is_not_there(at, client):
+def test_control_commands_for_unknown_drivers_and_jobs(at, client):
     assert run("mdp-spark", "drain", "nobody", "--broker", at).returncode == 4
     assert run("mdp-spark", "drain", "a b", "--broker", at).returncode == 2
     assert run("mdp-spark", "cancel", "0" * 16, "--broker", at).returncode == 4
     for asked in (b"", b"3", b"{}", b'{"op": "fly"}', b"\xff"):
-        with pytest.raises(ServiceError, match="one of: status, cancel, drain") as told:
+        with pytest.raises(ServiceError, match="one of: status, cancel, drain") as raised:
             client.request("spark.control.batch", asked)
-        assert told.value.code == 422
+        assert raised.value.code == 422
 
 
-def test_drained(spark, endpoint, tmp_path):
+def test_drain(spark, endpoint, tmp_path):
     with ExitStack() as stack:
         driver = stack.enter_context(running(spark, endpoint, tmp_path, name="other"))
         assert run("mdp-spark", "drain", "other", "--broker", endpoint).returncode == 0
-        assert driver.drained.is_set()
+        assert driver.draining.is_set()

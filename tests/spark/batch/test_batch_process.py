@@ -1,4 +1,4 @@
-"""`mdp-spark batch` as a process, which is killed, or whose Spark is."""
+"""`mdp-spark batch` as a process that is killed, or whose Spark is."""
 
 import json
 import os
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
     pytest.mark.timeout(400),
 ]
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 PATIENCE = 90
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{name}=batch_jobs:{name}")]
@@ -29,7 +29,7 @@ JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{nam
 
 @contextmanager
 def batch(at, *options, master=LOCAL, jobs=JOBS, cwd=HERE):
-    """A batch that is ready."""
+    """Run a batch and wait until it is ready."""
     with process("mdp-spark", "batch", *master, *jobs, "--heartbeat", "0.2", "--liveness", "50", *options,
                  cwd=cwd, new_group=True, MDP_BROKER=at) as running:  # fmt: skip
         try:
@@ -56,7 +56,7 @@ def kill(pid):
 
 
 def parents():
-    """Each process's parent."""
+    """Return each process's parent."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -69,7 +69,7 @@ def parents():
 
 
 def family(pid):
-    """Its children, theirs, and so on."""
+    """Return the descendants of a process."""
     children = parents()
     found, new = set(), {pid}
     while new:
@@ -103,7 +103,7 @@ def gone(pids):
     return not set(pids) & set(parents())
 
 
-def test_a_batch_outlives_its_jvm_and_ends_in_order(tmp_path):
+def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
     with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=PATIENCE) as client:
         with batch(at, "--name", "one", "--conf", "spark.driver.maxResultSize=100k", "--results", str(tmp_path)) as one:
             # more than the driver takes: Spark says so, and it is written where it is made
@@ -115,21 +115,21 @@ def test_a_batch_outlives_its_jvm_and_ends_in_order(tmp_path):
             workers = began(tmp_path)
             (java,) = javas(one.pid)
             kill(java)
-            with pytest.raises(ServiceError, match="Spark was lost during job") as told:
+            with pytest.raises(ServiceError, match="Spark was lost during job") as raised:
                 future.result()
-            assert told.value.code == 502
+            assert raised.value.code == 502
             assert ask(client, "value", a=1)["given"] == {"a": 1}
-            one.line("the Spark session is lost: another is started")
+            one.line("the Spark session is lost; opening another")
             assert "Traceback" not in one.stderr
             eventually(lambda: gone([*workers, java]))
 
-            # what runs is finished when it is told to end
+            # running jobs are finished when the batch is told to stop
             (tmp_path / "again").mkdir()
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
             began(tmp_path / "again")
             left = family(one.pid)
             one.send_signal(signal.SIGTERM)
-            one.line("ending: what runs is finished first")
+            one.line("finishing running jobs")
             (tmp_path / "again" / "go").touch()
             assert json.loads(future.result()[-1]) == 2
             assert one.wait() == 0
@@ -137,7 +137,7 @@ def test_a_batch_outlives_its_jvm_and_ends_in_order(tmp_path):
 
 
 @pytest.mark.spark_long
-def test_a_second_signal_cancels_and_a_killed_driver_leaves_nothing(tmp_path):
+def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tmp_path):
     with ExitStack() as stack:
         _, at = stack.enter_context(broker("--heartbeat", "0.2", "--liveness", "50"))
         client = stack.enter_context(Client(at, timeout=PATIENCE))
@@ -145,7 +145,7 @@ def test_a_second_signal_cancels_and_a_killed_driver_leaves_nothing(tmp_path):
         future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
         workers = began(tmp_path)
         two.send_signal(signal.SIGINT)
-        two.line("ending: what runs is finished first")
+        two.line("finishing running jobs")
         two.send_signal(signal.SIGINT)
         with pytest.raises(RequestCancelled):
             future.result()
@@ -160,11 +160,11 @@ def test_a_second_signal_cancels_and_a_killed_driver_leaves_nothing(tmp_path):
         eventually(lambda: gone(left))
 
 
-def test_a_broker_and_a_master_that_are_away():
+def test_a_batch_waits_for_broker_and_master():
     nowhere = "tcp://127.0.0.1:9"
     with process("mdp-spark", "batch", "--master", "spark://127.0.0.1:9", MDP_BROKER=nowhere) as waiting:
-        told = waiting.line("no Spark master answers at 127.0.0.1:9 (Connection refused); trying again in", count=2)
-        assert "trying again in 2 s" in told
+        line = waiting.line("no Spark master answers at 127.0.0.1:9 (Connection refused); retrying in", count=2)
+        assert "retrying in 2 s" in line
         assert waiting.end(signal.SIGTERM) == 0
     with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
         waiting.line("no broker at tcp://127.0.0.1:9 yet: nobody listens there", patience=PATIENCE)
@@ -172,7 +172,7 @@ def test_a_broker_and_a_master_that_are_away():
 
 
 @pytest.mark.spark_long
-def test_a_batch_on_executors_of_their_own(tmp_path):
+def test_a_batch_on_separate_executors(tmp_path):
     master = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false")
     with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=PATIENCE) as client:
         files = ("--py-files", str(HERE / "batch_jobs.py"))
@@ -241,7 +241,7 @@ def blocks(language):
 
 @pytest.mark.spark_long
 def test_the_page_about_batches(tmp_path, capsys):
-    """Its file, its job, its commands and its Python; the uuid is another one each time."""
+    """The catalogue, job, commands and Python of docs/spark.md work; only the UUID differs."""
     (config,) = blocks("toml")
     job, program = blocks("python")
     (tmp_path / "catalogue.toml").write_text(config)
@@ -260,12 +260,12 @@ def test_the_page_about_batches(tmp_path, capsys):
                 words, *printed = command.splitlines()
                 if words.startswith("mdp-spark submit") or words.startswith("mdp-spark status"):
                     words = re.sub("[0-9a-f]{32}", uuid, words)
-                    told = run(*shlex.split(words), MDP_BROKER=at)
-                    lines = told.stdout.decode().splitlines()
+                    done = run(*shlex.split(words), MDP_BROKER=at)
+                    lines = done.stdout.decode().splitlines()
                     if re.fullmatch("[0-9a-f]{32}", printed[0]):
                         (uuid,) = lines
                     else:
-                        assert lines == printed, told.stderr
+                        assert lines == printed, done.stderr
         exec(compile(program.replace("tcp://127.0.0.1:5555", at), "docs/spark.md", "exec"), {})
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "[{'n': 3}]"

@@ -1,4 +1,4 @@
-"""What a request to a batch may ask for, the catalogue's file, and results as JSON: without Spark."""
+"""Requests to a batch, the catalogue's file, and results as JSON, without Spark."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark import control
 from zmdp.spark.batch import catalogue, jobs
-from zmdp.spark.batch.jobs import Call, Query
+from zmdp.spark.batch.jobs import JobCall, Query
 from zmdp.spark.batch.results import Results, arrow_stream, json_rows
 
 
@@ -29,10 +29,10 @@ JOBS = {"count": count, "free": free}
 
 
 def refused(function, *arguments):
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as raised:
         function(*arguments)
-    assert told.value.code == 422
-    return told.value.text
+    assert raised.value.code == 422
+    return raised.value.text
 
 
 # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -55,35 +55,35 @@ def refused(function, *arguments):
     ],
 )
 def test_a_query(frames, asked):
-    assert jobs.query(frames) == asked
+    assert jobs.parse_query(frames) == asked
 
 
 @pytest.mark.parametrize(
-    ("frames", "told"),
+    ("frames", "message"),
     [
-        ([b""], "the first frame is empty"),
-        ([b" ; "], "the first frame is empty"),
-        ([b"SELECT 1", b"{}", b""], "one frame or two"),
-        ([b"\xff"], "no UTF-8"),
-        ([b"SET"], "that is no query: 'SET'"),
-        ([b"reset x"], "that is no query"),
-        ([b"/* SELECT */ USE x"], "that is no query"),
-        ([b"-- SELECT 1"], "that is no query"),
-        ([b"/*/" * 50_000], "that is no query"),
-        ([b"/**/" * 50_000], "that is no query"),
-        ([b"SELECTED"], "that is no query"),
-        ([b"SELECT", b"["], "the settings are a JSON object, not b'['"),
-        ([b"SELECT 1", b"[" * 100_000], "the settings are a JSON object"),
-        ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings are a JSON object"),
-        ([b"SELECT 1", b"[]"], "the settings are a JSON object"),
-        ([b"SELECT 1", b'{"colour": 1}'], "the settings know no 'colour': they take args, format"),
-        ([b"SELECT 1", b'{"format": "xml"}'], "format is one of json, arrow"),
-        ([b"SELECT 1", b'{"format": []}'], "format is one of json, arrow"),
-        ([b"SELECT 1", b'{"args": 1}'], "args is an object"),
+        ([b""], "the query is empty"),
+        ([b" ; "], "the query is empty"),
+        ([b"SELECT 1", b"{}", b""], "one or two frames"),
+        ([b"\xff"], "not valid UTF-8"),
+        ([b"SET"], "not a query: 'SET'"),
+        ([b"reset x"], "not a query"),
+        ([b"/* SELECT */ USE x"], "not a query"),
+        ([b"-- SELECT 1"], "not a query"),
+        ([b"/*/" * 50_000], "not a query"),
+        ([b"/**/" * 50_000], "not a query"),
+        ([b"SELECTED"], "not a query"),
+        ([b"SELECT", b"["], "the settings must be a JSON object, not b'['"),
+        ([b"SELECT 1", b"[" * 100_000], "the settings must be a JSON object"),
+        ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings must be a JSON object"),
+        ([b"SELECT 1", b"[]"], "the settings must be a JSON object"),
+        ([b"SELECT 1", b'{"colour": 1}'], "unknown key 'colour' in the settings; expected args, format"),
+        ([b"SELECT 1", b'{"format": "xml"}'], "format must be one of json, arrow"),
+        ([b"SELECT 1", b'{"format": []}'], "format must be one of json, arrow"),
+        ([b"SELECT 1", b'{"args": 1}'], "args must be an object"),
     ],
 )
-def test_what_is_no_query(frames, told):
-    assert told in refused(jobs.query, frames)
+def test_invalid_queries(frames, message):
+    assert message in refused(jobs.parse_query, frames)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_what_is_no_query(frames, told):
         ("SELECT musing, reflection FROM a", None),
     ],
 )
-def test_what_may_reach_out_as_far_as_the_text_tells(sql, word):
-    assert jobs.may_reach_out(sql) == word
+def test_unsafe_words_in_queries(sql, word):
+    assert jobs.unsafe_word(sql) == word
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -119,31 +119,31 @@ def test_what_may_reach_out_as_far_as_the_text_tells(sql, word):
 )  # fmt: skip
 def test_a_call(frames, arguments, format_):
     name = frames[0].decode()
-    assert jobs.call(frames, JOBS) == Call(name, JOBS[name], arguments, format_)
+    assert jobs.parse_call(frames, JOBS) == JobCall(name, JOBS[name], arguments, format_)
 
 
 @pytest.mark.parametrize(
-    ("frames", "told"),
+    ("frames", "message"),
     [
-        ([b"nope"], "there is no job 'nope': there are count, free"),
+        ([b"nope"], "no job named 'nope'; available jobs: count, free"),
         ([b"count"], "missing a required argument: 'path'; it takes path: str, top: int = 10"),
-        ([b"count", b'{"path": "a", "colour": 1}'], "knows no 'colour'; it takes path: str"),
-        ([b"count", b'{"path": 1}'], "path is 1: it takes text"),
-        ([b"count", b'{"path": "a", "top": 1.5}'], "top is 1.5: it takes whole number"),
-        ([b"count", b'{"path": "a", "top": true}'], "top is True: it takes whole number"),
-        ([b"count", b'{"path": "a", "ratio": "x"}'], "ratio is 'x': it takes number"),
-        ([b"count", b'{"path": "a", "names": [1]}'], "it takes list[str] | None"),
-        ([b"count", b"3"], "the arguments are a JSON object"),
-        ([b"count", b'{"path": "a"}', b'{"args": {}}'], "the settings know no 'args'"),
+        ([b"count", b'{"path": "a", "colour": 1}'], "has no argument 'colour'; it takes path: str"),
+        ([b"count", b'{"path": 1}'], "path is 1; expected a string"),
+        ([b"count", b'{"path": "a", "top": 1.5}'], "top is 1.5; expected an integer"),
+        ([b"count", b'{"path": "a", "top": true}'], "top is True; expected an integer"),
+        ([b"count", b'{"path": "a", "ratio": "x"}'], "ratio is 'x'; expected a number"),
+        ([b"count", b'{"path": "a", "names": [1]}'], "expected list[str] | None"),
+        ([b"count", b"3"], "the arguments must be a JSON object"),
+        ([b"count", b'{"path": "a"}', b'{"args": {}}'], "unknown key 'args' in the settings"),
         ([b"count", b"", b"", b""], "one to three frames"),
     ],
 )
-def test_what_is_no_call(frames, told):
-    assert told in refused(jobs.call, frames, JOBS)
+def test_invalid_calls(frames, message):
+    assert message in refused(jobs.parse_call, frames, JOBS)
 
 
-def test_a_call_where_there_are_no_jobs():
-    assert refused(jobs.call, [b"x"], {}) == "there is no job 'x': there are none"
+def test_a_call_without_any_jobs():
+    assert refused(jobs.parse_call, [b"x"], {}) == "no job named 'x'; available jobs: none"
 
 
 @pytest.mark.parametrize(
@@ -156,30 +156,30 @@ def test_a_call_where_there_are_no_jobs():
         (None, None, True), (1, None, False), (1, Any, True), (1, date, True), (True, float, False), (True, bool, True),
     ],
 )  # fmt: skip
-def test_what_fits_an_annotation(value, hint, right):
+def test_values_and_annotations(value, hint, right):
     assert jobs.fits(value, hint) is right
 
 
-def test_annotations_that_cannot_be_read_bind_by_name_only():
+def test_unresolvable_annotations_are_checked_by_name_only():
     def job(spark, path: "OnlyForTypeCheckers"):  # noqa: F821
         return path
 
     jobs.check_arguments("job", job, {"path": 1})
-    assert "knows no 'way'" in refused(jobs.check_arguments, "job", job, {"way": 1})
+    assert "has no argument 'way'" in refused(jobs.check_arguments, "job", job, {"way": 1})
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
-        ("nonsense", "expected MODULE:FUNCTION"),
+        ("nonsense", "MODULE:FUNCTION, for example yourpackage.jobs:wordcount"),
         ("no.such.module:f", "No module named 'no'"),
         ("json:nothing", "has no attribute 'nothing'"),
-        ("json:__name__", "is of type str: it takes a function"),
-        ("os:getcwd", "takes no arguments: the first is the Spark session"),
+        ("json:__name__", "is a str, not a function"),
+        ("os:getcwd", "must take the Spark session as its first argument"),
     ],
 )
-def test_a_job_that_cannot_be_used(target, told):
-    with pytest.raises(SettingError, match=re.escape(told)):
+def test_invalid_jobs(target, message):
+    with pytest.raises(SettingError, match=re.escape(message)):
         jobs.load_jobs({"x": target})
 
 
@@ -222,32 +222,35 @@ def test_a_catalogue(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("tables = [", "is no TOML"),
-        ("colour = 1", "has no 'colour': it takes jobs, results, tables"),
-        ("tables = 3", "tables and jobs are tables of TOML"),
-        ("results = 3", "results is 3: it takes a folder"),
-        ("[jobs]\na = 3", "job a is 3: it takes MODULE:FUNCTION"),
-        ("[tables]\na = 3", "table a takes format"),
-        ("[tables.a]\npath = 'b'", "table a takes format"),
-        ("[tables.'a b']\nformat = 'csv'", "a table's name takes letters"),
-        ("[tables.a]\nformat = 'csv'\nfile = 'b'", "table a has no 'file'"),
-        ("[tables.a]\nformat = 'csv'\npath = 3", "table a: path is 3: it takes a text"),
+        ("tables = [", "is not valid TOML"),
+        ("colour = 1", "unknown setting 'colour'; expected jobs, results, tables"),
+        ("tables = 3", "tables and jobs must be TOML tables"),
+        ("results = 3", "results is 3; expected the path of a folder"),
+        ("[jobs]\na = 3", "job a is 3; expected MODULE:FUNCTION"),
+        ("[tables]\na = 3", "table a: set format"),
+        ("[tables.a]\npath = 'b'", "table a: set format"),
+        ("[tables.'a b']\nformat = 'csv'", "a table's name consists of letters"),
+        ("[tables.a]\nformat = 'csv'\nfile = 'b'", "table a: unknown setting 'file'"),
+        ("[tables.a]\nformat = 'csv'\npath = 3", "table a: path is 3; expected a string"),
         ("[tables.a]\nformat = 'csv'\noptions = 3", "table a: options is 3"),
-        ("[tables.a]\nformat = 'csv'\noptions = { b = [] }", "option b is []: it takes a text"),
-        ("[tables.a]\nformat = 'csv'\noptions = { b = { env = 'ZMDP_NOT_SET' } }", "ZMDP_NOT_SET is not set"),
+        ("[tables.a]\nformat = 'csv'\noptions = { b = [] }", "option b is []; expected a string"),
+        (
+            "[tables.a]\nformat = 'csv'\noptions = { b = { env = 'ZMDP_NOT_SET' } }",
+            "set the environment variable ZMDP_NOT_SET",
+        ),
     ],
 )
-def test_what_is_no_catalogue(tmp_path, text, told):
+def test_invalid_catalogues(tmp_path, text, message):
     path = tmp_path / "catalogue.toml"
     path.write_text(text)
     with pytest.raises(SettingError) as raised:
         catalogue.read(path)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_a_catalogue_that_is_not_there(tmp_path):
+def test_a_missing_catalogue(tmp_path):
     with pytest.raises(SettingError, match="No such file"):
         catalogue.read(tmp_path / "none.toml")
 
@@ -296,19 +299,19 @@ def test_values(tmp_path):
     assert json.loads(path.read_text()) == "x" * 200
 
 
-def test_values_that_cannot_be_sent(tmp_path):
+def test_values_that_json_cannot_represent_or_are_too_large(tmp_path):
     loop = []
     loop.append(loop)
-    with pytest.raises(ServiceError, match="the job returned a list: it takes a DataFrame, or a value for JSON"):
+    with pytest.raises(ServiceError, match="the job returned a list; return a DataFrame or a value for JSON"):
         Results(str(tmp_path)).frames(loop, "0" * 16, "json")
-    with pytest.raises(ServiceError, match="the result has 202 bytes, and up to 100 bytes are sent") as told:
+    with pytest.raises(ServiceError, match="the result is 202 bytes; at most 100 bytes can be sent") as raised:
         Results(None, inline=100).frames("x" * 200, "0" * 16, "json")
-    assert told.value.code == 413
-    with pytest.raises(ServiceError, match="return a DataFrame, which is written to hdfs://x"):
+    assert raised.value.code == 413
+    with pytest.raises(ServiceError, match="return a DataFrame instead, which is written to hdfs://x"):
         Results("hdfs://x/", inline=100).frames("x" * 200, "0" * 16, "json")
 
 
-def test_old_results_are_swept_and_nothing_else(tmp_path):
+def test_only_old_results_are_deleted(tmp_path):
     old, new, others = "0" * 16, "1" * 16, "somebody-elses"
     for name in (old, new):
         (tmp_path / name).mkdir()
@@ -317,16 +320,21 @@ def test_old_results_are_swept_and_nothing_else(tmp_path):
     (tmp_path / others).touch()
     for name in (old, f"{old}.json", others):
         os.utime(tmp_path / name, (1, 1))
-    assert Results(str(tmp_path)).sweep(3600) == 2
+    assert Results(str(tmp_path)).delete_old(3600) == 2
     assert sorted(each.name for each in tmp_path.iterdir()) == [new, others]
-    assert Results(None).sweep(0) == Results("s3a://bucket").sweep(0) == Results(str(tmp_path / "none")).sweep(0) == 0
+    assert (
+        Results(None).delete_old(0)
+        == Results("s3a://bucket").delete_old(0)
+        == Results(str(tmp_path / "none")).delete_old(0)
+        == 0
+    )
 
 
 # ── drivers' names ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_names_of_drivers():
-    assert control.checked_name(control.default_name("batch")).startswith("batch-")
+def test_driver_names():
+    assert control.validate_driver_name(control.default_driver_name("batch")).startswith("batch-")
     for wrong in ("", "a b", "ä", "x" * 101):
-        with pytest.raises(SettingError, match="cannot be a driver's name"):
-            control.checked_name(wrong)
+        with pytest.raises(SettingError, match="is not a valid driver name"):
+            control.validate_driver_name(wrong)

@@ -1,4 +1,4 @@
-"""Databases with Titanic's tables, on SQLite and on PostgreSQL, for Spark to read and to write."""
+"""Databases with Titanic's tables on SQLite and PostgreSQL, for Spark to read and write."""
 
 import shutil
 import time
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def cluster():
-    """The PostgreSQL of this test run."""
+    """The PostgreSQL server of this test run."""
     with new_cluster(max_prepared_transactions="2", shared_buffers="16MB") as made:
         made.execute(f"CREATE DATABASE {TEMPLATE}")
         upgraded(made.url(TEMPLATE))
@@ -55,7 +55,7 @@ def backend(request):
 
 @pytest.fixture
 def db(backend, request, tmp_path):
-    """A database of this test's own."""
+    """A new database for the test."""
     with made(backend, request, tmp_path) as url:
         database = Database(url)
         yield database
@@ -73,19 +73,19 @@ def made(backend, request, tmp_path):
 
 
 class Database:
-    """What is in a database, and short ways to put it there."""
+    """A database with shortcuts for filling it."""
 
     def __init__(self, url):
         self.url = url
         self.engine = schema.open_engine(schema.database_url(url))
 
     def add(self, service="echo", *frames, **options):
-        """A request that is accepted; its uuid."""
+        """Accept a request and return its UUID."""
         with self.engine.begin() as connection:
             return enqueue(connection, service, *(frames or (b"body",)), **options)
 
     def end(self, service="echo", reply=(b"reply",), code=None, error=None, now=None):
-        """The oldest request of the service gets this reply."""
+        """Give the service's oldest request this reply."""
         now = time.time() if now is None else now
         lease = store.Lease("me", now + 1000)
         with self.engine.begin() as connection:
@@ -95,7 +95,7 @@ class Database:
         return claimed
 
     def done(self, service="echo", *frames, **ends):
-        """A request that has ended."""
+        """Add a request and end it."""
         self.add(service, *frames)
         return self.end(service, **ends)
 
@@ -105,7 +105,7 @@ class Database:
             return [tuple(row) for row in found] if found.returns_rows else []
 
     def requests(self):
-        """All that are stored, in order."""
+        """Return all stored requests, in order."""
         with self.engine.begin() as connection:
             return [SimpleNamespace(**row) for row in connection.execute(
                 sa.select(tables.REQUESTS).order_by(tables.R.id)).mappings()]  # fmt: skip

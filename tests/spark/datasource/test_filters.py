@@ -1,4 +1,4 @@
-"""Filters that the database applies for Spark, where that is asked for."""
+"""Filters that the database applies for Spark with `pushdown`."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
-from zmdp.spark.datasource.source import Condition, condition, open_reader
+from zmdp.spark.datasource.reader import Condition, open_reader, pushed_conditions
 
 if not hasattr(datasource, "EqualTo"):
     pytest.skip("PySpark 4.0 pushes no filters down", allow_module_level=True)
@@ -52,12 +52,12 @@ AT = datetime(2026, 1, 2, tzinfo=UTC)
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_asked_of_the_database(wanted, taken):
-    assert condition(wanted) == taken
+def test_filters_pushed_to_the_database(wanted, taken):
+    assert pushed_conditions(wanted) == taken
 
 
-def test_what_the_database_filters_is_what_spark_would(db):
-    """Of what it is asked for exactly; of times perhaps a microsecond more."""
+def test_the_database_filters_as_spark_would(db):
+    """Filters on times may match a microsecond more."""
     for service in ("echo", "other", "echo", "ECHO", "größe"):
         db.add(service)
     db.end("echo", now=AT.timestamp() + 1)
@@ -86,7 +86,7 @@ def test_what_the_database_filters_is_what_spark_would(db):
         assert [id_ for batch in found for id_ in batch] == ids, wanted
 
 
-def test_filters_get_to_the_database_where_that_is_asked_for(db, read, capfd):
+def test_filters_reach_the_database_with_pushdown(db, read, capfd):
     db.add("echo")
     db.add("other")
     for pushdown in ("true", "false"):

@@ -1,4 +1,4 @@
-"""What docs/datasource.md shows runs, and what it lists is what there is."""
+"""The examples in docs/datasource.md run, and its tables list everything."""
 
 import re
 import time
@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import functions
 
 from zmdp.spark.datasource.columns import TYPES
-from zmdp.spark.datasource.rows import CONSTANTS, NAMES
-from zmdp.spark.datasource.sink import WRITE_OPTIONS
-from zmdp.spark.datasource.source import READ_OPTIONS
-from zmdp.spark.datasource.stream import STREAM_OPTIONS
+from zmdp.spark.datasource.reader import READ_OPTIONS
+from zmdp.spark.datasource.rows import COLUMNS, ROW_OPTIONS
+from zmdp.spark.datasource.stream_reader import STREAM_OPTIONS
+from zmdp.spark.datasource.writer import WRITE_OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "datasource.md").read_text()
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -31,8 +31,8 @@ def first_cells(text):
 
 @pytest.mark.spark_long
 @only_sqlite
-def test_the_page_runs(spark, db, capsys):
-    """Its examples, one after the other, on a database in which requests took known times."""
+def test_the_examples_of_the_page_run(spark, db, capsys):
+    """The examples run in order on a database whose requests took known times."""
     for service, unit in (("slow", 1.0), ("quick", 0.01)):
         for number in range(1, 101):
             db.done(service, now=time.time())
@@ -58,15 +58,15 @@ def test_the_page_runs(spark, db, capsys):
     assert "slow" in capsys.readouterr().out
 
 
-def test_the_page_lists_the_columns_and_options_that_there_are():
+def test_the_page_lists_all_columns_and_options():
     columns, options, *_ = re.split(r"(?=^\| option)", section("Reading"), flags=re.MULTILINE)
     assert [cell for cell in first_cells(columns) if cell in TYPES][: len(TYPES)] == list(TYPES)
     for name, kind in TYPES.items():
         assert f"| `{name}` | {kind.simpleString()} |" in columns
     assert set(first_cells(options)) == READ_OPTIONS | {"pushdown"}
-    assert {cell.lower() for cell in first_cells(section("As a stream"))} == STREAM_OPTIONS
+    assert {cell.lower() for cell in first_cells(section("Streaming"))} == STREAM_OPTIONS
     columns, options = re.split(r"(?=^\| option \|)", section("Writing"), flags=re.MULTILINE)
-    assert set(first_cells(columns)) == set(NAMES)
-    for name in CONSTANTS:
+    assert set(first_cells(columns)) == set(COLUMNS)
+    for name in ROW_OPTIONS:
         assert re.search(rf"^\| `{name}`.*\| (yes|as JSON) \|", columns, re.MULTILINE), name
-    assert set(first_cells(options)) == WRITE_OPTIONS - CONSTANTS
+    assert set(first_cells(options)) == WRITE_OPTIONS - ROW_OPTIONS

@@ -1,4 +1,4 @@
-"""Titanic's requests as a table of Spark."""
+"""Reading Titanic's requests as a table."""
 
 import re
 from datetime import timedelta
@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from pyspark.sql.types import StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource import source
+from zmdp.spark.datasource import reader
 from zmdp.spark.datasource.columns import SCHEMA, TYPES
-from zmdp.spark.datasource.source import OPEN, Span, Table, open_reader, spans
+from zmdp.spark.datasource.reader import UNBOUNDED, Span, Table, open_reader, spans
 
 
 def seconds(moment):
@@ -59,12 +59,12 @@ def test_an_empty_table(read):
         ("string", ["one", "\ufffd", ""], ["reply", None, None]),
     ],
 )
-def test_frames_as_what_the_schema_says(db, kind, requests, replies):
+def test_bodies_in_the_types_of_the_schema(db, kind, requests, replies):
     for frames in ([b"one", b"two"], [b"\xff"], [b""]):
         db.add("echo", *frames)
     db.end()
     db.end(reply=())
-    (batch,) = Table(db.url, StructType.fromDDL(f"reply {kind}, id long, request {kind}")).read(Span(0, OPEN))
+    (batch,) = Table(db.url, StructType.fromDDL(f"reply {kind}, id long, request {kind}")).read(Span(0, UNBOUNDED))
     assert batch["id"].to_pylist() == [1, 2, 3]
     assert batch["request"].to_pylist() == requests
     assert batch["reply"].to_pylist() == replies
@@ -83,16 +83,16 @@ def test_only_the_columns_of_the_schema_are_read(db):
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "message"),
     [
-        ("id long, reqest string", "titanic has no column 'reqest': there are id, uuid,"),
-        ("id string", "titanic's column id is bigint, and cannot be read as string"),
-        ("request int", "titanic's column request is array<binary> or binary or string, and cannot be read as int"),
-        ("headers string", "titanic's column headers is map<string,string>"),
+        ("id long, reqest string", "titanic has no column 'reqest'; available columns: id, uuid,"),
+        ("id string", "titanic's column id cannot be read as string; use bigint"),
+        ("request int", "titanic's column request cannot be read as int; use array<binary> or binary or string"),
+        ("headers string", "titanic's column headers cannot be read as string; use map<string,string>"),
     ],
 )
-def test_a_schema_that_does_not_fit(pristine, schema, told):
-    with pytest.raises(SettingError, match=re.escape(told)):
+def test_invalid_schemas(pristine, schema, message):
+    with pytest.raises(SettingError, match=re.escape(message)):
         open_reader({"db": str(pristine)}, StructType.fromDDL(schema))
 
 
@@ -100,25 +100,28 @@ def test_a_schema_that_does_not_fit(pristine, schema, told):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        ({"sevice": "x"}, "titanic has no option 'sevice' to read: it takes db, partitions, pushdown, service, state"),
-        ({"state": "finished"}, "there is no state 'finished': it takes delayed, pending, running, done, failed"),
-        ({"partitions": "0"}, "partitions is '0': it takes a whole number from 1"),
-        ({"partitions": "x"}, "partitions is 'x': it takes a whole number from 1"),
-        ({"pushdown": "yes"}, "pushdown is 'yes': it takes true or false"),
-        ({"db": ""}, "titanic needs its database: .option("),
+        (
+            {"sevice": "x"},
+            "titanic has no option 'sevice' to read; available options: db, partitions, pushdown, service, state",
+        ),
+        ({"state": "finished"}, "unknown state 'finished'; expected delayed, pending, running, done, failed"),
+        ({"partitions": "0"}, "partitions is '0'; expected an integer from 1"),
+        ({"partitions": "x"}, "partitions is 'x'; expected an integer from 1"),
+        ({"pushdown": "yes"}, "pushdown is 'yes'; expected true or false"),
+        ({"db": ""}, "name the database: .option("),
         ({"db": "mysql://host/x"}, "'mysql' is not supported"),
         ({"db": "nowhere.db"}, "there is no database nowhere.db: `titanic serve` makes it"),
-        ({"db": "postgresql://nobody@127.0.0.1:1/x"}, "postgresql://nobody@127.0.0.1:1/x cannot be read: connection"),
+        ({"db": "postgresql://nobody@127.0.0.1:1/x"}, "cannot read postgresql://nobody@127.0.0.1:1/x: connection"),
     ],
 )
-def test_options_that_are_wrong(options, told, pristine):
-    with pytest.raises(ZmdpError, match=re.escape(told)):
+def test_invalid_options(options, message, pristine):
+    with pytest.raises(ZmdpError, match=re.escape(message)):
         open_reader({"db": str(pristine), **options}, SCHEMA).partitions()
 
 
-def test_without_tables_it_is_said_what_makes_them(spark, tmp_path):
+def test_missing_tables_are_reported_with_the_command_that_creates_them(spark, tmp_path):
     path = tmp_path / "empty.db"
     path.touch()
     with pytest.raises(Exception, match="SchemaError") as refused:
@@ -126,13 +129,13 @@ def test_without_tables_it_is_said_what_makes_them(spark, tmp_path):
     assert f"has no tables yet: run `titanic db upgrade --db sqlite:///{path}`" in str(refused.value)
 
 
-def test_the_database_of_the_environment(pristine, monkeypatch):
+def test_the_database_from_the_environment(pristine, monkeypatch):
     monkeypatch.setenv("TITANIC_DB", str(pristine))
     (span,) = open_reader({}, SCHEMA).partitions()
-    assert (span.low, span.high) == (0, OPEN)
+    assert (span.low, span.high) == (0, UNBOUNDED)
 
 
-def test_options_choose_rows(db, read):
+def test_options_select_rows(db, read):
     for service in ("one", "two", "three"):
         db.add(service)
         db.done(service, code=500 if service == "three" else None)
@@ -144,7 +147,7 @@ def test_options_choose_rows(db, read):
     assert sorted(row.service for row in both) == ["three", "two"]
 
 
-def test_as_a_view_of_sql(spark, db):
+def test_an_sql_view(spark, db):
     db.done("echo")
     db.add("other")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW history USING titanic OPTIONS (db '{db.url}')")
@@ -162,14 +165,14 @@ def test_as_a_view_of_sql(spark, db):
 
 @pytest.mark.parametrize("most", [1, 3, 8])
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 1), (5, 90_000), (0, 10**12), (7, 20_007)])
-def test_spans_cover_all_once(low, high, most):
+def test_spans_cover_all_numbers_once(low, high, most):
     found = spans(low, high, most)
     assert 1 <= len(found) <= most
     assert (found[0].low, found[-1].high) == (low, high)
     assert all(one.high == other.low for one, other in pairwise(found))
 
 
-def test_a_large_table_is_read_in_parts(db, read):
+def test_a_large_table_is_read_in_partitions(db, read):
     uuids = [db.add() for _ in range(3)]
     db.run("UPDATE titanic_requests SET id = 50000 WHERE id = 2")
     db.run("UPDATE titanic_requests SET id = 100000 WHERE id = 3")
@@ -181,16 +184,16 @@ def test_a_large_table_is_read_in_parts(db, read):
 def test_chunks_are_bounded(db, monkeypatch):
     for size in (10, 10, 5000, 10, 10, 10, 10):
         db.add("echo", bytes(size))
-    monkeypatch.setattr(source, "MAX_ROWS", 3)
-    monkeypatch.setattr(source, "MAX_BYTES", 1000)
+    monkeypatch.setattr(reader, "MAX_ROWS", 3)
+    monkeypatch.setattr(reader, "MAX_BYTES", 1000)
     table = Table(db.url, StructType.fromDDL("id long, request binary"))
     batches = list(table.read(Span(0, 7)))
     assert [batch.column("id").to_pylist() for batch in batches] == [[1, 2], [3], [4, 5, 6], [7]]
     assert [batch.num_rows for batch in Table(db.url, StructType.fromDDL("id long")).read(Span(2, 6))] == [3, 1]
 
 
-def test_ends_of_the_same_number_are_read_once(db, monkeypatch):
-    monkeypatch.setattr(source, "MAX_ROWS", 2)
+def test_requests_with_equal_numbers_are_read_once(db, monkeypatch):
+    monkeypatch.setattr(reader, "MAX_ROWS", 2)
     for _ in range(5):
         db.done()
     db.run("UPDATE titanic_requests SET ended = 3")
@@ -200,18 +203,18 @@ def test_ends_of_the_same_number_are_read_once(db, monkeypatch):
     assert list(table.read(Span(3, 9))) == []
 
 
-def test_rows_that_are_committed_while_they_are_counted_are_not_skipped(db, monkeypatch):
-    """More of them up to a place than are fetched at a time, where the count has seen fewer."""
+def test_rows_committed_during_the_read_are_not_skipped(db, monkeypatch):
+    """More rows exist up to the limit than are fetched at a time, because the limit query saw fewer."""
     for _ in range(5):
         db.add()
-    monkeypatch.setattr(source, "MAX_ROWS", 2)
+    monkeypatch.setattr(reader, "MAX_ROWS", 2)
     places = [(5, 5)] * 3
     monkeypatch.setattr(Table, "_limit", lambda *given: places.pop() if places else None)
     table = Table(db.url, StructType().add("id", "long"), "id", [])
     assert [row for batch in table.read(Span(0, 5)) for row in batch["id"].to_pylist()] == [1, 2, 3, 4, 5]
 
 
-def test_what_is_read_again_is_read_anew(spark, db, read):
+def test_a_second_query_reads_new_rows(spark, db, read):
     db.add("echo")
     frame = read("service string")
     assert frame.where("service = 'other'").count() == 0

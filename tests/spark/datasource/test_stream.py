@@ -1,4 +1,4 @@
-"""Titanic's requests as a stream: each once, none skipped, also where commits are out of order."""
+"""Reading Titanic's requests as a stream: each once, none skipped, even if commits are out of order."""
 
 import threading
 import time
@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource.frontier import Frontier
-from zmdp.spark.datasource.stream import StreamReader
+from zmdp.spark.datasource.offsets import SafeOffset
+from zmdp.spark.datasource.stream_reader import StreamReader
 from zmdp.titanic import admin, enqueue, store
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
@@ -18,7 +18,7 @@ ID = StructType([StructField("id", LongType())])
 
 @pytest.fixture
 def reader(db):
-    """`reader(**options)`: as the driver has it."""
+    """`reader(**options)`: a stream reader as on the driver."""
     made = []
 
     def opened(**options):
@@ -31,7 +31,7 @@ def reader(db):
 
 
 def ids(reader, start, end):
-    """What an executor reads between two offsets."""
+    """Return what an executor reads between two offsets."""
     return [
         id_ for span in reader.partitions(start, end) for batch in reader.read(span) for id_ in batch["id"].to_pylist()
     ]
@@ -87,7 +87,7 @@ def test_an_offset_does_not_go_back_when_the_newest_is_closed(db, reader, events
 
 
 @pytest.mark.parametrize("events", ["accepted", "ended"])
-def test_from_now_on(db, reader, events):
+def test_starting_at_the_latest_offset(db, reader, events):
     db.done()
     stream = reader(events=events, startingOffsets="latest")
     start = stream.initialOffset()
@@ -95,7 +95,7 @@ def test_from_now_on(db, reader, events):
     assert ids(stream, start, stream.latestOffset(start)) == [2]
 
 
-def test_a_micro_batch_has_only_so_many(db, reader):
+def test_rows_per_micro_batch_are_limited(db, reader):
     limits = pytest.importorskip("pyspark.sql.streaming.datasource", reason="PySpark before 4.2 has no limits")
     for number in range(7):
         db.done("other" if number % 2 else "echo")
@@ -112,7 +112,7 @@ def test_a_micro_batch_has_only_so_many(db, reader):
     assert stream.reportLatestOffset() == offset
 
 
-def test_a_stream_that_ends_with_what_there_is(db, reader):
+def test_a_stream_with_available_now_ends(db, reader):
     stream = reader(events="accepted")
     db.add()
     stream.prepareForTriggerAvailableNow()
@@ -122,22 +122,22 @@ def test_a_stream_that_ends_with_what_there_is(db, reader):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        ({"events": "all"}, "events is 'all': it takes accepted or ended"),
-        ({"startingOffsets": "5"}, "startingOffsets is '5': it takes earliest or latest"),
-        ({"maxRowsPerTrigger": "0"}, "maxrowspertrigger is '0': it takes a whole number from 1"),
+        ({"events": "all"}, "events is 'all'; expected accepted or ended"),
+        ({"startingOffsets": "5"}, "startingOffsets is '5'; expected earliest or latest"),
+        ({"maxRowsPerTrigger": "0"}, "maxrowspertrigger is '0'; expected an integer from 1"),
         ({"job": "x"}, "titanic has no option 'job' to read as a stream"),
         ({"db": "nowhere.db"}, "there is no database nowhere.db"),
     ],
 )
-def test_streams_that_cannot_be(pristine, options, told):
-    with pytest.raises(ZmdpError, match=told):
+def test_invalid_options_of_streams(pristine, options, message):
+    with pytest.raises(ZmdpError, match=message):
         StreamReader({"db": str(pristine), **options}, ID)
 
 
-def test_a_checkpoint_of_the_other_events(db, reader):
-    with pytest.raises(SettingError, match="the checkpoint is of a stream with events=accepted"):
+def test_a_checkpoint_of_other_events_is_refused(db, reader):
+    with pytest.raises(SettingError, match="the checkpoint belongs to a stream with events=accepted"):
         reader().latestOffset({"id": 5})
 
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_the_other_events(db, reader):
 
 
 @only_postgresql
-def test_a_request_that_is_committed_later_than_its_followers_is_not_skipped(db, reader):
+def test_a_request_that_commits_late_is_not_skipped(db, reader):
     stream = reader(events="accepted")
     start = stream.initialOffset()
     db.add()
@@ -166,7 +166,7 @@ def test_a_request_that_is_committed_later_than_its_followers_is_not_skipped(db,
 
 
 @only_postgresql
-def test_an_end_that_is_committed_later_than_its_followers_is_not_skipped(db, reader):
+def test_an_end_that_commits_late_is_not_skipped(db, reader):
     stream = reader()
     start = stream.initialOffset()
     db.add("slow")
@@ -186,7 +186,7 @@ def test_an_end_that_is_committed_later_than_its_followers_is_not_skipped(db, re
 
 
 @only_postgresql
-def test_a_transaction_that_is_rolled_back_holds_nothing_up(db, reader):
+def test_a_rolled_back_transaction_does_not_delay_the_stream(db, reader):
     stream = reader(events="accepted")
     with db.engine.connect() as connection:
         connection.begin()
@@ -199,7 +199,7 @@ def test_a_transaction_that_is_rolled_back_holds_nothing_up(db, reader):
 
 
 @only_postgresql
-def test_a_transaction_that_is_prepared_is_waited_for_under_its_new_name(db, reader):
+def test_a_prepared_transaction_is_waited_for_under_its_new_name(db, reader):
     stream = reader(events="accepted")
     start = stream.initialOffset()
     with db.engine.connect() as connection:
@@ -214,8 +214,8 @@ def test_a_transaction_that_is_prepared_is_waited_for_under_its_new_name(db, rea
 
 
 @only_postgresql
-def test_a_stream_that_is_not_told_where_it_was_does_not_go_back(db, reader):
-    """As PySpark before 4.2 asks: after a restart, less than the checkpoint's offset would have all be read again."""
+def test_a_stream_without_a_start_offset_does_not_go_back(db, reader):
+    """PySpark before 4.2 passes no start, so an offset below the checkpoint's would repeat requests."""
     for _ in range(3):
         db.add()
     with db.engine.connect() as slow, ThreadPoolExecutor(1) as pool:
@@ -229,9 +229,9 @@ def test_a_stream_that_is_not_told_where_it_was_does_not_go_back(db, reader):
 
 
 @only_postgresql
-def test_those_who_come_later_are_not_waited_for(db):
-    """Somebody always writes, and each holds what he has until the next one has begun: still it goes on."""
-    frontier = Frontier(db.engine, "id")
+def test_later_transactions_are_not_waited_for(db):
+    """Somebody always writes, and each transaction stays open until the next has started; the stream still proceeds."""
+    safe_offset = SafeOffset(db.engine, "id")
     waiting = db.engine.connect()
     waiting.begin()
     enqueue(waiting, "s", b"")
@@ -240,7 +240,7 @@ def test_those_who_come_later_are_not_waited_for(db):
         following = db.engine.connect()
         following.begin()
         enqueue(following, "s", b"")
-        reached.append(frontier.advance(0))
+        reached.append(safe_offset.advance(0))
         waiting.commit()
         waiting.close()
         waiting = following
@@ -250,8 +250,8 @@ def test_those_who_come_later_are_not_waited_for(db):
     assert reached == sorted(reached)
 
 
-def test_whatever_writers_do_each_request_is_read_once(db, reader):
-    """Transactions of all lengths at a time, some rolled back; the reader goes on all the time."""
+def test_each_request_is_read_once_under_concurrent_writes(db, reader):
+    """Transactions of all lengths, some rolled back, while the reader keeps reading."""
     stream = reader(events="accepted")
     stop = threading.Event()
     written, lock = [], threading.Lock()
@@ -269,7 +269,7 @@ def test_whatever_writers_do_each_request_is_read_once(db, reader):
                             written.extend(uuids)
                     else:
                         transaction.rollback()
-        except Exception as error:  # noqa: BLE001 - told by the test
+        except Exception as error:  # noqa: BLE001 - reported by the test
             failures.append(error)
 
     writers = [threading.Thread(target=write, args=(seed,)) for seed in range(1, 4)]
@@ -294,7 +294,7 @@ def test_whatever_writers_do_each_request_is_read_once(db, reader):
 
 @pytest.fixture
 def run(spark, db, tmp_path):
-    """`run(**options)`: the micro-batches that there are, from where it was; a list of ids each, by number."""
+    """`run(**options)`: run the available micro-batches from the checkpoint; return the ids of each batch."""
 
     def running(checkpoint="checkpoint", **options):
         batches = {}
@@ -316,7 +316,7 @@ def run(spark, db, tmp_path):
     return running
 
 
-def test_a_stream_goes_on_where_it_was_and_gives_a_batch_again_as_it_was(db, run, tmp_path):
+def test_a_restarted_stream_continues_and_repeats_its_last_batch(db, run, tmp_path):
     for _ in range(5):
         db.done()
     db.add()
@@ -336,7 +336,7 @@ def test_a_stream_goes_on_where_it_was_and_gives_a_batch_again_as_it_was(db, run
     assert [id_ for each in sorted(again) for id_ in again[each]] == [6, 7]
 
 
-def test_an_error_in_a_stream_tells_what_to_do(spark, tmp_path):
+def test_errors_of_a_stream_say_what_to_do(spark, tmp_path):
     query = (
         spark.readStream.format("titanic").option("db", str(tmp_path / "nowhere.db")).load()
         .writeStream.format("memory").queryName("nothing").start()

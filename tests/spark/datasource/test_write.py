@@ -1,4 +1,4 @@
-"""Rows of Spark become requests: what they say, and that each is one, whatever Spark does."""
+"""Writing rows as requests: their options, and that each is written exactly once."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from support.processes import eventually
 from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource import sink
-from zmdp.spark.datasource.sink import JobWriter, StreamWriter
+from zmdp.spark.datasource import writer as writers
+from zmdp.spark.datasource.writer import JobWriter, StreamWriter
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store import staging
 from zmdp.workers import Worker
@@ -34,7 +34,7 @@ AT = datetime(2035, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_columns_say_what_a_request_is(spark, db, write):
+def test_columns_become_requests(spark, db, write):
     rows = [
         ("one", [b"a", b"\0\xff"], "k", 60.5, 9, None, AT, 3, 0.25, 3600.0, {"user": "ü"}),
         ("two", [b""], None, None, None, 3600.0, None, None, None, None, None),
@@ -43,7 +43,7 @@ def test_columns_say_what_a_request_is(spark, db, write):
         "service string, request array<binary>, key string, key_ttl double, priority int, delay double, at timestamp, "
         "retries int, backoff double, ttl double, headers map<string,string>"
     )
-    with pytest.raises(Exception, match="delay and at are two ways to say one thing"):
+    with pytest.raises(Exception, match="columns delay and at both set when a request runs"):
         write(spark.createDataFrame(rows, columns))
     frame = spark.createDataFrame(rows, columns)
     before = time.time()
@@ -71,20 +71,20 @@ def test_columns_say_what_a_request_is(spark, db, write):
         ("array<binary>", [bytearray(b"a"), bytearray(b"")], [b"a", b""]),
     ],
 )
-def test_kinds_of_bodies(pristine, kind, value, frames):
+def test_types_of_bodies(pristine, kind, value, frames):
     (asked,) = entries(pristine, f"request {kind}", [[value]], service="s")
     assert unpack(asked.body) == frames
 
 
 def entries(db, schema, columns, **options):
-    """What would be staged of these columns."""
+    """Return what would be staged for these columns."""
     writer = JobWriter({"db": str(db), **options}, StructType.fromDDL(schema), overwrite=False)
     names = [column.name for column in staging.STAGED.columns][2:]
     made = writer.target.rows.entries(columns, 0, 0)
     return [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in made]
 
 
-def test_options_hold_for_rows_that_say_nothing_else(pristine):
+def test_options_apply_to_rows_without_a_value(pristine):
     options = {
         "service": "usual", "priority": "3", "retries": "2", "delay": "1.5", "backoff": "0.5", "ttl": "60",
         "key_ttl": "9", "headers": '{"a": "b"}',
@@ -105,17 +105,17 @@ def test_options_hold_for_rows_that_say_nothing_else(pristine):
 
 
 @pytest.mark.parametrize("at", [AT, AT.timestamp(), AT.isoformat()], ids=["timestamp", "seconds", "text"])
-def test_times_in_many_forms(pristine, at):
+def test_formats_of_times(pristine, at):
     kind = {datetime: "timestamp", float: "double", str: "string"}[type(at)]
     (asked,) = entries(pristine, f"request string, due {kind}", [["x"], [at]], service="s")
     assert asked.due == pytest.approx(AT.timestamp(), abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("schema", "row", "told"),
+    ("schema", "row", "message"),
     [
-        ("request string", [None], "its request is NULL"),
-        ("request array<string>", [["a", None]], "a frame of its request is NULL"),
+        ("request string", [None], "the request is NULL"),
+        ("request array<string>", [["a", None]], "a frame of the request is NULL"),
         ("request array<string>", [[]], "a body of at least one frame"),
         ("request string, service string", ["x", "a\0b"], "the first frame must be the service's name"),
         ("request string, service string", ["x", "mmi.services"], "mmi.services cannot be called through Titanic"),
@@ -136,28 +136,28 @@ def test_times_in_many_forms(pristine, at):
         ("request string, headers map<string,string>", ["x", [("a", None)]], "headers must map text to text"),
     ],
 )
-def test_a_row_that_is_no_request(pristine, schema, row, told):
+def test_invalid_rows(pristine, schema, row, message):
     options = {} if "service" in schema else {"service": "s"}
     with pytest.raises(SettingError) as refused:
         entries(pristine, schema, [[value] for value in row], **options)
-    assert str(refused.value).startswith("row 0 of partition 0 is no request, and nothing was written: ")
-    assert told in str(refused.value)
+    assert str(refused.value).startswith("row 0 of partition 0 is not a valid request, so nothing was written: ")
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("schema", "options", "told"),
+    ("schema", "options", "message"),
     [
-        ("request string", {}, "titanic needs the name of a service"),
-        ("service string", {}, "titanic writes the column request"),
+        ("request string", {}, "name a service"),
+        ("service string", {}, "the column request is missing"),
         (
             "request string, sevice string",
             {"service": "s"},
-            "titanic cannot write a column 'sevice': it takes",
+            "titanic cannot write column 'sevice'; available columns:",
         ),
         (
             "request int",
             {"service": "s"},
-            "titanic cannot write request as int: it takes string, binary, array<binary>",
+            "titanic cannot write request as int; expected string, binary, array<binary>",
         ),
         ("request string, priority string", {"service": "s"}, "titanic cannot write priority as string"),
         (
@@ -165,30 +165,26 @@ def test_a_row_that_is_no_request(pristine, schema, row, told):
             {"service": "s"},
             "titanic cannot write headers as map<string,int>",
         ),
-        ("request string, at string, due string", {"service": "s"}, "the columns at and due are two ways"),
-        ("request string, REQUEST string", {"service": "s"}, "titanic cannot write a column 'REQUEST'"),
-        ("request string", {"service": "s", "priority": "high"}, "priority is 'high': it takes a whole number"),
-        (
-            "request string",
-            {"service": "s", "priority": "10"},
-            "an option of the write is wrong: priority must be a whole",
-        ),
+        ("request string, at string, due string", {"service": "s"}, "columns at and due both set when a request runs"),
+        ("request string, REQUEST string", {"service": "s"}, "titanic cannot write column 'REQUEST'"),
+        ("request string", {"service": "s", "priority": "high"}, "priority is 'high'; expected an integer"),
+        ("request string", {"service": "s", "priority": "10"}, "invalid write option: priority must be a whole"),
         ("request string", {"service": "s", "delay": "-1"}, "delay must be a number of seconds"),
-        ("request string", {"service": "s", "headers": "{"}, "headers is '{': it takes"),
+        ("request string", {"service": "s", "headers": "{"}, "headers is '{'; expected"),
         ("request string", {"service": "s", "headers": "[1]"}, "headers must map text to text"),
         ("request string", {"service": "mmi.x"}, "mmi.x cannot be called through Titanic"),
         ("request string", {"service": "s", "key": "k"}, "titanic has no option 'key' to write"),
         ("request string", {"service": "s", "sink": "k"}, "titanic has no option 'sink' to write"),
-        ("request string", {"service": "s", "job": ""}, "the name of a job or a sink has 1 to 500 characters"),
+        ("request string", {"service": "s", "job": ""}, "the name of a job or sink must have 1 to 500 characters"),
         ("request string", {"service": "s", "db": "nowhere.db"}, "there is no database nowhere.db"),
     ],
 )
-def test_a_write_that_cannot_be(pristine, schema, options, told):
-    with pytest.raises(ZmdpError, match=re.escape(told)):
+def test_invalid_writes(pristine, schema, options, message):
+    with pytest.raises(ZmdpError, match=re.escape(message)):
         JobWriter({"db": str(pristine), **options}, StructType.fromDDL(schema), overwrite=False)
 
 
-def test_nothing_is_overwritten(spark, db, write):
+def test_overwriting_is_refused(spark, db, write):
     db.add()
     with pytest.raises(Exception, match="titanic only adds requests"):
         rows(spark, 1).write.format("titanic").option("db", db.url).option("service", "s").mode("overwrite").save()
@@ -199,8 +195,9 @@ def test_a_bad_row_fails_the_write_and_nothing_is_written(spark, db, write):
     frame = spark.range(30, numPartitions=2).selectExpr("string(id) AS request", "int(if(id = 25, 11, 1)) AS priority")
     with pytest.raises(Exception, match="BadRow") as refused:
         write(frame, service="s")
-    assert "row 10 of partition 1 is no request, and nothing was written: priority must be a whole number" in str(
-        refused.value
+    assert (
+        "row 10 of partition 1 is not a valid request, so nothing was written: priority must be a whole number"
+        in str(refused.value)
     )
     assert "(request='25', priority=11)" in str(refused.value)
     assert db.count() == 0
@@ -220,7 +217,7 @@ def bodies(db):
 
 @pytest.fixture
 def failing(spark, tmp_path):
-    """`failing(count)`: rows whose tasks fail at first, in the middle of it, when much has been staged."""
+    """`failing(count)`: rows whose tasks first fail after much has been staged."""
 
     def made(count):
         marks = tmp_path / "marks"
@@ -241,13 +238,13 @@ def failing(spark, tmp_path):
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
-def test_tasks_that_fail_in_the_middle_write_nothing_twice(failing, db, write):
+def test_failing_tasks_write_nothing_twice(failing, db, write):
     write(failing(30_000), service="s")
     assert bodies(db) == list(range(30_000))
     assert db.left_over == (0, 0)
 
 
-def test_the_same_job_again_is_skipped(spark, db, write):
+def test_a_repeated_job_is_skipped(spark, db, write):
     write(rows(spark, 10), service="s", job="nightly")
     write(rows(spark, 20), service="s", job="nightly")
     assert bodies(db) == list(range(10))
@@ -268,12 +265,12 @@ def writer(db, kind=JobWriter, **options):
 
 
 def batches(*texts, key=None):
-    """As an executor gets them."""
+    """Return rows as an executor receives them."""
     keys = [key] * len(texts) if not isinstance(key, list) else key
     return iter([pa.RecordBatch.from_pydict({"request": list(texts), "key": pa.array(keys, pa.string())})])
 
 
-def test_of_two_attempts_of_a_task_the_one_counts_that_spark_takes(db):
+def test_only_the_attempt_that_spark_accepts_counts(db):
     one = writer(db)
     first, second, other = (one.write(batches(*texts)) for texts in ("ab", "ab", "c"))
     one.commit([second, other, None])
@@ -282,7 +279,7 @@ def test_of_two_attempts_of_a_task_the_one_counts_that_spark_takes(db):
     assert first.staging != second.staging
 
 
-def test_an_attempt_that_comes_too_late_is_told(db):
+def test_a_late_attempt_is_refused(db):
     one = writer(db)
 
     def slowly():
@@ -290,18 +287,18 @@ def test_an_attempt_that_comes_too_late_is_told(db):
         one.commit([])
         yield from batches("c")
 
-    sink.CHUNK_ROWS, usual = 2, sink.CHUNK_ROWS
+    writers.MAX_CHUNK_ROWS, usual = 2, writers.MAX_CHUNK_ROWS
     try:
         with pytest.raises(staging.StagingLost, match="which was too late"):
             one.write(slowly())
     finally:
-        sink.CHUNK_ROWS = usual
+        writers.MAX_CHUNK_ROWS = usual
     assert db.count() == 0
     one.abort([])
     assert db.left_over == (0, 0)
 
 
-def test_what_is_given_up_is_thrown_away(db):
+def test_aborted_writes_are_discarded(db):
     one = writer(db)
     message = one.write(batches("a", "b"))
     one.write(batches("c"))  # a task whose driver never hears of it
@@ -312,7 +309,7 @@ def test_what_is_given_up_is_thrown_away(db):
 
 
 @pytest.mark.parametrize("lost", ["DELETE FROM titanic_staged", "DELETE FROM titanic_staged WHERE number = 0"])
-def test_if_something_staged_is_lost_nothing_is_written(db, lost):
+def test_lost_staged_rows_fail_the_whole_write(db, lost):
     one = writer(db, job="j")
     message = one.write(batches("a", "b"))
     db.run(lost)
@@ -326,7 +323,7 @@ def test_if_something_staged_is_lost_nothing_is_written(db, lost):
     assert db.count() == 2
 
 
-def test_what_dead_drivers_left_is_swept_once_it_is_old(db):
+def test_old_rows_of_dead_drivers_are_swept(db):
     dead, waits = writer(db), writer(db)
     dead.write(batches("a", "b"))
     message = waits.write(batches("c"))
@@ -352,7 +349,7 @@ def test_a_sweep_is_bounded(db, monkeypatch):
     assert db.left_over == (0, 1)
 
 
-def test_two_who_commit_the_same_job_at_a_time(db, run_together):
+def test_concurrent_commits_of_one_job(db, run_together):
     writers = [writer(db, job="j") for _ in range(3)]
     messages = [each.write(batches("a", "b", key=["k", None])) for each in writers]
     run_together([lambda at=at: writers[at].commit([messages[at]]) for at in range(3)])
@@ -370,7 +367,7 @@ def run_together():
     return run
 
 
-def test_many_who_write_the_same_keys_at_a_time(db, run_together):
+def test_concurrent_writes_of_the_same_keys(db, run_together):
     names = [f"k{at}" for at in range(200)]
 
     def one(order):
@@ -384,7 +381,7 @@ def test_many_who_write_the_same_keys_at_a_time(db, run_together):
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_key_is_one_request_for_ever(db):
+def test_a_key_without_ttl_never_expires(db):
     first = db.add("s", b"first", key="known")
     db.add("other", b"other", key="new")
     one = writer(db)
@@ -402,7 +399,7 @@ def test_a_key_is_one_request_for_ever(db):
     assert db.count() == 0
 
 
-def test_a_key_that_has_expired_is_new(db):
+def test_an_expired_key_is_new(db):
     one = writer(db, key_ttl="60")
     one.commit([one.write(batches("a", key="k"))])
     one = writer(db)
@@ -415,7 +412,7 @@ def test_a_key_that_has_expired_is_new(db):
     assert db.run("SELECT expires FROM titanic_keys") == [(None,)]
 
 
-def test_how_a_write_is_accepted_needs_no_scan(db):
+def test_a_commit_scans_no_table(db):
     names = [f"k{at}" for at in range(100)]
     writer(db).write(batches(*names, key=names))
     plans = []
@@ -442,7 +439,7 @@ def test_how_a_write_is_accepted_needs_no_scan(db):
 
 @pytest.fixture
 def stream(spark, db, tmp_path):
-    """`stream(folder, checkpoint, **options)`: write all lines of the files there, to the end."""
+    """`stream(folder, checkpoint, **options)`: write all lines of the folder's files."""
 
     def run(folder, checkpoint="checkpoint", **options):
         lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
@@ -462,7 +459,7 @@ def stream(spark, db, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """`folder(name, *lines)`: a file for each line, one micro-batch each."""
+    """`folder(name, *lines)`: create a file for each line, which becomes a micro-batch."""
 
     def fill(name, *lines):
         path = tmp_path / name
@@ -475,7 +472,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"sink": "lines"}], ids=["unnamed", "named"])
-def test_a_micro_batch_that_spark_runs_again_is_skipped(db, stream, folder, tmp_path, options):
+def test_a_repeated_micro_batch_is_skipped(db, stream, folder, tmp_path, options):
     stream(folder("lines", 1, 2, 3), **options)
     assert bodies(db) == [1, 2, 3]
     commits = tmp_path / "checkpoint" / "commits"
@@ -489,7 +486,7 @@ def test_a_micro_batch_that_spark_runs_again_is_skipped(db, stream, folder, tmp_
     assert (kind, batch) == ("sink", 3)
 
 
-def test_two_streams_each_go_their_own_way(db, stream, folder):
+def test_two_streams_are_independent(db, stream, folder):
     stream(folder("one", 1, 2), "first")
     stream(folder("two", 3), "second")
     stream(folder("one", 5), "first")
@@ -499,7 +496,7 @@ def test_two_streams_each_go_their_own_way(db, stream, folder):
 
 
 @only_sqlite
-def test_a_sink_whose_checkpoint_is_lost_is_not_skipped_in_silence(db, stream, folder):
+def test_a_sink_with_a_new_checkpoint_is_refused(db, stream, folder):
     stream(folder("lines", 1), "first", sink="lines")
     with pytest.raises(Exception, match="another stream has written to the sink 'lines'"):
         stream(folder("others", 2), "second", sink="lines")
@@ -509,7 +506,7 @@ def test_a_sink_whose_checkpoint_is_lost_is_not_skipped_in_silence(db, stream, f
 
 @only_sqlite
 def test_rows_of_a_stream_without_arrow(db, monkeypatch):
-    monkeypatch.setattr(sink, "STREAM_ARROW", False)
+    monkeypatch.setattr(writers, "STREAM_ARROW", False)
     one = writer(db, StreamWriter, sink="s")
     one.commit([one.write(iter([Row(request="a", key=None), Row(request="b", key="k")]))], 0)
     assert [(unpack(row.body)[0], row.key) for row in db.requests()] == [(b"a", None), (b"b", "k")]
@@ -521,8 +518,8 @@ def test_a_micro_batch_without_rows(db):
     unnamed = writer(db, StreamWriter)
     unnamed.commit([], 0)
     assert db.count("titanic_written") == 0
-    if sink.STREAM_ARROW:  # else it takes rows
-        with pytest.raises(SettingError, match="Spark does not say which stream this is: give it a name"):
+    if writers.STREAM_ARROW:  # else it takes rows
+        with pytest.raises(SettingError, match="Spark does not identify this stream; name it"):
             unnamed.commit([unnamed.write(batches("a"))], 1)
 
 
@@ -546,7 +543,7 @@ rows.write.format("titanic").option("db", sys.argv[1]).option("service", "s").op
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_driver_that_is_killed_has_written_nothing_and_its_job_is_done_again(spark, db, write, tmp_path):
+def test_a_killed_driver_writes_nothing_and_its_job_can_be_repeated(spark, db, write, tmp_path):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, db.url], cwd=tmp_path, start_new_session=True)
     try:
         eventually(lambda: db.count("titanic_staged"), patience=100)

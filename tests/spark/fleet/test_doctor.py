@@ -1,4 +1,4 @@
-"""What `mdp-spark doctor` finds, and that each failure says what to do."""
+"""The checks of `mdp-spark doctor`, each of whose failures says what to do."""
 
 import json
 import tomllib
@@ -11,8 +11,8 @@ from support.processes import run
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import session
 from zmdp.spark.fleet import doctor
-from zmdp.spark.fleet.doctor import INSTALL, RANGES, Check, Doctor
-from zmdp.spark.fleet.ship import Cluster
+from zmdp.spark.fleet.doctor import INSTALL, SUPPORTED_VERSIONS, Check, Doctor
+from zmdp.spark.fleet.packaging import Cluster
 from zmdp.spark.session import SparkError
 
 NOWHERE = "tcp://127.0.0.1:1"
@@ -25,7 +25,7 @@ NEEDS_JAVA = pytest.mark.skipif(session.java_version() is None, reason=f"there i
 
 
 class Shared:
-    """A cluster whose session is the tests'."""
+    """A cluster that uses the tests' session."""
 
     master = "local[2,3]"
 
@@ -41,26 +41,26 @@ def states(checks):
 
 
 def failed(checks):
-    """The one check that failed."""
+    """Return the one check that failed."""
     (found,) = [check for check in checks if check.state == "failed"]
     return found
 
 
-def test_all_is_well(spark, endpoint):
+def test_all_checks_pass(spark, endpoint):
     checks = list(Doctor(Shared(spark), endpoint).checks())
     assert [check.name for check in checks] == ALL
     assert set(states(checks).values()) == {"ok"}
-    assert checks[-1].found == "2: 1 for slots, 1 stay free for other jobs (--reserve)"
+    assert checks[-1].found == "2: 1 for slots, 1 reserved for other jobs (--reserve)"
 
 
-def test_without_a_broker_its_checks_are_skipped(spark):
+def test_without_a_broker_dependent_checks_are_skipped(spark):
     checks = list(Doctor(Shared(spark), NOWHERE).checks())
     assert "nobody listens there" in failed(checks).found
     assert states(checks)["executors reach the broker"] == "skipped"
     assert states(checks)["cores"] == "ok"
 
 
-def test_executors_that_do_not_reach_the_broker(spark, endpoint):
+def test_executors_that_cannot_reach_the_broker(spark, endpoint):
     bad = failed(Doctor(Shared(spark), endpoint, executors_broker=NOWHERE).checks())
     assert bad.name == "executors reach the broker"
     assert "nobody listens there" in bad.found
@@ -69,20 +69,20 @@ def test_executors_that_do_not_reach_the_broker(spark, endpoint):
 
 def test_too_few_cores(spark, endpoint):
     bad = failed(Doctor(Shared(spark), endpoint, reserve=2).checks())
-    assert (bad.name, bad.found) == ("cores", "2, of which 2 stay free for other jobs: 1 slots do not fit")
+    assert (bad.name, bad.found) == ("cores", "2, of which 2 are reserved for other jobs: too few for 1 slots")
     assert "--reserve 0" in bad.advice
 
 
 def test_executors_without_pyzmq(spark, endpoint, monkeypatch):
-    told = {"host": "h", "python": "3.11.0", "pyzmq": "ModuleNotFoundError: No module named 'zmq'", "zmdp": None}
-    monkeypatch.setattr(doctor, "_probed", lambda *asked: ([{**told, "broker": "not asked"}], None))
+    found = {"host": "h", "python": "3.11.0", "pyzmq": "ModuleNotFoundError: No module named 'zmq'", "zmdp": None}
+    monkeypatch.setattr(doctor, "_probed", lambda *asked: ([{**found, "broker": "not checked"}], None))
     checks = list(Doctor(Shared(spark), endpoint).checks())
     assert failed(checks).found == "on h: ModuleNotFoundError: No module named 'zmq'"
     assert "mdp-spark pack" in failed(checks).advice
     assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[10:12]
 
 
-def test_executors_of_another_python(spark, endpoint, monkeypatch):
+def test_executors_with_another_python(spark, endpoint, monkeypatch):
     monkeypatch.setattr(doctor, "_probed", lambda *asked: ([], ("another Python", "take this one")))
     checks = list(Doctor(Shared(spark), endpoint).checks())
     assert failed(checks) == Check("executors' Python", "failed", "another Python", "take this one")
@@ -101,7 +101,7 @@ def test_no_session(spark, endpoint, monkeypatch, error):
 
 
 @pytest.mark.parametrize(("version", "found"), [(None, "there is no Java"), (11, "11 at")])
-def test_without_java_nothing_is_started(endpoint, monkeypatch, version, found):
+def test_without_java_spark_is_not_started(endpoint, monkeypatch, version, found):
     monkeypatch.setattr(session, "java_version", lambda: version)
     checks = list(Doctor(SimpleNamespace(), endpoint).checks())
     assert failed(checks).found.startswith(found)
@@ -112,31 +112,31 @@ def test_without_java_nothing_is_started(endpoint, monkeypatch, version, found):
 @pytest.mark.parametrize(
     ("version", "state"), [("3.9.9", "failed"), ("4.0.0", "ok"), ("4.3.7", "ok"), ("4.4.0", "failed")]
 )
-def test_versions_out_of_range(monkeypatch, version, state):
+def test_unsupported_versions(monkeypatch, version, state):
     monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
     found = doctor._library("pyspark")
     assert (found.state, found.found) == (state, version)
     assert (INSTALL in found.advice) == (state == "failed")
 
 
-def test_what_is_not_installed(monkeypatch):
+def test_a_missing_library(monkeypatch):
     def missing(name):
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", missing)
-    assert doctor._library("pandas").advice == f"it takes 2.2 or newer, below 3: {INSTALL}"
+    assert doctor._library("pandas").advice == f"install 2.2 or newer, below 3: {INSTALL}"
 
 
-def test_the_ranges_are_those_of_the_project():
+def test_supported_versions_match_the_project():
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     wanted = {*project["dependencies"], *project["optional-dependencies"]["spark"]}
-    for name, (first, after) in RANGES.items():
+    for name, (first, after) in SUPPORTED_VERSIONS.items():
         dotted = [".".join(map(str, version)) for version in (first, after) if version]
         assert f"{name}>=" + ",<".join(dotted) in wanted
 
 
 @NEEDS_JAVA
-def test_the_command_with_a_master_that_nobody_listens_at():
+def test_the_command_with_an_unreachable_master():
     done = run("mdp-spark", "doctor", "--master", "spark://127.0.0.1:1", "--broker", NOWHERE, "--json")
     assert done.returncode == 1
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -147,16 +147,16 @@ def test_the_command_with_a_master_that_nobody_listens_at():
     assert "         → start mdp-broker" in text
 
 
-def test_the_command_with_settings_that_are_none():
+def test_the_command_with_invalid_settings():
     done = run("mdp-spark", "doctor", "--conf", "x=1")
     assert done.returncode == 2
     assert done.stderr.decode() == (
-        "mdp-spark: Invalid value for '--conf': 'x=1': it takes a setting of Spark's, spark.NAME=VALUE. "
+        "mdp-spark: Invalid value for '--conf': 'x=1': expected a Spark setting, spark.NAME=VALUE. "
         "See 'mdp-spark doctor --help'\n"
     )
 
 
 @NEEDS_JAVA
-def test_a_master_that_is_none(endpoint):
+def test_an_invalid_master(endpoint):
     bad = failed(Doctor(Cluster(master="nonsense"), endpoint).checks())
-    assert bad.found.startswith("'nonsense' is no Spark master")
+    assert bad.found.startswith("'nonsense' is not a Spark master")

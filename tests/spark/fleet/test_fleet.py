@@ -1,4 +1,4 @@
-"""Fleets on the session that the tests share: what executors answer, leases, draining, the control service."""
+"""Fleets on the tests' session: leases, draining, the control service."""
 
 import json
 import os
@@ -15,22 +15,22 @@ from support.processes import eventually
 from zmdp.clients import Client
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import control
-from zmdp.spark.fleet.driver import Fleet, Settings, cores, explained, is_loopback
+from zmdp.spark.fleet.driver import Fleet, FleetSettings, classify_failure, cores, is_loopback
+from zmdp.spark.fleet.executor import LeaseTask, serve
 from zmdp.spark.fleet.slots import Died, Refused
-from zmdp.spark.fleet.worker import Task, serve
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 BEATS = {"heartbeat": 0.2, "liveness": 50}
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    """The handlers are in the current directory."""
+    """Change to the folder with the handlers."""
     monkeypatch.chdir(HERE)
 
 
 class Shared:
-    """A cluster whose session stays when a fleet ends."""
+    """A cluster whose session outlives the fleet."""
 
     master, conf = "local[2,3]", {}
 
@@ -43,9 +43,9 @@ class Shared:
 
 @contextmanager
 def running(spark, endpoint, **settings):
-    """A fleet in a thread."""
+    """Run a fleet in a thread."""
     given = {"handler": "fleet_handlers:pid", "service": "pid", "name": "test", "broker": endpoint, **BEATS, **settings}
-    fleet = Fleet(Settings(**given), Shared(spark))
+    fleet = Fleet(FleetSettings(**given), Shared(spark))
     ready = threading.Event()
     thread = threading.Thread(target=fleet.run, args=(ready.set,))
     thread.start()
@@ -73,16 +73,16 @@ def busy(client, service):
 
 
 def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
-    """Run one lease's job, and return what it returns."""
-    task = Task(
+    """Run one lease's job and return its result."""
+    task = LeaseTask(
         **{
             "fleet": "f", "control": "spark.control.nobody", "slot": 0, "lease": 1, "seconds": seconds,
             "service": "s", "handler": handler, "broker": endpoint, "codec": None, "handler_timeout": None,
             "paths": (str(HERE),), "log_level": "INFO", **BEATS, **settings,
         }
     )  # fmt: skip
-    (told,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
-    return told
+    (result,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -90,45 +90,45 @@ def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
     [
         ("no_such_module:f", "cannot use no_such_module:f: No module named 'no_such_module'"),
         ("fleet_handlers:nothing", "AttributeError: module 'fleet_handlers' has no attribute 'nothing'"),
-        ("fleet_handlers:not_callable", "fleet_handlers:not_callable is of type int: a fleet takes a function"),
-        ("fleet_handlers:coroutine", "fleet_handlers:coroutine is for asyncio: a fleet takes a function"),
-        ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet takes a function"),
+        ("fleet_handlers:not_callable", "fleet_handlers:not_callable is of type int: a fleet needs a function"),
+        ("fleet_handlers:coroutine", "fleet_handlers:coroutine is asynchronous: a fleet needs a plain function"),
+        ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet needs a function"),
     ],
 )
-def test_a_handler_that_cannot_be_used_is_a_result(spark, endpoint, handler, why):
-    told = lease(spark, endpoint, handler)
-    assert set(told) == {"host", "refused"}
-    assert why in told["refused"]
+def test_an_unusable_handler_is_returned_as_a_result(spark, endpoint, handler, why):
+    result = lease(spark, endpoint, handler)
+    assert set(result) == {"host", "refused"}
+    assert why in result["refused"]
 
 
-def test_a_module_that_is_not_there_is_told_with_what_to_do(spark, endpoint):
+def test_a_missing_module_is_reported_with_advice(spark, endpoint):
     refused = lease(spark, endpoint, "no_such_module:f")["refused"]
     assert "--py-files" in refused
     assert "--archive" in refused
 
 
-def test_an_executor_without_a_codec_says_so(spark, endpoint):
-    told = lease(spark, endpoint, "fleet_handlers:double", codec="no such codec")
-    assert "no such codec" in told["refused"]
+def test_an_executor_reports_a_missing_codec(spark, endpoint):
+    result = lease(spark, endpoint, "fleet_handlers:double", codec="no such codec")
+    assert "no such codec" in result["refused"]
 
 
-def test_an_executor_without_pyzmq_says_so(monkeypatch):
+def test_an_executor_reports_missing_pyzmq(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zmq", None)
-    (told,) = serve(SimpleNamespace(paths=(), log_level="INFO"), iter(()))
-    assert "has no pyzmq" in told["refused"]
-    assert "mdp-spark pack" in told["refused"]
+    (result,) = serve(SimpleNamespace(paths=(), log_level="INFO"), iter(()))
+    assert "has no pyzmq" in result["refused"]
+    assert "mdp-spark pack" in result["refused"]
 
 
-def test_a_lease_without_a_broker_says_why(spark):
-    told = lease(spark, "tcp://127.0.0.1:1", "fleet_handlers:pid")
-    assert told["served"] == 0
-    assert "nobody listens there" in told["unreachable"]
+def test_a_lease_reports_an_unreachable_broker(spark):
+    result = lease(spark, "tcp://127.0.0.1:1", "fleet_handlers:pid")
+    assert result["served"] == 0
+    assert "nobody listens there" in result["unreachable"]
 
 
 # ── a fleet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_fleet_serves_says_so_and_drains(spark, endpoint, client):
+def test_a_fleet_serves_reports_its_status_and_drains(spark, endpoint, client):
     with running(spark, endpoint) as fleet:
         pid = int(client.request("pid")[0])
         assert pid != os.getpid()
@@ -137,19 +137,19 @@ def test_a_fleet_serves_says_so_and_drains(spark, endpoint, client):
         (row,) = json.loads(client.request("mmi.workers", b"pid")[0])["workers"]
         assert (row["name"], row["pid"], row["held"]) == ("spark.control.test slot 0", pid, 0)
         assert control.drivers(client) == ["test"]
-        told = control.ask(client, "test", "status")
-        assert {name: told[name] for name in ("kind", "name", "service", "handler", "master", "min", "max")} == {
+        result = control.ask(client, "test", "status")
+        assert {name: result[name] for name in ("kind", "name", "service", "handler", "master", "min", "max")} == {
             "kind": "fleet", "name": "test", "service": "pid", "handler": "fleet_handlers:pid",
             "master": "local[2,3]", "min": 1, "max": 1,
         }  # fmt: skip
-        assert (told["failures"], told["last_error"]) == (0, None)
+        assert (result["failures"], result["last_error"]) == (0, None)
         eventually(lambda: control.ask(client, "test", "status")["queued"] == 0)
         assert control.ask(client, "test", "drain")["draining"] is True
         eventually(lambda: not client.available("pid"))
     assert fleet.status()["slots"] == []
 
 
-def test_leases_are_renewed_while_calls_go_on_in_the_same_python(spark, endpoint, client):
+def test_leases_are_renewed_in_the_same_python_process(spark, endpoint, client):
     with running(spark, endpoint, lease=0.3) as fleet:
         pids = set()
         while fleet._slots._leases < 5:
@@ -165,16 +165,16 @@ def test_streams_and_codecs(spark, endpoint, client):
         assert client.call("double", 21) == 42
 
 
-def test_a_fleet_whose_handler_does_not_import_says_so_once_and_stays(spark, endpoint, client, logged):
+def test_a_fleet_retries_a_handler_that_cannot_be_imported(spark, endpoint, client, logged):
     with running(spark, endpoint, handler="no_such_module:f") as fleet:
         assert logged("cannot serve pid: cannot use no_such_module:f: No module named")
         eventually(lambda: fleet.status()["failures"] >= 2)
-        told = control.ask(client, "test", "status")
-        assert "no_such_module" in told["last_error"]
-        assert [slot["state"] for slot in told["slots"]] in (["waiting"], ["starting"])
+        result = control.ask(client, "test", "status")
+        assert "no_such_module" in result["last_error"]
+        assert [slot["state"] for slot in result["slots"]] in (["waiting"], ["starting"])
 
 
-def test_a_killed_python_is_replaced_and_its_request_done_again(spark, endpoint, client):
+def test_a_killed_python_process_is_replaced_and_its_request_repeated(spark, endpoint, client):
     with running(spark, endpoint, handler="fleet_handlers:slow", service="slow"):
         before = int(client.request("slow", b"0")[0])
         reply = client.submit("slow", b"1")
@@ -183,14 +183,14 @@ def test_a_killed_python_is_replaced_and_its_request_done_again(spark, endpoint,
         assert int(reply.result()[0]) != before
 
 
-def test_what_is_being_worked_on_is_finished_before_the_end(spark, endpoint, client):
+def test_draining_finishes_running_requests(spark, endpoint, client):
     with running(spark, endpoint, handler="fleet_handlers:slow", service="slow", lease=0.2):
         reply = client.submit("slow", b"1")
         eventually(lambda: busy(client, "slow"))
     assert int(reply.result(timeout=0)[0])
 
 
-def test_a_fleet_of_none_is_woken_by_a_request(spark, endpoint, client):
+def test_an_empty_fleet_scales_up_for_a_request(spark, endpoint, client):
     with running(spark, endpoint, minimum=0, idle=0.5) as fleet:
         eventually(lambda: fleet._load)
         assert fleet.status()["slots"] == []
@@ -199,17 +199,20 @@ def test_a_fleet_of_none_is_woken_by_a_request(spark, endpoint, client):
         assert client.request("pid")
 
 
-def test_reports_of_another_fleet_of_the_same_name_are_not_ours(spark, endpoint, client):
+def test_reports_of_another_fleet_with_the_same_name_are_ignored(spark, endpoint, client):
     with running(spark, endpoint) as fleet:
         client.request("pid")
-        for strange in ({"fleet": "other", "slot": 0, "lease": 1}, {"fleet": fleet._run, "slot": "0", "lease": None}):
+        for strange in (
+            {"fleet": "other", "slot": 0, "lease": 1},
+            {"fleet": fleet._run_id, "slot": "0", "lease": None},
+        ):
             assert control.ask(client, "test", "slot", **strange) == {"drain": False}
-        assert control.ask(client, "test", "slot", fleet=fleet._run, slot=0, lease=99) == {"drain": True}
+        assert control.ask(client, "test", "slot", fleet=fleet._run_id, slot=0, lease=99) == {"drain": True}
 
 
 def test_more_slots_than_cores_are_refused(spark, endpoint):
-    fleet = Fleet(Settings("m:f", "s", "n", broker=endpoint, minimum=2), Shared(spark))
-    with pytest.raises(SettingError, match=re.escape("local[2,3] has 2 cores, of which 1 stay free (--reserve)")):
+    fleet = Fleet(FleetSettings("m:f", "s", "n", broker=endpoint, minimum=2), Shared(spark))
+    with pytest.raises(SettingError, match=re.escape("local[2,3] has 2 cores, of which 1 are reserved (--reserve)")):
         fleet.run()
 
 
@@ -219,25 +222,28 @@ def test_more_slots_than_cores_are_refused(spark, endpoint):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"handler": "module"}, "'module': it takes MODULE:FUNCTION"),
-        ({"handler": "module:"}, "it takes MODULE:FUNCTION"),
-        ({"service": "mmi.x"}, "'mmi.x' is reserved"),
-        ({"service": "spark.control.x"}, "'spark.control.x' is reserved"),
+        ({"handler": "module"}, "'module': expected MODULE:FUNCTION"),
+        ({"handler": "module:"}, "expected MODULE:FUNCTION"),
+        ({"service": "mmi.x"}, "'mmi.x' is a reserved name"),
+        ({"service": "spark.control.x"}, "'spark.control.x' is a reserved name"),
         ({"service": ""}, "service"),
-        ({"name": "a name"}, "'a name' cannot be a driver's name"),
+        ({"name": "a name"}, "'a name' is not a valid driver name"),
         ({"minimum": 3, "maximum": 2}, "--min 3 --max 2"),
     ],
 )
-def test_settings_that_make_no_fleet_are_refused(settings, why):
+def test_invalid_settings_are_refused(settings, why):
     with pytest.raises(SettingError, match=re.escape(why)):
-        Settings(**{"handler": "m:f", "service": "s", "name": "n", **settings})
+        FleetSettings(**{"handler": "m:f", "service": "s", "name": "n", **settings})
 
 
 @pytest.mark.parametrize(
     ("text", "outcome"),
     [
         ("… ModuleNotFoundError: No module named 'zmdp'", (Refused, "executors cannot import zmdp")),
-        ("[PYTHON_VERSION_MISMATCH] Python in worker has", (Refused, "executors run another Python")),
+        (
+            "[PYTHON_VERSION_MISMATCH] Python in worker has",
+            (Refused, "executors do not run the driver's Python version"),
+        ),
         (
             'Lost task … java.io.IOException: Cannot run program "./environment/bin/python": error=2',
             (Refused, "executors have no Python at ./environment/bin/python"),
@@ -256,16 +262,16 @@ def test_settings_that_make_no_fleet_are_refused(settings, why):
         ("Job 3 cancelled because SparkContext was shut down", (Died, "the job: Job 3 cancelled")),
     ],
 )
-def test_what_ends_a_job_is_told_in_one_line(text, outcome):
-    kind, told = outcome
-    found = explained(text)
+def test_failures_of_jobs_are_explained_in_one_line(text, outcome):
+    kind, reason = outcome
+    found = classify_failure(text)
     assert isinstance(found, kind)
-    assert found.reason.startswith(told)
+    assert found.reason.startswith(reason)
     assert "\n" not in found.reason
 
 
 class Conf(dict):
-    """As much of a SparkContext as is asked for its cores."""
+    """The part of a SparkContext that tells its cores."""
 
     defaultParallelism = 5  # noqa: N815 - Spark's name
 
@@ -295,12 +301,12 @@ def test_the_cores_of_a_cluster(context, number):
     assert cores(context) == number
 
 
-def test_a_cluster_without_end_needs_a_maximum():
-    with pytest.raises(SettingError, match="say how many with --max"):
+def test_an_unlimited_cluster_needs_a_maximum():
+    with pytest.raises(SettingError, match="set one with --max"):
         cores(Conf("yarn", dynamicAllocation_enabled="true"))
 
 
-def test_addresses_that_only_this_machine_reaches():
+def test_loopback_addresses():
     assert all(map(is_loopback, ["tcp://127.0.0.1:5555", "tcp://localhost:1", "ipc:///run/b", "tcp://[::1]:5"]))
     assert not any(map(is_loopback, ["tcp://10.0.0.1:5555", "tcp://broker:5555"]))
 

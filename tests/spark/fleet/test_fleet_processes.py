@@ -1,4 +1,4 @@
-"""A fleet on executors in processes of their own, which are really killed."""
+"""A fleet on separate executor processes, which are really killed."""
 
 import signal
 
@@ -9,12 +9,12 @@ from support.processes import broker, eventually, process
 from zmdp.spark import control, session
 
 pytestmark = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
-QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
 
 
 @pytest.mark.timeout(300)
-def test_killed_pythons_and_executors_cost_no_call():
-    with broker(*QUICK) as (_, endpoint):
+def test_killed_python_processes_and_executors_lose_no_call():
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", *LOCAL_CLUSTER, "--min", "2") as running:
             first, second = running.serving(2)
             assert first["executor"] != second["executor"]
@@ -27,10 +27,10 @@ def test_killed_pythons_and_executors_cost_no_call():
                 running.replaced(second, "executor")
                 calls.go_on()
             assert calls.failed == []
-            told = running.status()
-            assert told["failures"] == 2
-            assert "Command exited with code 137" in told["last_error"]
-            processes = {row["pid"] for row in told["slots"]} | {java_of(row["pid"]) for row in told["slots"]}
+            status = running.status()
+            assert status["failures"] == 2
+            assert "Command exited with code 137" in status["last_error"]
+            processes = {row["pid"] for row in status["slots"]} | {java_of(row["pid"]) for row in status["slots"]}
             assert control.ask(running.client, running.name, "drain")["draining"] is True
             assert running.command.wait() == 0
             eventually(lambda: not any(map(alive, processes)), PATIENCE)
@@ -38,8 +38,8 @@ def test_killed_pythons_and_executors_cost_no_call():
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_renewals_of_short_leases_cost_no_call_and_a_drain_none_either():
-    with broker(*QUICK) as (_, endpoint):
+def test_renewed_leases_and_draining_lose_no_call():
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         options = (*LOCAL_CLUSTER, "--min", "2", "--lease", "1")
         with fleet(endpoint, "fleet_handlers:pid", "pid", *options) as running:
             running.serving(2)
@@ -57,22 +57,22 @@ def test_renewals_of_short_leases_cost_no_call_and_a_drain_none_either():
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_second_signal_ends_at_once():
-    with broker(*QUICK) as (_, endpoint):
+def test_a_second_signal_exits_immediately():
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER) as running:
             (slot,) = running.serving(1)
             running.client.submit("slow", b"3600")
             eventually(lambda: running.status()["slots"][0]["served"] == 1)
             running.command.send_signal(signal.SIGTERM)
-            running.command.line("once more ends at once")
+            running.command.line("interrupt again to exit immediately")
             assert running.command.end() == 1
             eventually(lambda: not alive(slot["pid"]), PATIENCE)
 
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_handler_that_does_not_return_is_replaced_with_its_process():
-    with broker(*QUICK) as (_, endpoint):
+def test_a_stuck_handler_is_replaced_with_its_process():
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "1")
         with fleet(endpoint, "fleet_handlers:slow", "slow", *options) as running:
             (slot,) = running.serving(1)
@@ -85,11 +85,11 @@ def test_a_handler_that_does_not_return_is_replaced_with_its_process():
 STOPPED = """
 import logging, sys, threading, time
 from zmdp.clients import Client
-from zmdp.spark.fleet.driver import Fleet, Settings
-from zmdp.spark.fleet.ship import Cluster
+from zmdp.spark.fleet.driver import Fleet, FleetSettings
+from zmdp.spark.fleet.packaging import Cluster
 
 logging.basicConfig(level="INFO", stream=sys.stderr)
-settings = Settings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
+settings = FleetSettings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
 fleet = Fleet(settings, Cluster("local[2]", {"spark.ui.enabled": "false"}))
 
 def stop():
@@ -108,23 +108,23 @@ print("ended in order", flush=True)
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_session_that_spark_ends_is_opened_again():
-    with broker(*QUICK) as (_, endpoint):
+def test_a_lost_session_is_reopened():
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
-            running.line("Spark has ended the session on local[2]; opening another", patience=PATIENCE)
-            running.line("there is a session on local[2] again", patience=PATIENCE)
+            running.line("the Spark session on local[2] has ended; opening another", patience=PATIENCE)
+            running.line("opened a new session on local[2]", patience=PATIENCE)
             running.line("ended in order", "stdout", patience=PATIENCE)
             assert running.wait() == 0
 
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
-def test_a_driver_whose_java_is_killed_starts_another():
-    with broker(*QUICK) as (_, endpoint):
+def test_a_driver_restarts_its_killed_java_process():
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", "--master", "local[2]") as running:
             (slot,) = running.serving(1)
             kill(java_of(slot["pid"]))
-            running.command.line("there is a session on local[2] again", patience=PATIENCE)
+            running.command.line("opened a new session on local[2]", patience=PATIENCE)
             eventually(lambda: not alive(slot["pid"]), PATIENCE)
             eventually(lambda: running.serving(1)[0]["pid"] != slot["pid"], PATIENCE)
             assert "Traceback" not in running.command.stderr

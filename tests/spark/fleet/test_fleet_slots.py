@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmdp.mdp.errors import SettingError
-from zmdp.spark.fleet.slots import BACKOFF, QUICK, Died, Lease, Load, Refused, Served, Slots
+from zmdp.spark.fleet.slots import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, Died, Lease, Load, Refused, Served, Slots
 
 LEASE, IDLE = 30.0, 60.0
 
@@ -16,15 +16,15 @@ def slots(minimum=1, maximum=4, **settings):
     return Slots(minimum, maximum, **{"lease": LEASE, "idle": IDLE, "rng": random.Random(1), **settings})
 
 
-def told(**more):
+def a_report(**more):
     return {"host": "h", "pid": 7, "executor": "0", "served": 0, **more}
 
 
 def serving(fleet, now=0.0):
-    """Start what is due, and have it report."""
+    """Start the due leases and let them report."""
     leases = fleet.due(now)
     for lease in leases:
-        assert fleet.report(lease.slot, lease.number, told(), now) is False
+        assert fleet.report(lease.slot, lease.number, a_report(), now) is False
     return leases
 
 
@@ -35,7 +35,7 @@ def states(fleet, now=0.0):
 # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_each_slot_gets_a_lease_of_about_its_length():
+def test_each_slot_gets_a_lease_of_varied_length():
     fleet = slots(minimum=3)
     leases = fleet.due(0.0)
     assert [(lease.slot, lease.number) for lease in leases] == [(0, 1), (1, 2), (2, 3)]
@@ -44,22 +44,22 @@ def test_each_slot_gets_a_lease_of_about_its_length():
     assert fleet.due(100.0) == []
 
 
-def test_a_lease_that_ended_is_renewed_at_once():
+def test_an_ended_lease_is_renewed_at_once():
     fleet = slots()
     (lease,) = serving(fleet)
-    fleet.report(lease.slot, lease.number, told(served=10), 29.0)
+    fleet.report(lease.slot, lease.number, a_report(served=10), 29.0)
     fleet.ended(lease, Served(12), 30.0)
     assert [(each.slot, each.number) for each in fleet.due(30.0)] == [(0, 2)]
     assert fleet.rows(30.0)[0]["served"] == 12
     assert fleet.failures == 0
 
 
-def test_a_lease_that_died_is_started_again_at_once_and_then_after_pauses():
+def test_a_dead_lease_is_restarted_at_once_and_then_after_pauses():
     fleet = slots()
     now, pauses = 0.0, []
     for _ in range(9):
         (lease,) = serving(fleet, now)
-        now += QUICK / 2
+        now += EARLY_DEATH_SECONDS / 2
         fleet.ended(lease, Died("killed"), now)
         pauses.append((fleet.deadline() or now) - now)
         now = fleet.deadline() or now
@@ -70,17 +70,17 @@ def test_a_lease_that_died_is_started_again_at_once_and_then_after_pauses():
     assert fleet.last_error == "killed"
 
 
-def test_deaths_far_apart_are_followed_by_no_pause():
+def test_deaths_far_apart_cause_no_pause():
     fleet = slots()
     now = 0.0
     for _ in range(5):
         (lease,) = serving(fleet, now)
-        now += QUICK
+        now += EARLY_DEATH_SECONDS
         fleet.ended(lease, Died("killed"), now)
         assert fleet.deadline() == now
 
 
-def test_an_executor_that_cannot_serve_is_tried_again_after_pauses_until_it_can():
+def test_a_refusing_executor_is_retried_after_pauses():
     fleet = slots()
     (lease,) = fleet.due(0.0)
     fleet.ended(lease, Refused("no pyzmq"), 1.0)
@@ -97,19 +97,19 @@ def test_an_executor_that_cannot_serve_is_tried_again_after_pauses_until_it_can(
     assert fleet.failures == 2
 
 
-def test_what_a_lost_lease_still_says_is_answered_with_drain():
+def test_late_reports_of_a_lost_lease_are_answered_with_drain():
     fleet = slots()
     (lost,) = serving(fleet)
     fleet.ended(lost, Died("executor lost"), 1.0)
-    assert fleet.report(lost.slot, lost.number, told(), 2.0) is True
+    assert fleet.report(lost.slot, lost.number, a_report(), 2.0) is True
     (lease,) = fleet.due(2.0)
-    assert fleet.report(lost.slot, lost.number, told(pid=8), 2.0) is True
-    assert fleet.report(lease.slot, lease.number, told(pid=9), 2.0) is False
+    assert fleet.report(lost.slot, lost.number, a_report(pid=8), 2.0) is True
+    assert fleet.report(lease.slot, lease.number, a_report(pid=9), 2.0) is False
     assert fleet.rows(2.0)[0]["pid"] == 9
-    assert fleet.report(17, 1, told(), 2.0) is True
+    assert fleet.report(17, 1, a_report(), 2.0) is True
 
 
-def test_a_report_with_nonsense_counts_nothing():
+def test_an_invalid_report_counts_nothing():
     fleet = slots()
     (lease,) = serving(fleet)
     fleet.report(lease.slot, lease.number, {"served": "many"}, 1.0)
@@ -125,7 +125,7 @@ def test_draining_tells_each_task_and_waits_for_all():
     fleet.drain()
     assert not fleet.finished
     assert fleet.due(1.0) == []
-    assert fleet.report(one.slot, one.number, told(), 1.0) is True
+    assert fleet.report(one.slot, one.number, a_report(), 1.0) is True
     assert states(fleet) == ["draining", "draining"]
     fleet.ended(one, Served(1), 2.0)
     assert fleet.due(2.0) == []
@@ -136,7 +136,7 @@ def test_draining_tells_each_task_and_waits_for_all():
     assert fleet.rows(3.0) == []
 
 
-def test_draining_does_not_wait_for_slots_that_pause():
+def test_draining_does_not_wait_for_pausing_slots():
     fleet = slots()
     (lease,) = fleet.due(0.0)
     fleet.ended(lease, Refused("no"), 0.0)
@@ -145,19 +145,19 @@ def test_draining_does_not_wait_for_slots_that_pause():
     assert fleet.rows(0.0) == []
 
 
-def test_a_drained_slot_that_has_not_reported_is_told_of():
+def test_a_draining_slot_that_has_not_reported_is_unheard():
     fleet = slots(minimum=2)
     one, other = fleet.due(0.0)
-    fleet.report(one.slot, one.number, told(), 0.0)
+    fleet.report(one.slot, one.number, a_report(), 0.0)
     assert fleet.unheard() == []
     fleet.drain()
     assert [slot.lease for slot in fleet.unheard()] == [other.number]
 
 
-def test_slots_that_say_nothing_are_known():
+def test_silent_slots_are_listed():
     fleet = slots(minimum=2)
     one, _ = fleet.due(0.0)
-    fleet.report(one.slot, one.number, told(), 1.0)
+    fleet.report(one.slot, one.number, a_report(), 1.0)
     assert fleet.silent(14.0, 15.0) == []
     assert [slot.number for slot in fleet.silent(15.0, 15.0)] == [1]
 
@@ -166,12 +166,12 @@ def test_slots_that_say_nothing_are_known():
 
 
 def busy(queued=0, idle=0, workers=1, dispatched=0, running=None):
-    """Workers hold one request each, or all together `running`."""
+    """Return a load in which each worker holds one request, or all together `running`."""
     held = workers - idle if running is None else running
     return Load(queued=queued, workers=workers, idle=idle, running=held, dispatched=dispatched)
 
 
-def test_a_queue_that_lasts_doubles_the_slots():
+def test_a_lasting_queue_doubles_the_slots():
     fleet = slots(maximum=6)
     serving(fleet)
     fleet.observe(busy(queued=100), 0.0)
@@ -187,7 +187,7 @@ def test_a_queue_that_lasts_doubles_the_slots():
     assert fleet.wanted == 6
 
 
-def test_slots_that_come_take_no_place_of_those_that_are_there():
+def test_new_slots_do_not_replace_existing_ones():
     fleet = slots(minimum=0, maximum=9)
     for wanted in (1, 2, 5, 9):
         fleet.wanted = wanted
@@ -195,7 +195,7 @@ def test_slots_that_come_take_no_place_of_those_that_are_there():
         assert states(fleet) == ["serving"] * wanted
 
 
-def test_a_short_queue_takes_no_more_slots_than_it_has_requests():
+def test_a_short_queue_adds_at_most_one_slot_per_request():
     fleet = slots(minimum=3, maximum=10)
     serving(fleet)
     fleet.observe(busy(queued=1, workers=3), 0.0)
@@ -203,7 +203,7 @@ def test_a_short_queue_takes_no_more_slots_than_it_has_requests():
     assert fleet.wanted == 4
 
 
-def test_no_more_slots_while_one_fails():
+def test_no_slots_are_added_while_one_fails():
     fleet = slots()
     (lease,) = fleet.due(0.0)
     fleet.ended(lease, Refused("no handler"), 0.0)
@@ -212,7 +212,7 @@ def test_no_more_slots_while_one_fails():
     assert fleet.wanted == 1
 
 
-def test_a_fleet_of_none_is_woken_by_the_first_request_and_goes_again():
+def test_an_empty_fleet_scales_up_and_back_to_zero():
     fleet = slots(minimum=0)
     assert fleet.due(0.0) == []
     fleet.observe(busy(workers=0), 0.0)
@@ -225,12 +225,12 @@ def test_a_fleet_of_none_is_woken_by_the_first_request_and_goes_again():
     fleet.observe(busy(idle=1), 1.0 + IDLE)
     assert fleet.wanted == 0
     assert fleet.due(62.0) == []
-    assert fleet.report(lease.slot, lease.number, told(), 62.0) is True
+    assert fleet.report(lease.slot, lease.number, a_report(), 62.0) is True
     fleet.ended(lease, Served(1), 63.0)
     assert fleet.rows(63.0) == []
 
 
-def test_requests_that_are_too_short_to_be_seen_keep_a_slot():
+def test_requests_shorter_than_the_polling_interval_keep_a_slot():
     fleet = slots(minimum=0)
     fleet.observe(busy(workers=0, queued=1), 0.0)
     serving(fleet)
@@ -239,7 +239,7 @@ def test_requests_that_are_too_short_to_be_seen_keep_a_slot():
     assert fleet.wanted == 1
 
 
-def test_slots_that_were_not_needed_go_and_the_ones_that_were_stay():
+def test_only_unneeded_slots_are_released():
     fleet = slots(minimum=1, maximum=4)
     fleet.wanted = 4
     serving(fleet)
@@ -251,8 +251,8 @@ def test_slots_that_were_not_needed_go_and_the_ones_that_were_stay():
     assert states(fleet) == ["serving", "serving", "draining", "draining"]
 
 
-def test_workers_that_could_take_more_are_needed_while_they_hold_requests():
-    """Workers with short handlers hold some ahead: each of these has one, or several, and could take another."""
+def test_prefetching_workers_are_needed_while_they_hold_requests():
+    """Workers with fast handlers prefetch: each holds one or more requests and could take another."""
     for running, needed in ((0, 1), (2, 2), (4, 4), (40, 4)):
         fleet = slots(minimum=1, maximum=4)
         fleet.wanted = 4
@@ -262,7 +262,7 @@ def test_workers_that_could_take_more_are_needed_while_they_hold_requests():
         assert fleet.wanted == needed
 
 
-def test_the_time_starts_anew_when_all_are_needed_or_the_broker_is_away():
+def test_the_idle_time_restarts_when_all_slots_are_needed_or_the_broker_is_away():
     for interruption in (busy(workers=2, idle=0), busy(workers=2, queued=1), None):
         fleet = slots(minimum=1, maximum=4)
         fleet.wanted = 2
@@ -273,7 +273,7 @@ def test_the_time_starts_anew_when_all_are_needed_or_the_broker_is_away():
         assert fleet.wanted == 2
 
 
-def test_workers_elsewhere_are_not_ours():
+def test_workers_outside_the_fleet_are_not_counted():
     fleet = slots(minimum=1, maximum=4)
     fleet.wanted = 2
     serving(fleet)
@@ -282,7 +282,7 @@ def test_workers_elsewhere_are_not_ours():
     assert fleet.wanted == 1
 
 
-def test_cores_that_come_are_used_and_those_that_are_not_there_are_not():
+def test_the_maximum_follows_the_number_of_cores():
     fleet = slots(minimum=1, maximum=1)
     serving(fleet)
     fleet.bound(3)
@@ -295,8 +295,8 @@ def test_cores_that_come_are_used_and_those_that_are_not_there_are_not():
 
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(-1, 3), (2, 1), (0, 0)])
-def test_numbers_that_make_no_fleet_are_refused(minimum, maximum):
-    with pytest.raises(SettingError, match="a fleet of"):
+def test_invalid_numbers_of_slots_are_refused(minimum, maximum):
+    with pytest.raises(SettingError, match="a fleet cannot have"):
         slots(minimum, maximum)
 
 
@@ -314,7 +314,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_whatever_happens_a_slot_has_one_lease_and_their_number_is_in_bounds(steps):
+def test_invariants_of_slots_and_leases(steps):
     fleet = slots(minimum=1, maximum=4)
     running: list[Lease] = []
     now = 0.0
@@ -325,7 +325,7 @@ def test_whatever_happens_a_slot_has_one_lease_and_their_number_is_in_bounds(ste
             now += value
         elif running and what == "report":
             lease = running[value % len(running)]
-            fleet.report(lease.slot, lease.number, told(), now)
+            fleet.report(lease.slot, lease.number, a_report(), now)
         elif running and what == "ended":
             lease = running.pop(value[0] % len(running))
             fleet.ended(lease, value[1], now)
@@ -338,9 +338,9 @@ def test_whatever_happens_a_slot_has_one_lease_and_their_number_is_in_bounds(ste
         assert len(active) == fleet.wanted
         assert states(fleet).count("draining") <= drained + surplus
         assert 1 <= fleet.wanted <= 4
-        assert fleet.deadline() is None or fleet.deadline() <= now + BACKOFF[1]
+        assert fleet.deadline() is None or fleet.deadline() <= now + BACKOFF_SECONDS[1]
     fleet.drain()
     for lease in running:
-        assert fleet.report(lease.slot, lease.number, told(), now)
+        assert fleet.report(lease.slot, lease.number, a_report(), now)
         fleet.ended(lease, Served(0), now)
     assert fleet.finished

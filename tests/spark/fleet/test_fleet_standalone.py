@@ -1,4 +1,4 @@
-"""Fleets on a standalone cluster: what is shipped, executors that come and go, drivers that are killed."""
+"""Fleets on a standalone cluster: shipped files, scaling executors, killed drivers."""
 
 import json
 import tarfile
@@ -9,10 +9,10 @@ from support.fleets import HERE, PATIENCE, Calls, alive, fleet, java_of
 from support.processes import broker, eventually, process
 from support.standalone import standalone
 
-from zmdp.spark.fleet import ship
+from zmdp.spark.fleet import packaging
 
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(400)]
-QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
 MEMORY = ("--conf", "spark.executor.memory=512m")
 HANDLERS = str(HERE / "fleet_handlers.py")
 
@@ -25,7 +25,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with broker(*QUICK) as (_, at):
+    with broker(*FAST_HEARTBEATS) as (_, at):
         yield at
 
 
@@ -34,12 +34,12 @@ def on(cluster, *options):
 
 
 def page(cluster):
-    """What the Master knows."""
+    """Return what the Master's web page reports."""
     with urllib.request.urlopen(f"{cluster.page}/json/", timeout=PATIENCE) as answer:
         return json.load(answer)
 
 
-def test_executors_come_when_requests_wait_and_go_when_none_do(cluster, endpoint, tmp_path):
+def test_executors_scale_with_the_queue(cluster, endpoint, tmp_path):
     short = ("--idle", "2", "--conf", "spark.dynamicAllocation.executorIdleTimeout=2s")
     options = on(cluster, "--dynamic", "--min", "0", "--max", "3", *short)
     with fleet(endpoint, "fleet_handlers:nap", "nap", *options, cwd=tmp_path) as running:
@@ -56,9 +56,9 @@ def test_executors_come_when_requests_wait_and_go_when_none_do(cluster, endpoint
         assert running.command.end() == 0
 
 
-def test_executors_with_only_what_was_packed(cluster, endpoint, tmp_path):
-    ship.pack(tmp_path / "packed", requirements=(), environment=True)
-    options = on(cluster, "--archive", str(tmp_path / "packed" / ship.ENVIRONMENT))
+def test_executors_with_only_packed_files(cluster, endpoint, tmp_path):
+    packaging.pack(tmp_path / "packed", requirements=(), environment=True)
+    options = on(cluster, "--archive", str(tmp_path / "packed" / packaging.ENVIRONMENT))
     with fleet(endpoint, "fleet_handlers:imported", "imported", *options, cwd=tmp_path) as running:
         zmdp, zmq, handlers = running.client.request("imported", b"zmdp", b"zmq", b"fleet_handlers")
         assert zmdp.endswith(b"zmdp.zip/zmdp/__init__.py")
@@ -68,7 +68,7 @@ def test_executors_with_only_what_was_packed(cluster, endpoint, tmp_path):
         assert running.command.end() == 0
 
 
-def test_an_archive_whose_python_is_not_there_is_told(cluster, endpoint, tmp_path):
+def test_a_missing_python_of_an_archive_is_reported(cluster, endpoint, tmp_path):
     with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as archive:
         archive.add(HANDLERS, "bin/fleet_handlers.py")
     options = on(cluster, "--archive", str(tmp_path / "other.tar.gz"))
@@ -78,7 +78,7 @@ def test_an_archive_whose_python_is_not_there_is_told(cluster, endpoint, tmp_pat
         assert running.command.end() == 0
 
 
-def test_nothing_outlives_a_killed_driver(cluster, endpoint, tmp_path):
+def test_no_process_survives_a_killed_driver(cluster, endpoint, tmp_path):
     with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--min", "2"), cwd=tmp_path) as running:
         slots = running.serving(2)
         processes = {slot["pid"] for slot in slots} | {java_of(slot["pid"]) for slot in slots}

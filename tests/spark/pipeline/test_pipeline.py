@@ -20,7 +20,7 @@ from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.spark.pipeline import plan as pipeline
-from zmdp.spark.pipeline.calls import Answer, Settings
+from zmdp.spark.pipeline.calls import Answer, CallSettings
 from zmdp.workers import Worker
 
 
@@ -29,7 +29,7 @@ def texts(spark, count, partitions=2):
 
 
 class Handled:
-    """A handler that counts what it sees; replies in capitals."""
+    """A handler that records requests and replies in capitals."""
 
     def __init__(self):
         self.counts = Counter()
@@ -48,7 +48,7 @@ def working(endpoint, handler=None, service="up"):
 
 @pytest.fixture
 def up(endpoint):
-    """A service that is there; what it has handled."""
+    """Run the service `up`; yields what it has handled."""
     with working(endpoint) as handled:
         yield handled
 
@@ -111,7 +111,7 @@ def test_all_types_pass_through(spark, endpoint, up):
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
 
 
-def test_names_that_need_care_and_columns_that_have_the_same(spark, endpoint, up):
+def test_unusual_and_duplicate_column_names(spark, endpoint, up):
     df = spark.sql("SELECT 1 AS a, 2 AS a, 'x' AS `b.c`, 'y' AS `d``e`, named_struct('f', 'z') AS s")
     for column, reply in (("b.c", "X"), ("d`e", "Y"), ("s.f", "Z"), ("S.F", "Z")):
         (row,) = call_service(df, "up", input=column, broker=endpoint, output="o.p").collect()
@@ -119,7 +119,7 @@ def test_names_that_need_care_and_columns_that_have_the_same(spark, endpoint, up
         assert (row["o.p"], row["o.p_code"], row["o.p_error"]) == (reply, 200, None)
 
 
-def test_what_is_known_of_columns_stays(spark, endpoint, up):
+def test_column_metadata_is_kept(spark, endpoint, up):
     fields = [StructField("text", StringType(), False, {"unit": "words"}), StructField("n", IntegerType(), False)]
     replies = call_service(
         spark.createDataFrame([("x", 1)], StructType(fields)), "up", input="text", broker=endpoint
@@ -138,7 +138,7 @@ def test_what_is_known_of_columns_stays(spark, endpoint, up):
         (["s.a"], b'{"a":1}'),
     ],
 )
-def test_what_can_be_sent(spark, endpoint, column, sent):
+def test_types_of_input(spark, endpoint, column, sent):
     df = spark.sql(
         """
         SELECT 5 AS n, 'x' AS text, X'00FF' AS data, named_struct('a', 1, 'b', cast(NULL AS string)) AS s,
@@ -167,24 +167,24 @@ def test_all_frames_of_a_reply(spark, endpoint):
     assert row.reply == [b"part", b"row 0", b"\xff"]
 
 
-def test_one_after_the_other(spark, endpoint, up):
+def test_calls_in_a_chain(spark, endpoint, up):
     first = call_service(texts(spark, 10), "up", input="text", broker=endpoint)
     with working(endpoint, lambda request: [frame[::-1] for frame in request], "reverse"):
         both = call_service(first, "reverse", input="reply", output="reversed", broker=endpoint)
         assert [(row.reply, row.reversed) for row in both.collect()] == [(f"ROW {n}", f"{n} WOR") for n in range(10)]
 
 
-def test_replies_of_many_bytes_come_in_several_batches(monkeypatch):
-    monkeypatch.setattr(pipeline, "LARGEST_BATCH", 10)
+def test_large_replies_are_split_into_batches(monkeypatch):
+    monkeypatch.setattr(pipeline, "MAX_BATCH_BYTES", 10)
     answers = [Answer(text) for text in ("123456", "1234", None, "1", "12345678901", "", "1")]
-    assert list(pipeline.cuts(answers)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
-    assert list(pipeline.cuts([Answer([b"12345", b"67890"]), Answer([b"1"])])) == [(0, 1), (1, 2)]
+    assert list(pipeline.split_by_size(answers)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
+    assert list(pipeline.split_by_size([Answer([b"12345", b"67890"]), Answer([b"1"])])) == [(0, 1), (1, 2)]
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rows_that_fail_are_rows(spark, endpoint):
+def test_failed_rows_are_kept(spark, endpoint):
     def handler(request):
         if request[0].endswith(b"3"):
             raise ValueError("no good")
@@ -201,8 +201,8 @@ def test_rows_that_fail_are_rows(spark, endpoint):
     replies.unpersist()
 
 
-def test_failed_rows_can_be_run_again(spark, endpoint):
-    """As the documentation shows."""
+def test_failed_rows_can_be_retried(spark, endpoint):
+    """As docs/pipeline.md shows."""
     with working(endpoint, Handled()) as handled:
         first = call_service(texts(spark, 20), "up", input=F.expr("if(id < 5, NULL, text)"), broker=endpoint)
         failed = first.where("reply_code IS DISTINCT FROM 200").select("id", "text")
@@ -212,7 +212,7 @@ def test_failed_rows_can_be_run_again(spark, endpoint):
     assert set(handled.counts.values()) == {1, 2}  # twice: without a key each plan calls again
 
 
-def test_nobody_offers_it(spark, endpoint):
+def test_an_unknown_service(spark, endpoint):
     replies = call_service(texts(spark, 3000), "nobody", input="text", broker=endpoint, timeout=0.3)
     assert {(row.reply, row.reply_code) for row in replies.collect()} == {(None, 404)}
 
@@ -227,7 +227,7 @@ def test_no_broker(spark):
 
 
 def test_a_worker_is_killed(spark):
-    """What it was at goes to the other one."""
+    """Its requests go to the other worker."""
     with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
         at = server.endpoints[0]
         started = [process("mdworker", "zmdp.workers.sleep:worker", MDP_BROKER=at) for _ in range(2)]
@@ -245,46 +245,46 @@ def test_a_worker_is_killed(spark):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"input": "nope"}, "input is 'nope': .*UNRESOLVED_COLUMN"),
         ({"input": ["text", "nope"]}, "UNRESOLVED_COLUMN"),
-        ({"input": "id"}, "of type bigint: it takes text, bytes"),
-        ({"input": []}, "it takes the name of a column, a list of names"),
-        ({"input": 5}, "it takes the name of a column, a list of names"),
-        ({"input": ["text", 5]}, "it takes the name of a column, a list of names"),
-        ({"input": ""}, "'' is no column"),
-        ({"output": "text"}, "there is a column 'text' already"),
-        ({"output": "ID"}, "there is a column 'ID' already"),
-        ({"output": ""}, "it takes the name of a column"),
+        ({"input": "id"}, "of type bigint; expected a string, binary"),
+        ({"input": []}, "expected the name of a column, a list of names"),
+        ({"input": 5}, "expected the name of a column, a list of names"),
+        ({"input": ["text", 5]}, "expected the name of a column, a list of names"),
+        ({"input": ""}, "'' is not the name of a column"),
+        ({"output": "text"}, "column 'text' already exists"),
+        ({"output": "ID"}, "column 'ID' already exists"),
+        ({"output": ""}, "expected the name of a column"),
         ({"window": 0}, "window is 0"),
         ({"window": 10_001}, "1 to 10000"),
         ({"window": True}, "window is True"),
         ({"rows_per_request": 0}, "rows_per_request is 0"),
-        ({"rows_per_request": 1005}, "it takes 1 to 1004"),
+        ({"rows_per_request": 1005}, "expected 1 to 1004"),
         ({"timeout": 0}, "timeout is 0"),
         ({"keep": -1}, "keep is -1"),
         ({"result": "json"}, "one of string, binary, frames"),
-        ({"result": "frames", "rows_per_request": 2}, "each row gets one frame only"),
-        ({"headers": {"a": 1}}, "they map text to text"),
-        ({"headers": "who"}, "they map text to text"),
+        ({"result": "frames", "rows_per_request": 2}, "requires rows_per_request=1"),
+        ({"headers": {"a": 1}}, "expected a mapping of strings to strings"),
+        ({"headers": "who"}, "expected a mapping of strings to strings"),
         ({"headers": {"a": "x" * 70_000}}, "at most 65535 bytes"),
         ({"broker": "nowhere"}, "'nowhere' is no endpoint"),
         ({"broker": []}, "broker is empty"),
-        ({"broker": "inproc://here"}, "executors are other processes"),
+        ({"broker": "inproc://here"}, "executors cannot reach"),
         ({"service": "no\nname"}, "is not a valid service name"),
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
-        ({"key": "id"}, "key is 'id', a column of bigint"),
-        ({"key": 5}, "5 is no column"),
-        ({"key": "text", "rows_per_request": 2}, "a key stands for one request"),
+        ({"key": "id"}, "key is 'id', a column of type bigint"),
+        ({"key": 5}, "5 is not the name of a column"),
+        ({"key": "text", "rows_per_request": 2}, "with a key each row is a request of its own"),
     ],
 )
-def test_what_cannot_be_meant(spark, asked, told):
-    with pytest.raises(SettingError, match=told):
+def test_invalid_arguments(spark, asked, message):
+    with pytest.raises(SettingError, match=message):
         call_service(texts(spark, 1), **{"service": "up", "input": "text", "broker": "tcp://127.0.0.1:5555", **asked})
 
 
-def test_columns_that_arrow_cannot_carry(spark):
+def test_unsupported_column_types(spark):
     df = spark.sql("SELECT 'x' AS text, interval '1-2' year to month AS i")
     with pytest.raises(SettingError, match="cast it"):
         call_service(df, "up", input="text")
@@ -293,7 +293,7 @@ def test_columns_that_arrow_cannot_carry(spark):
 # ── Spark runs a plan as it likes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_wants_few_rows_does_not_have_all_called(spark):
+def test_limit_stops_calling_early(spark):
     with running_broker(limits=LIMITS, drain_timeout=0.0) as server, working(server.endpoints[0]) as handled:
         df = texts(spark, 20_000, 1)
         replies = call_service(df, "up", input="text", broker=server.endpoints[0], window=4)
@@ -302,8 +302,8 @@ def test_who_wants_few_rows_does_not_have_all_called(spark):
         assert sum(handled.counts.values()) < 20_000
 
 
-def test_without_a_key_each_run_calls_again(spark, endpoint, up):
-    """Which is why there are keys."""
+def test_without_a_key_each_run_repeats_the_calls(spark, endpoint, up):
+    """This is why keys exist."""
     replies = call_service(texts(spark, 50), "up", input="text", broker=endpoint)
     assert replies.count() == 50
     assert len(replies.collect()) == 50
@@ -316,7 +316,7 @@ def with_keys(df, endpoint, **given):
 
 
 @pytest.mark.usefixtures("titanic")
-def test_with_a_key_each_row_is_done_once_however_often_it_runs(spark, endpoint, up):
+def test_with_a_key_each_row_is_executed_once(spark, endpoint, up):
     replies = with_keys(texts(spark, 200), endpoint)
     assert replies.count() == 200
     rows = replies.orderBy("reply").collect()  # which samples first: Spark runs it twice by itself
@@ -326,7 +326,7 @@ def test_with_a_key_each_row_is_done_once_however_often_it_runs(spark, endpoint,
 
 
 @pytest.mark.usefixtures("titanic")
-def test_with_a_key_a_task_that_is_tried_again_calls_nobody_twice(spark, endpoint, up, tmp_path):
+def test_with_a_key_a_retried_task_repeats_no_call(spark, endpoint, up, tmp_path):
     def fail_once(batches):
         for number, batch in enumerate(batches):
             context = TaskContext.get()
@@ -359,7 +359,7 @@ def test_rows_without_a_key(spark, endpoint):
 
 @pytest.fixture
 def sql(spark, endpoint):
-    """`sql(query)` with the function, and a view `texts` of 100 rows."""
+    """`sql(query)`, with the function registered and a view `texts` of 100 rows."""
     register_function(spark, broker=endpoint, timeout=2, rows_per_request=10)
     texts(spark, 100).createOrReplaceTempView("texts")
     yield spark.sql
@@ -373,19 +373,19 @@ def test_the_function(sql, up):
 
 
 def test_the_function_under_a_filter(sql, up):
-    """Spark moves filters down to where the rows come from, unless what they look at is not deterministic."""
+    """Spark would push filters below a deterministic function and so call it twice."""
     rows = sql("SELECT r.reply FROM (SELECT call_service('up', text) AS r FROM texts) WHERE r.code = 200").collect()
     assert len(rows) == 100
     assert set(up.counts.values()) == {1}
 
 
-def test_what_goes_wrong_in_the_function(sql, up):
+def test_errors_of_the_function(sql, up):
     call = "call_service(if(id = 1, NULL, if(id = 2, 'nobody', 'up')), if(id = 0, NULL, text))"
     rows = sql(f"SELECT r.* FROM (SELECT {call} AS r FROM texts WHERE id < 4)").collect()
     assert [tuple(row) for row in rows] == [
         (None, None, None),
-        (None, 400, "the service is NULL: a row names the service that it is for"),
-        (None, 404, "nobody offers service 'nobody': none came within 2 s"),
+        (None, 400, "the service is NULL; every row must name a service"),
+        (None, 404, "no worker offered service 'nobody' within 2 s"),
         ("ROW 3", 200, None),
     ]
 
@@ -399,38 +399,38 @@ def test_the_function_with_a_key(sql, up):
     assert set(up.counts.values()) == {1}
 
 
-def test_the_function_for_bytes_under_another_name(spark, endpoint):
+def test_a_second_function_for_binary_replies(spark, endpoint):
     register_function(spark, "call_echo", broker=endpoint, result="binary")
     with working(endpoint, list, "echo"):
         (row,) = spark.sql("SELECT call_echo('echo', X'00FF') AS r").collect()
     assert row.r.reply == b"\x00\xff"
 
 
-def test_calls_that_cannot_be_meant(sql):
-    """What a column is made of is the query's doing: there the query does fail."""
-    with pytest.raises(PythonException, match="the input is a int: it takes text or bytes; cast it"):
+def test_invalid_types_in_the_query(sql):
+    """A wrong type is an error in the query, so the query fails."""
+    with pytest.raises(PythonException, match="the input is a int; cast it to string or binary"):
         sql("SELECT call_service('up', 5) AS r").collect()
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (([5], ["x"]), "the service is a int"),
         ((["up"], [{"a": 1}]), r"the input is a dict.* to_json\(\)"),
         ((["up"], ["x"], [5]), "the key is a int"),
-        ((["up"],), "a service, an input and perhaps a key"),
-        ((["up"], ["x"], ["k"], ["l"]), "a service, an input and perhaps a key"),
+        ((["up"],), "call_service takes two or three arguments"),
+        ((["up"], ["x"], ["k"], ["l"]), "call_service takes two or three arguments"),
     ],
 )
-def test_arguments_that_cannot_be_meant(endpoint, given, told):
+def test_invalid_arguments_of_the_function(endpoint, given, message):
     series = tuple(pd.Series(each) for each in given)
-    asked = Settings(broker=endpoint, window=1)
-    with pytest.raises(SettingError, match=told):
+    asked = CallSettings(broker=endpoint, window=1)
+    with pytest.raises(SettingError, match=message):
         list(pipeline.call_series(iter([series if len(series) > 1 else series[0]]), asked))
 
 
 def test_settings_of_the_function(spark):
     with pytest.raises(SettingError, match="window is 0"):
         register_function(spark, window=0)
-    with pytest.raises(SettingError, match="'call me' is no name"):
+    with pytest.raises(SettingError, match="'call me' is not a valid function name"):
         register_function(spark, "call me")

@@ -1,4 +1,4 @@
-"""What runs on the executors, without Spark: rows to requests and back, over real sockets."""
+"""The executors' side, without Spark: rows to requests and back, over real sockets."""
 
 import threading
 from contextlib import closing
@@ -11,7 +11,17 @@ from support.titanics import BEATS, LIMITS, serving
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import calls
-from zmdp.spark.pipeline.calls import Answer, Failed, Piece, Row, Settings, answered, packs, piece_size, read
+from zmdp.spark.pipeline.calls import (
+    Answer,
+    CallSettings,
+    Chunk,
+    Row,
+    RowFailed,
+    answer_chunks,
+    max_chunk_rows,
+    pack_rows,
+    unpack_reply,
+)
 from zmdp.workers import Worker
 
 
@@ -22,7 +32,7 @@ def server():
 
 
 def settings(server, **given):
-    return Settings(broker=server.endpoints[0], **{"window": 4, "timeout": PATIENCE, **given})
+    return CallSettings(broker=server.endpoints[0], **{"window": 4, "timeout": PATIENCE, **given})
 
 
 def worker(server, handler, service="up", **given):
@@ -41,20 +51,20 @@ def rows(*bodies, service="up", **given):
     return [Row(service, body, **given) for body in bodies]
 
 
-def ask(server, *pieces, **given):
-    """The answers, in one list."""
-    asked = (Piece(piece, number) for number, piece in enumerate(pieces))
-    found = list(answered(asked, settings(server, **given)))
-    assert [piece.tag for piece in found] == list(range(len(pieces)))
-    return [answer for piece in found for answer in piece.answers]
+def ask(server, *chunks, **given):
+    """Return all answers in one list."""
+    asked = (Chunk(chunk, number) for number, chunk in enumerate(chunks))
+    found = list(answer_chunks(asked, settings(server, **given)))
+    assert [chunk.tag for chunk in found] == list(range(len(chunks)))
+    return [answer for chunk in found for answer in chunk.answers]
 
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("most", [1, 2, 1004])
-def test_answers_come_in_the_order_of_the_rows(server, most):
-    """Whichever is done first: of each four the first takes until another is there."""
+def test_answers_keep_the_order_of_rows(server, most):
+    """The first of every four requests waits until another one has arrived."""
 
     def slow_first(request):
         if request[0] == b"0":
@@ -71,7 +81,7 @@ def test_answers_come_in_the_order_of_the_rows(server, most):
     assert found == [Answer(str(n), 200, None) for n in range(4)] + [Answer()]
 
 
-def test_no_more_is_outstanding_than_the_window(server):
+def test_the_window_limits_outstanding_requests(server):
     most = [0]
 
     def handler(request):
@@ -83,22 +93,22 @@ def test_no_more_is_outstanding_than_the_window(server):
     assert most[0] in {2, 3}
 
 
-def test_pieces_are_asked_for_as_they_are_needed(server):
-    """Who wants only the first does not have all of them sent."""
+def test_chunks_are_requested_lazily(server):
+    """Reading only the first chunk does not send all of them."""
     taken = []
 
-    def pieces():
+    def chunks():
         for number in range(100):
             taken.append(number)
-            yield Piece(rows(*[b"x"] * calls.SMALLEST_PIECE))
+            yield Chunk(rows(*[b"x"] * calls.MIN_CHUNK_ROWS))
 
-    with worker(server, up), closing(answered(pieces(), settings(server))) as found:
+    with worker(server, up), closing(answer_chunks(chunks(), settings(server))) as found:
         next(found)
         assert len(taken) == 2
 
 
-def test_small_pieces_fill_the_window_together(server):
-    """Six rows in six pieces are outstanding at once: the handlers wait for one another."""
+def test_small_chunks_share_the_window(server):
+    """Six rows in six chunks are outstanding at once: the handlers wait for each other."""
     together = threading.Barrier(6, timeout=PATIENCE)
 
     def handler(request):
@@ -110,7 +120,7 @@ def test_small_pieces_fill_the_window_together(server):
     assert [answer.code for answer in found] == [200] * 6
 
 
-def test_closing_early_cancels_what_is_outstanding(server):
+def test_closing_early_cancels_outstanding_requests(server):
     begun, cancelled = threading.Event(), threading.Event()
 
     def handler(request):
@@ -124,8 +134,8 @@ def test_closing_early_cancels_what_is_outstanding(server):
         return request
 
     with worker(server, handler, concurrency=2):
-        pieces = (Piece(each) for each in (rows(b"first", *[None] * 200), rows(b"second", *[None] * 200)))
-        with closing(answered(pieces, settings(server))) as found:
+        chunks = (Chunk(each) for each in (rows(b"first", *[None] * 200), rows(b"second", *[None] * 200)))
+        with closing(answer_chunks(chunks, settings(server))) as found:
             assert next(found).answers[0] == Answer("first", 200)
         assert cancelled.wait(PATIENCE)
     eventually(lambda: not server.broker.registry.numbered)
@@ -139,7 +149,7 @@ def test_headers_reach_the_service(server):
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_failure_is_of_its_request_only(server):
+def test_a_failure_affects_only_its_request(server):
     def handler(request):
         if b"bad" in request:
             raise ValueError("no good")
@@ -168,19 +178,19 @@ def test_a_handler_that_takes_too_long(server):
     assert fast == Answer("fast", 200)
 
 
-def test_nobody_offers_the_service(server):
-    """The first window waits for a worker; those that come after it are told at once."""
+def test_an_unknown_service(server):
+    """The first window waits for a worker; following rows fail at once."""
     found = ask(server, *[rows(*[b"x"] * 600)] * 3, timeout=0.3)
     assert {(answer.reply, answer.code) for answer in found} == {(None, 404)}
-    assert {answer.error for answer in found} == {"nobody offers service 'up': none came within 0.3 s"}
+    assert {answer.error for answer in found} == {"no worker offered service 'up' within 0.3 s"}
     assert server.broker.stats.requests < 100
 
 
-def test_a_service_that_comes_back(server, monkeypatch):
-    monkeypatch.setattr(calls, "HOLD", 0.0)
+def test_a_service_that_returns(server, monkeypatch):
+    monkeypatch.setattr(calls, "RECHECK_SECONDS", 0.0)
     codes = []
     first, second = rows(*[b"x"] * 600), rows(*[b"x"] * 600)
-    with closing(answered((Piece(each) for each in (first, second)), settings(server, timeout=0.3))) as found:
+    with closing(answer_chunks((Chunk(each) for each in (first, second)), settings(server, timeout=0.3))) as found:
         codes.append({answer.code for answer in next(found).answers})
         with worker(server, up):
             eventually(lambda: server.broker.registry.workers)
@@ -189,21 +199,21 @@ def test_a_service_that_comes_back(server, monkeypatch):
     assert last.answers[-1] == Answer("X", 200)
 
 
-def test_a_broker_that_is_not_there_and_comes(monkeypatch):
-    monkeypatch.setattr(calls, "HOLD", 0.05)
+def test_a_broker_that_starts_late(monkeypatch):
+    monkeypatch.setattr(calls, "RECHECK_SECONDS", 0.05)
     with running_broker(limits=LIMITS, drain_timeout=0.0) as gone:
         (at,) = gone.endpoints
-    asked = Settings(broker=at, window=4, timeout=0.3)
-    pieces = (Piece(rows(*[b"x"] * 600)) for _ in count())
-    with closing(answered(pieces, asked)) as found:
+    asked = CallSettings(broker=at, window=4, timeout=0.3)
+    chunks = (Chunk(rows(*[b"x"] * 600)) for _ in count())
+    with closing(answer_chunks(chunks, asked)) as found:
         answers = next(found).answers
         assert {answer.code for answer in answers} == {408}
         assert "nobody listens there" in answers[-1].error
         with running_broker(at, limits=LIMITS, drain_timeout=0.0) as server, worker(server, up):
-            assert any(piece.answers[-1] == Answer("X", 200) for piece in found)
+            assert any(chunk.answers[-1] == Answer("X", 200) for chunk in found)
 
 
-def test_what_is_refused_for_now_is_asked_again(server):
+def test_temporary_refusals_are_retried(server):
     refused = []
 
     def handler(request):
@@ -218,21 +228,21 @@ def test_what_is_refused_for_now_is_asked_again(server):
         assert ask(server, rows(b"x"), timeout=0.02) == [Answer(None, 429, "not now")]
 
 
-def test_replies_that_are_not_one_frame_a_row(server):
+def test_replies_with_the_wrong_number_of_frames(server):
     def handler(request):
         yield b"part"
         return request
 
     with worker(server, handler):
         (found,) = ask(server, rows(b"x"))
-        assert found == Answer(None, 500, "the reply has 2 frames: the reply to a row's request is one frame")
+        assert found == Answer(None, 500, "the reply has 2 frames; a request of one row needs one frame")
         found = ask(server, rows(b"x", b"y"), rows_per_request=2)
-        told = "the reply has 3 frames: the reply to a request of 2 rows, a frame each, is 2 frames"
-        assert found == [Answer(None, 500, told)] * 2
+        message = "the reply has 3 frames; a request of 2 rows needs 2 frames"
+        assert found == [Answer(None, 500, message)] * 2
         assert ask(server, rows(b"x"), result="frames") == [Answer([b"part", b"x"], 200)]
 
 
-def test_replies_that_are_no_text(server):
+def test_replies_that_are_not_text(server):
     with worker(server, list):
         text, other = ask(server, rows("é".encode(), b"\xff"), rows_per_request=2)
         assert text == Answer("é", 200)
@@ -241,7 +251,7 @@ def test_replies_that_are_no_text(server):
         assert ask(server, rows(b"\xff"), result="binary") == [Answer(b"\xff", 200)]
 
 
-def test_services_that_cannot_be_asked(server):
+def test_invalid_services(server):
     with worker(server, up):
         found = ask(server, [Row(None, b"x"), Row("no\nname", b"x"), Row("up", b"x")])
     assert [answer.code for answer in found] == [400, 400, 200]
@@ -251,12 +261,12 @@ def test_a_row_that_is_too_large_is_not_sent(server, monkeypatch):
     monkeypatch.setattr(calls, "MAX_BODY", 10)
     with worker(server, up):
         large, right = ask(server, rows(b"x" * 11, b"x" * 10))
-    assert large == Answer(None, 413, "the row has 11 bytes: a request may have 10")
+    assert large == Answer(None, 413, "the request has 11 bytes; the limit is 10")
     assert right.code == 200
 
 
-def test_what_nobody_thought_of_is_the_rows_own(server, monkeypatch):
-    monkeypatch.setattr(calls, "read", lambda *given: 1 / 0)
+def test_unexpected_errors_go_into_the_rows(server, monkeypatch):
+    monkeypatch.setattr(calls, "unpack_reply", lambda *given: 1 / 0)
     with worker(server, up):
         assert ask(server, rows(b"x")) == [Answer(None, 500, "ZeroDivisionError: division by zero")]
 
@@ -282,16 +292,16 @@ def test_a_key_is_one_request(server, tmp_path):
     assert first[0] == first[2] != first[1]
 
 
-def test_keys_that_are_none(server, tmp_path):
+def test_invalid_keys(server, tmp_path):
     with serving(server.endpoints[0], str(tmp_path / "t.db")), worker(server, up):
         null, empty, right = ask(server, keyed(None, "", "a"))
-    assert null == Answer(None, 400, "the key is NULL: a row that goes through Titanic has a key of its own")
+    assert null == Answer(None, 400, "the key is NULL; every row sent through Titanic needs a key")
     assert empty.code == 400
     assert "key must be text of 1 to 255 bytes" in empty.error
     assert right.code == 200
 
 
-def test_there_is_no_titanic(server):
+def test_without_titanic(server):
     with worker(server, up):
         found = ask(server, keyed(*map(str, range(500))), timeout=0.3)
     assert {answer.code for answer in found} == {404}
@@ -299,8 +309,8 @@ def test_there_is_no_titanic(server):
     assert server.broker.stats.requests < 100
 
 
-def test_titanic_has_it_but_not_yet_done(server, tmp_path):
-    """It goes on; who asks again with the same key has the reply.  While nobody is there, the next need not wait."""
+def test_a_timed_out_request_continues_in_titanic(server, tmp_path):
+    """Asking again with the same key returns the reply."""
     handled = []
 
     def handler(request):
@@ -317,7 +327,7 @@ def test_titanic_has_it_but_not_yet_done(server, tmp_path):
     assert len(handled) == 4
 
 
-def test_a_failure_is_kept_as_well(server, tmp_path):
+def test_failures_are_stored_too(server, tmp_path):
     handled = []
 
     def handler(request):
@@ -333,29 +343,29 @@ def test_a_failure_is_kept_as_well(server, tmp_path):
 # ── from rows to requests and back ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_packs(monkeypatch):
-    monkeypatch.setattr(calls, "MAX_PACK", 4)
+def test_packing_rows(monkeypatch):
+    monkeypatch.setattr(calls, "MAX_PACKED_BYTES", 4)
     asked = [
         Row("a", b"1"), Row("a", None), Row("a", b"23"), Row("a", b"4"), Row("a", b"5"),  # the third is full by bytes
         Row("b", b"6"), Row("b", b"1234567"), Row("b", b"", "k", keyed=True), Row("b", b"", "l", keyed=True),
         Row("b", b""), Row("b", b""), Row("b", b""), Row("b", b""), Row("b", None),
     ]  # fmt: skip
-    assert list(packs(asked, 3)) == [[0, 2, 3], [4], [5], [6], [7], [8], [9, 10, 11], [12]]
-    assert list(packs(asked[:5], 1)) == [[0], [2], [3], [4]]
-    assert list(packs([], 3)) == []
-    assert list(packs([Row("a", b"123"), Row("a", b"45")], 3)) == [[0], [1]]
+    assert list(pack_rows(asked, 3)) == [[0, 2, 3], [4], [5], [6], [7], [8], [9, 10, 11], [12]]
+    assert list(pack_rows(asked[:5], 1)) == [[0], [2], [3], [4]]
+    assert list(pack_rows([], 3)) == []
+    assert list(pack_rows([Row("a", b"123"), Row("a", b"45")], 3)) == [[0], [1]]
 
 
-def test_pieces_are_large_enough_for_the_window():
-    assert piece_size(Settings(broker="", window=1)) == calls.SMALLEST_PIECE
-    assert piece_size(Settings(broker="", window=64, rows_per_request=10)) == 1280
+def test_chunks_are_large_enough_for_the_window():
+    assert max_chunk_rows(CallSettings(broker="", window=1)) == calls.MIN_CHUNK_ROWS
+    assert max_chunk_rows(CallSettings(broker="", window=64, rows_per_request=10)) == 1280
 
 
-def test_no_frame_is_no_answer():
-    with pytest.raises(Failed, match="the reply has 0 frames"):
-        read([], 1, Settings(broker="", window=1))
+def test_a_reply_without_frames():
+    with pytest.raises(RowFailed, match="the reply has 0 frames"):
+        unpack_reply([], 1, CallSettings(broker="", window=1))
 
 
-def test_settings_that_no_client_takes():
-    with pytest.raises(SettingError, match="no endpoint"), calls.Calls(Settings(broker="nowhere", window=1)):
+def test_invalid_settings():
+    with pytest.raises(SettingError, match="no endpoint"), calls.Calls(CallSettings(broker="nowhere", window=1)):
         pass

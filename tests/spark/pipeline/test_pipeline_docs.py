@@ -1,4 +1,4 @@
-"""docs/pipeline.md is true: its Python runs, its table of parameters is whole, its output is what is printed."""
+"""docs/pipeline.md is correct: its Python runs and prints what it shows, and its table lists all parameters."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""The example pipeline: what it writes is what the same text gives without services."""
+"""The example pipeline writes what the same computation gives without services."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "pipeline.py"
 
 @pytest.fixture(scope="module")
 def example():
-    """Its functions; the process that it runs in is another."""
+    """The example's functions, for use in this process."""
     found = importlib.util.spec_from_file_location("example_pipeline", EXAMPLE)
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
@@ -31,7 +31,7 @@ def example():
 
 
 def run(*command):
-    """Run it in a process group of its own, of which nothing is left if it hangs; returns what it printed."""
+    """Run a command in its own process group, which is killed if it hangs; return its stdout."""
     quick = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

@@ -1,6 +1,6 @@
-"""What executors need beside Spark, and how they get it: zmdp itself as a zip, an environment with pyzmq as an archive.
+"""Package what executors need besides Spark: zmdp itself as a zip, and a Python environment with pyzmq as an archive.
 
-Executors need Python, of the driver's minor version, with pyzmq.  zmdp's own files the driver brings along by itself.
+Executors need pyzmq and a Python of the driver's minor version.  The driver ships zmdp itself.
 """
 
 import importlib.util
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 PACKAGE: Final = "zmdp.zip"
 ENVIRONMENT: Final = "environment.tar.gz"
 LAUNCHER: Final = "main.py"
-UNPACKED: Final = "environment"
-"""The folder beside an executor in which Spark unpacks the archive."""
-EXECUTOR_PYTHON: Final = f"./{UNPACKED}/bin/python"
-BESIDE: Final = ("pyspark_titanic",)
-"""Modules of zmdp's outside of its package: the name under which Spark looks for the data source."""
+ENVIRONMENT_FOLDER: Final = "environment"
+"""The folder in an executor's working directory into which Spark unpacks the archive."""
+EXECUTOR_PYTHON: Final = f"./{ENVIRONMENT_FOLDER}/bin/python"
+TOP_LEVEL_MODULES: Final = ("pyspark_titanic",)
+"""Modules that belong to zmdp but are not in its package: where Spark looks for the data source."""
 _LAUNCH: Final = '''"""`spark-submit --py-files zmdp.zip main.py fleet …` is `mdp-spark fleet …`."""
 from zmdp.spark.cli import main
 main()
@@ -40,18 +40,18 @@ main()
 
 
 class PackError(ZmdpError):
-    """What is to be shipped cannot be made; says why."""
+    """The files to ship cannot be created; the message says why."""
 
 
 # ── making it ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def write_package(target: Path) -> None:
-    """Write the zip for `--py-files`: the files of zmdp, from wherever it is installed (also from such a zip)."""
+    """Write the zip for `--py-files`: zmdp's files, wherever it is installed (even in such a zip)."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in _sources(files("zmdp"), "zmdp/"):
             archive.writestr(name, content)
-        for module in BESIDE:
+        for module in TOP_LEVEL_MODULES:
             found = importlib.util.find_spec(module)
             read = getattr(found.loader, "get_source", None) if found is not None else None
             if read is not None:
@@ -63,22 +63,22 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         if each.is_dir():
             if each.name != "__pycache__":
                 yield from _sources(each, f"{prefix}{each.name}/")
-        elif not each.name.endswith(tuple(EXTENSION_SUFFIXES)):  # of this machine, and not to be imported from a zip
+        elif not each.name.endswith(tuple(EXTENSION_SUFFIXES)):  # zipimport cannot load extension modules
             yield prefix + each.name, each.read_bytes()
 
 
 def write_environment(target: Path, requirements: Sequence[str]) -> None:
-    """Write the archive for `--archive`: a virtual environment with these packages, of the Python that runs this.
+    """Write the archive for `--archive`: a virtual environment of this Python with these packages.
 
-    A requirement is as for pip: `numpy>=2`, the path of a wheel, or `-r FILE` as one text.  Raises `PackError`.
+    A requirement is as for pip: `numpy>=2`, the path of a wheel, or `-r FILE` as one string.  Raises `PackError`.
     """
     with tempfile.TemporaryDirectory(prefix="zmdp-pack-") as folder:
-        home = Path(folder) / UNPACKED
+        home = Path(folder) / ENVIRONMENT_FOLDER
         try:
             venv.create(home, with_pip=True, symlinks=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise PackError(
-                f"cannot make a virtual environment ({error}): on Debian, apt-get install python3-venv"
+                f"cannot create a virtual environment ({error}); on Debian, run apt-get install python3-venv"
             ) from error
         wanted = [
             part for each in requirements for part in (each.split(maxsplit=1) if each.startswith("-r") else [each])
@@ -96,14 +96,14 @@ def write_environment(target: Path, requirements: Sequence[str]) -> None:
         if done.returncode:
             raise PackError(f"pip could not install {' '.join(wanted)}: {_last_line(done.stderr)}")
         with tarfile.open(target, "w:gz") as archive:
-            archive.add(home, ".", filter=_of_use)
+            archive.add(home, ".", filter=_executor_needs)
 
 
 _PIP: Final = re.compile(r"pip[\d.]*|pip-[^/]+\.dist-info")
 
 
-def _of_use(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """What executors do not run stays here: pip, and byte code with this machine's paths."""
+def _executor_needs(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Filter out what executors do not run: pip, and bytecode with this machine's paths."""
     path = Path(member.name)
     pip = path.parent.name in {"bin", "site-packages"} and _PIP.fullmatch(path.name) is not None
     return None if pip or path.name == "__pycache__" else member
@@ -111,11 +111,11 @@ def _of_use(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "it does not say why")
+    return next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no reason given")
 
 
 def base_requirements() -> list[str]:
-    """What the fleet's programs need, in the driver's versions: pyzmq for executors, click where the driver runs."""
+    """Return what fleets always need, in the driver's versions: pyzmq, and click for drivers."""
     import click  # noqa: PLC0415
     import zmq  # noqa: PLC0415
 
@@ -124,7 +124,7 @@ def base_requirements() -> list[str]:
 
 
 def pack(folder: Path, *, requirements: Sequence[str], environment: bool) -> list[Path]:
-    """Write what is to be shipped into `folder`, which is made; returns the files.  Raises `PackError`."""
+    """Write the files to ship into `folder`, creating it, and return their paths.  Raises `PackError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         made = [folder / PACKAGE, folder / LAUNCHER]
@@ -143,11 +143,14 @@ def pack(folder: Path, *, requirements: Sequence[str], environment: bool) -> lis
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a fleet's executors are and what they get.
+    """The cluster whose executors a fleet uses, and what to ship to them.
 
-    `py_files` (zips and modules) and `archive` (a tar.gz of an environment, whose Python then runs) are paths or URLs
-    as Spark takes them.  With `dynamic`, Spark gives and takes executors of one core as they are needed.  `conf` is
-    Spark's and goes before what is set here.
+    Args:
+        master: as for `open_session`.
+        conf: Spark settings, which override those set here.
+        py_files: zips and modules to ship, as paths or URLs.
+        archive: tar.gz of a Python environment, as a path or URL; executors run its Python.
+        dynamic: let Spark start and stop executors of one core as needed.
     """
 
     master: str | None = None
@@ -157,9 +160,9 @@ class Cluster:
     dynamic: bool = False
 
     def open(self, name: str, *, most: int | None = None) -> "SparkSession":
-        """A session, with all that is shipped; `most` is how many cores will be used if that is known.
+        """Open a session and ship everything; `most` is the maximum number of cores in use, if known.
 
-        Raises `SettingError` and `SparkError` as `open_session`, and `SettingError` for files that are not there.
+        Raises `SettingError` if a file is missing, and what `open_session` raises.
         """
         self._check()
         conf = {**self._settings(most), **self.conf}
@@ -173,7 +176,7 @@ class Cluster:
         if not is_local(str(session.sparkContext.master)) and not _from_zip():
             from pyspark import SparkFiles  # noqa: PLC0415
 
-            # Executors fetch it from where it is: a folder of Spark's own, which goes with the session.
+            # Executors fetch the file from the driver, so it goes into a folder that Spark deletes with the session.
             package = Path(SparkFiles.getRootDirectory()) / "shipped" / PACKAGE
             package.parent.mkdir(exist_ok=True)
             write_package(package)
@@ -183,35 +186,33 @@ class Cluster:
     def _check(self) -> None:
         for each in (*self.py_files, *([self.archive] if self.archive else [])):
             if "://" not in each and not Path(each.partition("#")[0]).is_file():
-                raise SettingError(f"there is no file {each}")
+                raise SettingError(f"no such file: {each}")
         for each in self.py_files:
             if each.endswith(".whl"):
                 raise SettingError(
-                    f"{each}: Spark passes over wheels. One of pure Python can be renamed to .zip; others go into an "
+                    f"{each}: Spark ignores wheels. Rename a pure-Python wheel to .zip; put others into an "
                     "environment: mdp-spark pack --requirement FILE.whl, then --archive"
                 )
         if self.archive and self.master and is_local(self.master):
-            raise SettingError(
-                f"--archive is for executors in processes of their own, which {self.master} does not have"
-            )
+            raise SettingError(f"--archive needs executors in separate processes, but {self.master} has none")
 
     def _settings(self, most: int | None) -> dict[str, str]:
         found = {
-            "spark.speculation": "false",  # a lease is slow on purpose
-            "spark.task.maxFailures": "1",  # the fleet itself starts anew, and says why
-            "spark.log.level": "FATAL",  # what happens to executors the fleet tells
+            "spark.speculation": "false",  # leases are long on purpose
+            "spark.task.maxFailures": "1",  # the fleet restarts slots itself, and logs why
+            "spark.log.level": "FATAL",  # the fleet itself reports lost executors
         }
         if self.master and self.master.startswith("local-cluster"):
             found["spark.deploy.maxExecutorRetries"] = "-1"
         if self.archive:
-            found["spark.archives"] = self.archive if "#" in self.archive else f"{self.archive}#{UNPACKED}"
+            found["spark.archives"] = self.archive if "#" in self.archive else f"{self.archive}#{ENVIRONMENT_FOLDER}"
             found["spark.pyspark.python"] = EXECUTOR_PYTHON
         if self.dynamic:
             found |= {
                 "spark.dynamicAllocation.enabled": "true",
                 "spark.dynamicAllocation.shuffleTracking.enabled": "true",
                 "spark.dynamicAllocation.executorIdleTimeout": "10s",
-                "spark.executor.cores": "1",  # an executor is given back when nothing runs in it
+                "spark.executor.cores": "1",  # so that each idle slot frees its executor
             }
             if most is not None:
                 found["spark.dynamicAllocation.maxExecutors"] = str(most)
@@ -224,15 +225,15 @@ def is_local(master: str) -> bool:
 
 
 def on_this_machine(master: str) -> bool:
-    """Whether all executors run where the driver runs: `local[…]` and `local-cluster[…]`."""
+    """Whether all executors run on the driver's machine: `local[…]` and `local-cluster[…]`."""
     return master.startswith("local")
 
 
 def _from_zip() -> bool:
-    """Whether this zmdp was itself shipped, by `spark-submit --py-files`."""
+    """Whether this zmdp was itself shipped with `spark-submit --py-files`."""
     return not Path(__file__).is_file()
 
 
 def python() -> str:
-    """The minor version of the Python that runs this: executors must have the same."""
+    """Return this Python's minor version, which executors must match."""
     return ".".join(map(str, sys.version_info[:2]))

@@ -1,6 +1,6 @@
-"""Reading Titanic's requests: a range of numbers for each partition, in bounded chunks, as Arrow.
+"""Read Titanic's requests: each partition is a range of numbers, read in bounded chunks as Arrow.
 
-Each chunk is a transaction of its own: nothing is held open while Spark is busy with the rows.
+Each chunk is a transaction of its own, so none is open while Spark processes the rows.
 """
 
 import operator
@@ -19,37 +19,37 @@ from sqlalchemy.engine import Connection, Engine
 from ...mdp.errors import SettingError
 from ...titanic.store.models import STATES
 from ...titanic.store.tables import R, is_in
-from .columns import BODIES, TIMES, arrow_schema, check_schema, to_arrow
-from .database import check_database, database_option, known_options, open_database, whole_option
+from .columns import BODY_COLUMNS, TIME_COLUMNS, arrow_schema, check_schema, to_arrow
+from .database import check_database, database_option, int_option, known_options, open_database
 
 MAX_ROWS: Final = 10_000
-"""Rows read at a time …"""
+"""Maximum number of rows read at a time."""
 MAX_BYTES: Final = 16 << 20
-"""… and bytes of their bodies; but one row, however large."""
+"""Maximum size of the bodies read at a time, unless one row has more."""
 DEFAULT_PARTITIONS: Final = 8
 MAX_PARTITIONS: Final = 10_000
-WORTH: Final = 20_000
-"""Requests for which a partition of its own is worth it."""
+MIN_PARTITION_ROWS: Final = 20_000
+"""Minimum number of requests that justifies another partition."""
 MICROSECOND: Final = 1e-6
 READ_OPTIONS: Final = frozenset({"db", "service", "state", "partitions"})
-OPEN: Final = -1
-"""The end of a span that goes as far as there are requests when it is read."""
+UNBOUNDED: Final = -1
+"""The `high` of a span that extends to the latest request at the time of reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a request must fulfil: `operator` is one of = < <= > >= in null not."""
+    """A condition on a column; `operator` is one of = < <= > >= in null not."""
 
     column: str
     operator: str
     value: Any = None
 
     def sql(self) -> sa.ColumnElement[bool]:
-        """As SQL."""
+        """Return the condition as SQL."""
         column: Any = R[self.column]
         found: sa.ColumnElement[bool]
         match self.operator:
-            case "in" if self.column == "state":  # written out, for the sake of the partial indexes
+            case "in" if self.column == "state":  # spelled out so that the partial indexes apply
                 found = sa.or_(sa.false(), *(is_in(state) for state in self.value if state in STATES))
             case "in":
                 found = column.in_(self.value)
@@ -68,7 +68,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class Span(spark.InputPartition):
-    """The requests whose number (`id` or `ended`) is above `low`, up to `high`; or all, if that is `OPEN`."""
+    """The requests whose number (`id` or `ended`) is above `low` and up to `high`, which may be `UNBOUNDED`."""
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__((low, high))
@@ -77,15 +77,15 @@ class Span(spark.InputPartition):
 
 
 def spans(low: int, high: int, most: int) -> list[Span]:
-    """The numbers above `low` up to `high`, in up to `most` parts of the same size."""
-    count = max(1, min(most, (high - low) // WORTH))
+    """Split the numbers above `low` up to `high` into at most `most` spans of equal size."""
+    count = max(1, min(most, (high - low) // MIN_PARTITION_ROWS))
     borders = [low + (high - low) * at // count for at in range(count + 1)]
     return [Span(*pair) for pair in pairwise(borders)]
 
 
 @dataclass(frozen=True)
 class Table:
-    """What is read, and from where; it travels to the executors."""
+    """What to read, and from where; Spark ships it to executors."""
 
     db: str
     schema: StructType
@@ -93,10 +93,10 @@ class Table:
     conditions: tuple[Condition, ...] = ()
 
     def read(self, span: Span) -> Iterator[pa.RecordBatch]:
-        """Its requests whose numbers are in `span`, in order."""
+        """Yield the requests whose numbers are in `span`, in order."""
         engine = open_database(self.db, write=False)
         try:
-            if span.high == OPEN:
+            if span.high == UNBOUNDED:
                 with engine.begin() as connection:
                     latest = connection.scalar(sa.select(sa.func.max(R[self.number])))
                 span = Span(span.low, latest or 0)
@@ -111,26 +111,26 @@ class Table:
         within = [number <= span.high, *(each.sql() for each in self.conditions)]
         wanted = sa.select(number, R.id, *(_column(engine, name) for name in self.schema.fieldNames()))
         wanted = wanted.order_by(number, R.id).limit(MAX_ROWS)
-        after = (span.low, _LARGEST)
+        after = (span.low, _MAX_INT64)
         while True:
             ahead = [place > sa.tuple_(*after), *within]
             with engine.begin() as connection:
                 limit = self._limit(connection, ahead)
                 if limit is not None:
                     ahead.append(place <= sa.tuple_(*limit))
-                # The driver's own rows, which are as they are wanted: SQLAlchemy's take as long again.
+                # Fetch from the DB-API cursor: SQLAlchemy's row objects would double the time.
                 rows = connection.execute(wanted.where(*ahead)).cursor.fetchall()
             if rows:
                 _, _, *columns = zip(*rows, strict=True)
                 yield to_arrow(len(rows), columns, self.schema, arrow)
             if limit is None and len(rows) < MAX_ROWS:
                 return
-            # More rows than were counted, as others commit meanwhile: what was cut off is read next.
+            # More rows than the limit query saw, because others committed meanwhile: continue after the last one.
             after = limit if limit is not None and len(rows) < MAX_ROWS else tuple(rows[-1][:2])
 
     def _limit(self, connection: Connection, ahead: Sequence[Any]) -> tuple[int, int] | None:
-        """How far to read at a time, for the sake of the bodies; None if that does not matter or at the end."""
-        bodies = [R[BODIES[name]] for name in self.schema.fieldNames() if name in BODIES]
+        """Return how far to read next so that the bodies fit in memory, or None if everything fits."""
+        bodies = [R[BODY_COLUMNS[name]] for name in self.schema.fieldNames() if name in BODY_COLUMNS]
         if not bodies:
             return None
         number = R[self.number]
@@ -148,18 +148,18 @@ class Table:
         return last
 
 
-_LARGEST: Final = (1 << 63) - 1
+_MAX_INT64: Final = (1 << 63) - 1
 
 
 def _column(engine: Engine, name: str) -> Any:
-    if name == "uuid":  # as text: neither database need make an object of it
+    if name == "uuid":  # as text, which is cheaper than a UUID object
         text = sa.type_coerce(R.uuid, sa.Text) if engine.dialect.name == "sqlite" else sa.cast(R.uuid, sa.Text)
         return text if engine.dialect.name == "sqlite" else sa.func.replace(text, "-", "")
-    return R[BODIES.get(name, name)]
+    return R[BODY_COLUMNS.get(name, name)]
 
 
 def option_conditions(options: Mapping[str, str]) -> tuple[Condition, ...]:
-    """What the options `service` and `state` ask for: names with commas between them."""
+    """Return the conditions of the options `service` and `state`, which are comma-separated names."""
     found = []
     for name in ("service", "state"):
         if name in options:
@@ -167,7 +167,7 @@ def option_conditions(options: Mapping[str, str]) -> tuple[Condition, ...]:
             found.append(Condition(name, "in", names))
             unknown = [each for each in names if each not in STATES]
             if name == "state" and unknown:
-                raise SettingError(f"there is no state {unknown[0]!r}: it takes {', '.join(STATES)}")
+                raise SettingError(f"unknown state {unknown[0]!r}; expected {', '.join(STATES)}")
     return tuple(found)
 
 
@@ -175,20 +175,20 @@ def option_conditions(options: Mapping[str, str]) -> tuple[Condition, ...]:
 
 
 class Reader(spark.DataSourceReader):
-    """All requests that there are.
+    """Reads all requests.
 
-    Spark plans a DataFrame once, and uses the partitions again for all that is asked of it, be it days later: so the
-    last of them is open.
+    Spark plans a DataFrame once and reuses the partitions for later queries, even days later, so the last one is
+    unbounded.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         given = known_options(options, READ_OPTIONS | {"pushdown"}, "read")
         check_schema(schema)
-        self._partitions = whole_option(given, "partitions", DEFAULT_PARTITIONS, most=MAX_PARTITIONS)
+        self._partitions = int_option(given, "partitions", DEFAULT_PARTITIONS, most=MAX_PARTITIONS)
         self._table = Table(database_option(given), schema, "id", option_conditions(given))
 
     def partitions(self) -> Sequence[spark.InputPartition]:
-        """Ranges of ids."""
+        """Return ranges of ids."""
         engine = open_database(self._table.db, write=False)
         try:
             check_database(engine)
@@ -199,40 +199,40 @@ class Reader(spark.DataSourceReader):
         finally:
             engine.dispose()
         if first is None:
-            return [Span(0, OPEN)]
+            return [Span(0, UNBOUNDED)]
         *found, end = spans(first - 1, last, self._partitions)
-        return [*found, Span(end.low, OPEN)]
+        return [*found, Span(end.low, UNBOUNDED)]
 
     def read(self, partition: spark.InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor."""
-        return self._table.read(partition)  # type: ignore[arg-type]  # one of those above
+        """Read a partition; runs on an executor."""
+        return self._table.read(partition)  # type: ignore[arg-type]  # made by partitions()
 
 
 class FilteringReader(Reader):
-    """Has the database apply filters.
+    """Reads requests and applies filters in the database.
 
-    Only where that is asked for.  Spark refuses it unless `spark.sql.python.filterPushdown.enabled` is set; and what
-    was planned with filters it uses again for a query of the same DataFrame that has none, which then misses rows.
+    This is opt-in for two reasons: Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled` is set,
+    and it reuses a plan with filters for later queries of the same DataFrame without them, which then miss rows.
     """
 
     def pushFilters(self, filters: "list[spark.Filter]") -> "list[spark.Filter]":  # noqa: N802 - Spark's name
-        """Takes what the database does as Spark would; returns what is left to Spark as well."""
+        """Apply the filters that the database evaluates as Spark does; return those that Spark must apply too."""
         left = []
         taken: list[Condition] = []
         for each in filters:
-            found = condition(each)
+            found = pushed_conditions(each)
             taken += found or ()
-            if found is None or any(part.column in TIMES for part in found):
+            if found is None or any(part.column in TIME_COLUMNS for part in found):
                 left.append(each)
         self._table = replace(self._table, conditions=(*self._table.conditions, *taken))
         return left
 
 
 def open_reader(options: Mapping[str, str], schema: StructType) -> Reader:
-    """The reader that the option `pushdown` asks for."""
+    """Return the reader that the option `pushdown` selects."""
     pushdown = {name.lower(): value.lower() for name, value in options.items()}.get("pushdown", "false")
     if pushdown not in {"true", "false"}:
-        raise SettingError(f"pushdown is {pushdown!r}: it takes true or false")
+        raise SettingError(f"pushdown is {pushdown!r}; expected true or false")
     return (FilteringReader if pushdown == "true" else Reader)(options, schema)
 
 
@@ -244,31 +244,34 @@ _FILTERED: Final = {
     "id": frozenset({"=", ">", ">=", "<", "<=", "in"}),
     "service": frozenset({"=", "in"}),
     "state": frozenset({"=", "in"}),
-    **dict.fromkeys(TIMES, frozenset({"=", ">", ">=", "<", "<=", "null", "not"})),
+    **dict.fromkeys(TIME_COLUMNS, frozenset({"=", ">", ">=", "<", "<=", "null", "not"})),
 }
-"""What the database does.  It would order texts by its own rules, so these are only compared for being the same."""
+"""The operators that the database evaluates.  Strings are only compared for equality, as it has its own collation."""
 
 
-def condition(wanted: "spark.Filter") -> list[Condition] | None:
-    """A filter of Spark's for the database; None if it is not one for it."""
+def pushed_conditions(wanted: "spark.Filter") -> list[Condition] | None:
+    """Return a Spark filter as conditions for the database, or None if only Spark can apply it."""
     kind = _OPERATORS.get(type(wanted).__name__, "")
     path: tuple[str, ...] = getattr(wanted, "attribute", ())
     value: Any = getattr(wanted, "value", None)
     if len(path) != 1 or kind not in _FILTERED.get(path[0], ()):
         return None
     name = path[0]
-    if name in TIMES:
-        return _time_condition(name, kind, value)
+    if name in TIME_COLUMNS:
+        return _time_conditions(name, kind, value)
     if name == "id":
         whole = all(isinstance(each, int) for each in (value if kind == "in" else [value]))
         return [Condition(name, kind, value)] if whole else None
     texts = value if kind == "in" else [value]
-    # No text in the database has a NUL, and PostgreSQL would not even look for one.
+    # No string in the database contains NUL, and PostgreSQL rejects it in a query.
     return [Condition(name, "in", [each for each in texts if isinstance(each, str) and "\0" not in each])]
 
 
-def _time_condition(name: str, kind: str, value: object) -> list[Condition] | None:
-    """A little too much: Spark compares microseconds, which the table's times are rounded to, and does so once more."""
+def _time_conditions(name: str, kind: str, value: object) -> list[Condition] | None:
+    """Return conditions that match slightly too much.
+
+    Spark compares times rounded to microseconds, and applies these filters again.
+    """
     if kind in {"null", "not"}:
         return [Condition(name, kind)]
     if not isinstance(value, datetime):

@@ -1,7 +1,7 @@
-"""Writing rows as requests, exactly once: tasks stage them, the driver has the accepted attempts accepted by Titanic.
+"""Write rows as requests exactly once: tasks stage them, and the driver commits the task attempts that Spark accepted.
 
-What is in Spark's hands: it tries tasks again, runs some twice, and plans a batch of a stream again after a restart;
-and tells the driver in the end which attempts count.  See `titanic/store/staging.py` for what is done with them.
+Spark may retry a task, run it twice, or repeat a streaming micro-batch after a restart; in the end it tells the driver
+which attempts count.  `titanic/store/staging.py` has the SQL.
 """
 
 import time
@@ -22,30 +22,30 @@ from ...mdp.errors import SettingError, TitanicError
 from ...titanic import schema as schemas
 from ...titanic.store import staging
 from .database import check_database, database_option, known_options, open_database
-from .rows import CONSTANTS, Rows, plan
+from .rows import ROW_OPTIONS, RowConverter, plan_rows
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamBase
 
     STREAM_ARROW = True
-except ImportError:  # PySpark 4.0 has rows only
+except ImportError:  # PySpark 4.0 supports only rows
     from pyspark.sql.datasource import DataSourceStreamWriter as StreamBase  # type: ignore[assignment]
 
     STREAM_ARROW = False
 
-CHUNK_ROWS: Final = 10_000
-"""Rows staged in one transaction …"""
-CHUNK_BYTES: Final = 8 << 20
-"""… and bytes of their bodies; but one row, however large."""
+MAX_CHUNK_ROWS: Final = 10_000
+"""Maximum number of rows staged in one transaction."""
+MAX_CHUNK_BYTES: Final = 8 << 20
+"""Maximum size of the bodies staged in one transaction, unless one row has more."""
 MAX_NAME: Final = 500
-"""Characters of a job's or a sink's name."""
-WRITE_OPTIONS: Final = CONSTANTS | {"db", "job", "sink"}
-QUERY: Final = "sql.streaming.queryId"
-"""The property by which Spark tells a task which stream it is of: it stays as long as the checkpoint."""
+"""Maximum number of characters in the name of a job or sink."""
+WRITE_OPTIONS: Final = ROW_OPTIONS | {"db", "job", "sink"}
+QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+"""The property with which Spark identifies a stream to its tasks; it lives as long as the checkpoint."""
 
 
-class Message(spark.WriterCommitMessage):
-    """What a task tells the driver: what it has staged, if anything, and which stream it is of."""
+class StagedRows(spark.WriterCommitMessage):
+    """A task's message to the driver: its staging number if it staged anything, and the id of the stream."""
 
     def __init__(self, staging: int | None, rows: int, query: str | None) -> None:
         self.staging = staging
@@ -54,19 +54,19 @@ class Message(spark.WriterCommitMessage):
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where rows are written, and how; it travels to the executors."""
+class WriteTarget:
+    """Where and how to write rows; Spark ships it to executors."""
 
     db: str
-    rows: Rows
+    rows: RowConverter
     write: str
-    """Which write this is."""
+    """Identifies this write."""
 
-    def stage(self, batches: Iterable[Sequence[Sequence[Any]]]) -> Message:
+    def stage(self, batches: Iterable[Sequence[Sequence[Any]]]) -> StagedRows:
         """Stage all rows of a task, given as columns."""
         context = TaskContext.get()
         task = context.partitionId() if context else 0
-        query = context.getLocalProperty(QUERY) if context else None
+        query = context.getLocalProperty(QUERY_ID_PROPERTY) if context else None
         engine = open_database(self.db, write=True)
         number: int | None = None
         done = 0
@@ -79,12 +79,12 @@ class Target:
                 done += len(chunk)
         except BaseException:
             if number is not None:
-                with suppress(sa.exc.SQLAlchemyError), engine.begin() as connection:  # else it is swept by its age
+                with suppress(sa.exc.SQLAlchemyError), engine.begin() as connection:  # otherwise swept later, by age
                     staging.discard(connection, [number])
             raise
         finally:
             engine.dispose()
-        return Message(number, done, query)
+        return StagedRows(number, done, query)
 
     def _entries(self, batches: Iterable[Sequence[Sequence[Any]]], task: int) -> Iterator[staging.Entry]:
         first = 0
@@ -99,7 +99,7 @@ def _chunks(entries: Iterable[staging.Entry]) -> Iterator[list[staging.Entry]]:
     for each in entries:
         chunk.append(each)
         size += len(each[-1])
-        if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
+        if len(chunk) == MAX_CHUNK_ROWS or size >= MAX_CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -108,23 +108,25 @@ def _chunks(entries: Iterable[staging.Entry]) -> Iterator[list[staging.Entry]]:
 
 def _columns(batches: Iterable[pa.RecordBatch]) -> Iterator[list[list[Any]]]:
     for batch in batches:
-        for start in range(0, batch.num_rows, CHUNK_ROWS):
-            yield [column.to_pylist() for column in batch.slice(start, CHUNK_ROWS).columns]
+        for start in range(0, batch.num_rows, MAX_CHUNK_ROWS):
+            yield [column.to_pylist() for column in batch.slice(start, MAX_CHUNK_ROWS).columns]
 
 
-def _target(options: Mapping[str, str], schema: StructType, other: str, overwrite: bool) -> tuple[Target, str | None]:
-    """Where to write, and the name that the option of this kind of write gives it; `other` is the other kind's."""
+def _write_target(
+    options: Mapping[str, str], schema: StructType, other: str, overwrite: bool
+) -> tuple[WriteTarget, str | None]:
+    """Return where to write, and the option `job` or `sink`; `other` is the one that this writer does not take."""
     given = known_options(options, WRITE_OPTIONS - {other}, "write")
     if overwrite:
-        raise SettingError('titanic only adds requests: mode("append"), outputMode("append")')
+        raise SettingError('titanic only adds requests; use mode("append") or outputMode("append")')
     (name,) = (given.get(each) for each in ("job", "sink") if each != other)
     if name is not None and not 0 < len(name) <= MAX_NAME:
-        raise SettingError(f"the name of a job or a sink has 1 to {MAX_NAME} characters")
-    return Target(database_option(given), plan(schema, given), uuid4().hex), name
+        raise SettingError(f"the name of a job or sink must have 1 to {MAX_NAME} characters")
+    return WriteTarget(database_option(given), plan_rows(schema, given), uuid4().hex), name
 
 
 def _sweep(engine: Engine, ours: int) -> None:
-    """Throw away `ours` staged rows, and some of dead drivers'.  What fails is left to the next write."""
+    """Delete `ours` staged rows and some of dead drivers.  If that fails, the next write tries again."""
     left = ours + staging.OF_OTHERS
     with suppress(sa.exc.SQLAlchemyError):
         while left > 0:
@@ -135,14 +137,14 @@ def _sweep(engine: Engine, ours: int) -> None:
             left -= swept
 
 
-class _Driver:
-    """What both kinds of writers do in the driver."""
+class _DriverSide:
+    """What both writers do on the driver."""
 
-    target: Target
+    target: WriteTarget
 
     def _commit(self, write: staging.Write | None, messages: Sequence[Any]) -> None:
-        told = [each for each in messages if isinstance(each, Message) and each.staging is not None]
-        accepted = [staging.Accepted(int(each.staging or 0), each.rows) for each in told]
+        staged = [each for each in messages if isinstance(each, StagedRows) and each.staging is not None]
+        accepted = [staging.Accepted(int(each.staging or 0), each.rows) for each in staged]
         engine = open_database(self.target.db, write=True)
         try:
             with engine.begin() as connection:
@@ -156,30 +158,30 @@ class _Driver:
             engine.dispose()
 
     def _abort(self, messages: Sequence[Any]) -> None:
-        numbers = [each.staging for each in messages if isinstance(each, Message) and each.staging is not None]
+        numbers = [each.staging for each in messages if isinstance(each, StagedRows) and each.staging is not None]
         engine = open_database(self.target.db, write=True)
         try:
             with engine.begin() as connection:
                 staging.discard(connection, numbers)
                 staging.discard_write(connection, self.target.write)
-            _sweep(engine, sum(each.rows for each in messages if isinstance(each, Message)))
+            _sweep(engine, sum(each.rows for each in messages if isinstance(each, StagedRows)))
         finally:
             engine.dispose()
 
     def _failed(self, engine: Engine, error: sa.exc.DBAPIError) -> TitanicError:
-        told = " ".join(str(error.orig).split())
+        detail = " ".join(str(error.orig).split())
         return TitanicError(
-            f"{schemas.shown(engine.url)} could not accept what was staged: {told}; unless its connection was lost in "
-            "the middle of the commit, nothing was written",
+            f"{schemas.shown(engine.url)} could not commit the write: {detail}. Nothing was written, unless the "
+            "connection was lost during the commit",
             code=500,
         )
 
 
-class JobWriter(_Driver, spark.DataSourceArrowWriter):
-    """A batch's rows."""
+class JobWriter(_DriverSide, spark.DataSourceArrowWriter):
+    """Writes the rows of a batch."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self.target, name = _target(options, schema, "sink", overwrite)
+        self.target, name = _write_target(options, schema, "sink", overwrite)
         self._write = None if name is None else staging.Write("job", name)
         engine = open_database(self.target.db, write=True)
         try:
@@ -189,25 +191,25 @@ class JobWriter(_Driver, spark.DataSourceArrowWriter):
         finally:
             engine.dispose()
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Message:
-        """On an executor: stage a task's rows."""
-        return Message(None, 0, None) if self._skipped else self.target.stage(_columns(iterator))
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> StagedRows:
+        """Stage a task's rows; runs on an executor."""
+        return StagedRows(None, 0, None) if self._skipped else self.target.stage(_columns(iterator))
 
     def commit(self, messages: Sequence[Any]) -> None:
-        """In the driver, when all tasks have ended well."""
+        """Commit the write after all tasks succeeded; runs on the driver."""
         if not self._skipped:
             self._commit(self._write, messages)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        """In the driver, when some have not."""
+        """Discard staged rows after a task failed; runs on the driver."""
         self._abort(messages)
 
 
-class StreamWriter(_Driver, StreamBase):
-    """A stream's rows, micro-batch by micro-batch."""
+class StreamWriter(_DriverSide, StreamBase):
+    """Writes the rows of a stream, one micro-batch at a time."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self.target, self._name = _target(options, schema, "job", overwrite)
+        self.target, self._name = _write_target(options, schema, "job", overwrite)
         self._checkpoint = {name.lower(): value for name, value in options.items()}.get("checkpointlocation")
         engine = open_database(self.target.db, write=True)
         try:
@@ -215,34 +217,34 @@ class StreamWriter(_Driver, StreamBase):
         finally:
             engine.dispose()
 
-    def write(self, iterator: Any) -> Message:
-        """On an executor: stage a task's rows."""
+    def write(self, iterator: Any) -> StagedRows:
+        """Stage a task's rows; runs on an executor."""
         return self.target.stage(_columns(iterator) if STREAM_ARROW else _row_columns(iterator))
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """In the driver, when all tasks of the batch have ended well."""
+        """Commit the micro-batch after all tasks succeeded; runs on the driver."""
         if not messages:
-            return  # no task, no row
-        query = next((each.query for each in messages if isinstance(each, Message) and each.query), None)
+            return  # no tasks, so no rows
+        query = next((each.query for each in messages if isinstance(each, StagedRows) and each.query), None)
         name = self._name or query or self._checkpoint
         if name is None:
-            if not any(each.rows for each in messages if isinstance(each, Message)):
-                return  # a batch without tasks, from whom one would know
-            raise SettingError('Spark does not say which stream this is: give it a name with .option("sink", …)')
+            if not any(each.rows for each in messages if isinstance(each, StagedRows)):
+                return  # without rows there is nothing to commit
+            raise SettingError('Spark does not identify this stream; name it with .option("sink", …)')
         self._commit(staging.Write("sink", name, batchId, query), messages)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """In the driver, when some have not."""
+        """Discard staged rows after a task failed; runs on the driver."""
         del batchId
         self._abort(messages)
 
 
 def _row_columns(rows: "Iterator[Row]") -> Iterator[list[list[Any]]]:
-    """The same from rows."""
+    """Yield rows as columns, in chunks."""
     chunk: list[Any] = []
     for row in rows:
         chunk.append(row)
-        if len(chunk) == CHUNK_ROWS:
+        if len(chunk) == MAX_CHUNK_ROWS:
             yield [list(column) for column in zip(*chunk, strict=True)]
             chunk = []
     if chunk:

@@ -1,6 +1,6 @@
-"""What an executor does for a fleet: it serves a service for the time of a lease.
+"""The executor's side of a fleet: serve a service for the length of a lease.
 
-Only the standard library is imported with this module, so that an executor without pyzmq can say so.
+This module imports only the standard library, so that an executor without pyzmq can report that.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from ...clients import Client
     from ...workers import Worker
 
-REPORT: Final = 1.0
-"""Seconds between two reports to the driver, and how long it has to answer one."""
-PATIENCE: Final = 5.0
-"""Seconds that the broker has to answer a probe."""
-STUCK: Final = 5.0
-"""Seconds that a handler which is past its time-out has to return, before its process is ended."""
+REPORT_SECONDS: Final = 1.0
+"""Interval between reports to the driver, and how long the driver may take to answer."""
+BROKER_TIMEOUT_SECONDS: Final = 5.0
+"""How long the broker may take to answer a probe."""
+STUCK_GRACE_SECONDS: Final = 5.0
+"""How long a handler past its timeout may take to return before its process is ended."""
 
 log = logging.getLogger("zmdp.spark")
 
 
 @dataclass(frozen=True)
-class Task:
-    """A lease, as an executor gets it."""
+class LeaseTask:
+    """A lease as it is sent to an executor."""
 
     fleet: str
-    """Which run of a fleet it is of: a driver that got its predecessor's name hears its predecessor's tasks."""
+    """The run of the fleet: a driver that reuses a name hears the tasks of its predecessor."""
     control: str
     """The driver's control service."""
     slot: int
@@ -55,48 +55,53 @@ class Task:
     log_level: str
 
 
-class _Unusable(Exception):
-    """This executor cannot serve; says why."""
+class _CannotServe(Exception):
+    """This executor cannot serve; the message says why."""
 
 
-def serve(task: Task, nothing: Iterator[object]) -> Iterator[dict[str, Any]]:
-    """Serve for the time of the lease, or until the driver says that it is enough; yields one description of how it
-    ended:
+def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
+    """Serve until the lease is over or the driver tells the task to drain, then yield one description of how it ended:
 
         {"host": …, "served": n, "unreachable": why no broker was reached, or None}
         {"host": …, "refused": why}
 
-    What is wrong with the executor is returned, not raised: the driver has to tell it from a death.
+    A problem with the executor is returned, not raised, so that the driver can tell it from a death.
     """
-    for _ in nothing:  # a Python that has read all of its input is used again, with what it has imported
+    for _ in rows:  # Spark reuses the Python process, with its imports, only if it has read all of its input
         pass
     host = socket.gethostname()
     logging.basicConfig(
         level=task.log_level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )
     try:
-        handler = _Counted(_handler(task))
-        worker = _worker(task, handler)
-    except _Unusable as error:
+        handler = _Counted(_load_handler(task))
+        worker = _make_worker(task, handler)
+    except _CannotServe as error:
         yield {"host": host, "refused": str(error)}
         return
     from ...clients import Client  # noqa: PLC0415 - see the module's docstring
 
-    # Nothing is outstanding between two reports, and then nobody listens to heartbeats.
-    with Client(task.broker, timeout=REPORT, retries=0, heartbeat=task.heartbeat, liveness=task.liveness) as client:
+    # Between reports nothing is outstanding, so the client does not watch the broker's heartbeats.
+    with Client(
+        task.broker, timeout=REPORT_SECONDS, retries=0, heartbeat=task.heartbeat, liveness=task.liveness
+    ) as client:
         reporter = _Reporter(task, client, host, handler)
         with worker:
-            reporter.until_over()
+            reporter.report_until_due()
             worker.stop()
-            _finish(task, worker, reporter)
-    yield {"host": host, "served": handler.calls, "unreachable": None if reporter.heard else _why(task.broker)}
+            _finish_requests(task, worker, reporter)
+    yield {
+        "host": host,
+        "served": handler.calls,
+        "unreachable": None if reporter.was_answered else _why_unreachable(task.broker),
+    }
 
 
 # ── the handler ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _handler(task: Task) -> Callable[[Any], Any]:
-    """The function that the task names.  Raises `_Unusable`."""
+def _load_handler(task: LeaseTask) -> Callable[[Any], Any]:
+    """Import the task's handler.  Raises `_CannotServe`."""
     for path in task.paths:
         if path not in sys.path and Path(path).is_dir():
             sys.path.insert(0, path)
@@ -104,9 +109,9 @@ def _handler(task: Task) -> Callable[[Any], Any]:
     try:
         import zmq  # noqa: F401, PLC0415
     except ImportError as error:
-        raise _Unusable(
+        raise _CannotServe(
             f"Python {python} at {sys.executable} has no pyzmq ({error}): install it there, or ship an environment "
-            "that `mdp-spark pack` makes with --archive"
+            "made by `mdp-spark pack` with --archive"
         ) from None
     from ...mdp.errors import SettingError  # noqa: PLC0415
     from ...mdp.loading import load  # noqa: PLC0415
@@ -116,20 +121,20 @@ def _handler(task: Task) -> Callable[[Any], Any]:
     try:
         found = load(task.handler, "MODULE:FUNCTION, for example zmdp.workers.echo:echo")
     except SettingError as error:
-        raise _Unusable(
-            f"{error}. Ship your own modules with --py-files, installed packages with --archive "
-            "(`mdp-spark pack --requirement`)"
+        raise _CannotServe(
+            f"{error}. Ship your own modules with --py-files, and installed packages with --archive "
+            "(see `mdp-spark pack --requirement`)"
         ) from None
     if is_async(found):
-        raise _Unusable(
-            f"{task.handler} is for asyncio: a fleet takes a function, or a generator function, of a request"
-        )
+        raise _CannotServe(f"{task.handler} is asynchronous: a fleet needs a plain function or generator function")
     if not callable(found) or isinstance(found, type | Worker | AsyncWorker):
-        raise _Unusable(f"{task.handler} is of type {type(found).__name__}: a fleet takes a function of a request")
+        raise _CannotServe(
+            f"{task.handler} is of type {type(found).__name__}: a fleet needs a function that takes a request"
+        )
     return found
 
 
-def _worker(task: Task, handler: "_Counted") -> "Worker":
+def _make_worker(task: LeaseTask, handler: "_Counted") -> "Worker":
     from ...mdp.errors import ZmdpError  # noqa: PLC0415
     from ...workers import Worker  # noqa: PLC0415
 
@@ -138,8 +143,8 @@ def _worker(task: Task, handler: "_Counted") -> "Worker":
             task.service, handler, broker=task.broker, codec=task.codec, heartbeat=task.heartbeat,
             liveness=task.liveness, handler_timeout=task.handler_timeout, name=f"{task.control} slot {task.slot}",
         )  # fmt: skip
-    except (ZmdpError, ImportError) as error:  # a codec's package is not there
-        raise _Unusable(str(error)) from None
+    except (ZmdpError, ImportError) as error:  # for example, the codec's package is missing
+        raise _CannotServe(str(error)) from None
 
 
 class _Counted:
@@ -158,61 +163,61 @@ class _Counted:
 
 
 class _Reporter:
-    """Tells the driver about once a second how the task is doing, and hears whether it is to drain.
+    """Reports to the driver once a second, and learns from the answer whether to drain.
 
-    A driver that does not answer does not end the task: the lease does.
+    If the driver does not answer, the task continues until its lease ends.
     """
 
-    def __init__(self, task: Task, client: "Client", host: str, handler: _Counted) -> None:
-        self.heard = False
-        """Whether a report was ever answered."""
+    def __init__(self, task: LeaseTask, client: "Client", host: str, handler: _Counted) -> None:
+        self.was_answered = False
+        """Whether the driver ever answered a report."""
         self._task = task
         self._client = client
         self._handler = handler
         self._until = time.monotonic() + task.seconds
-        self._told = {
+        self._report = {
             "op": "slot", "fleet": task.fleet, "slot": task.slot, "lease": task.lease,
-            "host": host, "pid": os.getpid(), "executor": executor(),
+            "host": host, "pid": os.getpid(), "executor": executor_id(),
         }  # fmt: skip
 
-    def until_over(self) -> None:
-        """Report until the lease is over, or the driver says that it is enough."""
+    def report_until_due(self) -> None:
+        """Report until the lease is over or the driver tells the task to drain."""
         pause = threading.Event()
         while not self.report() and (left := self._until - time.monotonic()) > 0:
-            pause.wait(min(REPORT, left))
+            pause.wait(min(REPORT_SECONDS, left))
 
     def report(self) -> bool:
-        """Report once; whether to drain."""
+        """Report once.  Return whether to drain."""
         from ...mdp.errors import ZmdpError  # noqa: PLC0415
 
-        told = json.dumps({**self._told, "served": self._handler.calls}).encode()
+        report = json.dumps({**self._report, "served": self._handler.calls}).encode()
         try:
-            answer = json.loads(self._client.request(self._task.control, told, wait=False)[0])
+            answer = json.loads(self._client.request(self._task.control, report, wait=False)[0])
         except (ZmdpError, ValueError):
             return False
-        self.heard = True
+        self.was_answered = True
         return isinstance(answer, dict) and answer.get("drain") is True
 
 
-def _finish(task: Task, worker: "Worker", reporter: _Reporter) -> None:
-    """Wait until the request that is worked on is done, reporting meanwhile."""
-    limit = None if task.handler_timeout is None else time.monotonic() + task.handler_timeout + STUCK
-    while not worker.wait(REPORT):
+def _finish_requests(task: LeaseTask, worker: "Worker", reporter: _Reporter) -> None:
+    """Wait until running requests are done, reporting meanwhile."""
+    limit = None if task.handler_timeout is None else time.monotonic() + task.handler_timeout + STUCK_GRACE_SECONDS
+    while not worker.wait(REPORT_SECONDS):
         reporter.report()
         if limit is not None and time.monotonic() > limit:
-            # Its request has gone to another worker; the thread cannot be ended, but its process can.
-            log.error("%s: a handler does not return: process %d ends itself", task.service, os.getpid())
+            # The request has gone to another worker.  A thread cannot be killed, but its process can.
+            log.error("%s: a handler does not return; ending process %d", task.service, os.getpid())
             os._exit(1)
 
 
-def _why(broker: str) -> str:
+def _why_unreachable(broker: str) -> str:
     from ...mdp.transport.reach import why_unreachable  # noqa: PLC0415
 
     return why_unreachable(broker) or "no answer"
 
 
-def executor() -> str | None:
-    """The id of the executor that this Python works for; None where that cannot be told, `driver` in local mode."""
+def executor_id() -> str | None:
+    """Return the id of this Python's executor: `driver` in local mode, None if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()
         command = Path(f"/proc/{daemon[1]}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -220,28 +225,28 @@ def executor() -> str | None:
     return None
 
 
-# ── what `mdp-spark doctor` asks ─────────────────────────────────────────────────────────────────────────────────────
+# ── the probe of `mdp-spark doctor` ──────────────────────────────────────────────────────────────────────────────────
 
 
-def probe(broker: str, nothing: Iterator[object]) -> Iterator[dict[str, Any]]:
-    """What this executor has, each None if it is well, else what is wrong:
+def probe(broker: str, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
+    """Yield one description of this executor, in which None means that the check passed:
 
-    {"host": …, "executor": …, "python": version, "pyzmq": wrong, "zmdp": wrong, "broker": wrong}
+    {"host": …, "executor": …, "python": version, "pyzmq": problem, "zmdp": problem, "broker": problem}
     """
-    for _ in nothing:
+    for _ in rows:
         pass
     found: dict[str, Any] = {
         "host": socket.gethostname(),
-        "executor": executor(),
+        "executor": executor_id(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "pyzmq": None,
         "zmdp": None,
-        "broker": "not asked",
+        "broker": "not checked",
     }
     for name, module in (("pyzmq", "zmq"), ("zmdp", "zmdp.clients")):
         try:
             importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - whatever an import raises is what is wrong
+        except Exception as error:  # noqa: BLE001 - whatever the import raises is the finding
             found[name] = f"{type(error).__name__}: {error}"
             yield found
             return
@@ -251,7 +256,7 @@ def probe(broker: str, nothing: Iterator[object]) -> Iterator[dict[str, Any]]:
 
     try:
         check_listening([broker])
-        with Client(broker, timeout=PATIENCE, retries=0) as client:
+        with Client(broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0) as client:
             client.request("mmi.service", b"any")
         found["broker"] = None
     except ZmdpError as error:

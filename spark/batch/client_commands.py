@@ -1,6 +1,6 @@
-"""What callers of batches and fleets do: `mdp-spark submit`, `status`, `cancel`, `drain`.
+"""The client commands `mdp-spark submit`, `status`, `cancel` and `drain`.
 
-They only ask the broker: none of this needs PySpark or Java.
+They only talk to the broker and need neither PySpark nor Java.
 """
 
 import json
@@ -25,14 +25,14 @@ from .. import control
 from .commands import BROKER, PREFIX, pairs
 from .jobs import FORMATS
 
-PATIENCE: Final = 7 * 86400.0
-"""Seconds that a request may wait in the broker's queue: what runs tells of itself every few."""
-ANSWER: Final = 15.0
-"""Seconds that the broker may take to say who is there."""
+STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
+"""How long a request may wait in the broker's queue; a running job sends PARTIALs every few seconds."""
+DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
+"""How long to wait for the broker to say whether a service exists."""
 Command = Callable[..., Any]
 
 _TIMEOUT = click.option(
-    "--timeout", type=DURATION, default=5.0, help=with_default("How long an answer may take.", 5, "seconds")
+    "--timeout", type=DURATION, default=5.0, help=with_default("How long to wait for an answer.", 5, "seconds")
 )
 _OUTPUT = click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result's data to this file."
@@ -43,21 +43,21 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 # ── submit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _submitting(command: Command) -> Command:
+def _submit_options(command: Command) -> Command:
     for option in reversed(
         [
             click.option(
                 "--durable", is_flag=True,
-                help="Hand it over to Titanic: it is done whatever ends meanwhile, and its reply kept.",
+                help="Hand the request to Titanic, which runs it even if this command ends, and keeps the reply.",
             ),
-            click.option("--key", help="With --durable: the same key gives the first request again."),
-            click.option("--detach", is_flag=True, help="With --durable: print the uuid and do not wait."),
+            click.option("--key", help="With --durable: submitting the same key again returns the first request."),
+            click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
             click.option(
                 "--format", "format_", type=click.Choice(FORMATS), default="json",
-                help=with_default("How rows are sent; Arrow goes to stdout as it is (IPC stream).", "json"),
+                help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
             ),
             _OUTPUT,
-            click.option("--deadline", type=DURATION, help="Cancel it if it is not done after so long."),
+            click.option("--deadline", type=DURATION, help="Cancel the job if it is not done after this long."),
             PREFIX,
             BROKER,
             _JSON,
@@ -70,9 +70,9 @@ def _submitting(command: Command) -> Command:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def submit(context: click.Context) -> None:
-    """Run a query or a named job, and print its result.
+    """Run a query or a named job and print its result.
 
-    Progress is shown on stderr. Ctrl-C cancels the job; with --durable it only stops waiting.
+    Progress goes to stderr. Ctrl-C cancels the job; with --durable, it only stops waiting.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -80,36 +80,42 @@ def submit(context: click.Context) -> None:
 
 @submit.command("sql")
 @click.argument("query")
-@click.option("--arg", "args", multiple=True, metavar="NAME=VALUE", help="A parameter, :NAME in the query. Repeatable.")
-@_submitting
-def submit_sql(*, query: str, args: Sequence[str], format_: str, prefix: str, **asked: Any) -> int:
-    """Run QUERY (or @FILE, or - for stdin): SELECT, VALUES, TABLE or WITH …, over the batch's tables."""
+@click.option(
+    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="Value of the parameter :NAME in the query. Repeatable."
+)
+@_submit_options
+def submit_sql(*, query: str, args: Sequence[str], format_: str, prefix: str, **options: Any) -> int:
+    """Run QUERY over the tables of a batch; @FILE reads it from a file, - from stdin."""
     (sql,) = bodies.frames([query])
     settings: dict[str, Any] = {"format": format_}
     if args:
         settings["args"] = {name: _value(text) for name, text in pairs(args).items()}
-    return _submit(f"{prefix}.sql", [sql, json.dumps(settings).encode()], **asked)
+    return _submit(f"{prefix}.sql", [sql, json.dumps(settings).encode()], **options)
 
 
 @submit.command("job")
 @click.argument("name")
 @click.argument("arguments", required=False, default="{}", metavar="[JSON]")
 @click.option(
-    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument; JSON, or else a text. Repeatable."
+    "--arg",
+    "args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Argument of the job: JSON, otherwise a string. Repeatable.",
 )
-@_submitting
-def submit_job(*, name: str, arguments: str, args: Sequence[str], format_: str, prefix: str, **asked: Any) -> int:
-    """Run the Python job NAME with arguments, a JSON object: '{"path": "book.txt"}', or --arg path=book.txt."""
+@_submit_options
+def submit_job(*, name: str, arguments: str, args: Sequence[str], format_: str, prefix: str, **options: Any) -> int:
+    """Run the Python job NAME with arguments: a JSON object such as '{"path": "book.txt"}', or --arg path=book.txt."""
     (text,) = bodies.frames([arguments])
     try:
         given = json.loads(text)
         if not isinstance(given, dict):
             raise ValueError
     except ValueError:
-        raise click.BadParameter(f"{arguments!r}: the arguments are a JSON object, or --arg NAME=VALUE") from None
+        raise click.BadParameter(f"{arguments!r}: expected a JSON object; or use --arg NAME=VALUE") from None
     given |= {each: _value(value) for each, value in pairs(args).items()}
     frames = [name.encode(), json.dumps(given).encode(), json.dumps({"format": format_}).encode()]
-    return _submit(f"{prefix}.job", frames, **asked)
+    return _submit(f"{prefix}.job", frames, **options)
 
 
 def _value(text: str) -> Any:
@@ -132,31 +138,31 @@ def _submit(
     as_json: bool,
 ) -> int:
     if (key is not None or detach) and not durable:
-        raise click.UsageError("--key and --detach go with --durable")
+        raise click.UsageError("--key and --detach require --durable")
     if durable and deadline is not None:
-        raise click.UsageError("--deadline goes without --durable: Titanic does it whenever it can")
+        raise click.UsageError("--deadline excludes --durable: Titanic runs a request whenever it can")
     check_listening([broker])
-    with Client(broker, timeout=PATIENCE, retries=0) as client:
+    with Client(broker, timeout=STREAM_TIMEOUT_SECONDS, retries=0) as client:
         if durable:
-            if not client.available("titanic.request", timeout=ANSWER):
+            if not client.available("titanic.request", timeout=DISCOVERY_TIMEOUT_SECONDS):
                 raise ServiceNotFound(
-                    f"no Titanic at {broker}: start one with `titanic serve`", service="titanic.request"
+                    f"no Titanic at {broker}; start one with `titanic serve`", service="titanic.request"
                 )
             ticket = Titanic(client).submit(service, *frames, key=key)
             if detach:
                 click.echo(ticket.uuid)
                 return 0
-            click.echo(f"handed over as {ticket.uuid}", err=True)
+            click.echo(f"submitted as {ticket.uuid}", err=True)
             reply = _follow(ticket)
         else:
-            if not client.available(service, timeout=ANSWER):
-                raise ServiceNotFound(_nobody(service, broker), service=service)
-            reply = _shown(client.stream(service, *frames, wait=False, deadline=deadline))
+            if not client.available(service, timeout=DISCOVERY_TIMEOUT_SECONDS):
+                raise ServiceNotFound(_no_batch(service, broker), service=service)
+            reply = _show_stream(client.stream(service, *frames, wait=False, deadline=deadline))
     return _print(reply, output, as_json=as_json)
 
 
-def _nobody(service: str, broker: str) -> str:
-    return f"no batch offers {service!r} at {broker}: start one with `mdp-spark batch`"
+def _no_batch(service: str, broker: str) -> str:
+    return f"no batch offers {service!r} at {broker}; start one with `mdp-spark batch`"
 
 
 def _follow(ticket: Ticket) -> Reply:
@@ -166,12 +172,12 @@ def _follow(ticket: Ticket) -> Reply:
                 show(part)
         return ticket.result()
     except KeyboardInterrupt:
-        click.echo(f"it goes on: mdp-spark status {ticket.uuid} --wait", err=True)
+        click.echo(f"the job continues; to wait for it: mdp-spark status {ticket.uuid} --wait", err=True)
         raise
 
 
-def _shown(parts: Generator[Reply, None, None]) -> Reply:
-    """The FINAL of a stream, the progress before it having been shown."""
+def _show_stream(parts: Generator[Reply, None, None]) -> Reply:
+    """Show the progress in a stream and return its FINAL."""
     with _bar() as show:
         for part in parts:
             if part.final:
@@ -182,7 +188,7 @@ def _shown(parts: Generator[Reply, None, None]) -> Reply:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Reply], None]]:
-    """A progress bar on stderr, fed with PARTIALs; where that is no terminal, a line now and then."""
+    """Yield a function that shows PARTIALs: a progress bar on a terminal, otherwise an occasional line on stderr."""
     terminal = sys.stderr.isatty()
     told_at = float("-inf")
     shown = ""
@@ -209,47 +215,47 @@ def _bar() -> Iterator[Callable[[Reply], None]]:
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
-BAR: Final = 30
+BAR_WIDTH: Final = 30
 
 
 def _line(event: dict[str, Any]) -> str | None:
-    """How far it has come, in a line."""
+    """Return an event as a line of text."""
     match event:
         case {"event": "started", "job": job, "driver": driver}:
-            return f"job {job} at {driver}"
+            return f"job {job} on {driver}"
         case {"event": "waiting"}:
-            return "waiting for a free place"
+            return "waiting for a free session"
         case {"event": "yielded", "value": value}:
             return json.dumps(value, ensure_ascii=False)
         case {"event": "progress", "tasks": tasks, "tasks_done": done}:
-            filled = BAR * done // tasks if tasks else 0
+            filled = BAR_WIDTH * done // tasks if tasks else 0
             failed = f", {event['tasks_failed']} failed" if event.get("tasks_failed") else ""
             rows = f", {event['rows_read']:,} rows read" if event.get("rows_read") else ""
             return (
-                f"[{'#' * filled}{'-' * (BAR - filled)}] {done}/{tasks} tasks, "
+                f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}] {done}/{tasks} tasks, "
                 f"{event.get('stages_done')}/{event.get('stages')} stages{rows}{failed}, {event.get('seconds')} s"
             )
     return None
 
 
 def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
-    """Print a result: rows one a line, or as a table on a terminal; a path; Arrow as it is."""
+    """Print a result: rows as JSON lines, or as a table on a terminal; a path; Arrow unchanged."""
     try:
         described = json.loads(reply[0])
         data = reply[1]
         format_ = described["format"]
     except (ValueError, LookupError, TypeError):
-        raise ServiceError(500, f"that is no batch's result: {reply[0][:100]!r}", service=reply.service) from None
+        raise ServiceError(500, f"not a result of a batch: {reply[0][:100]!r}", service=reply.service) from None
     path = described.get("path")
     if path is not None:
         click.echo(json.dumps(described) if as_json else path)
         if not as_json:
-            what = f"{described['rows']} rows" if "rows" in described else "its bytes"
-            click.echo(f"{what}, too large to send, are there as {format_}", err=True)
+            what = f"{described['rows']} rows" if "rows" in described else "a value"
+            click.echo(f"the result ({what}) is too large to send; it is at this path as {format_}", err=True)
         return 0
     if output is not None:
         output.write_bytes(data)
-        click.echo(f"{described.get('rows', 1)} rows are in {output}", err=True)
+        click.echo(f"wrote {described.get('rows', 1)} rows to {output}", err=True)
         return 0
     if format_ == "arrow":
         bodies.write(data, newline=False)
@@ -269,7 +275,7 @@ def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
 
 
 def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    """Rows in columns."""
+    """Format rows as a table."""
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
     widths = [max(len(name), *(len(row[at]) for row in cells), 0) for at, name in enumerate(names)]
     lines = ["  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)).rstrip()]
@@ -288,7 +294,7 @@ def _cell(value: Any) -> str:
 
 @click.command()
 @click.argument("uuid", required=False)
-@click.option("--wait", is_flag=True, help="With a UUID: wait for the result, showing progress.")
+@click.option("--wait", is_flag=True, help="With a UUID: wait for the result and show progress.")
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="With a UUID: write the data to this file."
 )
@@ -296,9 +302,9 @@ def _cell(value: Any) -> str:
 @_TIMEOUT
 @_JSON
 def status(*, uuid: str | None, wait: bool, output: Path | None, broker: str, timeout: float, as_json: bool) -> int:
-    """Show the batches and fleets at the broker and what they run; or the request UUID that was handed over.
+    """Show the batches and fleets at the broker and what they run; with UUID, the result of a durable request.
 
-    Of a request (`submit --durable`) the result is printed if it is there; else the exit code is 3.
+    UUID is what `submit --durable` printed. Exit code 3: the request has no result yet.
     """
     check_listening([broker])
     with Client(broker, timeout=timeout, retries=0) as client:
@@ -310,15 +316,15 @@ def status(*, uuid: str | None, wait: bool, output: Path | None, broker: str, ti
                 try:
                     reply = ticket.result(0)
                 except RequestTimeout:
-                    raise RequestTimeout(f"{uuid} has no result yet: --wait waits for it") from None
+                    raise RequestTimeout(f"{uuid} has no result yet; wait for it with --wait") from None
             return _print(reply, output, as_json=as_json)
         if wait or output is not None:
-            raise click.UsageError("--wait and --output go with a UUID")
+            raise click.UsageError("--wait and --output require a UUID")
         found = [_status_of(client, driver) for driver in control.drivers(client)]
     if as_json:
         bodies.print_json(found)
     elif not found:
-        click.echo(f"no batch and no fleet at {broker}: `mdp-spark batch` or `mdp-spark fleet` starts one", err=True)
+        click.echo(f"no batch or fleet at {broker}; start one with `mdp-spark batch` or `mdp-spark fleet`", err=True)
     for driver in found if not as_json else ():
         click.echo("\n".join(_status_lines(driver)))
     return 0
@@ -327,7 +333,7 @@ def status(*, uuid: str | None, wait: bool, output: Path | None, broker: str, ti
 def _status_of(client: Client, driver: str) -> dict[str, Any]:
     try:
         return control.ask(client, driver, "status")
-    except (RequestTimeout, ServiceNotFound) as error:  # it ends just now, or hangs: the others are shown all the same
+    except (RequestTimeout, ServiceNotFound) as error:  # it is ending, or hangs: still show the others
         return {"kind": "driver", "name": driver, "error": str(error)}
 
 
@@ -358,7 +364,7 @@ def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
 def _uuid(text: str) -> UUID:
     found = parse_uuid(text.replace("-", "").encode(errors="replace"))
     if found is None:
-        raise click.BadParameter(f"{text!r} is no uuid: it takes the 32 hex digits that `submit --durable` printed")
+        raise click.BadParameter(f"{text!r} is not a UUID: expected the 32 hex digits that `submit --durable` printed")
     return found
 
 
@@ -367,19 +373,19 @@ def _uuid(text: str) -> UUID:
 @BROKER
 @_TIMEOUT
 def cancel(*, jobs: Sequence[str], broker: str, timeout: float) -> int:
-    """Cancel jobs: by the id that `submit` and `status` show, or the uuid of a request that was handed over.
+    """Cancel jobs by the id that `submit` and `status` show, or durable requests by their UUID.
 
-    The latter is forgotten by Titanic as well. Exit code 4: one of them does not run.
+    Titanic also deletes a cancelled durable request. Exit code 4: one of the jobs is not running.
     """
     check_listening([broker])
     with Client(broker, timeout=timeout, retries=0) as client:
-        missing = [job for job in jobs if not _cancelled(client, job)]
+        missing = [job for job in jobs if not _cancel_one(client, job)]
     for job in missing:
-        click.echo(f"mdp-spark: {job} does not run", err=True)
+        click.echo(f"mdp-spark: {job} is not running", err=True)
     return 4 if missing else 0
 
 
-def _cancelled(client: Client, job: str) -> bool:
+def _cancel_one(client: Client, job: str) -> bool:
     uuid = parse_uuid(job.replace("-", "").encode(errors="replace"))
     if uuid is not None:
         ticket = Titanic(client).ticket(uuid)
@@ -391,7 +397,7 @@ def _cancelled(client: Client, job: str) -> bool:
         ticket.close()
         return True
     for driver in control.drivers(client):
-        with suppress(ServiceError, RequestTimeout, ServiceNotFound):  # a fleet, or one that ends just now
+        with suppress(ServiceError, RequestTimeout, ServiceNotFound):  # a fleet, or a batch that is ending
             if control.ask(client, driver, "cancel", job=job)["cancelled"]:
                 return True
     return False
@@ -402,16 +408,16 @@ def _cancelled(client: Client, job: str) -> bool:
 @BROKER
 @_TIMEOUT
 def drain(*, drivers: Sequence[str], broker: str, timeout: float) -> int:
-    """Have batches and fleets take no more, finish what runs, and end; by the names that `status` shows."""
+    """Tell batches and fleets to finish what they run and exit, by the names that `status` shows."""
     check_listening([broker])
     with Client(broker, timeout=timeout, retries=0) as client:
         for driver in drivers:
             try:
-                control.checked_name(driver)
+                control.validate_driver_name(driver)
             except SettingError as error:
                 raise click.BadParameter(str(error)) from None
             answer = control.ask(client, driver, "drain")
-            click.echo(f"{driver} ends; it finishes {answer.get('running', 0)} first", err=True)
+            click.echo(f"{driver} is draining; {answer.get('running', 0)} still running", err=True)
     return 0
 
 

@@ -1,0 +1,194 @@
+"""A pool of Spark sessions, one for each running request, reopened when Spark is lost."""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ..session import is_alive, is_connect, stop_quietly
+from .jobs import unsafe_word
+from .progress import ClassicProgress, ConnectProgress, Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("zmdp.spark")
+
+_POOL_PROPERTY: Final = "spark.scheduler.pool"
+_UNSAFE_NODES: Final = {"ScriptTransformation": "TRANSFORM … USING", "CallMethodViaReflection": "reflect"}
+"""Plan nodes that run a program or call Java, and the SQL that produces them."""
+
+
+class JobSession(Protocol):
+    """A session that runs one request at a time."""
+
+    spark: "SparkSession"
+
+    def begin(self, job: str) -> None:
+        """Tag this thread's Spark jobs, so that `cancel` finds them.  Call it first in the job's thread."""
+
+    def track_progress(self, job: str) -> None:
+        """Count the Spark jobs that this thread starts from now on.  Call it after `begin`."""
+
+    def cancel(self, job: str) -> None:
+        """Cancel what Spark runs for `job`.  Safe from any thread, any number of times."""
+
+    def progress(self) -> Progress:
+        """Return the progress of the latest job.  Safe from any thread."""
+
+    def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
+        """Return the part of the query `sql`, planned as `df`, that would run a program or call Java, or None."""
+
+    def is_usable(self) -> bool:
+        """Whether the session can still run jobs."""
+
+
+class ClassicSession:
+    """A session on the driver's own SparkContext, in a FAIR scheduler pool."""
+
+    def __init__(self, session: "SparkSession", fair_pool: str) -> None:
+        self.spark = session
+        self._context = session.sparkContext
+        self._fair_pool = fair_pool
+        self._progress: ClassicProgress | None = None
+
+    def begin(self, job: str) -> None:
+        """Set a tag and a pool, which Spark keeps per thread."""
+        self._progress = None
+        self._context.addJobTag(job)
+        self._context.setLocalProperty(_POOL_PROPERTY, self._fair_pool)
+
+    def track_progress(self, job: str) -> None:
+        """Set a job group, which Spark keeps per thread too."""
+        self._context.setJobGroup(job, job)
+        self._progress = ClassicProgress(self._context, job)
+
+    def cancel(self, job: str) -> None:
+        """Cancel by tag on the context: `SparkSession.interruptTag` has no effect from another thread."""
+        self._context.cancelJobsWithTag(job)
+
+    def progress(self) -> Progress:
+        """Ask the driver's status tracker; takes a few milliseconds."""
+        progress = self._progress
+        return Progress() if progress is None else progress.now()
+
+    def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
+        """Search the analyzed plan."""
+        del sql
+        plan = str(df._jdf.queryExecution().analyzed().toJSON())
+        return next((name for node, name in _UNSAFE_NODES.items() if f'.{node}"' in plan), None)
+
+    def is_usable(self) -> bool:
+        """Whether the JVM and the cluster are there."""
+        return is_alive(self.spark)
+
+
+class ConnectSession:
+    """A session of its own on a Spark Connect server."""
+
+    def __init__(self, session: "SparkSession") -> None:
+        self.spark = session
+        self._progress = ConnectProgress()
+        session.registerProgressHandler(self._progress)  # type: ignore[arg-type]  # only needs to be callable
+
+    def begin(self, job: str) -> None:
+        """Set a tag, which Spark Connect keeps per thread as well."""
+        self.spark.addTag(job)
+
+    def track_progress(self, job: str) -> None:
+        """Reset the counters: a Connect session runs one job at a time."""
+        del job
+        self._progress.begin()
+
+    def cancel(self, job: str) -> None:
+        """Interrupt the operations with the job's tag."""
+        self.spark.interruptTag(job)
+
+    def progress(self) -> Progress:
+        """Return what the server has reported."""
+        return self._progress.now()
+
+    def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
+        """Search the text of the query: the plan stays on the server."""
+        del df
+        return unsafe_word(sql)
+
+    def is_usable(self) -> bool:
+        """Whether the server answers."""
+        with suppress(Exception):
+            return bool(self.spark.version)
+        return False
+
+
+class SessionPool:
+    """Up to `count` sessions made with `open_session`.
+
+    When Spark is lost, the next `acquire` opens the sessions again.
+    """
+
+    def __init__(self, open_session: Callable[[], "SparkSession"], count: int) -> None:
+        self._open_session = open_session
+        self._count = count
+        self._changed = threading.Condition()
+        self._all: list[JobSession] = []
+        self._free: list[JobSession] = []
+        self._lost = True
+        self._opening = False
+
+    def acquire(self, timeout: float) -> JobSession | None:
+        """Return a free session, or None if none becomes free within `timeout` seconds.
+
+        Return it with `release`.  Raises what `open_session` raises if Spark is lost and cannot be reopened.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._opening and (self._lost or self._free), timeout):
+                return None
+            if not self._lost:
+                session = self._free.pop(0)
+                # Only classic sessions are checked: asking a Connect server takes a round trip.
+                if not isinstance(session, ClassicSession) or session.is_usable():
+                    return session
+                self._lost = True
+            self._opening = True
+        try:
+            self._open()
+        finally:
+            with self._changed:
+                self._opening = False
+                self._changed.notify_all()
+        return self.acquire(timeout)
+
+    def _open(self) -> None:
+        if self._all:
+            log.error("the Spark session is lost; opening another")
+            for each in self._all:
+                stop_quietly(each.spark)
+        first = self._open_session()
+        made: list[JobSession]
+        if is_connect(first):
+            made = [ConnectSession(first), *(ConnectSession(self._open_session()) for _ in range(self._count - 1))]
+        else:
+            # Spark serves equally loaded pools in order of their names, so with more pools than cores the last would
+            # starve.
+            pools = max(1, min(self._count, first.sparkContext.defaultParallelism))
+            made = [ClassicSession(first.newSession(), f"pool-{number % pools}") for number in range(self._count)]
+        with self._changed:
+            self._all, self._free, self._lost = made, list(made), False
+
+    def release(self, session: JobSession, *, failed: bool = False) -> bool:
+        """Return a session to the pool.  After a job has `failed`, return whether Spark was lost."""
+        lost = failed and not session.is_usable()
+        with self._changed:
+            if session in self._all:  # otherwise the pool has been reopened since
+                self._free.append(session)
+                self._lost = self._lost or lost
+            self._changed.notify_all()
+        return lost
+
+    def close(self) -> None:
+        """Stop all sessions."""
+        with self._changed:
+            sessions, self._all, self._free, self._lost = self._all, [], [], True
+        for each in sessions:
+            stop_quietly(each.spark)
