@@ -120,7 +120,7 @@ def cli(
 
     \b
     Try it: mdworker zmdp.workers.echo:worker
-    Exit codes: 0 stopped; 1 stopped by a second signal; 2 bad usage, or MODULE:WORKER cannot be used.
+    Exit codes: 0 stopped; 1 stopped by a second signal; 2 invalid usage, or MODULE:WORKER cannot be used.
     """
     log_to_stderr(log_level)
     worker = _load(target, service, codec)

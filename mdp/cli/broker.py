@@ -109,7 +109,7 @@ def cli(*, bind: tuple[str, ...], drain_timeout: float, config: Path | None, log
     authentication: listen only on addresses that untrusted programs cannot reach.
 
     \b
-    Exit codes: 0 drained; 1 cannot listen, or stopped by a second signal; 2 bad usage.
+    Exit codes: 0 drained; 1 cannot listen, or stopped by a second signal; 2 invalid usage.
     """
     del config  # its values have become the options' defaults
     if not bind:

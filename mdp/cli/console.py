@@ -57,7 +57,7 @@ EXIT_CODES: Final[dict[type[ZmdpError], int]] = {
 def run(name: str, command: click.Command) -> NoReturn:
     """Run the command `name` and exit.  Errors are printed to stderr in one line.
 
-    Errors of zmdp exit with their code in `EXIT_CODES`, bad usage with 2, Ctrl-C with 130.
+    Errors of zmdp exit with their code in `EXIT_CODES`, invalid usage with 2, Ctrl-C with 130.
     """
     _open_closed_streams()
     try:
@@ -217,7 +217,7 @@ def one_broker(command: str) -> Callable[[click.Context, click.Parameter, Sequen
     def only(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> str | None:
         endpoints = [endpoint for value in values for endpoint in value]
         if len(endpoints) > 1:
-            origin = "--broker is given"
+            origin = "--broker names"
             if context.get_parameter_source(option.name or "") is ParameterSource.ENVIRONMENT:
                 origin = f"{environment_variable(context, option)} names"
             remedy = f"{command} serves one broker. Start one {command} per broker, each with its own --broker"

@@ -390,9 +390,9 @@ def test_a_worker_waits_for_its_broker(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "variable", "origin"),
     [
-        (["tcp://h:1", "ipc:///s"], "", "--broker is given 2 endpoints, tcp://h:1, ipc:///s"),
-        (["tcp://h:1", "ipc:///s"], "tcp://h:3", "--broker is given 2 endpoints, tcp://h:1, ipc:///s"),
-        (["tcp://h:1,ipc:///s"], "", "--broker is given 2 endpoints, tcp://h:1, ipc:///s"),
+        (["tcp://h:1", "ipc:///s"], "", "--broker names 2 endpoints, tcp://h:1, ipc:///s"),
+        (["tcp://h:1", "ipc:///s"], "tcp://h:3", "--broker names 2 endpoints, tcp://h:1, ipc:///s"),
+        (["tcp://h:1,ipc:///s"], "", "--broker names 2 endpoints, tcp://h:1, ipc:///s"),
         ([], "tcp://h:1 ipc:///s tcp://h:3", "MDP_BROKER names 3 endpoints, tcp://h:1, ipc:///s, tcp://h:3"),
         ([], "tcp://h:1,tcp://h:2", "MDP_BROKER names 2 endpoints, tcp://h:1, tcp://h:2"),
     ],
