@@ -364,10 +364,12 @@ def _parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a submission's options by their Python names."""
     values = {}
     for wire_name, value in options.items():
+        if wire_name in _X1_OPTIONS:
+            continue
         found = _BY_WIRE_NAME.get(wire_name)
         if found is None:
-            _check_option("request", wire_name, tuple(_BY_WIRE_NAME))
-        elif value is not None:
+            raise _unknown_option("request", wire_name, tuple(_BY_WIRE_NAME))
+        if value is not None:
             name, option = found
             values[name] = option.from_wire(wire_name, value)
     _check_combination(values)
@@ -381,8 +383,7 @@ def parse_reply_request(frames: Sequence[bytes], options: Mapping[str, Any]) -> 
         MalformedRequest: It breaks a rule.
     """
     uuid = _parse_only_uuid("titanic.reply", frames)
-    for name in options:
-        _check_option("reply", name, _REPLY_OPTIONS)
+    _check_names("reply", options, _REPLY_OPTIONS)
     partials, start = options.get("partials", False), options.get("from", 0)
     if not isinstance(partials, bool):
         raise MalformedRequest("partials must be true or false")
@@ -401,8 +402,7 @@ def parse_close(frames: Sequence[bytes], options: Mapping[str, Any]) -> UUID:
         MalformedRequest: It breaks a rule.
     """
     uuid = _parse_only_uuid("titanic.close", frames)
-    for name in options:
-        _check_option("close", name, ())
+    _check_names("close", options, ())
     return uuid
 
 
@@ -418,10 +418,15 @@ def _parse_only_uuid(name: str, frames: Sequence[bytes]) -> UUID:
     return uuid
 
 
-def _check_option(service: str, name: str, known: Sequence[str]) -> None:
-    if name not in known and name not in _X1_OPTIONS:
-        options = f"its options are {', '.join(known)}" if known else "it has none"
-        raise MalformedRequest(f"titanic.{service} has no option {name[:50]!r}: {options}")
+def _check_names(service: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in options:
+        if name not in known and name not in _X1_OPTIONS:
+            raise _unknown_option(service, name, known)
+
+
+def _unknown_option(service: str, name: str, known: Sequence[str]) -> MalformedRequest:
+    options = f"its options are {', '.join(known)}" if known else "it has none"
+    return MalformedRequest(f"titanic.{service} has no option {name[:50]!r}: {options}")
 
 
 def _parse_headers(value: Any) -> str | None:
