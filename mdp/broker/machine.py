@@ -145,10 +145,8 @@ class Broker:
     def flush(self, now: float) -> list[Message]:
         """End the turn: dispatch the requests that can be, and return the messages to send."""
         registry = self.registry
-        if registry.finished:
-            finished, registry.finished = registry.finished, []
-            for worker in finished:
-                self._left(worker, now)
+        while registry.finished:
+            self._left(registry.finished.pop(0), now)
         if registry.unsettled:
             unsettled, registry.unsettled = registry.unsettled, []
             for service in unsettled:

@@ -223,8 +223,8 @@ class Worker(TimerNode):
         """As log lines name it."""
         pid = f"pid {self.pid}" if self.pid else ""
         host = f"on {self.host}" if self.host else ""
-        told = ", ".join(each for each in (self.name, host, pid) if each)
-        return f"{self.id} ({told})" if told else f"{self.id}"
+        details = ", ".join(each for each in (self.name, host, pid) if each)
+        return f"{self.id} ({details})" if details else f"{self.id}"
 
 
 class Service:
@@ -273,7 +273,7 @@ class Registry:
         self.queued_bytes = 0
         self.running = 0
         self.unsettled: list[Service] = []
-        """Services in which requests may have become dispatchable in this turn, or nothing may be left."""
+        """Services that changed in this turn: requests may be dispatchable, or nothing may be left of them."""
         self.finished: list[Worker] = []
         """Workers that are leaving, and in this turn finished the last request that they held."""
         self.expiries: Timers[Request] = Timers(min(max(expiry / 1000, 0.001), EXPIRY_RESOLUTION))
@@ -297,7 +297,7 @@ class Registry:
             self.unsettled.append(service)
 
     def settled(self, service: Service) -> None:
-        """Report that all requests of `service` are dispatched that can be; forget it if nothing is left of it."""
+        """Record that nothing more of `service` can be dispatched now; forget it if nothing is left of it."""
         service.unsettled = False
         self._forget_if_empty(service)
 

@@ -330,8 +330,8 @@ def _from_worker(reader: _Reader) -> Any:
 
 
 def _error_from_worker(reader: _Reader) -> wire.Error | wire.Oversized | wire.Invalid:
-    code, told = reader.numbers(_CODE_AND_SHORT)
-    text = reader.take(told)
+    code, length = reader.numbers(_CODE_AND_SHORT)
+    text = reader.take(length)
     reader.read_body()
     if reader.over_limit is not None:
         return wire.Oversized(reader.route, wire.WX1, reader.over_limit, wire.ERROR, reader.id)
@@ -359,8 +359,8 @@ def _to_client(reader: _Reader) -> wire.Reply | wire.Error | wire.Invalid:
         return wire.Reply((), wire.CX1, command == _FINAL, number, reader.body)
     if command != _ERROR_TO_CLIENT:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
-    code, told = reader.numbers(_CODE_AND_SHORT)
-    text = reader.take(told)
+    code, length = reader.numbers(_CODE_AND_SHORT)
+    text = reader.take(length)
     reader.read_body()
     wrong = _wrong_error(code, reader.body)
     return wrong or wire.Error((), wire.CX1, number, code, text, reader.body)
@@ -378,8 +378,8 @@ def _to_worker(reader: _Reader) -> wire.Request | wire.Cancel | wire.Invalid:
         return wire.Cancel((), wire.WX1, address)
     if reader.command != _REQUEST_TO_WORKER:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
-    ttl, attempt, told = reader.numbers(_REQUEST_TO_WORKER_HEAD)
-    raw = reader.take(told)
+    ttl, attempt, length = reader.numbers(_REQUEST_TO_WORKER_HEAD)
+    raw = reader.take(length)
     reader.read_body()
     options = wire.parse_options(raw)
     if options is None:

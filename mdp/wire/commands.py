@@ -199,9 +199,9 @@ class Request(Value):
         self.options = options
         self.id = id
         self.ttl = ttl
-        """Seconds left, if told beside the options; else None."""
+        """Seconds left, if given beside the options; else None."""
         self.attempt = attempt
-        """The attempt, counted from 1, if told beside the options; else 0."""
+        """The attempt, counted from 1, if given beside the options; else 0."""
 
 
 class Reply(Value):
