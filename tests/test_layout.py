@@ -112,19 +112,7 @@ def test_every_package_has_its_rule():
     assert {package_of(name) for name in SOURCES} == ALLOWED.keys() | {"migrations.versions"}
 
 
-KNOWN = {
-    "mmi": "mmi.answers imports the broker's classes for their types",
-}
-"""Packages that break their rule, and why."""
-
-
-@pytest.mark.parametrize(
-    "folder",
-    [
-        pytest.param(each, marks=pytest.mark.xfail(strict=True, reason=KNOWN[each])) if each in KNOWN else each
-        for each in ALLOWED
-    ],
-)
+@pytest.mark.parametrize("folder", ALLOWED)
 def test_a_package_imports_only_from_packages_below_it(folder):
     wrong = [
         f"{name} imports {target}"
