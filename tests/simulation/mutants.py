@@ -69,8 +69,7 @@ def without_credit(broker: Broker, command: Any, now: float) -> None:
     """CREDIT changes nothing."""
     worker = broker._seen(command, now)
     if worker is not None:
-        worker.service.schedule.update(worker)
-        broker._freed(worker)
+        broker.registry.set_credit(worker, worker.credit)
 
 
 def over_credit(schedule: Schedule, worker: Any, update: Any = Schedule.update) -> None:
@@ -431,7 +430,7 @@ MUTANTS = [
     (Registry, "enqueue", let_all_wait, "are not to wait"),
     (Registry, "ended_lately", forget_ended, "X1: ERROR"),
     (Broker, "gone", answer_slow_readers, "C3, C18, C32"),
-    (Broker, "_is_given_up", give_up_proxies, "was lost"),
+    (Broker, "_is_given_up", give_up_proxies, "C17, C18"),
     (WorkerSession, "lose", deaf, "C9"),
     (WorkerSession, "_withdrawn", deaf_to_cancel, "missed a CANCEL"),
     (WorkerSession, "_release_unbegun", forget_unbegun, "not recovered"),
@@ -446,7 +445,7 @@ MUTANTS = [
     (ClientSession, "connected", forget_calls, "does not send"),
     (ClientSession, "_set_due", unhurried, "is not over, but was due"),
     (ClientSession, "_fail", hand_out_twice, "X1: "),
-    (ClientSession, "tick", trusting, "were not served"),
+    (ClientSession, "tick", trusting, "C13"),
     (ClientSession, "_send_request", impolite, "a second time on a connection"),
 ]
 """Where each is put in, and what must be said of it."""
