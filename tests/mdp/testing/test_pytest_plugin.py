@@ -120,7 +120,7 @@ def test_a_request_without_anything_is_what_a_client_sends(worker, mdp_client):
 
 
 def test_what_no_client_can_send():
-    with pytest.raises(SettingError, match="headers map text to text"):
+    with pytest.raises(SettingError, match="headers must map strings to strings"):
         request(headers={"user": 1})
 
 
