@@ -62,6 +62,7 @@ class Connection:
         self._descriptor = -1
         self._unsent: list[Message] = []
         self._stalled_since = 0.0
+        self._broker_restarts = False  # it said DISCONNECT, and has not been heard since
 
     def opened(self, descriptor: int) -> None:
         """Called with the descriptor of a new socket."""
@@ -163,8 +164,14 @@ class Connection:
         """Close the socket of a lost connection, and log the loss."""
         session = self.session
         if not session.leaving:
-            # A broker that shuts down cleanly sends DISCONNECT: nothing to warn about.
-            level = min(self._level, logging.INFO) if session.dismissed else self._level
+            # A broker that shuts down cleanly sends DISCONNECT: nothing to warn about.  A worker that reconnects at
+            # once may still reach it, and is sent DISCONNECT again.
+            level = self._level
+            if session.dismissed:
+                level = min(level, logging.INFO)
+            elif self._broker_restarts and not session.heard:
+                level = logging.DEBUG
+            self._broker_restarts = session.dismissed
             delay = session.retry_at - now
             when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
             log.log(
