@@ -100,7 +100,7 @@ def test_a_draining_broker_refuses_and_an_ending_one_says_so(tmp_path):
                 client.request("slow", b"x")
             assert refused.value.code == 503
             server.send_signal(signal.SIGTERM)
-            with pytest.raises(RetryLater, match="ended before") as ended:
+            with pytest.raises(RetryLater, match="shut down before") as ended:
                 running.result(20)
             assert ended.value.code == 503
             held.unlink()

@@ -138,7 +138,7 @@ def test_commands_without_java(tmp_path):
         (("--connect", "http://x"), "is not a Spark Connect address"),
         (("--inline", "999999999999"), "bytes can be sent"),
         (("--name", "a b"), "is not a valid driver name"),
-        (("--concurrency", "0"), "a whole number of requests, above 0"),
+        (("--concurrency", "0"), "a whole number of requests (greater than 0)"),
     ],
 )
 def test_invalid_arguments_of_a_batch(arguments, message):

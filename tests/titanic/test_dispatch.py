@@ -192,7 +192,7 @@ def test_a_delayed_request_does_not_hold_up_others(bench, titanic, url):
 
 @on_sqlite
 def test_all_requests_run_if_the_broker_cannot_list_all_services(bench, titanic, monkeypatch):
-    monkeypatch.setattr(answers, "ROWS", 2)
+    monkeypatch.setattr(answers, "MAX_ROWS", 2)
     monkeypatch.setattr(dispatcher, "DISCOVERY_PAGE", 3)
     names = [f"service {number}" for number in range(12)]
     tickets = [titanic.submit(name, name.encode()) for name in names]

@@ -112,7 +112,7 @@ def test_invalid_schemas(pristine, schema, message):
         ({"pushdown": "yes"}, "pushdown is 'yes'; expected true or false"),
         ({"db": ""}, "name the database: .option("),
         ({"db": "mysql://host/x"}, "'mysql' is not supported"),
-        ({"db": "nowhere.db"}, "there is no database nowhere.db: `titanic serve` makes it"),
+        ({"db": "nowhere.db"}, "there is no database nowhere.db: `titanic serve` creates it"),
         ({"db": "postgresql://nobody@127.0.0.1:1/x"}, "cannot read postgresql://nobody@127.0.0.1:1/x: connection"),
     ],
 )

@@ -268,7 +268,7 @@ def test_a_worker_is_killed(spark):
         ({"result": "frames", "rows_per_request": 2}, "requires rows_per_request=1"),
         ({"headers": {"a": 1}}, "expected a mapping of strings to strings"),
         ({"headers": "who"}, "expected a mapping of strings to strings"),
-        ({"headers": {"a": "x" * 70_000}}, "at most 65535 bytes"),
+        ({"headers": {"a": "x" * 70_000}}, "limits: 65535 bytes"),
         ({"broker": "nowhere"}, "'nowhere' is no endpoint"),
         ({"broker": []}, "broker is empty"),
         ({"broker": "inproc://here"}, "executors cannot reach"),
