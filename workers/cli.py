@@ -47,7 +47,7 @@ log = logging.getLogger("zmdp.worker")
     "--broker",
     type=Endpoints(),
     multiple=True,
-    callback=one_broker("mdworker"),
+    callback=one_broker,
     envvar="MDP_BROKER",
     show_envvar=True,
     help=with_default("Broker to serve.", DEFAULT_ENDPOINT),

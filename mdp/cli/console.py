@@ -208,23 +208,19 @@ class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in ol
         return [Endpoint().convert(each, param, ctx) for each in endpoints or [value]]
 
 
-def one_broker(command: str) -> Callable[[click.Context, click.Parameter, Sequence[Sequence[str]]], str | None]:
-    """Return the callback of a `--broker` option for a `command` that serves one broker only.
+def one_broker(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> str | None:
+    """Check a `--broker` option of a command that uses one broker only: the option's callback.
 
     The option has the type `Endpoints`, and is `multiple`: otherwise Click would silently use the last of several.
     """
-
-    def only(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> str | None:
-        endpoints = [endpoint for value in values for endpoint in value]
-        if len(endpoints) > 1:
-            origin = "--broker names"
-            if context.get_parameter_source(option.name or "") is ParameterSource.ENVIRONMENT:
-                origin = f"{environment_variable(context, option)} names"
-            remedy = f"{command} serves one broker. Start one {command} per broker, each with its own --broker"
-            raise click.UsageError(f"{origin} {len(endpoints)} endpoints, {', '.join(endpoints)}: {remedy}", context)
-        return endpoints[0] if endpoints else None
-
-    return only
+    endpoints = [endpoint for value in values for endpoint in value]
+    if len(endpoints) > 1:
+        command, origin = context.command_path, "--broker names"
+        if context.get_parameter_source(option.name or "") is ParameterSource.ENVIRONMENT:
+            origin = f"{environment_variable(context, option)} names"
+        remedy = f"{command} uses one broker. Run it once for each broker, with its own --broker"
+        raise click.UsageError(f"{origin} {len(endpoints)} endpoints, {', '.join(endpoints)}: {remedy}", context)
+    return endpoints[0] if endpoints else None
 
 
 def version_option() -> Callable[[Any], Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from ...mdp.cli.console import Endpoint, Number, log_level_option, log_to_stderr, with_default
+from ...mdp.cli.console import Endpoints, Number, log_level_option, log_to_stderr, one_broker, with_default
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.transport.reach import why_unreachable
 from ...titanic.cli.parameters import DURATION
@@ -42,8 +42,10 @@ log = logging.getLogger("zmdp.spark")
 
 BROKER = click.option(
     "--broker",
-    type=Endpoint(),
-    default=DEFAULT_ENDPOINT,
+    type=Endpoints(),
+    multiple=True,
+    callback=one_broker,
+    default=[DEFAULT_ENDPOINT],
     envvar="MDP_BROKER",
     show_envvar=True,
     help=with_default("Broker to use.", DEFAULT_ENDPOINT),

@@ -13,7 +13,17 @@ from typing import Any, Final
 import click
 
 from ...clients import bodies
-from ...mdp.cli.console import EXIT_FAILED, Endpoint, Number, log_level_option, log_to_stderr, printable, with_default
+from ...mdp.cli.console import (
+    EXIT_FAILED,
+    Endpoint,
+    Endpoints,
+    Number,
+    log_level_option,
+    log_to_stderr,
+    one_broker,
+    printable,
+    with_default,
+)
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...titanic.cli.parameters import DURATION
 from ..control import default_driver_name
@@ -44,8 +54,10 @@ def _cluster_options(command: Command) -> Command:
         [
             click.option(
                 "--broker",
-                type=Endpoint(),
-                default=DEFAULT_ENDPOINT,
+                type=Endpoints(),
+                multiple=True,
+                callback=one_broker,
+                default=[DEFAULT_ENDPOINT],
                 envvar="MDP_BROKER",
                 show_envvar=True,
                 help=with_default("Broker to serve.", DEFAULT_ENDPOINT),

@@ -400,7 +400,7 @@ def test_a_worker_waits_for_its_broker(tmp_path):
 def test_a_worker_that_is_told_of_several_brokers_serves_none_of_them(flags, variable, origin):
     brokers = [argument for flag in flags for argument in ("--broker", flag)]
     result = run("mdworker", "zmdp.workers.echo:worker", *brokers, MDP_BROKER=variable)
-    remedy = "mdworker serves one broker. Start one mdworker per broker, each with its own --broker"
+    remedy = "mdworker uses one broker. Run it once for each broker, with its own --broker"
     assert (result.returncode, result.stdout) == (2, b"")
     assert one_line(result) == f"mdworker: {origin}: {remedy}. See 'mdworker --help'"
 
