@@ -8,6 +8,9 @@ from pathlib import Path
 
 from .errors import SettingError
 
+_importing: str | None = None
+"""The module that `load` is importing."""
+
 
 def load(target: str, example: str) -> object:
     """Return the object that `target`, MODULE:NAME, names.  The current directory is searched first.
@@ -21,10 +24,14 @@ def load(target: str, example: str) -> object:
         raise SettingError(f"{target!r} names a file instead of a module: {_as_module(Path(module), name)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    global _importing  # noqa: PLW0603 - commands load one module, in their main thread
+    _importing = module
     try:
         found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
+    except SettingError as error:
+        raise SettingError(f"cannot use {target}: {error}") from None
     except Exception as error:  # noqa: BLE001 - a user's module may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):  # else a module that the user's module imports
@@ -32,7 +39,17 @@ def load(target: str, example: str) -> object:
         else:
             reason = _in_one_line(error)
         raise SettingError(f"cannot use {target}: {reason}") from None
+    finally:
+        _importing = None
     return found
+
+
+def check_not_importing() -> None:
+    """Raise `SettingError` if a module that is being loaded starts a worker itself, and so would never be loaded."""
+    if _importing is not None:
+        raise SettingError(
+            f'module {_importing} runs a worker when it is imported: move the call under `if __name__ == "__main__":`'
+        )
 
 
 def _as_module(path: Path, name: str) -> str:

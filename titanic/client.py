@@ -20,7 +20,7 @@ from typing import Self, Unpack
 from uuid import UUID
 
 from ..clients import AsyncClient, Client, Reply
-from ..mdp.errors import ZmdpError
+from ..mdp.errors import SettingError, ZmdpError
 from . import conversation
 from .conversation import CallTitanic, CheckAvailable, PartialsCursor, Result, Step, Steps
 from .submission import SubmissionOptions
@@ -35,6 +35,7 @@ class Titanic:
     """
 
     def __init__(self, client: Client) -> None:
+        _check_client(client, Client)
         self.client = client
 
     def submit(
@@ -196,6 +197,7 @@ class AsyncTitanic:
     """`Titanic` for asyncio, through an `AsyncClient`."""
 
     def __init__(self, client: AsyncClient) -> None:
+        _check_client(client, AsyncClient)
         self.client = client
 
     async def submit(
@@ -289,3 +291,9 @@ class AsyncTicket:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _check_client(client: object, kind: type) -> None:
+    """Raise `SettingError` for an endpoint, for example, where a client is needed."""
+    if not hasattr(client, "request"):
+        raise SettingError(f"client is {client!r}: it must be of type {kind.__name__}")

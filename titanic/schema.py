@@ -58,6 +58,11 @@ def shown(url: URL) -> str:
     return plain.render_as_string(hide_password=True)
 
 
+def absolute(url: URL) -> URL:
+    """Return `url` with the absolute path of a SQLite file."""
+    return url.set(database=str(Path(url.database or "").absolute())) if is_sqlite(url) else url
+
+
 def is_sqlite(url: URL) -> bool:
     """Return whether the database is a SQLite file."""
     return url.drivername.startswith("sqlite")

@@ -11,6 +11,7 @@ from typing import Any, Self
 from typing import Final as Constant
 
 from ..mdp.errors import RequestCancelled
+from ..mdp.loading import check_not_importing
 from ..mdp.tracing import handling
 from ..mdp.transport.sockets import Context
 from .base import BaseWorker
@@ -78,6 +79,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
 
         Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
         """
+        check_not_importing()
         handler = self._begin_start()
         self._loop = asyncio.get_running_loop()
         context = self._open_context()

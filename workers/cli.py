@@ -224,9 +224,6 @@ def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
     if isinstance(found, Worker | AsyncWorker):
         if codec is not None:
             raise SettingError(f"{target} is a worker, which has its own codec: remove --codec")
-        if found.started:
-            remedy = "move that under `if __name__ == '__main__':`"
-            raise SettingError(f"cannot use {target}: its module starts the worker when it is imported; {remedy}")
         if service is not None:
             found.service = wire.service_name(service)
         return found

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..mdp.errors import ClosedError, RequestCancelled
+from ..mdp.loading import check_not_importing
 from ..mdp.tracing import handling
 from .base import BaseWorker
 from .handling import Final, Frames, failed
@@ -92,6 +93,7 @@ class Worker(BaseWorker[Handler]):
 
         Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
         """
+        check_not_importing()
         handler = self._begin_start()
         try:
             for number in range(self._connection_count):

@@ -2,6 +2,7 @@
 
 - `Client`, `AsyncClient`: call services
 - `Worker`, `AsyncWorker`: offer services
+- `ServiceError`: what a handler raises to fail with a code of its own, and what its callers then get
 - `Titanic`, `AsyncTitanic`: submit requests that outlive their callers (Titanic keeps them in SQL)
 
 A worker and a client:
@@ -25,9 +26,18 @@ from .pure import PURE, prefer_sources
 if TYPE_CHECKING:
     from .clients import AsyncClient, Client
     from .titanic import AsyncTitanic, Titanic
-    from .workers import AsyncWorker, Worker
+    from .workers import AsyncWorker, ServiceError, Worker
 
-__all__ = ["AsyncClient", "AsyncTitanic", "AsyncWorker", "Client", "Titanic", "Worker", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "AsyncTitanic",
+    "AsyncWorker",
+    "Client",
+    "ServiceError",
+    "Titanic",
+    "Worker",
+    "__version__",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -35,6 +45,7 @@ _HOMES = {
     "AsyncTitanic": "titanic",
     "AsyncWorker": "workers",
     "Client": "clients",
+    "ServiceError": "workers",
     "Titanic": "titanic",
     "Worker": "workers",
 }

@@ -268,12 +268,13 @@ def test_the_bare_command_shows_its_help():
     assert b"mdclient call echo hello" in result.stdout
 
 
-def test_a_module_that_starts_its_worker_itself(tmp_path):
-    text = "from zmdp.workers import Worker\nworker = Worker('x', list)\nworker.start()\n"
+@pytest.mark.parametrize("call", ["worker.start()", "worker.run()"])
+def test_a_module_that_starts_its_worker_itself(tmp_path, call):
+    text = f"from zmdp.workers import Worker\nworker = Worker('x', list)\n{call}\n"
     (tmp_path / "eager.py").write_text(text)
     with process("mdworker", "eager:worker", "--processes", "2", cwd=tmp_path) as running:
         assert running.wait() == 2
-        assert "its module starts the worker when it is imported" in running.stderr
+        assert "cannot use eager:worker: module eager runs a worker when it is imported" in running.stderr
 
 
 def test_several_binds(tmp_path):

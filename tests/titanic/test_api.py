@@ -733,3 +733,9 @@ def blocked(url):
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
         return connection.scalar(sa.text(waiting))
+
+
+@pytest.mark.parametrize("kind", [Titanic, AsyncTitanic])
+def test_an_endpoint_is_no_client(kind):
+    with pytest.raises(SettingError, match="client is 'tcp://.*it must be of type"):
+        kind("tcp://127.0.0.1:5555")

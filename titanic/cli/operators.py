@@ -152,7 +152,7 @@ async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> in
         log.info(
             "serving titanic.request, titanic.reply, titanic.close at %s; %s; press Ctrl-C to stop",
             ", ".join(broker),
-            schema.shown(server.url),
+            schema.shown(schema.absolute(server.url)),
         )
 
     for each in broker:
