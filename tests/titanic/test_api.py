@@ -737,5 +737,5 @@ def blocked(url):
 
 @pytest.mark.parametrize("kind", [Titanic, AsyncTitanic])
 def test_an_endpoint_is_no_client(kind):
-    with pytest.raises(SettingError, match="client is 'tcp://.*it must be of type"):
+    with pytest.raises(SettingError, match="it must be of type"):
         kind("tcp://127.0.0.1:5555")
