@@ -60,7 +60,7 @@ class AsyncClient:
         codec: How `call` encodes values.
         heartbeat: Seconds of silence after which the broker is asked for a sign of life, while a request is
             outstanding.
-        liveness: Heartbeat intervals of silence after which the broker is considered dead.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
         max_outstanding: Requests that may be outstanding; more wait for their turn.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
     """

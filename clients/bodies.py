@@ -32,7 +32,7 @@ def _headers(values: Sequence[str]) -> dict[str, str]:
     for value in values:
         name, equals, text = value.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{value!r}: it takes NAME=VALUE")
+            raise click.BadParameter(f"{value!r}: expected NAME=VALUE")
         found[name] = text
     return found
 

@@ -51,7 +51,7 @@ class Client:
             answers.  When it loses a broker, it starts again at the first endpoint, or at the second if the first is
             the one it has just lost; while endpoints do not answer, it tries one after the other.
         timeout: Seconds that each try may take.
-        retries: Tries after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
+        retries: Attempts after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
             travels with it.
         protocol: `"X1"` (docs/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
         envelope: With protocol 0.2, begin each message with an empty frame, as a ROUTER–DEALER proxy between client
@@ -59,7 +59,7 @@ class Client:
         codec: How `call` encodes values.
         heartbeat: Seconds of silence after which the broker is asked for a sign of life, while a request is
             outstanding.
-        liveness: Heartbeat intervals of silence after which the broker is considered dead.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
         max_outstanding: Requests that may be outstanding; more wait for their turn.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
     """
@@ -126,7 +126,7 @@ class Client:
             service: The service's name.
             frames: The body of the request; if there are none, one empty frame.
             timeout: Seconds that each try may take; by default the client's `timeout`.
-            retries: Tries after the first; by default the client's `retries`.  The reply must have arrived within
+            retries: Attempts after the first; by default the client's `retries`.  The reply must have arrived within
                 `timeout × (1 + retries)` seconds, which travel with the request as its ttl.
             wait: If false, fail at once when no worker offers the service.
             headers: Passed to the handler.

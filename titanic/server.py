@@ -49,7 +49,7 @@ class Server:
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
         drain_timeout: Seconds that `stop` waits for running requests.
         heartbeat: Seconds between heartbeats.
-        liveness: Silent intervals after which the broker is considered dead.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
 
     Raises:
         SettingError: An argument is invalid.

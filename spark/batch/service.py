@@ -129,7 +129,7 @@ class Batch:
         prefix: first part of the services' names.
         master: the Spark master, for `mdp-spark status`.
         heartbeat: interval in seconds.
-        liveness: intervals of silence after which the broker counts as dead.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
     """
 
     def __init__(

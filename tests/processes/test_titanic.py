@@ -240,7 +240,7 @@ WRONG = [
     (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow' is not a time such as 2030-01-31T12:00"),
     (["request", "echo", "--retries", "-1"], 2, "-1 is not in the range 0<=x<=1000"),
     (["request", "echo", "--key", ""], 2, "key must be text of 1 to 255 bytes"),
-    (["request", "echo", "--header", "nameonly"], 2, "'nameonly': it takes NAME=VALUE"),
+    (["request", "echo", "--header", "nameonly"], 2, "'nameonly': expected NAME=VALUE"),
     (["request", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
     (["request", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there. Is the broker running?"),
     (["reply", STRANGE], 4, f"Titanic does not know request {STRANGE}"),
