@@ -41,7 +41,7 @@ class Target:
         return f"{self.relation} {self.limit:,g}"
 
     def measured(self, figures: Sequence[Figure]) -> Spread | None:
-        """What a run has found, or None."""
+        """Return the measured value, or None."""
         params = tuple(self.params.items())
         figure = next((each for each in figures if (each.part, each.name) == (self.part, self.figure)), None)
         row = figure and figure.row(self.peer, params)
@@ -53,7 +53,7 @@ class Target:
         return ratios(row.rounds, base.rounds) if base else None
 
     def reached(self, found: Spread) -> bool:
-        """Return whether that is enough."""
+        """Return whether that reaches the target."""
         if self.relation == "≤":
             return (found.high if self.every else found.median) <= self.limit
         value = found.low if self.every else found.median
@@ -110,7 +110,7 @@ def targets() -> Iterator[Target]:
 
 
 def judge(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """All targets and what a run has found, ready for JSON."""
+    """Return all targets with the measured values, ready for JSON."""
     rows = []
     for target in targets():
         found = target.measured(figures)

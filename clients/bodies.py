@@ -72,7 +72,7 @@ def text_or_base64(frame: bytes) -> str | dict[str, str]:
 
 
 def print_json(value: object) -> None:
-    """Print a value on a line of its own, and flush."""
+    """Print a value as one line of JSON, and flush."""
     click.echo(json.dumps(value, ensure_ascii=False))
     sys.stdout.flush()
 

@@ -297,8 +297,8 @@ def bench(
     mdclient bench sleep 1 --load mixed --slow 200
 
     Latencies are accurate to one part in 128.  In a mixed load a request's latency counts from the moment at which it
-    was due to be sent, so a service that falls behind does not look better than it is.  The exit code is 1 if there was
-    no reply at all.
+    was due to be sent, so it includes the delay when the service falls behind.  The exit code is 1 if there was no
+    reply at all.
     """
     frames = bodies.frames(body)
     if (load == "mixed") != (slow is not None):
@@ -450,8 +450,8 @@ def _request_arguments(
 ) -> dict[str, Any]:
     """Return the keywords for `request` and `stream`.
 
-    Unless the user wants to `wait`, raises `BrokerUnreachable` if no broker is listening, and `ServiceNotFound` if
-    nobody offers the service and X1 cannot say so with the request itself.
+    Without `wait`, raises `BrokerUnreachable` if no broker is listening, and `ServiceNotFound` if no worker offers the
+    service and the protocol (0.2 or 0.1) would not report that.
     """
     if not wait:
         check_listening(connection["broker"])
@@ -466,7 +466,7 @@ def _request_arguments(
 
 @contextmanager
 def _advice(connection: dict[str, Any], service: str) -> Iterator[None]:
-    """Add to an error of a request to `service` what the user can do about it."""
+    """Add a remedy to the error of a request to `service`."""
     try:
         yield
     except BrokerUnreachable:

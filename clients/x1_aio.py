@@ -65,7 +65,7 @@ class X1AsyncDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+        """Send a request and return the whole reply.  Raises the request's error."""
         headers, finish = tracing.calling(service.decode(), headers)
         call: Call | None = None
         try:
@@ -102,7 +102,7 @@ class X1AsyncDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Reply, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises whatever the request failed with."""
+        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
         headers, finish = tracing.calling(service.decode(), headers)
         inbox = _AsyncInbox()
         call: Call | None = None
@@ -250,7 +250,7 @@ class X1AsyncDialog:
         self._step()
 
     def _watch(self) -> None:
-        """Watch the connection's present sockets."""
+        """Watch the connection's current sockets."""
         self._unwatch()
         socket, monitor, loop = self._connection.socket, self._connection.monitor, self._loop
         if socket is not None and monitor is not None and loop is not None:

@@ -12,7 +12,7 @@ from typing import Final
 BACKOFF_SECONDS: Final = (1.0, 32.0)
 """Delay before a process that died is restarted, at first and at most; doubled after each short life."""
 STABLE_SECONDS: Final = 60.0
-"""Lifetime after which the delay begins anew."""
+"""Lifetime after which the delay is reset."""
 POLL_SECONDS: Final = 0.1
 EXIT_USAGE: Final = 2
 

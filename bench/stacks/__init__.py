@@ -24,7 +24,7 @@ OUTSTANDING = (1, 64, 500)
 BASE = "NATS"
 QUICK = ("zmdp", "NATS")
 WARM = 0.5
-"""Seconds under the load before anything is counted."""
+"""Seconds of warm-up under load before measuring."""
 FIGURES = (
     ("requests per second", "1/s"),
     ("latency, p50", "ms"),
@@ -36,7 +36,7 @@ NOTE = "one client process and four worker processes in Python, 32-byte bodies e
 
 
 def contenders() -> list[Peer]:
-    """Everyone who takes part."""
+    """All peers."""
     return [
         zmdp.ZmdpAsync(),
         zmdp.ZmdpThreads(),
@@ -53,7 +53,7 @@ def contenders() -> list[Peer]:
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The records of this part."""
+    """Yield the records of this part."""
     rounds, seconds = alone.extent(options)
     for figure, _ in (*FIGURES, SHARES):
         yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}

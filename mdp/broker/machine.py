@@ -207,7 +207,7 @@ class Broker:
         return due
 
     def unreachable(self, identity: bytes, turn: int, now: float) -> list[Message]:
-        """Return what to send because the peer with that routing id is not connected any more.
+        """Return what to send because the peer with that routing id is no longer connected.
 
         It has received nothing of what was sent in `turn` and since.
         """
@@ -231,8 +231,8 @@ class Broker:
     def gone(self, identity: bytes, now: float) -> list[Message]:
         """Return what to send because the peer with that routing id is treated as gone, though it may be connected.
 
-        Messages to it were lost.  So that an X1 client does not wait for them for ever, it is not answered on this
-        connection from now on: it finds the broker silent, reconnects, and resends its outstanding requests.
+        Messages to it were lost.  So that an X1 client does not wait for them forever, it is no longer answered on this
+        connection: it considers the broker dead, reconnects, and resends its outstanding requests.
         """
         self._give_up(identity, now)
         return self._gone(identity, now)
@@ -660,7 +660,7 @@ class Broker:
                 self._left(worker, now)
 
     def _left(self, worker: Worker, now: float) -> None:
-        """Answer the DISCONNECT of a worker that is leaving and holds nothing any more."""
+        """Answer the DISCONNECT of a worker that is leaving and no longer holds any request."""
         if self.registry.workers.get(worker.key) is worker:  # else it was lost in the same turn
             self._say(worker, wire.disconnect(worker.route, worker.header))
             self._lose([(worker, Loss.DISCONNECTED)], now)
@@ -713,7 +713,8 @@ class Broker:
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
 
     def _patience(self, worker: Worker) -> float:
-        """Return the seconds of silence after which a worker is dead.  Before X1, busy workers may be silent (C34)."""
+        """Return the seconds of silence after which a worker is dead.  Busy 0.2 and 0.1 workers may be silent for
+        longer (C34)."""
         if worker.held and worker.header != wire.WX1:
             return max(self.limits.patience, self.limits.busy_grace)
         return self.limits.patience
