@@ -100,7 +100,7 @@ class Running:
 
 
 def contenders(tools: native.Tools, guide: str | None) -> Iterator[Contender | Record]:
-    """Return the available contenders, and records of those that are not available."""
+    """Yield the available contenders, and records of those that are not available."""
     yield Contender(C, ALL, lambda _: native.forwarding(tools), forwards=True)
     yield Contender(IN_TURN, FRAMED, lambda _: native.forwarding(tools, in_turn=True))
     yield Contender(ZMDP, ALL, lambda quiet: native.broker(*QUIET * quiet))

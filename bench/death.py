@@ -66,7 +66,7 @@ def _records(killed: str, times: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def kill_busy(opened: ExitStack, client: Client, address: str, folder: Path) -> Iterator[tuple[float, float]]:
-    """Repeatedly kill the worker that holds a request; return the seconds until it has ended, and until its request
+    """Repeatedly kill the worker that holds a request; yield the seconds until it has ended, and until its request
     runs."""
     for _ in range(SPARE - 1):
         start(opened, address, "hold")
@@ -84,7 +84,7 @@ def kill_busy(opened: ExitStack, client: Client, address: str, folder: Path) -> 
 
 
 def kill_idle(opened: ExitStack, client: Client, address: str) -> Iterator[tuple[float, float]]:
-    """Repeatedly kill the only worker of a service; return the seconds until it has ended, and until the broker
+    """Repeatedly kill the only worker of a service; yield the seconds until it has ended, and until the broker
     knows."""
     for number in range(KILLS):
         service = f"idle-{number}"
@@ -120,7 +120,7 @@ class Killed:
 
 
 def start(opened: ExitStack, address: str, service: str) -> processes.Process:
-    """An `mdworker` process with default settings."""
+    """Start an `mdworker` process with default settings."""
     target = ("services:hold",) if service == "hold" else ("services:echo", "--service", service)
     command = (processes.BIN / "mdworker", *target, "--broker", address, "--log-level", "error")
     return opened.enter_context(processes.running(*command))

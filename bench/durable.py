@@ -32,7 +32,7 @@ FIGURES = (("durable accepts per second", "1/s"), ("time to accept, p50", "ms"),
 
 
 def contenders() -> list[Peer]:
-    """All peers."""
+    """Return all peers."""
     return [
         titanic.Titanic(),
         titanic.TitanicPostgres(),

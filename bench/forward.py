@@ -34,7 +34,7 @@ def send(router: zmq.Socket[bytes], message: list[bytes]) -> None:
 
 
 def header_of(message: list[bytes]) -> int:
-    """Return the part of a message after the sender's identity, and after the envelope if there is one."""
+    """Return the index of the header, which follows the sender's identity and the envelope if there is one."""
     at = 1
     while not message[at].startswith(b"MDP"):
         at += 1

@@ -177,7 +177,7 @@ def process(command: Sequence[str], extra: Mapping[str, str] | None = None) -> I
 
 
 def forwarding(tools: Tools, *, in_turn: bool = False):
-    """The forwarding loop in C, for all dialects: see native/forward.c."""
+    """Run the forwarding loop in C, for all dialects: see native/forward.c."""
     return process(tools.command("forward", *["in-turn"] * in_turn))
 
 
@@ -187,17 +187,17 @@ def forwarding_python():
 
 
 def guide(tools: Tools, name: str):
-    """The Guide's C broker, as `build_guide` has named it; it speaks MDP/0.1."""
+    """Run the Guide's C broker, a program from `build_guide`; it speaks MDP/0.1."""
     return process([str(tools.folder / name)], {"LD_PRELOAD": str(tools.libzmq)})
 
 
 def guide_method(heartbeat: float = 2.5):
-    """A broker in Python by the Guide's method; it speaks MDP/0.1."""
+    """Run a broker in Python by the Guide's method; it speaks MDP/0.1."""
     return process([sys.executable, str(HERE / "guide_method.py"), "--heartbeat", str(heartbeat)])
 
 
 def broker(*options: str, pure: bool = False):
-    """A real `mdp-broker`; `pure`: without its compiled module."""
+    """Run a real `mdp-broker`; `pure`: without its compiled modules."""
     command = [str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", "--log-level", "error", "--drain-timeout", "0"]
     return process([*command, *options], PURE if pure else None)
 

@@ -242,7 +242,7 @@ def targets_table(targets: Iterable[Mapping[str, Any]]) -> str:
 
 
 def about(results: Mapping[str, Any]) -> list[str]:
-    """Return a paragraph with the date, machine and versions of the run."""
+    """Return the date, machine and versions of the run, as lines of a list."""
     machine, versions = results.get("machine", {}), results.get("versions", {})
     lines = []
     if machine:
@@ -277,7 +277,7 @@ Styles = Mapping[str, tuple[str, str]]
 
 
 def styles(found: Sequence[Figure]) -> Styles:
-    """A colour and a marker for each peer of a part, the same in all of its plots; the base is black."""
+    """Return a colour and a marker for each peer of a part, the same in all of its plots; the base is black."""
     peers = dict.fromkeys(peer for figure in found for peer in figure.peers)
     bases = {figure.base for figure in found if isinstance(figure.base, str)}
     others = iter(OTHERS * len(peers))
@@ -288,7 +288,8 @@ def styles(found: Sequence[Figure]) -> Styles:
 
 
 def plots(found: Sequence[Figure], folder: Path) -> dict[str, str]:
-    """Draw all figures into `folder`; the PNG's names by slug.  Raises `ImportError` without matplotlib."""
+    """Draw all figures into `folder`; return the names of the PNGs by slug.  Raises `ImportError` without
+    matplotlib."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -313,7 +314,7 @@ def _long_enough(figure: Figure) -> bool:
 
 
 def _panels(figure: Figure) -> list[Params]:
-    """The params beside x, for each of which there is a panel."""
+    """Return the combinations of the params other than x, each of which gets a panel."""
     return list(dict.fromkeys(tuple(each for each in point if each[0] != figure.x) for point in figure.points))
 
 
@@ -322,13 +323,13 @@ def _titled(figure: Figure, panel: Params) -> str:
 
 
 def _measured(figure: Figure) -> str:
-    """The label of an axis: the quantity and its unit."""
+    """Return the label of an axis: the quantity and its unit."""
     name = figure.name.split(",", maxsplit=1)[0]
     return f"{name}, {figure.unit}" if figure.unit not in {"", "1/s"} else name
 
 
 def _lines(figure: Figure, look: Styles) -> Any:
-    """Values over x, and below them the ratios, where there is a base; a column for each panel."""
+    """Draw values over x and, if there is a base, the ratios below them; one column per panel."""
     import matplotlib.pyplot as plt
 
     panels = _panels(figure)
@@ -363,7 +364,7 @@ def _draw(
     axis: Any, figure: Figure, panel: Params, steps: list[Any], take: Callable[[Row], Spread | None],
     look: Styles,
 ) -> list[tuple[float, int, str, str]]:  # fmt: skip
-    """A line for each peer; where each ends, with its name and colour."""
+    """Draw a line for each peer; return where each ends, with its name and colour."""
     ends = []
     for peer in figure.peers:
         places: dict[int, Spread] = {}
@@ -391,7 +392,7 @@ def _heading(figure: Figure) -> str:
 
 
 def _scale(axes: Iterable[Any], values: Sequence[Spread]) -> None:
-    """From zero; with logarithms where that would hide the small ones."""
+    """Scale the axis from zero, or logarithmically if that would hide small values."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     least, most = min(each.low for each in values), max(each.high for each in values)
@@ -407,7 +408,7 @@ def _scale(axes: Iterable[Any], values: Sequence[Spread]) -> None:
 
 
 def _label(drawn: Any, axis: Any, ends: Sequence[tuple[float, int, str, str]]) -> None:
-    """Each line's name at its end, moved apart where they would overlap."""
+    """Write each line's name at its end, moved apart if names would overlap."""
     drawn.canvas.draw()
     apart = 11 * drawn.dpi / 72
     ends = sorted(ends)
@@ -425,7 +426,7 @@ def _label(drawn: Any, axis: Any, ends: Sequence[tuple[float, int, str, str]]) -
 
 
 def _dots(figure: Figure, look: Styles) -> Any:
-    """A dot with its spread for each peer; a panel for each set of params."""
+    """Draw a dot with its spread for each peer, and a panel for each set of params."""
     import matplotlib.pyplot as plt
 
     panels = figure.points
@@ -472,7 +473,7 @@ def _dots(figure: Figure, look: Styles) -> Any:
 
 
 def write_text(results: Mapping[str, Any], folder: Path) -> None:
-    """Write results.json, and results.md without plots, which take a while to draw."""
+    """Write results.json, and results.md without plots, which are slow to draw."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     (folder / "results.md").write_text(markdown(results))
@@ -490,7 +491,7 @@ def write(results: Mapping[str, Any], folder: Path, tell: Callable[[str], None])
 
 
 def main() -> None:
-    """Make the table and the plots of a results.json anew."""
+    """Recreate the table and the plots from a results.json."""
     source = Path(sys.argv[1])
     write(json.loads(source.read_text()), source.parent, lambda text: print(text, file=sys.stderr))
 

@@ -1,4 +1,4 @@
-"""The targets: what a run must reach, found among its figures.
+"""The targets that a run should reach, compared with its figures.
 
 A target is a quantity of one peer, or its ratio to another peer in the same round of the same figure.
 """
@@ -22,7 +22,7 @@ CLASSIC = "RabbitMQ, classic queue"
 
 @dataclass(frozen=True)
 class Target:
-    """`limit` is the least or the most of `peer`'s figure, or of its ratio to `over` if that is given."""
+    """`limit` is the minimum or the maximum of `peer`'s figure, or of its ratio to `over` if that is given."""
 
     name: str
     relation: str
@@ -61,7 +61,7 @@ class Target:
 
 
 def targets() -> Iterator[Target]:
-    """All of them."""
+    """Yield all targets."""
     rate, p50 = stacks.FIGURES[0][0], stacks.FIGURES[1][0]
     for outstanding in (64, 500):
         yield Target(

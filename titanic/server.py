@@ -53,7 +53,7 @@ class Server:
 
     Raises:
         SettingError: An argument is invalid.
-        SchemaError: The tables are of another version.
+        SchemaError: The tables have another version.
     """
 
     def __init__(

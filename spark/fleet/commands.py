@@ -39,7 +39,7 @@ def _conf(context: click.Context, option: click.Parameter, values: tuple[str, ..
 
 
 def _cluster_options(command: Command) -> Command:
-    """Add the options that say which cluster to use and what its executors get."""
+    """Add the options for the cluster to use and what to ship to its executors."""
     for option in reversed(
         [
             click.option(
@@ -269,7 +269,7 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
 def doctor(
     *, broker: str, broker_from_executors: str | None, reserve: int, minimum: int, as_json: bool, **given: Any
 ) -> int:
-    """Check everything that Spark services need, and say how to fix what is missing.
+    """Check everything that Spark services need, and explain how to fix what is missing.
 
     Checks Java, Python and libraries; the broker; a session on --master; Python and libraries on its executors, and
     whether they reach the broker; cores for slots. Pass the same options as to `mdp-spark fleet`.

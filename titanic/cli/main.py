@@ -25,7 +25,7 @@ OPERATORS: Final = ("serve", "ls", "show", "retry", "cancel", "purge", "stats", 
 
 
 class _Commands(click.Group):
-    """Imports the operator's commands, and so SQLAlchemy, only when one of them runs."""
+    """Imports the operator's commands, and with them SQLAlchemy, only when one of them runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx

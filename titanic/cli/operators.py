@@ -170,7 +170,7 @@ async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> in
 
 @contextmanager
 def _database_errors(db: str) -> Iterator[None]:
-    """Turn the database's errors into errors of one line."""
+    """Convert the database's errors to one-line errors."""
     try:
         yield
     except sa.exc.DBAPIError as error:
@@ -470,7 +470,7 @@ def _age(seconds: float) -> str:
 
 
 def _note(row: dict[str, Any], now: float) -> str:
-    """Return what matters most about a request, for the last column."""
+    """Return the most important detail of a request, for the last column."""
     if row["state"] == "failed":
         return f"{row['code']}: {row['error']}"[:80]
     if row["state"] == "delayed":
