@@ -302,7 +302,7 @@ def bench(
     """
     frames = bodies.frames(body)
     if (load == "mixed") != (slow is not None):
-        raise click.UsageError("--slow BODY goes with --load mixed: it is the body of the slow requests")
+        raise click.UsageError("--slow BODY requires --load mixed: it is the body of the slow requests")
     if load != "sync" and connection["protocol"] != "X1":
         raise click.UsageError("--load pipelined and mixed require protocol X1: with 0.2 and 0.1 use --load sync")
     with _client(connection) as client:

@@ -61,7 +61,9 @@ class ClientConnection:
             try:
                 self._open(endpoint, time.monotonic())
             except zmq.ZMQError as error:
-                raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
+                raise SettingError(
+                    f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555"
+                ) from None
 
     @property
     def endpoint(self) -> str:
@@ -150,7 +152,10 @@ class ClientConnection:
             return "the broker closed the connection", True
         if recv_monitor_message(self.monitor)["event"] == zmq.Event.DISCONNECTED:
             return "what listens there closed the connection: is it a broker?", True
-        return f"nobody listens there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one", False
+        return (
+            f"nothing is listening there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one",
+            False,
+        )
 
     def _open(self, endpoint: str, now: float) -> None:
         socket = self._context.socket(zmq.DEALER)

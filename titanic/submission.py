@@ -294,9 +294,9 @@ def _check_combination(options: Mapping[str, Any]) -> None:
         raise MalformedRequest("key_ttl needs a key")
     if options.get("key") is not None and options.get("uuid") is not None:
         # A key protects even after its request was closed; a UUID does not, so it must not override the key.
-        raise MalformedRequest("key and uuid exclude each other: set one of them")
+        raise MalformedRequest("key and uuid cannot be combined: set only one of them")
     if options.get("delay") is not None and options.get("at") is not None:
-        raise MalformedRequest("delay and at exclude each other: set one of them")
+        raise MalformedRequest("delay and at cannot be combined: set only one of them")
 
 
 # ── what the services receive ────────────────────────────────────────────────────────────────────────────────────────

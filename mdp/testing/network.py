@@ -281,7 +281,7 @@ class Dealer:
             return
         self.link = self._network.connect(self)
         if self.link is None:
-            self._failed("nobody listens there")
+            self._failed("nothing is listening there")
             return
         while self._unsent:
             self.link.to_broker.send(self._unsent.popleft())

@@ -17,7 +17,7 @@ def why_unreachable(endpoint: str) -> str | None:
             with sockets.socket(sockets.AF_UNIX) as probe:
                 probe.connect(endpoint.removeprefix("ipc://"))
     except (ConnectionRefusedError, FileNotFoundError):
-        return f"nobody listens there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
+        return f"nothing is listening there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
     except (PermissionError, sockets.gaierror) as error:
         return error.strerror
     except (OSError, ValueError):

@@ -336,7 +336,7 @@ def _change(
 ) -> int:
     narrowed = service is not None or older_than is not None
     if bool(uuids) == everything or (narrowed and not everything):
-        raise click.UsageError("give UUIDs, or --all (optionally with --service, --older-than)")
+        raise click.UsageError("expected UUIDs, or --all (optionally with --service, --older-than)")
     changed: set[UUID] = set()
     with _opened(db) as read, _opened(db, write=True) as begin:
         which = _which(states, service, older_than)
