@@ -124,7 +124,7 @@ class AsyncClient:
             frames: The body of the request; if there are none, one empty frame.
             timeout: Seconds until the reply must have arrived, or None for no limit; by default the client's
                 `timeout`.  It travels with the request as its ttl.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/x1.md).
 
@@ -160,7 +160,7 @@ class AsyncClient:
             timeout: Seconds of silence after which the stream fails, or None for no limit.
             deadline: Seconds until the FINAL must have arrived, or None for no limit.  It travels with the request as
                 its ttl.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/x1.md).
 

@@ -25,7 +25,7 @@ from .mdclient import Client
 from .top import View, lines, with_rates
 
 MMI_TIMEOUT_SECONDS: Final = 0.5
-"""How long a broker may take to say whether a service has workers: one that implements MMI answers at once."""
+"""How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""
 
 
 def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -151,7 +151,7 @@ class ClientConnection:
         if self.session.heard:
             return "the broker closed the connection", True
         if recv_monitor_message(self.monitor)["event"] == zmq.Event.DISCONNECTED:
-            return "what listens there closed the connection: is it a broker?", True
+            return "the program that listens there closed the connection: is it a broker?", True
         return (
             f"nothing is listening there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one",
             False,

@@ -136,7 +136,7 @@ class FutureThread:
     def submitted(self, future: ReplyFuture, call: Call) -> None:
         """Take charge of a future.  Under the lock.
 
-        Its request is sent at once if no other is outstanding, otherwise a moment later.
+        Its request is sent immediately if no other is outstanding, otherwise a moment later.
         """
         future.call = call
         self.promised += 1

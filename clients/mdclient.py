@@ -128,7 +128,7 @@ class Client:
             timeout: Seconds that each attempt may take; by default the client's `timeout`.
             retries: Attempts after the first; by default the client's `retries`.  The reply must have arrived within
                 `timeout × (1 + retries)` seconds, which travel with the request as its ttl.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/x1.md).
 
@@ -171,7 +171,7 @@ class Client:
             retries: The stream fails after `timeout × (1 + retries)` seconds of silence.
             deadline: Seconds until the FINAL must have arrived, or None for no limit.  It travels with the request as
                 its ttl.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/x1.md).
 

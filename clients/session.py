@@ -158,7 +158,7 @@ class ClientSession:
             timeout: Seconds until the FINAL must have arrived.  It travels with the request as its ttl.
             silence: Seconds within which something must arrive, a PARTIAL or the FINAL.
             stream: Deliver each PARTIAL as it arrives.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Texts by name, for the handler.
             options: Further options of the request.
             receiver: Where to deliver the outcomes.
@@ -364,7 +364,10 @@ class ClientSession:
             if self.heard:
                 self.lose(f"the broker has been {silence}", now)
             else:
-                self.lose(f"what listens there has been {silence}; if it is not zmdp's broker, try protocol 0.2", now)
+                self.lose(
+                    f"the program that listens there has been {silence}; if it is not zmdp's broker, try protocol 0.2",
+                    now,
+                )
             return
         if asked_at is None:
             asked_at = now

@@ -2,7 +2,7 @@
 
 One of the threads that wait for replies, the driver, sends and receives for all of them; the others are its followers.
 When the driver has its own reply, a follower takes over.  The driver sleeps by polling the descriptors, not inside
-ZeroMQ, so meanwhile any thread that holds the lock may use the socket.
+ZeroMQ, so in the meantime any thread that holds the lock may use the socket.
 """
 
 import select
@@ -288,7 +288,7 @@ class SharedConnection:
             follower.wake()
 
     def close_descriptors(self) -> None:
-        """Close the descriptors that wake the driver.  Called when no thread uses them any more."""
+        """Close the descriptors that wake the driver.  Called when threads no longer use them."""
         self._wake_in.close()
         self._wake_out.close()
 

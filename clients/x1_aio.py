@@ -182,7 +182,7 @@ class X1AsyncDialog:
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _send(self) -> None:
-        """Send a new request: at once if it is the only one, otherwise at the end of this turn of the event loop.
+        """Send a new request: immediately if it is the only one, otherwise at the end of this turn of the event loop.
 
         All requests of a turn then go out as one message.
         """
@@ -272,7 +272,7 @@ class X1AsyncDialog:
         self._closed = True
         self._session.close(_closed_error)
         if self._loop is not None and self._loop.is_closed():
-            self._session.events.clear()  # nobody is waiting any more
+            self._session.events.clear()  # no task is waiting for them
         self._connection.close(monotonic())
         if self._timer is not None:
             self._timer.cancel()

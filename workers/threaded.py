@@ -127,7 +127,7 @@ class ThreadedConnection(Connection):
         return request
 
     def _notify_io(self) -> None:
-        """Wake the I/O thread: no handler thread leads any more."""
+        """Wake the I/O thread: handler threads no longer lead."""
         if self._io_waits:
             self._io.notify()
 

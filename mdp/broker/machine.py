@@ -487,7 +487,7 @@ class Broker:
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _drop(self, request: Request, reason: Drop, now: float) -> None:
-        """Drop a request wherever it is.  An X1 worker that holds it is told, and may still finish it."""
+        """Drop a request wherever it is.  An X1 worker that holds it is sent CANCEL, and may still finish it."""
         attempt = request.attempt
         if attempt is None:
             self._finish(request, reason, now)
@@ -650,7 +650,7 @@ class Broker:
         if worker is None:
             return
         if worker.header != wire.WX1:
-            self._lose([(worker, Loss.DISCONNECTED)], now)  # C16: nothing is sent to it any more
+            self._lose([(worker, Loss.DISCONNECTED)], now)  # C16: nothing else is sent to it
         elif not worker.leaving:
             worker.last_seen = now
             self.registry.leave(worker)
@@ -682,7 +682,7 @@ class Broker:
         return None
 
     def _seen(self, command: Any, now: float) -> Worker | None:
-        """Return the registered worker that sent `command`, a sign of life (C13); disconnect anybody else (C14)."""
+        """Return the registered worker that sent `command`, a sign of life (C13); disconnect any other peer (C14)."""
         worker = self.registry.workers.get(key_of(command.route))
         if worker is None:
             self._unexpected(command, Refusal.NOT_REGISTERED, now)

@@ -358,7 +358,7 @@ class Network:
         return self.world.rng.uniform(LONGEST_NOTICE, LONGEST_SILENCE)
 
     def connect(self, dealer: Dealer) -> Link | None:
-        """Return a new connection for `dealer`, or None if nobody is listening."""
+        """Return a new connection for `dealer`, or None if nothing is listening."""
         if self.listener is None:
             return None
         identity = f"{dealer.owner}#{next(self._count)}".encode()

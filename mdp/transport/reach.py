@@ -26,7 +26,7 @@ def why_unreachable(endpoint: str) -> str | None:
 
 
 def check_listening(broker: Sequence[str]) -> None:
-    """Raise `BrokerUnreachable` if nobody listens at any of these endpoints, so that no retries are wasted."""
+    """Raise `BrokerUnreachable` if nothing is listening at any of these endpoints, so that no retries are wasted."""
     reasons = [why_unreachable(endpoint) for endpoint in broker]
     if all(reasons):
         each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))

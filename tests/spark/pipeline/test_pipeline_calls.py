@@ -367,5 +367,8 @@ def test_a_reply_without_frames():
 
 
 def test_invalid_settings():
-    with pytest.raises(SettingError, match="no endpoint"), calls.Calls(CallSettings(broker="nowhere", window=1)):
+    with (
+        pytest.raises(SettingError, match="not a valid endpoint"),
+        calls.Calls(CallSettings(broker="nowhere", window=1)),
+    ):
         pass
