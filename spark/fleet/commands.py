@@ -274,7 +274,7 @@ def doctor(
     Checks Java, Python and libraries; the broker; a session on --master; Python and libraries on its executors, and
     whether they reach the broker; cores for slots. Pass the same options as to `mdp-spark fleet`.
 
-    Exit codes: 0 all checks passed; 1 a check failed.
+    Exit codes: 0 all checks passed; 1 a check failed; 2 invalid usage.
     """
     log_to_stderr("error")
     silence_py4j()
