@@ -1,8 +1,8 @@
 """Build the optional compiled modules; everything else is in pyproject.toml.
 
 Cython compiles `mdp/*/*_cython.pyx`; mypyc compiles the protocol's state machines from the sources that also run
-uncompiled.  If a compiler is missing or fails, the build continues in pure Python and says so.  `ZMDP_PURE=1` compiles
-nothing; `mdp-broker --version` reports what runs compiled.
+uncompiled.  If a compiler is missing or fails, the build continues in pure Python and says so.  With `ZMDP_PURE=1`
+nothing is compiled; `mdp-broker --version` reports what is in use.
 """
 
 import os
@@ -27,7 +27,7 @@ FOLDERS = {
 }
 CYTHON = ("transport/multipart_cython", "wire/batch_cython")
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
-"""The commands that compile.  pip runs others for the metadata only, which should be fast."""
+"""The setuptools commands that compile.  pip runs others only for the metadata, which should be fast."""
 MACHINES = [
     "zmdp/clients/session.py",
     "zmdp/workers/credit.py",

@@ -1,24 +1,25 @@
-"""What the broker costs: CPU per request and throughput, beside loops that only forward and the Guide's brokers.
+"""Measure the broker: CPU per request and throughput, compared with loops that only forward and the Guide's brokers.
 
     python bench/suite.py --parts cost [--quick] [--guide DIR]
 
-Every contender is a process of its own under the same load in C (native/load.c).  Contenders take turns of a tenth of a
-second, and all run on one libzmq:
+Every contender is a separate process under the same load, generated in C (native/load.c).  Contenders take turns of a
+tenth of a second, and all use the same libzmq:
 
 - zmdp: a real `mdp-broker`, and the same in pure Python if it has compiled modules;
-- the forwarding loop in C (native/forward.c): the least that a broker can cost which handles one message per request.
-  As in Majordomo, a worker gets one request at a time.  "In turn" it gives workers requests whether they are busy or
-  not, so that many travel together: cheaper, but impossible for a broker that gives work to idle workers;
-- the forwarding loop in Python (forward.py): pyzmq, and as little as possible besides;
+- the forwarding loop in C (native/forward.c): a lower bound for brokers that handle one message per request.
+  As in Majordomo, a worker gets one request at a time.  "In turn" (round robin) it gives requests to workers whether or
+  not they are busy, so that many travel together: cheaper, but impossible for a broker that gives work only to idle
+  workers;
+- the forwarding loop in Python (forward.py): pyzmq with as little other code as possible;
 - the Guide's broker in C, and the Guide's method in Python (guide_method.py), which speak MDP/0.1.
 
 "X1 batched" is the batched form of X1, in which a message carries many requests and a worker holds up to 64 of them.
-The loop cannot forward that: beside it stands the same loop under framed X1, with as many requests outstanding.
+The loop cannot forward this form, so it is compared under framed X1, with as many requests outstanding.
 
-CPU is that of all threads of the broker's process, libzmq's included.  It depends on which cores the system puts its
-two threads on, which changes from one moment to the next.  All but the first figures therefore have the broker on one
-core and its load on the others, where results repeat.  Throughput is the whole machine's: where broker and load share
-few cores, both limit it.
+CPU includes all threads of the broker's process, also libzmq's.  It depends on the cores on which the system runs its
+two threads, which change all the time.  So all figures but the first pin the broker to one core and its load to the
+others, which makes results repeatable.  Throughput is that of the whole machine: if broker and load share few cores,
+both limit it.
 """
 
 import argparse
@@ -53,7 +54,7 @@ FRAMED = ("0.1", "0.2", "X1")
 ALL = (*FRAMED, BATCHED)
 
 QUIET = ("--heartbeat", "30", "--max-services", "100000")
-"""So that heartbeats are not what is measured."""
+"""Long, so that heartbeats do not affect the measurement."""
 CPU = "broker CPU per request"
 RATE = "requests per second"
 QUEUED_BODY = 100
@@ -61,21 +62,21 @@ QUEUED_BODY = 100
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that is measured, and how it is started: `start(quiet)`, quiet meaning with rare heartbeats."""
+    """A program to measure, and how to start it: `start(quiet)`, where `quiet` makes heartbeats rare."""
 
     name: str
     dialects: tuple[str, ...]
     start: Callable[[bool], AbstractContextManager[tuple[int, str]]]
     forwards: bool = False
-    """It knows no batched form: its load is framed X1 instead."""
+    """It does not implement the batched form: its load is framed X1 instead."""
 
     def load_dialect(self, dialect: str) -> str:
-        """The dialect of the load it gets when `dialect` is measured."""
+        """Return the dialect of its load when `dialect` is measured."""
         return "X1" if self.forwards and dialect == BATCHED else dialect
 
 
 class Running:
-    """The contender's process, started anew when it has failed."""
+    """The contender's process, which is restarted after a failure."""
 
     def __init__(self, contender: Contender, *, quiet: bool = False) -> None:
         self.contender = contender
@@ -90,7 +91,7 @@ class Running:
         self._stack.close()
 
     def again(self) -> None:
-        """Start it anew: after what has gone wrong nobody knows what state it is in."""
+        """Restart it: after a failure its state is unknown."""
         self._stack.close()
         self.__enter__()
 
@@ -99,7 +100,7 @@ class Running:
 
 
 def contenders(tools: native.Tools, guide: str | None) -> Iterator[Contender | Record]:
-    """All that there are, and records of those that there are not."""
+    """Yield the available contenders, and records of those that are not available."""
     yield Contender(C, ALL, lambda _: native.forwarding(tools), forwards=True)
     yield Contender(IN_TURN, FRAMED, lambda _: native.forwarding(tools, in_turn=True))
     yield Contender(ZMDP, ALL, lambda quiet: native.broker(*QUIET * quiet))
@@ -118,7 +119,7 @@ def contenders(tools: native.Tools, guide: str | None) -> Iterator[Contender | R
 
 
 def compiled() -> bool:
-    """Whether `mdp-broker` has a compiled module: it says which it is, and can be told to do without."""
+    """Return whether `mdp-broker` has compiled modules, which `ZMDP_PURE=1` would disable."""
     command = [str(native.BIN / "mdp-broker"), "--version"]
     usual, pure = (
         subprocess.run(command, env=native.environment(extra), capture_output=True, timeout=30, check=False).stdout
@@ -136,7 +137,7 @@ def skipped(what: str, why: str) -> Record:
 
 @dataclass(frozen=True)
 class Point:
-    """One load that some contenders get in turn, and what its figures are called."""
+    """A load that some contenders get in turn, and the names of its figures."""
 
     dialect: str
     by: str
@@ -147,7 +148,7 @@ class Point:
 
 
 def points(*, quick: bool) -> list[Point]:
-    """What all contenders are measured at in each round."""
+    """Return the points at which all contenders are measured in each round."""
     every = (C, IN_TURN, ZMDP, PURE, PYTHON, GUIDE, METHOD)
     few = (C, ZMDP, PURE)
     peers = {"0.1": every, "0.2": few, "X1": every, BATCHED: few}
@@ -195,7 +196,7 @@ def headers() -> Iterator[Record]:
 
 
 class Measurer:
-    """The rounds, with what they share."""
+    """The rounds, with their shared state."""
 
     def __init__(self, options: argparse.Namespace, tell: Tell, tools: native.Tools, found: list[Contender]) -> None:
         self.tell = tell
@@ -210,7 +211,8 @@ class Measurer:
     def loads(
         self, running: dict[Any, Running], dialect: str, *, pinned: bool = True, **load: Any
     ) -> dict[Any, native.Load]:
-        """What each finds under the same load, in turns of a tenth of a second; one that fails is started again."""
+        """Return the results of each under the same load, in turns of a tenth of a second; one that fails is
+        restarted."""
         ours, theirs = native.cores() if pinned else (os.sched_getaffinity(0), None)
         for each in running.values():
             native.pin(each.pid, ours)
@@ -232,7 +234,7 @@ class Measurer:
         return found
 
     def sweeps(self, number: int) -> Iterator[Record]:
-        """One round of all points, all contenders in turn at each of them."""
+        """Run one round of all points, with all contenders in turn at each point."""
         with ExitStack() as stack:
             up = {each.name: stack.enter_context(Running(each)) for each in self.contenders.values()}
             for point in points(quick=self.quick):
@@ -249,7 +251,7 @@ class Measurer:
     # ── beside others that wait ──────────────────────────────────────────────────────────────────────────────────────
 
     def idle(self, number: int) -> Iterator[Record]:
-        """One round beside few and many idle workers, each number of them at a broker of its own, in turn."""
+        """Run one round with few and with many idle workers, each number of them at a separate broker, in turn."""
         counts = [10, 1_000] if self.quick else [10, 1_000, 10_000]
         for kind, (by, x) in IDLE.items():
             for contender in self.chosen(C, ZMDP, GUIDE):
@@ -275,7 +277,7 @@ class Measurer:
                     )
 
     def queued(self, number: int) -> Iterator[Record]:
-        """One round beside few and many queued requests, each number of them at a broker of its own, in turn."""
+        """Run one round with few and with many queued requests, each number of them at a separate broker, in turn."""
         by, x = QUEUED
         counts = [1, 1_000] if self.quick else [1, 1_000, 100_000]
         for contender in self.chosen(ZMDP, PURE, GUIDE):
@@ -291,7 +293,7 @@ class Measurer:
                 yield record(CPU + by, "µs", contender.name, {x: count}, found[count].cost if count in found else None)
 
     def memory(self) -> Iterator[Record]:
-        """What a queued request takes, in each dialect."""
+        """Measure the memory of a queued request, in each dialect."""
         count = 20_000 if self.quick else 100_000
         for contender in self.chosen(ZMDP, PURE, GUIDE):
             for dialect in contender.dialects if contender.name == GUIDE else ("0.2", "X1"):
@@ -304,7 +306,7 @@ class Measurer:
                     yield record(PER_REQUEST, "bytes", contender.name, {"dialect": dialect}, each)
 
     def heartbeats(self) -> Iterator[Record]:
-        """What a heartbeat of an idle worker and one to it cost together."""
+        """Measure the cost of a heartbeat from an idle worker and one to it, together."""
         count = 1_000 if self.quick else 10_000
         for contender in self.chosen(ZMDP, PURE):
             self.tell(f"  heartbeats of {count:,} idle workers: {contender.name}")
@@ -335,7 +337,7 @@ def record(figure: str, unit: str, peer: str, params: Record, value: float | Non
 
 @contextmanager
 def holder(running: Running, dialect: str, kind: str, heartbeat: float = 0.0) -> Iterator[Callable[[int], None]]:
-    """A process with idle workers; what it yields says how many there are to be."""
+    """Run a process with idle workers; yields a function that sets their number."""
     command = [sys.executable, str(native.HERE / "idle_peers.py"), running.endpoint, dialect, kind, str(heartbeat)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, process_group=0
@@ -384,7 +386,7 @@ class Queue:
         self._socket.send_multipart(frames)
 
     def fill(self, count: int) -> None:
-        """Until so many wait; what is asked after them is answered when they have been taken in."""
+        """Queue this many requests; the answer to a later request shows that the broker has received them."""
         while self.sent < count:
             self._send(b"waiting", b"x" * QUEUED_BODY)
         self._send(b"mmi.service", b"waiting")
@@ -393,14 +395,14 @@ class Queue:
 
 
 def allow_connections() -> bool:
-    """Raise the soft limit of open files; whether 10,000 connections fit into it."""
+    """Raise the soft limit of open files; return whether it allows 10,000 connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard == resource.RLIM_INFINITY or hard > 10_500
 
 
 def run(options: argparse.Namespace, tell: Tell) -> Iterator[Record]:
-    """Measure, and yield what was found as it comes."""
+    """Measure, and yield records as they become available."""
     try:
         with native.built() as tools:
             found = list(contenders(tools, getattr(options, "guide", None)))

@@ -2,15 +2,15 @@
 
     python bench/death.py [--quick]
 
-Real processes: `mdp-broker` and `mdworker` with default settings.  Each kill is of another process.
+Real processes: `mdp-broker` and `mdworker` with default settings.  Each kill hits a new process.
 
 - Busy: the worker is in a handler.  The time ends when the handler of another worker, which was idle, begins with the
   same request; both processes read the same clock.
 - Idle: the worker is the only one of its service.  The time ends when `mmi.service` answers 404; it is asked every
   millisecond, so one round trip is included.
 
-Both include the time that the system takes to end the process, which is shown as well: on a busy machine it is most of
-the whole.
+Both include the time that the system takes to end the process, which is also shown: on a busy machine it is most of the
+total.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PAUSE = 0.001
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The records of this part."""
+    """Yield the records of this part."""
     del options  # fewer kills say nothing about the longest time
     note = f"{KILLS} kills each; the range is that of all kills"
     yield {"part": PART, "figure": FIGURE, "unit": "ms", "note": note}
@@ -66,7 +66,8 @@ def _records(killed: str, times: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def kill_busy(opened: ExitStack, client: Client, address: str, folder: Path) -> Iterator[tuple[float, float]]:
-    """Kill the worker that holds a request, again and again: seconds until it has ended, until its request runs."""
+    """Repeatedly kill the worker that holds a request; yield the seconds until it has ended, and until its request
+    runs."""
     for _ in range(SPARE - 1):
         start(opened, address, "hold")
     for number in range(KILLS):
@@ -83,7 +84,8 @@ def kill_busy(opened: ExitStack, client: Client, address: str, folder: Path) -> 
 
 
 def kill_idle(opened: ExitStack, client: Client, address: str) -> Iterator[tuple[float, float]]:
-    """Kill the only worker of a service, again and again: seconds until it has ended, until that is known."""
+    """Repeatedly kill the only worker of a service; yield the seconds until it has ended, and until the broker
+    knows."""
     for number in range(KILLS):
         service = f"idle-{number}"
         process = start(opened, address, service)
@@ -96,7 +98,7 @@ def kill_idle(opened: ExitStack, client: Client, address: str) -> Iterator[tuple
 
 
 class Killed:
-    """A child process that is killed when this is entered, and has ended when it is left."""
+    """Kill a child process on entry, and wait for its end on exit."""
 
     def __init__(self, pid: int) -> None:
         self.at = self.ended = 0.0
@@ -118,14 +120,14 @@ class Killed:
 
 
 def start(opened: ExitStack, address: str, service: str) -> processes.Process:
-    """An `mdworker` process with default settings."""
+    """Start an `mdworker` process with default settings."""
     target = ("services:hold",) if service == "hold" else ("services:echo", "--service", service)
     command = (processes.BIN / "mdworker", *target, "--broker", address, "--log-level", "error")
     return opened.enter_context(processes.running(*command))
 
 
 def ready_workers(client: Client, service: str) -> int:
-    """How many workers of a service are registered and idle."""
+    """Return how many workers of a service are registered and idle."""
     found = json.loads(client.request("mmi.workers", service.encode())[0])["workers"]
     return sum(not each["busy"] for each in found)
 

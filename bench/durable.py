@@ -1,16 +1,16 @@
-"""Durable accepts a second: Titanic beside RabbitMQ's confirmed persistent messages and NATS JetStream.
+"""Durable accepts per second: Titanic compared with RabbitMQ's confirmed persistent messages and NATS JetStream.
 
     python bench/durable.py [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
-One Python client hands over 100-byte messages, 1 or 64 at a time, which nobody takes; what counts is that each is
-accepted.  The promise is the same for all but where the name says else: what is accepted is on the disk.  Titanic
-answers after the commit of a transaction that holds all that came meanwhile.  RabbitMQ confirms a persistent message in
-a durable queue after an fsync: a classic queue after its own (so 3.10 does, system calls show it), a quorum queue, of
-one node here, after that of the log.  JetStream with `sync_interval: always` syncs each message; without, its server
-syncs every 2 minutes, and what was accepted since then is lost if the machine fails.  The limit is a file that is
-overwritten and synced, with no process between.
+One Python client submits 100-byte messages, 1 or 64 at a time, which nobody consumes; only acceptance is measured.
+Unless the name says otherwise, all give the same guarantee: an accepted message is on disk.  Titanic answers after the
+commit of a transaction that contains all requests that have arrived in the meantime.  RabbitMQ confirms a persistent
+message in a durable queue after an fsync: a classic queue after its own (as system calls of 3.10 show), a quorum queue,
+here with one node, after that of the log.  JetStream with `sync_interval: always` syncs each message; otherwise its
+server syncs every 2 minutes, and messages accepted since then are lost if the machine fails.  The limit is a file that
+is overwritten and synced, without another process.
 
-All files are in the folder for temporary files ($TMPDIR): where that is in memory, syncing costs nothing.
+All files are in the folder for temporary files ($TMPDIR): if that is in memory, syncing costs nothing.
 """
 
 import argparse
@@ -27,12 +27,12 @@ OUTSTANDING = (1, 64)
 BASE = "Titanic, SQLite"
 QUICK = (BASE, "RabbitMQ, classic queue")
 WARM = 0.5
-"""Seconds under the load before anything is counted."""
+"""Seconds of warm-up under load before measuring."""
 FIGURES = (("durable accepts per second", "1/s"), ("time to accept, p50", "ms"), ("time to accept, p99", "ms"))
 
 
 def contenders() -> list[Peer]:
-    """Everyone who takes part."""
+    """Return all peers."""
     return [
         titanic.Titanic(),
         titanic.TitanicPostgres(),
@@ -45,7 +45,7 @@ def contenders() -> list[Peer]:
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The records of this part."""
+    """Yield the records of this part."""
     rounds, seconds = alone.extent(options)
     for figure, _ in FIGURES:
         yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}

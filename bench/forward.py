@@ -1,9 +1,9 @@
-"""native/forward.c in Python, on pyzmq alone: what a broker in nothing but Python cannot cost less than.
+"""native/forward.c in Python, using only pyzmq: a lower bound for the cost of a pure Python broker.
 
-A ROUTER that forwards the frames of MDP/0.1, MDP/0.2 and X1 between clients and workers, and knows nothing of
-services, heartbeats or death.  A worker gets a request when it has none, the others wait in one line.  One `recv` and
-one `send` of pyzmq for each frame: its `recv_multipart` and `send_multipart` cost more.  The number of an X1 request
-travels to the worker and back in the client's address.  It prints its endpoint.
+A ROUTER that forwards the frames of MDP/0.1, MDP/0.2 and X1 between clients and workers, without services, heartbeats
+or detection of dead workers.  A worker gets a request when it has none; the others wait in one queue.  It calls pyzmq's
+`recv` and `send` once for each frame, because its `recv_multipart` and `send_multipart` cost more.  The number of an X1
+request travels to the worker and back in the client's address.  It prints its endpoint.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ import zmq
 
 SERVICE = b"bench"
 IDENTITY = 5
-"""Bytes of the identity that a ROUTER gives a peer which has chosen none."""
+"""Bytes of the identity that a ROUTER gives to a peer that has not chosen one."""
 CLIENTS = {b"MDPC01", b"MDPC02", b"MDPCX1"}
 
 
@@ -34,7 +34,7 @@ def send(router: zmq.Socket[bytes], message: list[bytes]) -> None:
 
 
 def header_of(message: list[bytes]) -> int:
-    """After the sender's identity, and after the envelope if there is one."""
+    """Return the index of the header, which follows the sender's identity and the envelope if there is one."""
     at = 1
     while not message[at].startswith(b"MDP"):
         at += 1

@@ -1,10 +1,10 @@
-"""A broker in Python by the ZeroMQ Guide's method, in our own words: what one writes first.
+"""A broker in Python by the ZeroMQ Guide's method, written independently: a straightforward first implementation.
 
     python bench/guide_method.py [--dialect 0.1|0.2] [--heartbeat 2.5]
 
-One poll, one `recv_multipart` and one `send_multipart` a message; services with a list of requests and a list of idle
-workers, taken from their front with `pop(0)`; one more list of all idle workers, looked through for those that are gone
-and gone through for heartbeats; workers by their identity in hexadecimal.  It prints its endpoint.
+It polls, calls `recv_multipart` and calls `send_multipart` once per message.  Services have a list of requests and a
+list of idle workers, both taken from the front with `pop(0)`.  Another list of all idle workers is scanned for dead
+ones and for heartbeats.  Workers are keyed by their identity in hexadecimal.  It prints its endpoint.
 """
 
 import argparse
@@ -19,7 +19,7 @@ REQUEST = b"\x02"
 
 
 class Service:
-    """Requests that wait, and workers that wait."""
+    """A service: its waiting requests and its idle workers."""
 
     def __init__(self) -> None:
         self.requests: list[list[bytes]] = []
@@ -27,7 +27,7 @@ class Service:
 
 
 class Worker:
-    """A worker that has said READY."""
+    """A worker that has sent READY."""
 
     def __init__(self, name: bytes, address: bytes) -> None:
         self.name = name
@@ -157,7 +157,8 @@ class Broker:
             self.to_worker(worker, REQUEST, request)
 
     def purge(self) -> None:
-        """The list is from the oldest to the newest, so the first that is alive ends it."""
+        """Remove dead workers.  The list is ordered from oldest to newest, so the search stops at the first that is
+        alive."""
         while self.waiting and self.waiting[0].expiry < time.time():
             self.delete(self.waiting[0], tell=False)
 

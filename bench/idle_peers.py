@@ -1,10 +1,11 @@
-"""Any number of idle workers in one process, without libzmq: what is measured is the broker, on the same machine.
+"""Any number of idle workers in one process, without libzmq, so that they take little CPU from the broker that is
+measured.
 
     python bench/idle_peers.py ENDPOINT 0.1|0.2 one|each HEARTBEAT
 
-Each line on stdin is a number of workers to have from then on, answered with the same number.  They offer one service
-(`one`), or each a service of its own (`each`).  HEARTBEAT is the seconds between a worker's heartbeats, 0 for none.
-A worker here is a TCP connection that says what ZMTP 3.0 wants of it, and reads nothing after the handshake.
+Each line on stdin sets the number of workers, and is answered with the same number.  They all offer one service
+(`one`), or each its own service (`each`).  HEARTBEAT is the seconds between a worker's heartbeats, 0 for none.  A
+worker here is a TCP connection that sends what ZMTP 3.0 requires, and reads nothing after the handshake.
 """
 
 import select
@@ -18,12 +19,12 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + byt
 METADATA = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
 HELLO = GREETING + bytes([4, len(METADATA)]) + METADATA
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: closed without TIME_WAIT, of which there would soon be too many."""
+"""SO_LINGER: close without TIME_WAIT, because too many connections would soon be in that state."""
 BATCH = 100
 
 
 def message(frames: Sequence[bytes]) -> bytes:
-    """Short frames as ZMTP has them."""
+    """Return short frames in ZMTP's encoding."""
     last = len(frames) - 1
     return b"".join(bytes([at < last, len(frame)]) + frame for at, frame in enumerate(frames))
 
@@ -36,7 +37,7 @@ def connected(host: str, port: int) -> socket.socket:
 
 
 def shake_hands(peer: socket.socket) -> None:
-    """Read up to the end of the other side's READY, which it wants to have sent before anything else comes."""
+    """Read to the end of the other side's READY, which must be complete before anything else is sent."""
     came = b""
     while len(came) < len(GREETING) + 2 or len(came) < len(GREETING) + 2 + came[len(GREETING) + 1]:
         more = peer.recv(4096)

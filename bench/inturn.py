@@ -1,4 +1,4 @@
-"""ZeroMQ's own ROUTER–DEALER proxy, which deals requests out in turn; it prints its two endpoints."""
+"""ZeroMQ's own ROUTER–DEALER proxy, which distributes requests round robin; it prints its two endpoints."""
 
 import zmq
 

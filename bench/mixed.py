@@ -1,22 +1,22 @@
-"""Short requests beside a few long ones: latency percentiles of the short ones, of zmdp beside its peers.
+"""Mixed loads: latency percentiles of short requests among a few long ones, for zmdp and its peers.
 
     python bench/mixed.py [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
 100 or 200 requests per second arrive at random moments, the same moments for all; 5% of them take 200 ms, the others
-1 ms.  Four worker processes with default settings serve them, once with handlers that block, as work for the CPU does,
+1 ms.  Four worker processes with default settings serve them, once with handlers that block, as CPU-bound work does,
 and once with handlers that await.  A short request's latency counts from the moment at which it was due.
 
-With handlers that block, each process handles one request at a time, and at 200 per second the four are busy for a
-little more than half of the time.  What is compared is who gets a request.  zmdp's broker, and RabbitMQ with prefetch
-1, give it to an idle worker, and keep it while there is none; with Redis lists idle workers fetch it.  A NATS queue
-group, RabbitMQ with its default prefetch (no limit) and ZeroMQ's own round robin give it to a worker at once, busy or
-not, so a short request may wait behind a long one although other workers are idle.
+With handlers that block, each process handles one request at a time, and at 200 per second the four are busy a little
+more than half of the time.  The difference lies in which worker gets a request.  zmdp's broker, and RabbitMQ with
+prefetch 1, give it to an idle worker, and keep it while there is none; with Redis lists idle workers fetch it.  A NATS
+queue group, RabbitMQ with its default prefetch (no limit) and ZeroMQ's own round robin give it to a worker immediately,
+busy or not, so a short request may wait behind a long one although other workers are idle.
 
-Handlers that await run side by side in zmdp's worker.  nats-py runs one at a time, unless the application starts a task
+Handlers that await run concurrently in zmdp's worker.  nats-py runs one at a time, unless the application starts a task
 for each message ("a task per message").
 
-It does not compare speed: at such rates the servers have nearly nothing to do.  The limit is computed: the same
-moments, one queue for four workers that block, and no time lost.
+This does not compare speed: at such rates the servers are nearly idle.  The limit is computed: the same arrival times,
+one queue for four blocking workers, and no overhead.
 """
 
 import argparse
@@ -31,26 +31,26 @@ PART = "mixed"
 TITLE = "Short requests beside a few long ones"
 NOTE = "5% of the requests take 200 ms, the others 1 ms; 4 workers; latencies of the short ones from when they were due"
 LONGER = 6
-"""This part lasts so many times as long as other loads: percentiles need many requests."""
+"""Factor by which this part lasts longer than other loads: percentiles need many requests."""
 STALL = 0.3
 """Seconds that a request may be sent late: if one is later, the machine has stalled, and the round is repeated."""
 TRIES = 3
-"""Attempts at a round; the last one counts even so: then it is the peer's client that blocks."""
+"""Attempts at a round; the last one counts in any case, because then the cause is that the peer's client blocks."""
 RATES = (100, 200)
 SHARE = 0.05
 SHORT, SLOW = "1", "200"
-"""Milliseconds, as bodies say them."""
+"""Milliseconds, as sent in bodies."""
 BASE = "NATS"
 LIMIT = "one queue, computed"
 PERCENTILES = (50, 90, 99, 100)
 QUICK = ("zmdp", "NATS")
 BLOCKING, AWAITING = "blocking", "awaiting"
 WORK = {BLOCKING: "sleep", AWAITING: "pause"}
-"""What workers do, as stacks/peer.py and services.py name it, by the kind of handlers."""
+"""The work of workers, as named in stacks/peer.py and services.py, by the kind of handlers."""
 
 
 def contenders(handlers: str = BLOCKING) -> list[Peer]:
-    """Everyone who takes part, with that kind of handlers."""
+    """Return all peers with that kind of handlers."""
     if handlers == AWAITING:
         return [zmdp.Zmdp(), nats.NATS(), nats.NATS("NATS, a task per message", tasks=True)]
     return [
@@ -64,7 +64,7 @@ def contenders(handlers: str = BLOCKING) -> list[Peer]:
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The records of this part."""
+    """Yield the records of this part."""
     rounds, seconds = alone.extent(options)
     seconds *= LONGER
     for percent in PERCENTILES:
@@ -110,7 +110,7 @@ def figure(percent: int) -> str:
 
 
 def ideal(moments: list[tuple[float, bool]], workers: int = running.WORKERS) -> list[float]:
-    """The latencies of the short requests if one queue fed all workers and nothing took time but the work."""
+    """Return the latencies of the short requests if one queue fed all workers and only the work took time."""
     free = [0.0] * workers
     latencies = []
     for due, slow in moments:

@@ -1,11 +1,11 @@
-"""The programs in C that the benchmarks use, compiled on the spot, and the processes of brokers that they measure.
+"""Compile the C programs that the benchmarks use, and run the brokers that they measure.
 
     with native.built() as tools, native.forwarding(tools) as (pid, endpoint):
         with native.Loading(tools, pid, endpoint, "0.2", outstanding=64) as loading:
             print(loading.turn(1.0))
 
-All of them run on one libzmq, the file that pyzmq has loaded: the programs here open it by its path, and the Guide's C
-broker is made to use it by LD_PRELOAD.  What cannot be had raises `Missing`, which says why.
+All of them use the libzmq that pyzmq has loaded: the programs here open it by its path, and the Guide's C broker gets
+it through LD_PRELOAD.  If something is not available, `Missing` is raised and says why.
 """
 
 import json
@@ -30,19 +30,19 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 BATCHED = "X1 batched"
 DIALECTS = {"0.1": "0.1", "0.2": "0.2", "X1": "x1", BATCHED: "x1b"}
-"""What native/load.c calls each dialect."""
+"""The name of each dialect in native/load.c."""
 PURE = {"ZMDP_PURE": "1"}
-"""What makes zmdp use no compiled module."""
+"""The environment in which zmdp uses no compiled modules."""
 SETTLE = 0.15
 """Seconds until the workers' READY have arrived."""
 WARM_UP = 0.05
-"""Seconds of a first turn that does not count."""
+"""Seconds of a first turn, which is not counted."""
 SETTLED = 0.02
-"""Part of a core below which a process has done what it had to."""
+"""Fraction of a core below which a process is considered idle."""
 
 
 class Missing(Exception):
-    """Something that a benchmark needs is not there."""
+    """Something that a benchmark needs is not available."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class Tools:
 
 @dataclass(frozen=True)
 class Load:
-    """What a load found: of one turn, or of several together."""
+    """The results of a load, in one turn or in several."""
 
     requests: int
     cpu: float
     rate: float
-    """Requests a second."""
+    """Requests per second."""
 
     @property
     def cost(self) -> float:
-        """Microseconds of CPU a request."""
+        """Microseconds of CPU per request."""
         return 1e6 * self.cpu / self.requests
 
     @classmethod
@@ -83,7 +83,7 @@ class Load:
 
 
 def libzmq() -> Path:
-    """The file of libzmq in this process."""
+    """Return the path of the libzmq in this process."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -96,7 +96,7 @@ def libzmq() -> Path:
 
 @contextmanager
 def built() -> Iterator[Tools]:
-    """The load and the forwarding loop, compiled."""
+    """Compile the load generator and the forwarding loop."""
     library = libzmq()
     with tempfile.TemporaryDirectory(prefix="zmdp-bench-") as folder:
         tools = Tools(Path(folder), library)
@@ -106,7 +106,7 @@ def built() -> Iterator[Tools]:
 
 
 def guide_directory(given: str | None) -> Path:
-    """Where the Guide's examples in C are: as given, or as ZMDP_BENCH_GUIDE says."""
+    """Return the folder of the Guide's C examples: the given one, or that in ZMDP_BENCH_GUIDE."""
     name = given or os.environ.get("ZMDP_BENCH_GUIDE")
     if not name:
         raise Missing("its source is not here: --guide or ZMDP_BENCH_GUIDE can name the ZeroMQ Guide's examples/C")
@@ -116,7 +116,7 @@ def guide_directory(given: str | None) -> Path:
 
 
 def build_guide(tools: Tools, directory: Path, heartbeat: float = 2.5) -> str:
-    """Compile the Guide's C broker as it is but for its heartbeat interval; the name of the program."""
+    """Compile the Guide's C broker, changing only its heartbeat interval; return the name of the program."""
     name = f"guide-{heartbeat:g}"
     source = (directory / "mdbroker.c").read_text()
     source = re.sub(r"(#define HEARTBEAT_INTERVAL\s+)\d+", rf"\g<1>{heartbeat * 1000:.0f}", source)
@@ -149,13 +149,14 @@ def _compile(source: Path, target: Path, *options: str) -> None:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's, and what is given."""
+    """Return this process's environment, with additions."""
     return {**os.environ, **(extra or {})}
 
 
 @contextmanager
 def process(command: Sequence[str], extra: Mapping[str, str] | None = None) -> Iterator[tuple[int, str]]:
-    """A process that prints its endpoint first: its pid, and that.  Not in our group, so that Ctrl-C is ours alone."""
+    """Run a process that first prints its endpoint; yields its pid and endpoint.  Not in our group, so that only we get
+    Ctrl-C."""
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         env=environment(extra), process_group=0,
@@ -176,7 +177,7 @@ def process(command: Sequence[str], extra: Mapping[str, str] | None = None) -> I
 
 
 def forwarding(tools: Tools, *, in_turn: bool = False):
-    """The forwarding loop in C, for all dialects: see native/forward.c."""
+    """Run the forwarding loop in C, for all dialects: see native/forward.c."""
     return process(tools.command("forward", *["in-turn"] * in_turn))
 
 
@@ -186,17 +187,17 @@ def forwarding_python():
 
 
 def guide(tools: Tools, name: str):
-    """The Guide's C broker, as `build_guide` has named it; it speaks MDP/0.1."""
+    """Run the Guide's C broker, a program from `build_guide`; it speaks MDP/0.1."""
     return process([str(tools.folder / name)], {"LD_PRELOAD": str(tools.libzmq)})
 
 
 def guide_method(heartbeat: float = 2.5):
-    """A broker in Python by the Guide's method; it speaks MDP/0.1."""
+    """Run a broker in Python by the Guide's method; it speaks MDP/0.1."""
     return process([sys.executable, str(HERE / "guide_method.py"), "--heartbeat", str(heartbeat)])
 
 
 def broker(*options: str, pure: bool = False):
-    """A real `mdp-broker`; `pure`: without its compiled module."""
+    """Run a real `mdp-broker`; `pure`: without its compiled modules."""
     command = [str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", "--log-level", "error", "--drain-timeout", "0"]
     return process([*command, *options], PURE if pure else None)
 
@@ -238,7 +239,7 @@ class Loading:
         self._process.stdout.close()
 
     def turn(self, seconds: float) -> Load:
-        """Send for so long, and await the last replies.
+        """Send for this many seconds, and wait for the last replies.
 
         Raises `RuntimeError` if requests were lost or failed: then the figures would mean nothing.
         """
@@ -254,7 +255,8 @@ class Loading:
 
 
 def in_turn(loads: Mapping[str, Loading], seconds: float, turns: int, tell: Callable[[str], None]) -> dict[str, Load]:
-    """What each of the loads finds in so many seconds, in so many turns; those that fail are told of and left out."""
+    """Return the results of each load for the given seconds, split into turns; loads that fail are reported and left
+    out."""
     time.sleep(SETTLE)
     found: dict[str, list[Load]] = {name: [] for name in loads}
     for turn in range(turns + 1):
@@ -270,7 +272,7 @@ def in_turn(loads: Mapping[str, Loading], seconds: float, turns: int, tell: Call
 
 
 def cores() -> tuple[set[int], set[int]]:
-    """A core for a broker and the others for its load; where there is only one, both share it."""
+    """Return a core for a broker and the others for its load; if there is only one, both share it."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) == 1:
         return allowed, allowed
@@ -284,19 +286,19 @@ def pin(pid: int, to: AbstractSet[int]) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of all threads of a process."""
+    """Return the CPU time of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def memory(pid: int) -> int:
-    """Resident bytes of a process."""
+    """Return the resident memory of a process in bytes."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024
 
 
 def settle(pid: int, timeout: float = 60.0) -> None:
-    """Wait until a process has taken in what it was sent, and does nothing any more."""
+    """Wait until a process has processed everything that it was sent, and is idle."""
     until = time.monotonic() + timeout
     used = cpu_seconds(pid)
     while time.monotonic() < until:

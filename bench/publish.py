@@ -1,6 +1,7 @@
-"""Put the results of a run into the documentation: `python bench/publish.py [bench/results]`.
+"""Copy the results of a run to the documentation: `python bench/publish.py [bench/results]`.
 
-docs/benchmarks.md becomes the whole table.  docs/performance.md gets the targets, between two comments, and two plots.
+It writes docs/benchmarks.md with all figures, and updates the targets in docs/performance.md, between two comments, and
+two plots.
 """
 
 import json
@@ -22,7 +23,7 @@ INTRODUCTION = "\n`make bench` wrote this page in one run; [Performance](perform
 
 
 def with_targets(page: str, table: str) -> str:
-    """The page with the table between its two comments."""
+    """Return the page with the table between its two comments."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table}\n{END}{after}"

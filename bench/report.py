@@ -1,6 +1,6 @@
-"""Tables, JSON and plots of what was measured; `python bench/report.py results.json` makes them again from JSON.
+"""Tables, JSON and plots of the results; `python bench/report.py results.json` recreates them from JSON.
 
-A record is a dictionary, and there are four kinds:
+A record is a dictionary of one of four kinds:
 
     {"part": "cost", "title": "What the broker costs"}
     {"part": "cost", "figure": "broker CPU per request", "base": "forwarding loop in C", "x": "outstanding",
@@ -9,13 +9,13 @@ A record is a dictionary, and there are four kinds:
      "rounds": [1.2, 1.3]}
     {"part": "cost", "skipped": "the Guide's broker in C", "why": "…"}
 
-Rounds of all peers with equal part, figure and params were measured in turn, so a ratio is formed in each round,
-against the base of that figure in the same round.  The base is a peer, or a part of the params ({"idle workers": 10}):
-then each peer is compared with itself.  `x` is the param that a plot has on its x-axis; the other ones make panels.  A
-record that comes again with the same part, figure, peer and params goes on with its rounds; None stands for a round
-that failed.
+Rounds of all peers with equal part, figure and params were measured in turn, so ratios are computed per round, against
+the base of that figure in the same round.  The base is a peer, or a part of the params ({"idle workers": 10}): then
+each peer is compared with itself.  `x` is the param on the x-axis of a plot; each combination of the others gets its
+own panel.  A further record with the same part, figure, peer and params adds rounds; None stands for a round that
+failed.
 
-Beside the records the results have `targets` (targets.py), the first table of the page.
+Besides the records, the results have `targets` (targets.py), the first table of the page.
 """
 
 import json
@@ -33,7 +33,7 @@ Params = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Spread:
-    """A median, and the least and the most that it is the median of."""
+    """A median, with the minimum and the maximum."""
 
     median: float
     low: float
@@ -52,7 +52,7 @@ class Spread:
 
 @dataclass
 class Row:
-    """What one peer did with one set of params."""
+    """The rounds of one peer with one set of params."""
 
     peer: str
     params: Params
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass
 class Figure:
-    """All that was measured of one quantity."""
+    """All measurements of one quantity."""
 
     part: str
     name: str
@@ -82,12 +82,12 @@ class Figure:
 
     @property
     def points(self) -> list[Params]:
-        """The sets of params, in the order in which they came."""
+        """The sets of params, in the order of their first record."""
         return list(dict.fromkeys(row.params for row in self.rows))
 
     @property
     def varying(self) -> list[str]:
-        """The params that are not the same everywhere."""
+        """The params that differ between series."""
         names = dict.fromkeys(name for point in self.points for name, _ in point)
         return [name for name in names if len({dict(point).get(name) for point in self.points}) > 1]
 
@@ -110,7 +110,7 @@ def is_number(value: object) -> bool:
 
 
 def number(value: float) -> str:
-    """Three digits that count."""
+    """Format a number with three significant digits."""
     size = abs(value)
     if 0 < size < 0.001:
         return f"{value:.1e}"
@@ -122,14 +122,14 @@ def shown(value: object) -> str:
 
 
 def short(value: object) -> str:
-    """For the ticks of an axis: 64k, 10M."""
+    """Format a number for the ticks of an axis: 64k, 10M."""
     if is_number(value) and value >= 10_000:
         return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k"
     return shown(value)
 
 
 def described(params: Iterable[tuple[str, Any]]) -> str:
-    """10 idle workers, dialect X1."""
+    """Format params, e.g. as "10 idle workers, dialect X1"."""
     return ", ".join(f"{shown(value)} {name}" if is_number(value) else f"{name} {value}" for name, value in params)
 
 
@@ -137,12 +137,12 @@ def described(params: Iterable[tuple[str, Any]]) -> str:
 
 
 def ratios(rounds: Sequence[float | None], base: Sequence[float | None]) -> Spread | None:
-    """Round by round against the base; what failed in one of the two does not count."""
+    """Return the ratios to the base, round by round, without rounds in which either failed."""
     return Spread.of(mine / theirs for mine, theirs in zip(rounds, base, strict=False) if mine is not None and theirs)
 
 
 def figures(records: Iterable[Record]) -> list[Figure]:
-    """Records, joined and compared."""
+    """Join and compare records."""
     found: dict[tuple[str, str], Figure] = {}
     for record in records:
         if "figure" not in record:
@@ -179,7 +179,7 @@ def _base_of(figure: Figure, row: Row) -> Row | None:
 
 
 def table(figure: Figure) -> str:
-    """A figure as a Markdown table."""
+    """Return a figure as a Markdown table."""
     varying = figure.varying
     head = [*varying, "", f"{figure.unit or 'value'}, median (min–max)"]
     if figure.base is not None:
@@ -200,14 +200,14 @@ def table(figure: Figure) -> str:
 
 
 def constant(figure: Figure) -> str:
-    """What is the same for all of a figure."""
+    """Return the params that all series of a figure share."""
     varying = figure.varying
     same = described((name, value) for name, value in figure.points[0] if name not in varying)
     return ", ".join(each for each in (same, figure.note) if each)
 
 
 def markdown(results: Mapping[str, Any], images: Mapping[str, str] | None = None) -> str:
-    """All results as a page; `images` are the plots' file names by a figure's slug."""
+    """Return all results as a page; `images` maps the slugs of figures to the file names of plots."""
     records = results.get("records", [])
     lines = ["# Benchmarks", "", *about(results)]
     if results.get("targets"):
@@ -233,7 +233,7 @@ def markdown(results: Mapping[str, Any], images: Mapping[str, str] | None = None
 
 
 def targets_table(targets: Iterable[Mapping[str, Any]]) -> str:
-    """The targets as a Markdown table."""
+    """Return the targets as a Markdown table."""
     lines = ["| | target | measured, median (min–max) | reached |", "| --- | ---: | ---: | --- |"]
     for each in targets:
         reached = {True: "yes", False: "**no**", None: ""}[each.get("reached")]
@@ -242,7 +242,7 @@ def targets_table(targets: Iterable[Mapping[str, Any]]) -> str:
 
 
 def about(results: Mapping[str, Any]) -> list[str]:
-    """When, where and of what the figures are."""
+    """Return the date, machine and versions of the run, as lines of a list."""
     machine, versions = results.get("machine", {}), results.get("versions", {})
     lines = []
     if machine:
@@ -269,7 +269,7 @@ OURS = {
     "Titanic, SQLite": "#0072B2", "Titanic, PostgreSQL": "#56B4E9", "one row per request": "#0072B2",
 }  # fmt: skip
 OTHERS = ["#D55E00", "#009E73", "#E69F00", "#CC79A7", "#7F7F7F", "#8C510A", "#5E3C99", "#4D4D4D"]
-"""After Okabe and Ito: told apart with any kind of eyes; the markers differ as well."""
+"""After Okabe and Ito: distinguishable with any kind of colour vision; the markers differ as well."""
 MARKERS = "osD^vP*X<>hp"
 BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 FORMATS = ("png", "svg")
@@ -277,7 +277,7 @@ Styles = Mapping[str, tuple[str, str]]
 
 
 def styles(found: Sequence[Figure]) -> Styles:
-    """A colour and a marker for each peer of a part, the same in all of its plots; the base is black."""
+    """Return a colour and a marker for each peer of a part, the same in all of its plots; the base is black."""
     peers = dict.fromkeys(peer for figure in found for peer in figure.peers)
     bases = {figure.base for figure in found if isinstance(figure.base, str)}
     others = iter(OTHERS * len(peers))
@@ -288,7 +288,8 @@ def styles(found: Sequence[Figure]) -> Styles:
 
 
 def plots(found: Sequence[Figure], folder: Path) -> dict[str, str]:
-    """Draw all figures into `folder`; the PNG's names by slug.  Raises `ImportError` without matplotlib."""
+    """Draw all figures into `folder`; return the names of the PNGs by slug.  Raises `ImportError` without
+    matplotlib."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -313,7 +314,7 @@ def _long_enough(figure: Figure) -> bool:
 
 
 def _panels(figure: Figure) -> list[Params]:
-    """The params beside x, for each of which there is a panel."""
+    """Return the combinations of the params other than x, each of which gets a panel."""
     return list(dict.fromkeys(tuple(each for each in point if each[0] != figure.x) for point in figure.points))
 
 
@@ -322,13 +323,13 @@ def _titled(figure: Figure, panel: Params) -> str:
 
 
 def _measured(figure: Figure) -> str:
-    """The label of an axis: the quantity and its unit."""
+    """Return the label of an axis: the quantity and its unit."""
     name = figure.name.split(",", maxsplit=1)[0]
     return f"{name}, {figure.unit}" if figure.unit not in {"", "1/s"} else name
 
 
 def _lines(figure: Figure, look: Styles) -> Any:
-    """Values over x, and below them the ratios, where there is a base; a column for each panel."""
+    """Draw values over x and, if there is a base, the ratios below them; one column per panel."""
     import matplotlib.pyplot as plt
 
     panels = _panels(figure)
@@ -363,7 +364,7 @@ def _draw(
     axis: Any, figure: Figure, panel: Params, steps: list[Any], take: Callable[[Row], Spread | None],
     look: Styles,
 ) -> list[tuple[float, int, str, str]]:  # fmt: skip
-    """A line for each peer; where each ends, with its name and colour."""
+    """Draw a line for each peer; return where each ends, with its name and colour."""
     ends = []
     for peer in figure.peers:
         places: dict[int, Spread] = {}
@@ -391,7 +392,7 @@ def _heading(figure: Figure) -> str:
 
 
 def _scale(axes: Iterable[Any], values: Sequence[Spread]) -> None:
-    """From zero; with logarithms where that would hide the small ones."""
+    """Scale the axis from zero, or logarithmically if that would hide small values."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     least, most = min(each.low for each in values), max(each.high for each in values)
@@ -407,7 +408,7 @@ def _scale(axes: Iterable[Any], values: Sequence[Spread]) -> None:
 
 
 def _label(drawn: Any, axis: Any, ends: Sequence[tuple[float, int, str, str]]) -> None:
-    """Each line's name at its end, moved apart where they would overlap."""
+    """Write each line's name at its end, moved apart if names would overlap."""
     drawn.canvas.draw()
     apart = 11 * drawn.dpi / 72
     ends = sorted(ends)
@@ -425,7 +426,7 @@ def _label(drawn: Any, axis: Any, ends: Sequence[tuple[float, int, str, str]]) -
 
 
 def _dots(figure: Figure, look: Styles) -> Any:
-    """A dot with its spread for each peer; a panel for each set of params."""
+    """Draw a dot with its spread for each peer, and a panel for each set of params."""
     import matplotlib.pyplot as plt
 
     panels = figure.points
@@ -472,7 +473,7 @@ def _dots(figure: Figure, look: Styles) -> Any:
 
 
 def write_text(results: Mapping[str, Any], folder: Path) -> None:
-    """Write results.json, and results.md without plots, which take a while to draw."""
+    """Write results.json, and results.md without plots, which are slow to draw."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     (folder / "results.md").write_text(markdown(results))
@@ -490,7 +491,7 @@ def write(results: Mapping[str, Any], folder: Path, tell: Callable[[str], None])
 
 
 def main() -> None:
-    """Make the table and the plots of a results.json anew."""
+    """Recreate the table and the plots from a results.json."""
     source = Path(sys.argv[1])
     write(json.loads(source.read_text()), source.parent, lambda text: print(text, file=sys.stderr))
 

@@ -15,13 +15,13 @@ def echo(request):
 
 
 def sleep(request):
-    """Block the thread for as many milliseconds as the body says."""
+    """Block the thread for the number of milliseconds in the body."""
     time.sleep(float(request[0]) / 1000)
     return request
 
 
 async def pause(request):
-    """Await for as many milliseconds as the body says."""
+    """Sleep without blocking the event loop for the number of milliseconds in the body."""
     await asyncio.sleep(float(request[0]) / 1000)
     return request
 

@@ -1,8 +1,8 @@
-"""Spark jobs as services: how long a query takes through `mdp-spark batch`, and how soon a cancelled job is gone.
+"""Spark jobs as services: the latency of a query through `mdp-spark batch`, and the time until a cancelled job ends.
 
-`python bench/spark_batch.py [ROUNDS]`: one batch on `local[2]`.  A round is a query as a service beside the same query
-in the session itself, alternating; then a job of two sleeping Python tasks that somebody else cancels.  Median, least
-and most in milliseconds.
+`python bench/spark_batch.py [ROUNDS]`: one batch on `local[2]`.  A round alternates a query as a service with the same
+query in the session itself, and then cancels a job of two sleeping Python tasks from another client.  Prints median,
+minimum and maximum in milliseconds.
 """
 
 import json
@@ -28,7 +28,7 @@ QUERY = "SELECT sum(id) AS s FROM range(1000)"
 
 
 def sleeping(spark: Any, folder: str) -> int:
-    """Two tasks that say which process they are in, and stay."""
+    """Run two tasks that report their process and sleep."""
 
     def task(index: int, rows: Any) -> Any:
         (Path(folder) / str(index)).write_text(str(os.getpid()))
@@ -39,7 +39,7 @@ def sleeping(spark: Any, folder: str) -> int:
 
 
 def until(condition: Callable[[], bool]) -> float:
-    """Milliseconds until it is true."""
+    """Return the milliseconds until the condition is true."""
     began = time.perf_counter()
     while not condition():
         time.sleep(0.002)
@@ -54,7 +54,7 @@ def alive(pid: int) -> bool:
 
 
 def cancel(client: Client, other: Client, spark: Any) -> dict[str, float]:
-    """One job, cancelled by somebody else while its tasks sleep."""
+    """Cancel a job from another client while its tasks sleep; return the times."""
     with tempfile.TemporaryDirectory() as folder:
         future = client.submit("spark.job", b"sleeping", json.dumps({"folder": folder}).encode())
         files = [Path(folder) / "0", Path(folder) / "1"]

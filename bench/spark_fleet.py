@@ -1,12 +1,12 @@
-"""What a fleet of executors costs, measured with real processes on this machine: `python bench/spark_fleet.py [1 2 3]`.
+"""Measure a fleet of executors with real processes on this machine: `python bench/spark_fleet.py [1 2 3]`.
 
-1. Echo calls a second through a fleet of 2 executors on `local-cluster[2,1,1024]`, 64 outstanding over one connection,
-   beside 2 `mdworker` processes at the same broker; in turns.
+1. Echo calls per second through a fleet of 2 executors on `local-cluster[2,1,1024]`, 64 outstanding over one
+   connection, compared with 2 `mdworker` processes at the same broker; in turns.
 2. The worst latency of callers that call without a pause: undisturbed, with leases of 2 s, while the Python process of
    a slot is killed, while an executor is; failed calls, of which there must be none.
-3. How long a killed slot takes to serve again, and a fleet to drain.
+3. The time until a killed slot serves again, and until a fleet has drained.
 
-Compare ratios, not numbers: they depend on the machine and on what else it does.
+Compare ratios, not absolute numbers, which depend on the machine and its load.
 """
 
 import json
@@ -28,7 +28,7 @@ CALLERS = 4
 
 
 def rate(endpoint: str, service: str) -> float:
-    """Calls a second, as `mdclient bench` measures them."""
+    """Return calls per second, as measured by `mdclient bench`."""
     command = [str(BIN / "mdclient"), "bench", service, "hello", "--seconds", str(SECONDS), "--json"]
     done = subprocess.run([*command, "--broker", endpoint], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)["replies_per_second"])
@@ -52,7 +52,7 @@ def throughput(endpoint: str) -> None:
 
 
 def disturbed(endpoint: str, what: str, running: Running, disturb: Callable[[], float]) -> None:
-    """The worst latency while `disturb`, which returns how long each of its disturbances lasted, goes on."""
+    """Measure the worst latency while `disturb` runs, which returns how long each of its disturbances lasted."""
     with Calls(endpoint, "echo", callers=CALLERS) as calls:
         calls.go_on(200)
         took = disturb()
@@ -64,7 +64,8 @@ def disturbed(endpoint: str, what: str, running: Running, disturb: Callable[[], 
 
 
 def killing(running: Running, which: str) -> float:
-    """Kill the Python, or the executor, of one slot after the other; returns the median time to serve again."""
+    """Kill the Python process, or the executor, of one slot after the other; return the median time until it serves
+    again."""
     times = []
     for number in range(KILLS):
         slot = running.serving(2)[number % 2]

@@ -1,16 +1,17 @@
-"""What `call_service` costs, measured with real processes: `python bench/spark_pipeline.py [1 2 3 4 5]`.
+"""Measure `call_service` with real processes: `python bench/spark_pipeline.py [1 2 3 4 5]`.
 
 The suite runs one line of it, as its part `rows`: one row per request, with the default window.
 
 Two partitions on `local[2]`, an echo service of two worker processes, rows of about 40 bytes.
 
-1. Rows a second by window.
-2. Rows a second by rows in a request, window 64.
-3. Rows a second with a key, through Titanic on SQLite; beside the second run of the same keys, whose replies are there.
-4. Rows a second of the SQL function, beside `call_service` with the same settings.
+1. Rows per second by window.
+2. Rows per second by rows per request, window 64.
+3. Rows per second with a key, through Titanic on SQLite, compared with a second run of the same keys, which gets stored
+   replies.
+4. Rows per second of the SQL function, compared with `call_service` with the same settings.
 5. The same calls without Spark: one process, one client; and the rows through Spark without calls.
 
-Compare ratios, not numbers: they depend on the machine and on what else it does.
+Compare ratios, not absolute numbers, which depend on the machine and its load.
 """
 
 import argparse
@@ -40,7 +41,7 @@ KEYED = 2_500
 
 
 class Bench:
-    """A session, a broker, an echo service."""
+    """Run a session, a broker and an echo service."""
 
     def __init__(self, stack: ExitStack) -> None:
         from zmdp.spark.session import open_session
@@ -54,7 +55,7 @@ class Bench:
             start_worker(stack, self.endpoint, "zmdp.workers.echo:worker")
 
     def rows(self, count: int, prefix: str = "") -> Any:
-        """That many rows in two partitions, in memory."""
+        """Return this many rows in two partitions, in memory."""
         made = self.spark.range(0, count, 1, 2).selectExpr(
             "id", "concat('the text of row number ', id, ', forty bytes') AS text", f"concat('{prefix}/', id) AS key"
         )
@@ -75,7 +76,7 @@ def check(right: int, df: Any) -> None:
 
 
 def compared(title: str, count: int, ways: dict[str, Callable[[], object]], counts: dict[str, int]) -> None:
-    """Rows a second of each way, in turns; and how many times as many as the first of them."""
+    """Print the rows per second of each variant, measured in turns, and its ratio to the first."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(ROUNDS + 1):
         for name, way in ways.items():
@@ -172,7 +173,7 @@ def without(bench: Bench) -> None:
 
 
 def missing() -> str | None:
-    """What has to be installed, or None."""
+    """Return what must be installed, or None."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed (pip install -e .[spark])"
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
@@ -181,7 +182,7 @@ def missing() -> str | None:
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The records of the suite's part."""
+    """Yield the records of the suite's part."""
     note = "an echo service in two worker processes, two partitions on local[2], rows of about 40 bytes"
     yield {"part": PART, "figure": FIGURE, "unit": "1/s", "note": note}
     if why := missing():

@@ -1,12 +1,13 @@
-"""The data source `titanic` beside Spark's JDBC on one PostgreSQL (fsync on): `python bench/spark_titanic.py [ROWS]`.
+"""Compare the data source `titanic` with Spark's JDBC on PostgreSQL: `python bench/spark_titanic.py [ROWS]`.
 
-Write: rows become requests (checked, exactly once), with and without keys; JDBC inserts the same rows into a table with
-the same columns and indexes, unchecked and at least once.  Read: all columns of these requests, and four of them.
-JDBC's driver is looked for where Debian's libpostgresql-jdbc-java puts it, or where POSTGRESQL_JDBC says; if there is
-none, only ours is measured.
+The server runs with fsync on.  Write: rows become requests (checked, exactly once), with and without keys; JDBC inserts
+the same rows into a table with the same columns and indexes, unchecked and at least once.  Read: all columns of these
+requests, and four of them.
+The JDBC driver is that of Debian's libpostgresql-jdbc-java, or the file that POSTGRESQL_JDBC names; without one, only
+the data source is measured.
 
-In each round all are measured in turn; the table shows rows a second (the median of the rounds) and the median of the
-ratios.  Compare ratios, not numbers: they depend on the machine and on what else it does.
+In each round all are measured in turn; the table shows rows per second (the median of the rounds) and the median of the
+ratios.  Compare ratios, not absolute numbers, which depend on the machine and its load.
 """
 
 import os
@@ -38,7 +39,7 @@ os.environ["PGPORT"] = str(PORT)
 
 
 class Contest:
-    """Rows written and read by both."""
+    """Number of rows that both write and read."""
 
     def __init__(self, spark: Any, server: Cluster, rows: int) -> None:
         self.spark = spark
@@ -88,7 +89,7 @@ class Contest:
         frame.write.format("noop").mode("overwrite").save()
 
     def prepare(self) -> None:
-        """As many requests as are read, and an empty table beside them."""
+        """Create the requests to read, and an empty table for JDBC."""
         self.server.execute("TRUNCATE titanic_requests, titanic_keys CASCADE")
         self.server.execute("DROP TABLE IF EXISTS beside")
         self.server.execute("CREATE TABLE beside (LIKE titanic_requests INCLUDING ALL)")
@@ -129,7 +130,7 @@ def main(rows: int) -> None:
 
 
 def measure(contest: Contest, *, beside: bool) -> dict[str, float]:
-    """Each once; what is read is what was written last."""
+    """Measure each once; each reads what was written last."""
     found = {"write with keys, titanic": seconds(lambda: contest.our_write(keyed=True))}
     contest.server.execute("TRUNCATE titanic_requests, titanic_keys CASCADE")
     if beside:

@@ -1,12 +1,12 @@
-"""The benchmark suite: what the broker costs, and zmdp beside its peers, in turn and in the same run.
+"""The benchmark suite: the cost of the broker, and zmdp compared with its peers, in turn and in the same run.
 
     python bench/suite.py [--parts cost,stacks,mixed,death,durable,rows] [--quick] [--rounds N] [--seconds S]
                           [--out bench/results] [--guide DIR] [--list]
 
 It writes results.md, results.json and plots into the folder, and reports its progress on stderr.  The page begins with
-the targets (targets.py), each beside what the run has measured.  A run with the defaults takes about twenty minutes;
---quick takes a few, and measures little more than the targets need.  Ctrl-C ends it and keeps what was measured.  Peers
-that are not installed are left out, and the page says so.
+the targets (targets.py) and the values measured for them.  A run with the defaults takes about twenty minutes; --quick
+takes a few, and measures little more than the targets need.  Ctrl-C ends the run and keeps its results so far.  Peers
+that are not installed are skipped, and the page lists them.
 
 A part is a module with `PART`, `TITLE` and `run(options, tell)`, which yields records as report.py describes them.
 """
@@ -43,7 +43,7 @@ def tell(text: str) -> None:
 
 
 def find(part: str) -> ModuleType:
-    """The module of a part.  Raises `ImportError`."""
+    """Return the module of a part.  Raises `ImportError`."""
     return importlib.import_module(PARTS[part])
 
 
@@ -62,7 +62,7 @@ def cpu_model() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what is measured; `mdp-broker --version` says which multipart it uses, where there are two."""
+    """Return the versions of the measured programs; `mdp-broker --version` reports whether its modules are compiled."""
     import zmq
 
     command = [str(Path(sys.executable).parent / "mdp-broker"), "--version"]
@@ -89,7 +89,7 @@ def listing() -> None:
 
 
 def measure(options: argparse.Namespace, results: dict[str, Any], folder: Path) -> None:
-    """Run all chosen parts; what has been measured is in `results` whatever happens."""
+    """Run all chosen parts; `results` keeps everything that was measured, even if a part fails."""
     records: list[dict[str, Any]] = results["records"]
     for part in options.parts:
         try:
@@ -118,7 +118,7 @@ def measure(options: argparse.Namespace, results: dict[str, Any], folder: Path) 
 
 
 def judge(results: dict[str, Any]) -> None:
-    """Compare what has been measured with the targets."""
+    """Compare the results with the targets."""
     import targets  # it needs all parts
 
     results["targets"] = targets.judge(report.figures(results["records"]))
@@ -146,7 +146,7 @@ def arguments() -> argparse.Namespace:
 
 
 def interrupt(number: int, frame: object) -> None:
-    """SIGTERM ends a run as Ctrl-C does."""
+    """Handle SIGTERM like Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""The targets: what a run must reach, found among its figures.
+"""The targets that a run should reach, compared with its figures.
 
 A target is a quantity of one peer, or its ratio to another peer in the same round of the same figure.
 """
@@ -22,7 +22,7 @@ CLASSIC = "RabbitMQ, classic queue"
 
 @dataclass(frozen=True)
 class Target:
-    """`limit` is the least or the most of `peer`'s figure, or of its ratio to `over` if that is given."""
+    """`limit` is the minimum or the maximum of `peer`'s figure, or of its ratio to `over` if that is given."""
 
     name: str
     relation: str
@@ -41,7 +41,7 @@ class Target:
         return f"{self.relation} {self.limit:,g}"
 
     def measured(self, figures: Sequence[Figure]) -> Spread | None:
-        """What a run has found, or None."""
+        """Return the measured value, or None."""
         params = tuple(self.params.items())
         figure = next((each for each in figures if (each.part, each.name) == (self.part, self.figure)), None)
         row = figure and figure.row(self.peer, params)
@@ -53,7 +53,7 @@ class Target:
         return ratios(row.rounds, base.rounds) if base else None
 
     def reached(self, found: Spread) -> bool:
-        """Return whether that is enough."""
+        """Return whether that reaches the target."""
         if self.relation == "≤":
             return (found.high if self.every else found.median) <= self.limit
         value = found.low if self.every else found.median
@@ -61,7 +61,7 @@ class Target:
 
 
 def targets() -> Iterator[Target]:
-    """All of them."""
+    """Yield all targets."""
     rate, p50 = stacks.FIGURES[0][0], stacks.FIGURES[1][0]
     for outstanding in (64, 500):
         yield Target(
@@ -110,7 +110,7 @@ def targets() -> Iterator[Target]:
 
 
 def judge(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """All targets and what a run has found, ready for JSON."""
+    """Return all targets with the measured values, ready for JSON."""
     rows = []
     for target in targets():
         found = target.measured(figures)

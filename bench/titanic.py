@@ -1,13 +1,14 @@
-"""What Titanic costs, measured with real processes on this machine: `python bench/titanic.py [1 2 3 4]`.
+"""Measure Titanic with real processes on this machine: `python bench/titanic.py [1 2 3 4]`.
 
-1. Durable accepts a second, pipelined callers, on SQLite (FULL sync) and PostgreSQL (fsync on); beside a loop of
-   SQLAlchemy Core's executemany that inserts the same rows in batches as large as Titanic's were, and beside one
-   commit a row.
-2. Durable round trips a second: accepted, done by an echo worker, fetched.
-3. The time to accept and to fetch, one after the other, with 1,000,000 requests done beside an empty store.
-4. A service that takes 10 s with a long queue, and a fast one: the fast one's round trips beside those without it.
+1. Durable accepts per second, pipelined callers, on SQLite (FULL sync) and PostgreSQL (fsync on), compared with a loop
+   of SQLAlchemy Core's executemany that inserts the same rows in batches as large as Titanic's, and with one commit per
+   row.
+2. Durable round trips per second: accepted, executed by an echo worker, fetched.
+3. The time to accept and to fetch, one after the other, with 1,000,000 completed requests and with an empty store.
+4. A service that takes 10 s with a long queue, and a fast one: the fast one's round trips with and without the slow
+one.
 
-Compare ratios, not numbers: they depend on the machine and on what else it does.
+Compare ratios, not absolute numbers, which depend on the machine and its load.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ FINISHED = 1_000_000
 
 
 class Database:
-    """An empty database of one kind, and Titanics on it."""
+    """An empty database of one kind, on which Titanics run."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -52,7 +53,7 @@ class Database:
 
     @contextmanager
     def titanic(self, endpoint: str, found: dict[str, float] | None = None) -> Iterator[None]:
-        """A `titanic serve`; `found["batch"]` is then how many jobs it did in a transaction, on the average."""
+        """Run `titanic serve`; afterwards `found["batch"]` is its average number of operations per transaction."""
         command = [str(BIN / "titanic"), "serve", "--db", self.url, "--broker", endpoint]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
@@ -87,7 +88,7 @@ def median(values: list[float]) -> str:
 
 
 async def many(ask: Callable[[], Any], outstanding: int, seconds: float) -> float:
-    """How often a second `ask` succeeds with so many at a time."""
+    """Return how often per second `ask` succeeds with this many at a time."""
     until, done = time.perf_counter() + seconds, 0
 
     async def one_after_the_other() -> None:
@@ -105,7 +106,7 @@ async def many(ask: Callable[[], Any], outstanding: int, seconds: float) -> floa
 
 
 def bare_loop(database: Database, batch: int, seconds: float) -> float:
-    """Rows a second that executemany inserts, a commit for each `batch` of them."""
+    """Return the rows per second that executemany inserts, with one commit per `batch` rows."""
     table, inserted = tables.REQUESTS, 0
     started = time.perf_counter()
     with database.engine.connect() as connection:
@@ -181,7 +182,7 @@ def there_and_back(database: Database) -> None:
 
 
 async def times(endpoint: str) -> dict[str, list[float]]:
-    """Milliseconds to accept and to fetch, one after the other."""
+    """Return the milliseconds to accept and to fetch, one after the other."""
     found: dict[str, list[float]] = {"accept": [], "fetch": []}
     async with AsyncClient(endpoint) as client:
         for _ in range(1000):
@@ -195,7 +196,7 @@ async def times(endpoint: str) -> dict[str, list[float]]:
 
 
 def fill(database: Database) -> None:
-    """A million requests that are done, with their replies."""
+    """Insert a million completed requests with their replies."""
     now = time.time()
     with database.engine.connect() as connection:
         for start in range(0, FINISHED, 10_000):
@@ -237,7 +238,8 @@ def with_history(database: Database) -> None:
 
 
 async def fast_ones(endpoint: str, slow: int) -> list[float]:
-    """Milliseconds from submitting to having the reply, 20 a second; `slow` requests of 10 s wait meanwhile."""
+    """Return the milliseconds from submission to reply, at 20 requests per second, while `slow` requests of 10 s
+    wait."""
     async with AsyncClient(endpoint, timeout=60) as client:
         titanic = AsyncTitanic(client)
         for _ in range(slow):

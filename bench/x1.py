@@ -1,7 +1,7 @@
 """Recovery from a broker's kill -9, measured with real processes on this machine: `python bench/x1.py`.
 
-A client has 500 requests outstanding when the broker is killed; another broker starts at once at the same endpoint.
-Measured is the time until the first reply; all 500 must be answered.
+A client has 500 requests outstanding when the broker is killed; another broker starts immediately at the same endpoint.
+The result is the time until the first reply; all 500 must be answered.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ OUTSTANDING = 500
 
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A process, which is killed at the end."""
+    """Run a process, and kill it at the end."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE
     )  # fmt: skip
@@ -36,20 +36,20 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def start_broker(stack: ExitStack, bind: str = "tcp://127.0.0.1:*") -> tuple[subprocess.Popen[str], str]:
-    """A broker and its endpoint."""
+    """Start a broker; return its process and its endpoint."""
     process = stack.enter_context(running(str(BIN / "mdp-broker"), "--bind", bind, "--log-level", "error"))
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
 
 def start_worker(stack: ExitStack, endpoint: str, target: str, *options: str) -> subprocess.Popen[str]:
-    """An `mdworker` process."""
+    """Start an `mdworker` process."""
     command = (str(BIN / "mdworker"), target, "--broker", endpoint, "--log-level", "error", *options)
     return stack.enter_context(running(*command))
 
 
 async def recovery() -> tuple[float, float]:
-    """Seconds from the kill to the first reply, and from when the new broker listened."""
+    """Return the seconds to the first reply, from the kill and from when the new broker listened."""
     with ExitStack() as stack:
         broker, endpoint = start_broker(stack)
         for _ in range(WORKERS):

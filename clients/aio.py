@@ -49,19 +49,19 @@ class AsyncClient:
     All exceptions are in `zmdp.mdp.errors`.
 
     Args:
-        broker: An endpoint, or several in order of preference.  The client keeps its broker for as long as that
-            answers.  When it loses a broker, it starts again at the first endpoint, or at the second if the first is
-            the one it has just lost; while endpoints do not answer, it tries one after the other.
+        broker: An endpoint, or several in order of preference.  The client stays with its broker as long as that broker
+            answers.  When it loses the broker, it tries the endpoints in turn until one answers: from the first, or
+            from the second if it has just lost the first.
         timeout: Seconds that `request` and `call` may take by default, or None for no limit.  The limit travels with
             the request.
         protocol: `"X1"` (docs/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
         envelope: With protocol 0.2, begin each message with an empty frame, as a ROUTER–DEALER proxy between client
             and broker requires.  X1 and 0.1 always do.
         codec: How `call` encodes values.
-        heartbeat: Seconds of silence after which the broker is asked for a sign of life, while a request is
+        heartbeat: Seconds of silence after which the client sends the broker a HEARTBEAT, while a request is
             outstanding.
-        liveness: Heartbeat intervals of silence after which the broker is considered dead.
-        max_outstanding: Requests that may be outstanding; more wait for their turn.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
+        max_outstanding: Maximum number of outstanding requests; others wait for their turn.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
     """
 
@@ -124,7 +124,7 @@ class AsyncClient:
             frames: The body of the request; if there are none, one empty frame.
             timeout: Seconds until the reply must have arrived, or None for no limit; by default the client's
                 `timeout`.  It travels with the request as its ttl.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/x1.md).
 
@@ -151,7 +151,7 @@ class AsyncClient:
     ) -> AsyncGenerator[Reply, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
-        The request is sent when the first part is asked for.  Closing the generator early cancels it.  After a lost
+        The request is sent when the first part is requested.  Closing the generator early cancels it.  After a lost
         connection it is sent again only if no part has arrived.
 
         Args:
@@ -160,7 +160,7 @@ class AsyncClient:
             timeout: Seconds of silence after which the stream fails, or None for no limit.
             deadline: Seconds until the FINAL must have arrived, or None for no limit.  It travels with the request as
                 its ttl.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/x1.md).
 

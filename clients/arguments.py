@@ -1,4 +1,4 @@
-"""Check what callers pass, and convert it to what the dialogs expect.  Everything here raises `SettingError`."""
+"""Check callers' arguments, and convert them to what the dialogs expect.  Everything here raises `SettingError`."""
 
 import math
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def checked_max_outstanding(most: int) -> int:
 
 
 def check_legacy(wait: bool, *extensions: object) -> None:
-    """Refuse what MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, `wait=False`."""
+    """Reject arguments that MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, `wait=False`."""
     if not wait or any(extensions):
         raise SettingError("headers, options, deadline and wait=False require protocol X1: MDP/0.2 cannot carry them")
 

@@ -32,7 +32,7 @@ def _headers(values: Sequence[str]) -> dict[str, str]:
     for value in values:
         name, equals, text = value.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{value!r}: it takes NAME=VALUE")
+            raise click.BadParameter(f"{value!r}: expected NAME=VALUE")
         found[name] = text
     return found
 
@@ -72,7 +72,7 @@ def text_or_base64(frame: bytes) -> str | dict[str, str]:
 
 
 def print_json(value: object) -> None:
-    """Print a value on a line of its own, and flush."""
+    """Print a value as one line of JSON, and flush."""
     click.echo(json.dumps(value, ensure_ascii=False))
     sys.stdout.flush()
 

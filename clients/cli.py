@@ -25,11 +25,11 @@ from .mdclient import Client
 from .top import View, lines, with_rates
 
 MMI_TIMEOUT_SECONDS: Final = 0.5
-"""How long a broker may take to say whether a service has workers: one that implements MMI answers at once."""
+"""How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""
 
 
 def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options that every subcommand has."""
+    """Add the options that all subcommands share."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         options = [
@@ -42,8 +42,8 @@ def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Cal
                 show_envvar=True,
                 callback=lambda context, option, values: [each for several in values for each in several],
                 help=with_default(
-                    "Broker to connect to. Repeat it, or separate endpoints with commas, to name others to use when "
-                    "the first does not answer.",
+                    "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost, the "
+                    "next is tried.",
                     DEFAULT_ENDPOINT,
                 ),
             ),
@@ -51,15 +51,15 @@ def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Cal
                 "--timeout",
                 type=Number("seconds"),
                 default=DEFAULT_TIMEOUT,
-                help=with_default("How long each try may take; see --retries.", DEFAULT_TIMEOUT, "seconds"),
+                help=with_default("How long each attempt may take; see --retries.", DEFAULT_TIMEOUT, "seconds"),
             ),
             click.option(
                 "--retries",
                 type=Number("retries", whole=True, zero=True),
                 default=DEFAULT_RETRIES,
                 help=with_default(
-                    "Tries after the first. A command gives up after TIMEOUT × (1 + RETRIES) seconds. With X1 a "
-                    "request is only sent again if the connection is lost, with 0.2 and 0.1 after each TIMEOUT.",
+                    "Attempts after the first. A command gives up after TIMEOUT × (1 + RETRIES) seconds. With X1 a "
+                    "request is resent only if the connection is lost; with 0.2 and 0.1, after each TIMEOUT.",
                     DEFAULT_RETRIES,
                 ),
             ),
@@ -99,7 +99,7 @@ def cli(context: click.Context) -> None:
     mdclient stream count @book.txt    print each part of the reply as it arrives
     mdclient services                  list the services
     mdclient top                       watch the broker
-    mdclient bench echo hello          measure a service
+    mdclient bench echo hello          benchmark a service
 
     Replies go to stdout, everything else to stderr.
 
@@ -132,8 +132,8 @@ def call(
 ) -> None:
     """Call SERVICE and print its reply.
 
-    A reply of one frame is printed byte for byte (to a terminal, with a newline), one of several frames with each frame
-    on a line of its own.
+    A reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed one per
+    line.
     """
     frames = bodies.frames(body)
     with _client(connection) as client, _advice(connection, service):
@@ -148,7 +148,7 @@ def call(
 @cli.command(epilog=bodies.BODY_HELP)
 @_SERVICE
 @bodies.BODY
-@_connection_options(json_help='Print each part as a JSON object on a line of its own; "final" marks the last.')
+@_connection_options(json_help='Print each part as one line of JSON; "final" marks the last.')
 @bodies.HEADER
 @_WAIT
 def stream(
@@ -162,7 +162,7 @@ def stream(
 ) -> None:
     """Call SERVICE and print each part of its reply as it arrives.
 
-    Each frame is printed on a line of its own.
+    Frames are printed one per line.
     """
     frames = bodies.frames(body)
     with _client(connection) as client, _advice(connection, service):
@@ -216,9 +216,9 @@ def info(*, as_json: bool, **connection: Any) -> None:
 @cli.command()
 @click.option("--count", type=Number("pings", whole=True), default=4, help=with_default("Number of pings.", 4))
 @click.option(
-    "--interval", type=Number("seconds"), default=0.5, help=with_default("Pause between two pings.", 0.5, "seconds")
+    "--interval", type=Number("seconds"), default=0.5, help=with_default("Pause between pings.", 0.5, "seconds")
 )
-@_connection_options(json_help="Print each round trip as a JSON object.")
+@_connection_options(json_help="Print each round trip as one line of JSON.")
 def ping(*, count: int, interval: float, as_json: bool, **connection: Any) -> None:
     """Measure the round-trip time to the broker (not to a worker)."""
     with _client(connection) as client, _advice(connection, "mmi.service"):
@@ -256,7 +256,7 @@ class _Share(click.FloatRange):
     type=click.Choice(["sync", "pipelined", "mixed"]),
     default="pipelined",
     help=with_default(
-        "sync: one request after the other. pipelined: OUTSTANDING requests at a time, over one connection. mixed: "
+        "sync: one request after the other. pipelined: always OUTSTANDING requests over one connection. mixed: "
         "RATE requests per second at random moments, whether or not earlier ones have finished; a SHARE of them has "
         "the body SLOW.",
         "pipelined",
@@ -269,7 +269,7 @@ class _Share(click.FloatRange):
     "--outstanding",
     type=Number("requests", whole=True),
     default=64,
-    help=with_default("With pipelined: requests at a time.", 64),
+    help=with_default("With pipelined: number of outstanding requests.", 64),
 )
 @click.option(
     "--rate", type=Number("requests"), default=200.0, help=with_default("With mixed: requests per second.", 200)
@@ -297,12 +297,12 @@ def bench(
     mdclient bench sleep 1 --load mixed --slow 200
 
     Latencies are accurate to one part in 128.  In a mixed load a request's latency counts from the moment at which it
-    was due to be sent, so a service that falls behind does not look better than it is.  The exit code is 1 if there was
-    no reply at all.
+    was due to be sent, so it includes the delay when the service falls behind.  The exit code is 1 if there was no
+    reply at all.
     """
     frames = bodies.frames(body)
     if (load == "mixed") != (slow is not None):
-        raise click.UsageError("--slow BODY goes with --load mixed: it is the body of the slow requests")
+        raise click.UsageError("--slow BODY requires --load mixed: it is the body of the slow requests")
     if load != "sync" and connection["protocol"] != "X1":
         raise click.UsageError("--load pipelined and mixed require protocol X1: with 0.2 and 0.1 use --load sync")
     with _client(connection) as client:
@@ -375,10 +375,10 @@ def _run_load(
 
 @cli.command()
 @click.option(
-    "--interval", type=Number("seconds"), default=1.0, help=with_default("Pause between two updates.", 1, "second")
+    "--interval", type=Number("seconds"), default=1.0, help=with_default("Pause between updates.", 1, "second")
 )
 @click.option("--count", type=Number("updates", whole=True), help=with_default("Number of updates.", "until Ctrl-C"))
-@_connection_options(json_help="Print each update as a JSON object on a line of its own.")
+@_connection_options(json_help="Print each update as one line of JSON.")
 def top(*, interval: float, count: int | None, as_json: bool, **connection: Any) -> None:
     """Watch the broker: services, queues, workers and rates.
 
@@ -450,8 +450,8 @@ def _request_arguments(
 ) -> dict[str, Any]:
     """Return the keywords for `request` and `stream`.
 
-    Unless the user wants to `wait`, raises `BrokerUnreachable` if no broker is listening, and `ServiceNotFound` if
-    nobody offers the service and X1 cannot say so with the request itself.
+    Without `wait`, raises `BrokerUnreachable` if no broker is listening, and `ServiceNotFound` if no worker offers the
+    service and the protocol (0.2 or 0.1) would not report that.
     """
     if not wait:
         check_listening(connection["broker"])
@@ -466,7 +466,7 @@ def _request_arguments(
 
 @contextmanager
 def _advice(connection: dict[str, Any], service: str) -> Iterator[None]:
-    """Add to an error of a request to `service` what the user can do about it."""
+    """Add a remedy to the error of a request to `service`."""
     try:
         yield
     except BrokerUnreachable:

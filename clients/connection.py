@@ -20,7 +20,7 @@ LINGER_MS: Final = 100
 MAX_TICK_DELAY_SECONDS: Final = 1.0
 """How long due work may be delayed while messages keep arriving."""
 RECONNECT_IVL_MS: Final = 3_600_000
-"""ZeroMQ's own reconnection interval: long after this client has replaced the socket."""
+"""ZeroMQ's own reconnection interval: so long that this client replaces the socket first."""
 
 Deliver = Callable[[list[tuple[Call, Outcome]]], None]
 
@@ -28,8 +28,8 @@ Deliver = Callable[[list[tuple[Call, Outcome]]], None]
 class ClientConnection:
     """A connection to one of several brokers, chosen by `endpoints`; when it is lost, another is opened.
 
-    ZeroMQ would reconnect by itself and silently, to a broker that knows nothing of the outstanding requests.  So a
-    socket is used for one connection only: a monitor reports when that ends, and then another socket is opened.
+    ZeroMQ itself would reconnect silently, to a broker that does not have the outstanding requests.  So each socket is
+    used for one connection only: a monitor reports when that ends, and then another socket is opened.
 
     `deliver` is called with the outcomes of requests, all those of a step at once.
 
@@ -61,7 +61,9 @@ class ClientConnection:
             try:
                 self._open(endpoint, time.monotonic())
             except zmq.ZMQError as error:
-                raise SettingError(f"{endpoint!r} is no endpoint ({error}): try tcp://127.0.0.1:5555") from None
+                raise SettingError(
+                    f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555"
+                ) from None
 
     @property
     def endpoint(self) -> str:
@@ -69,7 +71,7 @@ class ClientConnection:
         return self._endpoints.current
 
     def step(self, now: float) -> bool:
-        """Send, receive, do what is due, and deliver.  Return whether to step again at once.
+        """Send, receive, do what is due, and deliver.  Return whether to step again immediately.
 
         If it returns False, everything that a caller waits for has been received: the socket's descriptor, which
         reports changes only, will report what arrives from now on.
@@ -149,8 +151,11 @@ class ClientConnection:
         if self.session.heard:
             return "the broker closed the connection", True
         if recv_monitor_message(self.monitor)["event"] == zmq.Event.DISCONNECTED:
-            return "what listens there closed the connection: is it a broker?", True
-        return f"nobody listens there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one", False
+            return "the program that listens there closed the connection: is it a broker?", True
+        return (
+            f"nothing is listening there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one",
+            False,
+        )
 
     def _open(self, endpoint: str, now: float) -> None:
         socket = self._context.socket(zmq.DEALER)

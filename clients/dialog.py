@@ -1,4 +1,4 @@
-"""What `Client` and `AsyncClient` need of a protocol.
+"""The interface that `Client` and `AsyncClient` require of a protocol.
 
 Each chooses an implementation once, when it is created: `X1Dialog` or `LegacyDialog` for threads, `X1AsyncDialog` or
 `LegacyAsyncDialog` for asyncio.  A dialog owns the connection; the client above it checks arguments, encodes values and
@@ -15,8 +15,8 @@ from .reply import Reply
 class Dialog(Protocol):
     """Requests over one protocol, made by threads.
 
-    Every method that waits raises whatever the request failed with.  X1 allows `timeout × (1 + retries)` seconds;
-    a legacy protocol sends the request again after each `timeout`, at most `retries` times.
+    Every method that waits raises the request's error.  X1 allows `timeout × (1 + retries)`
+    seconds; a legacy protocol sends the request again after each `timeout`, at most `retries` times.
     """
 
     @property
@@ -93,7 +93,7 @@ class AsyncDialog(Protocol):
         headers: Mapping[str, str] | None,
         options: Mapping[str, Any] | None,
     ) -> Reply:
-        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+        """Send a request and return the whole reply.  Raises the request's error."""
 
     def stream(
         self,

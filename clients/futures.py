@@ -74,7 +74,7 @@ class ReplyFuture(Future[Reply]):
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what the request failed with, or None, waiting for at most `timeout` seconds."""
+        """Return the request's error, or None, waiting for at most `timeout` seconds."""
         if self._state == PENDING:
             self._thread.wait(self, timeout)
         return super().exception(0)
@@ -104,9 +104,9 @@ class ReplyFuture(Future[Reply]):
 class FutureThread:
     """The client's own thread: it runs the futures' callbacks, and drives the connection while no caller does.
 
-    It starts to drive at once, unless callers have recently waited for their futures.  Those callers are likely to wait
-    again in a moment, and a caller that drives gets its replies without a switch between threads.  So this thread naps
-    first, and drives only if nothing has happened meanwhile.
+    It starts to drive immediately, unless callers have recently waited for their futures.  Those callers are likely to
+    wait again soon, and a caller that drives gets its replies without a thread switch.  So this thread first naps, and
+    drives only if nothing has happened in the meantime.
     """
 
     def __init__(self, shared: SharedConnection) -> None:
@@ -136,7 +136,7 @@ class FutureThread:
     def submitted(self, future: ReplyFuture, call: Call) -> None:
         """Take charge of a future.  Under the lock.
 
-        Its request is sent at once if no other is outstanding, otherwise a moment later.
+        Its request is sent immediately if no other is outstanding, otherwise a moment later.
         """
         future.call = call
         self.promised += 1
@@ -259,7 +259,7 @@ class FutureThread:
             self.asleep = False
 
     def _nap(self, seconds: float) -> None:
-        """Release the lock until notified, for at most `seconds` (-1: for ever)."""
+        """Release the lock until notified, for at most `seconds` (-1: no limit)."""
         gate = self._gate = threading.Lock()
         gate.acquire()
         self._shared.lock.release()

@@ -42,7 +42,7 @@ class Inbox:
         return bool(self._outcomes)
 
     def take(self) -> Reply:
-        """Return the next part or reply.  Raises what the request failed with; `IndexError` if the inbox is empty."""
+        """Return the next part or reply.  Raises the request's error, or `IndexError` if the inbox is empty."""
         outcome = self._outcomes.popleft()
         if isinstance(outcome, ZmdpError):
             raise outcome

@@ -31,7 +31,7 @@ class LegacyDialog:
     """Requests over MDP/0.2 or 0.1: one at a time, and not from several threads at once.
 
     A legacy broker does not report failures, so silence is the only sign of one.  After each silence the request, or
-    if it has used up its tries the next request, goes to the next broker, as `Endpoints` says.
+    the next request if all attempts were used, goes to the next broker, as `Endpoints` says.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LegacyDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+        """Send a request and return the whole reply.  Raises the request's error."""
         check_legacy(wait, headers, options)
         (reply,) = self._exchange(service, body, timeout, retries, False)
         return reply
@@ -94,7 +94,7 @@ class LegacyDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises whatever the request failed with."""
+        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
         check_legacy(wait, headers, options, deadline)
         return self._exchange(service, body, timeout, retries, True)
 
@@ -212,7 +212,7 @@ class LegacyDialog:
             raise BusyError(f"replies to send() are outstanding ({count}): receive them with recv(), or call reset()")
 
     def _fail_over(self) -> None:
-        """Have the next connection go to the next broker (C5)."""
+        """Make the next connection go to the next broker (C5)."""
         self._endpoints.fail_over(answered=self._answered)
         self._answered = False
 

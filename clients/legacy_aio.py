@@ -24,7 +24,7 @@ from .legacy_session import LegacySession
 from .reply import Reply
 
 MAX_CONNECTIONS: Final = 500
-"""A ZeroMQ context has 1023 sockets, and many a process may open only 1024 files, of which a socket takes two."""
+"""A ZeroMQ context has 1023 sockets, and many processes may open only 1024 files; a socket takes two."""
 
 
 class LegacyAsyncDialog:
@@ -74,7 +74,7 @@ class LegacyAsyncDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+        """Send a request and return the whole reply.  Raises the request's error."""
         check_legacy(wait, headers, options)
         frames: list[bytes] = []
         endpoint, failovers = self.endpoint, self._failovers
@@ -102,7 +102,7 @@ class LegacyAsyncDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Reply, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises whatever the request failed with."""
+        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
         check_legacy(wait, headers, options, deadline)
         async with self._connections, aclosing(self._exchange(service, body, timeout)) as parts:
             async for part in parts:
@@ -174,7 +174,7 @@ class LegacyAsyncDialog:
         return RequestTimeout(text, service=service)
 
     def _fail_over(self, failovers: int) -> None:
-        """Have the next request go to the next broker, unless another request has already seen to that."""
+        """Make the next request go to the next broker, unless another request has already done so."""
         if failovers == self._failovers and len(self._endpoints.all) > 1:
             self._failovers += 1
             self._endpoints.fail_over(answered=self._answered)

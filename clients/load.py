@@ -32,7 +32,7 @@ class Result:
     """The text of the first error of each type."""
 
     def record(self, kind: str, seconds: float) -> None:
-        """Record a request of `kind` that took so many `seconds`."""
+        """Record a request of `kind` that took `seconds`."""
         histogram = self.latencies.get(kind)
         if histogram is None:
             histogram = self.latencies[kind] = Histogram()
@@ -66,9 +66,9 @@ class Result:
 def one_by_one(
     client: Client, service: str, frames: Sequence[bytes], *, wait: bool = False, seconds: float, progress: Progress
 ) -> Result:
-    """Send requests for so many `seconds`, each when the reply to the one before has arrived.
+    """Send requests for `seconds`, each when the reply to the previous one has arrived.
 
-    With MDP/0.2 and 0.1 `wait` must be true, because they cannot say otherwise.
+    With MDP/0.2 and 0.1 `wait` must be true, because they cannot express anything else.
     """
     result = Result()
     began = now = time.perf_counter()
@@ -98,7 +98,7 @@ async def pipelined(
     seconds: float,
     progress: Progress,
 ) -> Result:
-    """Keep `outstanding` requests outstanding for so many `seconds`, over one connection."""
+    """Keep `outstanding` requests outstanding for `seconds`, over one connection."""
     result = Result()
     began = time.perf_counter()
 
@@ -135,8 +135,8 @@ async def mixed(
 ) -> Result:
     """Send requests at random moments, `rate` per second on average; a `share` of them has the slow body.
 
-    Each is sent when its moment has come, whether or not earlier ones have finished, and its latency counts from that
-    moment: a service that falls behind does not look better than it is.
+    Each is sent when it is due, whether or not earlier ones have finished, and its latency counts from that moment: so
+    the latencies also show the delay when a service falls behind.
     """
     result = Result()
     rng = random.Random(SEED)  # noqa: S311 - the same load each time

@@ -47,20 +47,20 @@ class Client:
     All exceptions are in `zmdp.mdp.errors`.
 
     Args:
-        broker: An endpoint, or several in order of preference.  The client keeps its broker for as long as that
-            answers.  When it loses a broker, it starts again at the first endpoint, or at the second if the first is
-            the one it has just lost; while endpoints do not answer, it tries one after the other.
-        timeout: Seconds that each try may take.
-        retries: Tries after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
+        broker: An endpoint, or several in order of preference.  The client stays with its broker as long as that broker
+            answers.  When it loses the broker, it tries the endpoints in turn until one answers: from the first, or
+            from the second if it has just lost the first.
+        timeout: Seconds that each attempt may take.
+        retries: Attempts after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
             travels with it.
         protocol: `"X1"` (docs/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
         envelope: With protocol 0.2, begin each message with an empty frame, as a ROUTER–DEALER proxy between client
             and broker requires.  X1 and 0.1 always do.
         codec: How `call` encodes values.
-        heartbeat: Seconds of silence after which the broker is asked for a sign of life, while a request is
+        heartbeat: Seconds of silence after which the client sends the broker a HEARTBEAT, while a request is
             outstanding.
-        liveness: Heartbeat intervals of silence after which the broker is considered dead.
-        max_outstanding: Requests that may be outstanding; more wait for their turn.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
+        max_outstanding: Maximum number of outstanding requests; others wait for their turn.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
     """
 
@@ -125,10 +125,10 @@ class Client:
         Args:
             service: The service's name.
             frames: The body of the request; if there are none, one empty frame.
-            timeout: Seconds that each try may take; by default the client's `timeout`.
-            retries: Tries after the first; by default the client's `retries`.  The reply must have arrived within
+            timeout: Seconds that each attempt may take; by default the client's `timeout`.
+            retries: Attempts after the first; by default the client's `retries`.  The reply must have arrived within
                 `timeout × (1 + retries)` seconds, which travel with the request as its ttl.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/x1.md).
 
@@ -161,17 +161,17 @@ class Client:
     ) -> Generator[Reply, None, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
-        The request is sent when the first part is asked for.  Leaving the loop early cancels it.  After a lost
+        The request is sent when the first part is requested.  Leaving the loop early cancels it.  After a lost
         connection it is sent again only if no part has arrived.
 
         Args:
             service: The service's name.
             frames: The body of the request; if there are none, one empty frame.
-            timeout: As in `request`; but here silence is limited, not the whole stream.
+            timeout: As in `request`, but limits the silence between parts, not the whole stream.
             retries: The stream fails after `timeout × (1 + retries)` seconds of silence.
             deadline: Seconds until the FINAL must have arrived, or None for no limit.  It travels with the request as
                 its ttl.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/x1.md).
 
@@ -247,11 +247,11 @@ class Client:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> "Future[Reply]":
-        """Call `service` and return a `concurrent.futures.Future` of the reply at once.
+        """Call `service` and immediately return a `concurrent.futures.Future` of the reply.
 
         Any number of futures may be outstanding.  `future.cancel()` cancels the request.  Callbacks run one after the
-        other in a thread of the client's own: they may use the client, but while one blocks the others wait.  The
-        arguments are those of `request`.
+        other in the client's own thread: they may use the client, but while one blocks, the others wait.  The arguments
+        are those of `request`.
         """
         return self._usable().submit(
             wire.service_name(service),

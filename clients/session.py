@@ -2,8 +2,8 @@
 
 It uses no socket and no clock.  `ClientConnection` opens a new socket at the time `retry_at` and reports it with
 `connected`.  It calls `receive` and `tick`, sends what `take_messages` returns, and delivers what is in `events`.  When
-`lost` gives a reason, it closes the socket: every outstanding request is sent again, under its old number, over the
-next connection.
+`lost` gives a reason, it closes the socket: every outstanding request is resent, under its old number, over the next
+connection.
 
 The session speaks the batched form (`batch`): the commands of one turn are packed into one message.
 """
@@ -39,14 +39,14 @@ from .reply import Reply
 BACKOFF: tuple[float, float] = (0.05, 1.0)
 """The shortest and the longest pause, in seconds, between attempts to connect to brokers that do not answer."""
 GRACE: tuple[float, float] = (0.05, 0.5)
-"""How long the client waits beyond a request's timeout for the broker's ERROR, which says more than silence: this
-fraction of the timeout, but at most so many seconds."""
+"""How long the client waits beyond a request's timeout for the broker's ERROR, which is more informative than silence:
+this fraction of the timeout, but at most this many seconds."""
 MAX_REPLY_BYTES = Limits().max_message
 """Maximum size of the collected PARTIALs of one reply; a stream has no limit."""
 FRAME_OVERHEAD_BYTES: Final = 100
 """Memory charged for each frame that is kept, in addition to its content."""
 LARGE_REQUEST_BYTES: Final = 1 << 20
-"""Size from which a request may be the reason why a broker closes connections."""
+"""Size from which a request may be the cause of a broker closing connections."""
 MAX_LOSSES: Final = 3
 """Connections that may be lost while such a request is outstanding."""
 RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
@@ -76,7 +76,7 @@ class Call(TimerNode):
         self.stream = False
         """Each PARTIAL is delivered as it arrives; otherwise all are collected."""
         self.receiver: Any = None
-        """What the outcomes are delivered to.  The session does not use it."""
+        """Where the outcomes are delivered.  The session does not use it."""
         self.streamed = False
         """A PARTIAL has been delivered, so the request cannot be sent again."""
         self.collected: list[bytes] | None = None
@@ -94,8 +94,8 @@ class Call(TimerNode):
 class ClientSession:
     """One client's exchange with whichever broker it is connected to.
 
-    While a request is outstanding, a broker that has been silent for `heartbeat` seconds is asked for a sign of life.
-    After `liveness` such intervals of silence it is considered dead.
+    While a request is outstanding, a broker that has been silent for `heartbeat` seconds is sent a HEARTBEAT.  After
+    `liveness` silent intervals it is considered dead.
     """
 
     def __init__(self, *, heartbeat: float = 1.0, liveness: int = 5, rng: random.Random | None = None) -> None:
@@ -114,11 +114,11 @@ class ClientSession:
         self.retry_at = 0.0
         """When to connect next, while `lost`."""
         self.endpoint = ""
-        """The endpoint of the latest connection, for messages to people."""
+        """The endpoint of the latest connection, for error messages."""
         self.heard = False
-        """Whether the broker has said anything over the latest connection."""
+        """Whether the broker has sent anything over the latest connection."""
         self._trouble: str | None = None
-        """Why the last connection was lost, until a broker is heard again."""
+        """Why the last connection was lost, until a broker sends something again."""
         self._heartbeat = heartbeat
         self._silence_limit = heartbeat * (liveness - 1)
         """Seconds a broker may leave a HEARTBEAT unanswered."""
@@ -158,10 +158,10 @@ class ClientSession:
             timeout: Seconds until the FINAL must have arrived.  It travels with the request as its ttl.
             silence: Seconds within which something must arrive, a PARTIAL or the FINAL.
             stream: Deliver each PARTIAL as it arrives.
-            wait: If false, fail at once when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service.
             headers: Texts by name, for the handler.
             options: Further options of the request.
-            receiver: What the outcomes are to be delivered to.
+            receiver: Where to deliver the outcomes.
 
         Raises `SettingError` for an argument that cannot be sent.
         """
@@ -364,7 +364,10 @@ class ClientSession:
             if self.heard:
                 self.lose(f"the broker has been {silence}", now)
             else:
-                self.lose(f"what listens there has been {silence}; if it is not zmdp's broker, try protocol 0.2", now)
+                self.lose(
+                    f"the program that listens there has been {silence}; if it is not zmdp's broker, try protocol 0.2",
+                    now,
+                )
             return
         if asked_at is None:
             asked_at = now

@@ -2,7 +2,7 @@
 
 One of the threads that wait for replies, the driver, sends and receives for all of them; the others are its followers.
 When the driver has its own reply, a follower takes over.  The driver sleeps by polling the descriptors, not inside
-ZeroMQ, so meanwhile any thread that holds the lock may use the socket.
+ZeroMQ, so in the meantime any thread that holds the lock may use the socket.
 """
 
 import select
@@ -32,7 +32,7 @@ NEXT_REQUEST_SECONDS: Final = 0.0002
 class Follower:
     """A thread that waits while another drives.
 
-    It is woken once, either because what it waits for has arrived or because it is to drive.
+    It is woken once, either because what it waits for has arrived or because it should drive.
     """
 
     __slots__ = ("done", "gate", "woken")
@@ -51,7 +51,7 @@ class Follower:
 
 
 class Receiver(Protocol):
-    """What the outcomes of a request are delivered to."""
+    """Receives the outcomes of a request."""
 
     follower: Follower | None
     """The thread that waits for it, if it follows."""
@@ -144,7 +144,7 @@ class SharedConnection:
         self._woken = False
         """A wake-up is on its way to the driver."""
         self._unwanted: deque[Call] = deque()
-        """Calls to be cancelled by a thread that holds the lock: the one that gave them up may be unable to wait."""
+        """Calls to be cancelled by a thread that holds the lock: the thread that gave them up may be unable to wait."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_descriptor = self._wake_out.fileno()
@@ -288,7 +288,7 @@ class SharedConnection:
             follower.wake()
 
     def close_descriptors(self) -> None:
-        """Close the descriptors that wake the driver.  Called when no thread uses them any more."""
+        """Close the descriptors that wake the driver.  Called when threads no longer use them."""
         self._wake_in.close()
         self._wake_out.close()
 
@@ -332,7 +332,7 @@ class SharedConnection:
                     self.on_idle()
 
     def _follow(self, done: Callable[[], bool], left: float, receiver: Receiver | None) -> None:
-        """Sleep for at most `left` seconds, until `done()` or until this thread is to drive."""
+        """Sleep for at most `left` seconds, until `done()` or until this thread should drive."""
         follower = Follower(done)
         self._followers[follower] = None
         checked = receiver is None or receiver.follower is not None
@@ -408,7 +408,7 @@ class SharedConnection:
                 self._woken = False  # not earlier: a thread that finds it set sends no wake-up
 
     def _lock_again(self) -> None:
-        """Acquire the lock.  A Ctrl-C meanwhile is raised once it is acquired."""
+        """Acquire the lock.  A Ctrl-C in the meantime is raised once it is acquired."""
         interrupt = None
         while True:
             try:
@@ -420,7 +420,7 @@ class SharedConnection:
             raise interrupt
 
     def _watch(self) -> None:
-        """Poll the connection's present sockets."""
+        """Poll the connection's current sockets."""
         socket, monitor = self.connection.socket, self.connection.monitor
         self._poller, self._polled, self._monitor_descriptor = select.poll(), socket, -1
         self._poller.register(self._wake_out, select.POLLIN)

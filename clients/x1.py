@@ -55,7 +55,7 @@ class X1Dialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+        """Send a request and return the whole reply.  Raises the request's error."""
         headers, finish = tracing.calling(service.decode(), headers)
         outcome, shared = SingleOutcome(), self._shared
         call: Call | None = None
@@ -94,7 +94,7 @@ class X1Dialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises whatever the request failed with."""
+        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
         headers, finish = tracing.calling(service.decode(), headers)
         parts, shared = StreamInbox(), self._shared
         call: Call | None = None

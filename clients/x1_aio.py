@@ -65,7 +65,7 @@ class X1AsyncDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Send a request and return the whole reply.  Raises whatever the request failed with."""
+        """Send a request and return the whole reply.  Raises the request's error."""
         headers, finish = tracing.calling(service.decode(), headers)
         call: Call | None = None
         try:
@@ -102,7 +102,7 @@ class X1AsyncDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Reply, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises whatever the request failed with."""
+        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
         headers, finish = tracing.calling(service.decode(), headers)
         inbox = _AsyncInbox()
         call: Call | None = None
@@ -182,7 +182,7 @@ class X1AsyncDialog:
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _send(self) -> None:
-        """Send a new request: at once if it is the only one, otherwise at the end of this turn of the event loop.
+        """Send a new request: immediately if it is the only one, otherwise at the end of this turn of the event loop.
 
         All requests of a turn then go out as one message.
         """
@@ -250,7 +250,7 @@ class X1AsyncDialog:
         self._step()
 
     def _watch(self) -> None:
-        """Watch the connection's present sockets."""
+        """Watch the connection's current sockets."""
         self._unwatch()
         socket, monitor, loop = self._connection.socket, self._connection.monitor, self._loop
         if socket is not None and monitor is not None and loop is not None:
@@ -272,7 +272,7 @@ class X1AsyncDialog:
         self._closed = True
         self._session.close(_closed_error)
         if self._loop is not None and self._loop.is_closed():
-            self._session.events.clear()  # nobody is waiting any more
+            self._session.events.clear()  # no task is waiting for them
         self._connection.close(monotonic())
         if self._timer is not None:
             self._timer.cancel()

@@ -44,7 +44,7 @@ def sections(command: click.Command, context: click.Context, level: int) -> list
 
 
 def wrapped(text: str) -> str:
-    """Return a help text with its paragraphs wrapped: click leaves those alone that are marked as formatted."""
+    """Return a help text with its paragraphs wrapped: click does not wrap those that are marked as formatted."""
     return "\n".join(
         line
         for _, paragraph in groupby(text.splitlines(), key=lambda line: (bool(line), len(line) - len(line.lstrip())))
@@ -53,7 +53,7 @@ def wrapped(text: str) -> str:
 
 
 def filled(lines: list[str]) -> list[str]:
-    """Return lines of the same indentation, filled anew if one of them is too long."""
+    """Return lines of the same indentation, rewrapped if one of them is too long."""
     if max(map(len, lines)) <= WIDTH:
         return lines
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]

@@ -1,4 +1,4 @@
-"""The story of `make demo`: a broker, workers and requests, as separate processes on this machine."""
+"""The program behind `make demo`: a broker, workers and requests, as separate processes on this machine."""
 
 import asyncio
 import json

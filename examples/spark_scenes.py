@@ -29,7 +29,7 @@ CALLS = 500
 
 
 def progress(text: str) -> None:
-    """Tell people at the terminal what the demo is waiting for."""
+    """Print to stderr what the demo is waiting for."""
     print(f"    … {text}", file=sys.stderr, flush=True)
 
 
@@ -108,7 +108,7 @@ def executor_jvms(fleet: int) -> list[int]:
 
 
 def survive_caller(stack: ExitStack, client: Client, endpoint: str) -> bool:
-    """Submit a job to Titanic before anybody can run it.  Return whether its reply arrived."""
+    """Submit a job to Titanic before any driver can run it.  Return whether its reply arrived."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
     text = folder / "text.txt"
     text.write_bytes(a_text())

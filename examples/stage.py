@@ -20,7 +20,7 @@ PATIENCE = 20.0
 
 
 def say(text: str = "") -> None:
-    """Print a line at once, also into a pipe."""
+    """Print a line immediately, even to a pipe."""
     print(text, flush=True)
 
 

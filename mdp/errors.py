@@ -18,7 +18,7 @@
         ├── RequestCancelled               the request was cancelled (499)
         ├── WorkerLost                     the workers that held the request died (502)
         ├── ServiceError                   the service's handler failed (500, or the service's own code)
-        └── TitanicError                   Titanic could not do what it was asked (400, 500)
+        └── TitanicError                   Titanic could not perform the operation (400, 500)
             └── UnknownTicket (LookupError)  no such request: closed, expired, or never accepted (400)
 
 Peers that violate the protocol raise no exceptions: their messages are dropped and counted.
@@ -42,7 +42,7 @@ class BindError(ZmdpError, OSError):
 
 
 class ClosedError(ZmdpError):
-    """The client or worker was closed, and cannot be used any more."""
+    """The client or worker was closed and can no longer be used."""
 
 
 class BusyError(ZmdpError):
@@ -99,7 +99,7 @@ class RequestRejected(RequestError):
 class RetryLater(RequestError):
     """A queue is full (429), or the broker is shutting down (503).
 
-    After 429 the request was not executed.  After 503 a worker may have begun it.
+    After 429 the request was not executed.  After 503 a worker may have started it.
     """
 
 
@@ -132,10 +132,10 @@ class ServiceError(RequestError):
 
 
 class TitanicError(RequestError):
-    """Titanic could not do what it was asked; the text says why.
+    """Titanic could not perform the operation; the text says why.
 
-    A request to be stored was not stored.  Only if the database failed at that very moment, it may have been: submit it
-    again with the same `key`.
+    A submitted request was not stored, unless the database failed during the commit: submit it again with the same
+    `key`.
     """
 
 

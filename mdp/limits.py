@@ -24,8 +24,10 @@ class Limits:
         "seconds",
         "Silence after which a busy MDP/0.1 or 0.2 worker, which may be unable to send heartbeats, is considered dead.",
     )
-    expiry: float = _setting(300.0, "seconds", "Time that a request may wait in its queue before it is dropped.")
-    max_attempts: int = _setting(3, "workers", "Workers that may die of a request before it is dropped.")
+    expiry: float = _setting(300.0, "seconds", "How long a request may wait in its queue before it is dropped.")
+    max_attempts: int = _setting(
+        3, "workers", "Maximum number of workers that may die while handling a request before it is dropped."
+    )
     max_queue: int = _setting(1_000_000, "requests", "Maximum number of requests waiting for one service.")
     max_queued_bytes: int = _setting(1 << 30, "bytes", "Maximum memory of all waiting requests together.")
     max_services: int = _setting(10_000, "services", "Maximum number of services with a worker or a waiting request.")

@@ -103,7 +103,7 @@ class Timers(Generic[T]):
                 heapq.heapify(self._order)
 
     def pop_due(self, now: float) -> Iterator[T]:
-        """Yield each node that is due, cleared.  The caller may set and clear others meanwhile."""
+        """Yield each node that is due, cleared.  The caller may set and clear others in the meantime."""
         while self._order and self._order[0] * self._resolution <= now:
             bucket = self._buckets.get(self._order[0])
             if bucket is None or bucket.first is None:

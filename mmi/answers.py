@@ -1,13 +1,13 @@
 """Answer requests to `mmi.*` from a broker's state (RFC 8, C25, C26).
 
     mmi.service   name           200 if a worker offers the service, else 404
-    mmi.services  [name]         JSON: services, their workers and what waits
-    mmi.workers   [service]      JSON: workers, what they do and since when
+    mmi.services  [name]         JSON: services, their workers and waiting requests
+    mmi.workers   [service]      JSON: workers, their load and uptime
     mmi.stats     anything       JSON: counts since the start, and the current numbers
     mmi.broker    anything       JSON: version, uptime, dialects, limits
 
 An answer is one frame.  The answer to any other `mmi.*` is 501.  Lists are cut at `MAX_ROWS` rows; `more` is the number
-of rows that were left out.  This module knows the broker only by the protocols below.
+of rows that were left out.  This module sees the broker only through the protocols below.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Stats(Protocol):
 
 
 class Broker(Protocol):
-    """What is asked about."""
+    """The broker that answers."""
 
     limits: Limits
     started: float

@@ -45,11 +45,12 @@ def cli(context: click.Context) -> None:
     mdp-spark fleet yourmodule:handler --service NAME --max 4    serve NAME with executors
     mdp-spark status                            show the batches and fleets at the broker
 
-    Needs `pip install 'zmdp[spark]'` and Java 17. The client commands (submit, status, cancel, drain) need neither.
+    Needs `pip install 'zmdp[spark]'` and Java 17 or newer. The client commands (submit, status, cancel, drain) need
+    neither.
 
     \b
-    Exit codes: 0 success; 1 other failure, or a failed check of doctor; 2 bad usage; 3 timeout; 4 not found;
-    5 no broker; 6 the job failed; 7 refused for now, retry later; 130 interrupted.
+    Exit codes: 0 success; 1 other failure, or a failed check of doctor; 2 invalid usage; 3 timeout; 4 not found;
+    5 no broker reachable; 6 the job failed; 7 refused for now, retry later; 130 interrupted.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -1,4 +1,4 @@
-"""The control service through which a driver (batch or fleet) reports its status and is told to stop.
+"""The control service through which a driver (batch or fleet) reports its status and receives the command to drain.
 
 The driver NAME offers the service `spark.control.NAME`.  A request is one frame with a JSON object whose `op` names the
 operation; the reply is one frame of JSON.  All drivers have `status` and `drain`; batches have `cancel`, fleets `slot`.

@@ -42,7 +42,7 @@ _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 
 class SparkError(ZmdpError):
-    """Spark cannot be started or reached; the message says why and what to do."""
+    """Spark cannot be started or reached; the message says why, and how to fix it."""
 
 
 # ── Java ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -215,7 +215,7 @@ def _explain_open_failure(error: Exception) -> str:
 
 
 def _reset_pyspark() -> None:
-    """Clear PySpark's globals after creating a session failed, so that the next attempt starts afresh."""
+    """Clear PySpark's globals after creating a session failed, so that the next attempt starts cleanly."""
     from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Where Spark finds the format `titanic`: it looks for a `DefaultSource` in a module of this name."""
+"""Makes Spark find the format `titanic`: Spark looks for a `DefaultSource` in a module of this name."""
 
 from zmdp.spark.datasource.provider import TitanicSource as DefaultSource
 

@@ -26,7 +26,7 @@ _SHOWN: Final = (*_LISTED, *(column for column in R if column not in {*_LISTED, 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Filter requests to select; None selects all."""
+    """A filter for requests; None selects all."""
 
     states: tuple[str, ...] = STATES
     service: str | None = None
@@ -70,7 +70,7 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:
-    """Retry failed requests as if they were new, and return those that were failed."""
+    """Retry failed requests as if they were new, and return them."""
     return _change(
         connection, uuids, ("failed",), state="pending", due=now, failures=0, finished=None, expires=None, code=None,
         error=None, reply=None, ended=None,
@@ -78,7 +78,7 @@ def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUI
 
 
 def cancel(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:
-    """Let requests that have not ended fail with 499, and return those that had not.
+    """Make requests that have not ended fail with 499, and return them.
 
     A Titanic that is running one of them cancels it at its next maintenance.
     """

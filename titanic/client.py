@@ -1,8 +1,8 @@
-"""Titanic for Python programs: submit a request, and fetch its reply whenever that is there.
+"""Titanic for Python programs: submit a request, and fetch its reply at any later time.
 
     with Client() as client:
         ticket = Titanic(client).submit("resize", image, key="image-17")
-        print(ticket.uuid)          # all you need to come back, from anywhere
+        print(ticket.uuid)          # with it, any program can fetch the reply later
         ...
         reply = Titanic(client).ticket(uuid).result()
         ticket.close()
@@ -49,11 +49,12 @@ class Titanic:
 
         Args:
             service: The service to call.
-            frames: The body; none stands for one empty frame.
+            frames: The body; without frames, one empty frame.
             headers: Headers for the service's handler.
             options: All are optional:
                 `key`: An idempotency key, to make your own retries safe: the same key and service return the first
-                    request's ticket.  (What the client itself repeats, after a lost connection, is stored once anyway.)
+                    request's ticket.  (If the client itself resends a request after a lost connection, it is stored
+                    only once in any case.)
                 `key_ttl`: How long to remember the key, in seconds (default: forever).
                 `delay`: Delay in seconds before the request may run.
                 `at`: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
@@ -108,7 +109,7 @@ class Titanic:
 
 
 class Ticket:
-    """A request that Titanic has stored.  Its `uuid` is all you need to come back; keep it secret.
+    """A request that Titanic has stored.  Anyone who knows its `uuid` can fetch or close it, so keep it secret.
 
     As a context manager it closes the request at the end of the block.
     """
@@ -130,7 +131,7 @@ class Ticket:
         """Return the frames of the reply's FINAL once it is there.  It can be fetched any number of times.
 
         Args:
-            timeout: Seconds to wait; 0 does not wait, None waits as long as there is a Titanic.
+            timeout: Seconds to wait; 0 does not wait, None waits without limit as long as a Titanic is available.
 
         Raises:
             ServiceError: The request failed.
@@ -144,7 +145,7 @@ class Ticket:
         )
 
     def partials(self, start: int = 0, *, timeout: float | None = None) -> Generator[Reply, None, None]:
-        """Yield the reply's PARTIALs from number `start` on, as they come, until the request has ended.
+        """Yield the reply's PARTIALs from number `start` on, as they arrive, until the request has ended.
 
         Titanic keeps them, so they can be read again.  If the request is run again because an attempt was interrupted,
         the PARTIALs of the new attempt follow from the same number on.
@@ -153,7 +154,7 @@ class Ticket:
             start: The number of the first PARTIAL, counted from 0.
             timeout: Maximum silence in seconds; None for no limit.
 
-        Raises what `result` raises.
+        Raises the same errors as `result`.
         """
         client = self._titanic.client
         cursor = PartialsCursor(self.uuid, self.service, start, timeout)
@@ -172,10 +173,10 @@ class Ticket:
             cursor.check()
 
     def close(self) -> None:
-        """Delete the request and its reply; if the request is running, cancel it.  Harmless when repeated.
+        """Delete the request and its reply; if the request is running, cancel it.  Can be repeated.
 
         Raises:
-            TitanicError: Titanic failed to do so.
+            TitanicError: Titanic could not delete it.
 
         Everything that `Client.request` raises can be raised as well.
         """

@@ -1,8 +1,8 @@
-"""What is said between a caller and Titanic, without waiting: shared by `Titanic` and `AsyncTitanic`.
+"""Sans-I/O conversation between a caller and Titanic, shared by `Titanic` and `AsyncTitanic`.
 
-Each operation is a generator of steps.  It yields `CallTitanic`, `CheckAvailable` or `Sleep`, is sent what that returns
-or thrown what that raises, and returns the operation's result.  The clients perform the steps, one for threads and one
-for asyncio.  They read streams of PARTIALs themselves, and `PartialsCursor` keeps track.
+Each operation is a generator of steps.  It yields `CallTitanic`, `CheckAvailable` or `Sleep`, receives the result of
+that step (or its exception), and returns the operation's result.  The clients perform the steps, one for threads and
+one for asyncio.  They read streams of PARTIALs themselves, and `PartialsCursor` keeps track.
 """
 
 import time
@@ -27,7 +27,8 @@ from .submission import encode_options, parse_uuid
 from .uuids import new_uuid_hex
 
 LONG_POLL_SECONDS: Final = 15.0
-"""Maximum time of one request for a reply that is not there yet.  After it, the caller checks for a Titanic."""
+"""Maximum time of one request for a reply that is not there yet.  Afterwards the caller checks whether there is a
+Titanic."""
 POLL_SECONDS: Final = (0.05, 1.0)
 """Pauses between requests for a reply where Titanic cannot be asked to wait: the first and the longest."""
 REQUEST, REPLY, CLOSE = "titanic.request", "titanic.reply", "titanic.close"
@@ -125,7 +126,7 @@ def close(uuid: str) -> Steps[None]:
 
 
 class PartialsCursor:
-    """Where a caller is in the PARTIALs of a reply, while streams of them come and break off.
+    """A caller's position in the PARTIALs of a reply, across interrupted streams.
 
     Read a stream of `titanic.reply` with `frames`, `options` and `timeout`; pass each part to `take`.  When it ends,
     sleep for `pause()`; if it fails, call `failed`.  Continue until `ended`.
@@ -152,7 +153,7 @@ class PartialsCursor:
         return self._deadline.step
 
     def take(self, part: Reply) -> bool:
-        """Return whether `part` is a PARTIAL of the reply.  Raises what the request failed with."""
+        """Return whether `part` is a PARTIAL of the reply.  Raises the request's error."""
         if part.final:
             self.ended = parse_reply(part, self._uuid, self._service) is not None
             return False

@@ -1,8 +1,8 @@
 """Executes stored requests: a client of the broker with many numbered requests over one connection (C31).
 
-A request is claimed only if its service has workers, and only a few more are claimed than these can take.  So a slow
-service does not hold up others, and urgent requests run first.  Requests that are interrupted by the death of a worker,
-a broker or a Titanic are retried without limit; a handler's answer, even an error, is the outcome.
+A request is claimed only if its service has workers, and only slightly more requests are claimed than these can take.
+So a slow service does not delay others, and urgent requests run first.  Requests that are interrupted by the death of a
+worker, a broker or a Titanic are retried without limit; a handler's answer, even an error, is the outcome.
 """
 
 import asyncio
@@ -28,23 +28,23 @@ from .frames import pack, unpack
 from .store.clock import Clock
 
 PREFETCH_FACTOR: Final = 2
-"""Requests sent to the broker per unit of a service's credit, so that the next is there when one ends."""
+"""Requests sent to the broker per unit of a service's credit, so that the next is available when one ends."""
 CLAIM_AHEAD_SECONDS: Final = 0.05
-"""How much further ahead requests are claimed, at the rate at which the service completes them."""
+"""Seconds of further requests to claim ahead, at the rate at which the service completes them."""
 MAX_CLAIMED: Final = 2000
 """Maximum number of requests claimed for one service."""
 MAX_BYTES: Final = 256 << 20
 """Size of claimed requests and of unstored outcomes above which each service gets one request at a time."""
 MAX_UNSTORED: Final = 1000
-"""Number of unstored outcomes above which no more requests are claimed."""
+"""Number of unstored outcomes above which no further requests are claimed."""
 MAX_PARTIALS: Final = 1_000_000
 """Maximum number of PARTIALs of one reply."""
 MAX_UNSTORED_PARTIALS: Final = 64
-"""Unstored PARTIALs of one stream above which it is not read any further."""
+"""Number of unstored PARTIALs of one stream above which reading it pauses."""
 MAINTENANCE_SECONDS: Final = 0.5
 """Interval of maintenance of the tables."""
 DISCOVERY_SECONDS: Final = 0.5
-"""Interval at which the broker is asked which services have workers."""
+"""Interval at which Titanic asks the broker which services have workers."""
 MIN_DISCOVERY_SECONDS: Final = 0.05
 """The same while requests arrive for services that had no workers."""
 DISCOVERY_PAGE: Final = 100
@@ -180,7 +180,7 @@ class Dispatcher:
         return False
 
     def accepted(self, service: str, due: float) -> None:
-        """Handle that a request was stored."""
+        """Record that a request was stored."""
         self._waiting += 1
         if due > self._clock.now():
             self._wake.set()
@@ -194,7 +194,7 @@ class Dispatcher:
         self._fill(lane)
 
     def gone(self, id_: int) -> None:
-        """Handle that a request was closed."""
+        """Record that a request was closed."""
         running = self._running.get(id_)
         if running is not None:
             self._abandon(running)
@@ -373,7 +373,7 @@ class Dispatcher:
         self._changed(running.claimed.uuid)
 
     def _executed(self, running: _Running) -> None:
-        """Handle that the service has finished a request, and send it the next."""
+        """Record that the service has finished a request, and send it the next one."""
         running.answered = True
         lane = running.lane
         lane.in_flight -= 1
@@ -412,7 +412,7 @@ class Dispatcher:
         return outcome
 
     async def _call(self, claimed: store.Claimed, saving: "deque[asyncio.Task[None]]") -> store.Outcome:
-        """Call the service, storing its PARTIALs as they come."""
+        """Call the service, storing its PARTIALs as they arrive."""
         try:
             body, headers = unpack(claimed.body), json.loads(claimed.headers or "null")
         except ValueError as error:  # another program has written the row
@@ -473,7 +473,7 @@ class Dispatcher:
         return store.Reschedule(id_, self._owner, attempt, self._clock.now() + pause, failures, text)
 
     async def _store(self, work: Work[Item, Result], item: Item) -> Result:
-        """Store an item, however often the database fails."""
+        """Store an item, retrying until the database accepts it."""
         tries = 0
         while True:
             try:
@@ -502,7 +502,7 @@ class Dispatcher:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def drain(self, timeout: float) -> None:
-        """Claim no more, wait for running requests, and release the rest.
+        """Stop claiming, wait for running requests, and release the rest.
 
         Meanwhile `run` must continue, which renews the lease.
         """

@@ -30,7 +30,7 @@ _UPGRADE_LOCK: Final = 0x7A6D6470
 
 
 class SchemaError(TitanicError):
-    """The tables are of a version that this release cannot work with.  The message says what to do."""
+    """The tables have a version that this release cannot work with.  The message says what to do."""
 
 
 def database_url(db: str | URL) -> URL:
@@ -52,7 +52,7 @@ def database_url(db: str | URL) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Return `url` for people: without the driver, and with *** for the password."""
+    """Return `url` for display: without the driver, and with *** instead of the password."""
     secret = {name: "***" for name in ("password", "sslpassword") if name in url.query}
     plain = url.set(drivername=url.drivername.partition("+")[0]).update_query_dict(secret)
     return plain.render_as_string(hide_password=True)
@@ -151,7 +151,7 @@ def _connect_for_reading(path: str, **parameters: Any) -> Any:
     """Connect to the file, which may be read-only.
 
     SQLite reads a file with a write-ahead log only if it can create two files beside it, or is told that nobody writes
-    to the file (`immutable`).  That is certain if there is no log: Titanic has one while it has the file open.
+    to the file (`immutable`).  That is certain if there is no log, because one exists while Titanic has the file open.
     """
     connection = sqlite3.connect(path, **parameters)
     try:
@@ -187,7 +187,8 @@ def explain(error: sa.exc.DBAPIError, url: URL) -> str:
 
 
 def _use_wal(connection: Any) -> None:
-    """Switch to WAL, which the file remembers.  SQLite does not wait while another program does the same; we do."""
+    """Switch to WAL, which the file remembers.  SQLite does not wait while another program does the same, so this
+    function does."""
     until = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -241,7 +242,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     """Migrate the tables to this release's version, and return the versions before and after.
 
     Raises:
-        SchemaError: The tables are of a newer release.
+        SchemaError: The tables were migrated by a newer release.
     """
     with engine.begin() as connection:
         if connection.dialect.name == "postgresql":
@@ -258,7 +259,7 @@ def _known() -> set[str]:
 
 
 def file_identity(url: URL) -> tuple[int, int] | None:
-    """Return what distinguishes a SQLite file from another of the same name; None if it is gone, or not a file."""
+    """Return the identity of a SQLite file, to detect its replacement; None if it is gone, or not a file."""
     if is_sqlite(url):
         with suppress(OSError):
             found = os.stat(str(url.database))

@@ -49,11 +49,11 @@ class Server:
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
         drain_timeout: Seconds that `stop` waits for running requests.
         heartbeat: Seconds between heartbeats.
-        liveness: Silent intervals after which the broker is considered dead.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
 
     Raises:
         SettingError: An argument is invalid.
-        SchemaError: The tables are of another version.
+        SchemaError: The tables have another version.
     """
 
     def __init__(

@@ -34,11 +34,11 @@ MAX_SECONDS: Final = 100 * 366 * 86400.0
 """Maximum of every duration: a hundred years."""
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
 _X1_OPTIONS: Final = frozenset({"ttl", "wait", "headers", "attempt", "dialect"})
-"""Options with a meaning of X1's own, which every service accepts."""
+"""Options that X1 itself defines, and that every service accepts."""
 
 
 class MalformedRequest(Exception):
-    """A request breaks a rule of Titanic's services, which answer it with 400.  The message says what is wrong."""
+    """A request breaks a rule of Titanic's services, which answer it with 400.  The message explains the problem."""
 
 
 # ── kinds of options ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -95,7 +95,7 @@ class DurationOption(Option):
     zero: bool = False
     """Whether it may be 0."""
     expiry: bool = False
-    """Whether something is deleted when it has passed.  The command line then insists on a unit."""
+    """Whether something is deleted when it has passed.  The command line then requires a unit."""
 
     def to_wire(self, name: str, value: Any) -> float:
         """Return milliseconds."""
@@ -272,7 +272,7 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the wire form of `SubmissionOptions`.
 
     Raises:
-        SettingError: A value is invalid, or two options exclude each other.
+        SettingError: A value is invalid, or two options cannot be combined.
         TypeError: There is no option of this name.
     """
     encoded = {}
@@ -294,9 +294,9 @@ def _check_combination(options: Mapping[str, Any]) -> None:
         raise MalformedRequest("key_ttl needs a key")
     if options.get("key") is not None and options.get("uuid") is not None:
         # A key protects even after its request was closed; a UUID does not, so it must not override the key.
-        raise MalformedRequest("key and uuid exclude each other: set one of them")
+        raise MalformedRequest("key and uuid cannot be combined: set only one of them")
     if options.get("delay") is not None and options.get("at") is not None:
-        raise MalformedRequest("delay and at exclude each other: set one of them")
+        raise MalformedRequest("delay and at cannot be combined: set only one of them")
 
 
 # ── what the services receive ────────────────────────────────────────────────────────────────────────────────────────
@@ -320,7 +320,7 @@ class Submission(NamedTuple):
 
 
 class ReplyRequest(NamedTuple):
-    """What a caller of `titanic.reply` asks for."""
+    """A request to `titanic.reply`."""
 
     uuid: UUID
     partials: bool = False
@@ -407,7 +407,7 @@ def parse_close(frames: Sequence[bytes], options: Mapping[str, Any]) -> UUID:
 
 
 def parse_uuid(text: bytes) -> UUID | None:
-    """Return the UUID that `text` is: 32 hex digits in either case (C30).  None for anything else, such as a path."""
+    """Return `text` as a UUID: 32 hex digits in either case (C30).  None for anything else, such as a path."""
     return UUID(text.decode()) if _UUID.fullmatch(text) else None
 
 

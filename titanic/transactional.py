@@ -24,14 +24,14 @@ def enqueue(
 ) -> str:
     """Submit a request as part of the transaction of `session`, and return its UUID.
 
-    Titanic executes the request if that transaction commits, and only then, so the request and what else the program
-    writes succeed or fail together.  With asyncio: `await session.run_sync(enqueue, "service", b"…")`.
+    Titanic executes the request only if that transaction commits, so the request and the program's other writes succeed
+    or fail together.  With asyncio: `await session.run_sync(enqueue, "service", b"…")`.
 
     Args:
         session: A SQLAlchemy Session or Connection to Titanic's database (`titanic db upgrade --db URL` creates its
             tables beside your own).
         service: The service to call.
-        frames: The body; none stands for one empty frame.
+        frames: The body; without frames, one empty frame.
         headers: Headers for the service's handler.
         options: Those of `Titanic.submit`.
 

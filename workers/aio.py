@@ -24,7 +24,7 @@ AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""
 
 DEFAULT_CONCURRENCY: Constant = 64
-"""Requests handled at a time: handlers that await should not queue behind each other."""
+"""Maximum number of concurrent requests: handlers that await should not queue behind each other."""
 MAX_TURN_SECONDS: Constant = 0.005
 """Time after which other callbacks of the event loop get their turn."""
 
@@ -46,10 +46,10 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
 
         asyncio.run(worker.run())
 
-    `concurrency` is the number of requests handled at a time (default 64), over one connection; before X1, over one
-    each.  When a request is cancelled or its connection is lost, the handler's task is cancelled.  Handlers must not
-    block the event loop, which also sends the heartbeats: a worker whose handlers block it asks for fewer requests.
-    All other settings are those of `Worker`.
+    `concurrency` is the maximum number of concurrent requests (default 64), over one connection; with 0.2 and 0.1, over
+    one connection each.  When a request is cancelled or its connection is lost, the handler's task is cancelled.
+    Handlers must not block the event loop, which also sends the heartbeats: a worker whose handlers block it asks for
+    fewer requests.  All other settings are those of `Worker`.
 
     Raises `SettingError` if a setting is invalid.
     """
@@ -75,7 +75,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             raise
 
     def start(self) -> None:
-        """Serve in the running event loop, and return at once.  Call `stop` and `wait` afterwards.
+        """Serve in the running event loop, and return immediately.  Call `stop` and `wait` afterwards.
 
         Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
         """
@@ -179,7 +179,7 @@ class _AsyncConnection(Connection):
             self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
 
     def _turn(self) -> None:
-        """Send, receive, and begin what has arrived, until nothing is left to do or the turn is over."""
+        """Send, receive, and start what has arrived, until nothing is left to do or the turn is over."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -203,7 +203,7 @@ class _AsyncConnection(Connection):
         self._settle()
 
     def _begin_all(self, request: Request | None, now: float, until: float) -> float:
-        """Begin `request` and those waiting behind it.  Return the current time."""
+        """Start `request` and those waiting behind it.  Return the current time."""
         session, start, base = self.session, self._starter.start, self._worker_context
         while request is not None:
             task = start(self._handle(request), base.copy())

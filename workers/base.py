@@ -26,7 +26,7 @@ class BaseWorker(Generic[AnyHandler]):
     _asyncio: ClassVar[bool]
     _prefetch: ClassVar[bool] = False
     _wrong_handler: ClassVar[str]
-    """What is wrong with a handler that this kind of worker cannot call."""
+    """The error message for a handler that this kind of worker cannot call."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class BaseWorker(Generic[AnyHandler]):
         return 1 if self.protocol == "X1" else self.concurrency  # before X1, a connection holds one request at a time
 
     def _open_context(self) -> Context:
-        """Return the ZeroMQ context for the sockets: the caller's, or else one of this worker's own."""
+        """Return the ZeroMQ context for the sockets: the caller's, or else this worker's own."""
         if self._context is not None:
             return self._context
         # Its own, because only terminating a context waits until the last messages are out.

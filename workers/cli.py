@@ -56,12 +56,13 @@ log = logging.getLogger("zmdp.worker")
 @click.option(
     "--codec",
     type=click.Choice(["json", "msgpack", "arrow"]),
-    help="Codec of a function's argument and result. Without it, they are frames of bytes.",
+    help="Codec of a function's argument and result. Without it, both are lists of bytes.",
 )
 @click.option(
     "--concurrency",
     type=Number("requests", whole=True),
-    help=f"Requests handled at a time by each process. [default: 1 thread; {DEFAULT_CONCURRENCY} for asyncio handlers]",
+    help="Maximum number of concurrent requests of each process.  "
+    f"[default: 1 thread; {DEFAULT_CONCURRENCY} for asyncio handlers]",
 )
 @click.option(
     "--processes",
@@ -86,7 +87,10 @@ log = logging.getLogger("zmdp.worker")
 @click.option(
     "--handler-timeout",
     type=Number("seconds"),
-    help=with_default("Give up on a handler that has neither returned nor yielded for this long.", "never"),
+    help=with_default(
+        "How long a handler may neither return nor yield before its request goes to another worker.",
+        "never",
+    ),
 )
 @click.option(
     "--protocol",
@@ -120,6 +124,8 @@ def cli(
 
     \b
     Try it: mdworker zmdp.workers.echo:worker
+
+    \b
     Exit codes: 0 stopped; 1 stopped by a second signal; 2 invalid usage, or MODULE:WORKER cannot be used.
     """
     log_to_stderr(log_level)

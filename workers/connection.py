@@ -141,7 +141,7 @@ class Connection:
         return self.flushed_at + SEND_RETRY_SECONDS if self.stalled else self.session.deadline()
 
     def close(self) -> None:
-        """Close the socket at once, without telling the broker."""
+        """Close the socket immediately, without telling the broker."""
         self._drop(0)
 
     def _note_progress(self, progress: bool, now: float) -> None:

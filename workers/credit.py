@@ -18,9 +18,9 @@ class CreditController:
     """The credit of a worker that runs up to `concurrency` handlers at a time.
 
     With `prefetch`, threads find their next request without waiting for the broker.  But prefetched requests are stuck
-    behind a handler that turns out to be slow.  So prefetching starts at zero, doubles while handlers prove to be
-    short, and stops at the first slow one.  Coroutines that block the event loop halve the credit; it recovers while
-    their steps are quick.
+    behind a handler that turns out to be slow.  So prefetching starts at zero, doubles while handlers are fast, and
+    stops at the first slow one.  Coroutines that block the event loop halve the credit; it recovers while their steps
+    are quick.
     """
 
     def __init__(self, concurrency: int, *, prefetch: bool = False) -> None:
@@ -62,7 +62,7 @@ class CreditController:
         return self._prefetch and (self.credit > self.concurrency or waiting > max(0, self.concurrency - busy))
 
     def slow(self) -> None:
-        """Stop prefetching, until handlers prove to be short: one has been running for too long."""
+        """Stop prefetching until handlers are fast again: one has been running for too long."""
         self.credit = self.concurrency
         self._mean = 2 * PREFETCH_SECONDS
         self._streak = 0

@@ -1,4 +1,4 @@
-"""Eager tasks: coroutines that begin at once, and become tasks only if they wait for something.
+"""Eager tasks: coroutines that start immediately, and become tasks only if they wait for something.
 
 Most handlers never wait.  Python 3.12 has eager tasks; this module provides them for 3.11.
 """

@@ -16,7 +16,7 @@ class Heartbeats:
 
     `heartbeat` is the worker's interval in seconds, `liveness` the number of silent intervals that it tolerates.  The
     broker's interval may differ: the worker observes it, sends heartbeats at least as often, and waits for `liveness`
-    of the broker's intervals.  While it hears none, its patience grows with each reconnection.
+    of the broker's intervals.  If it receives none, it waits longer after each reconnection.
     """
 
     def __init__(self, heartbeat: float, liveness: int) -> None:
@@ -29,7 +29,7 @@ class Heartbeats:
         self.interval = heartbeat
         """Seconds between this worker's heartbeats: its own interval, or the broker's if that is shorter."""
         self.seen_at = 0.0
-        """When the broker last said anything."""
+        """When the broker last sent anything."""
         self.sent_at = 0.0
         """When this worker last sent anything."""
         self._heartbeat = heartbeat
@@ -78,7 +78,7 @@ class Heartbeats:
         return True
 
     def broker_was_silent(self) -> None:
-        """Be more patient on the next connection, after the broker has been silent for too long."""
+        """Wait longer on the next connection, after the broker has been silent for too long."""
         self.patience = max(self.patience, min(2 * self.patience, MAX_PATIENCE_SECONDS))
 
     def deadline(self) -> float:

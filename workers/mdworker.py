@@ -42,15 +42,16 @@ class Worker(BaseWorker[Handler]):
             return b"%d" % len(request[0])
 
     If a handler raises, the traceback is logged, and the client gets a `ServiceError` with the exception's type and
-    text; the worker goes on.  A handler that raises `ServiceError` itself chooses the code and the text.
+    text; the worker carries on.  A handler that raises `ServiceError` itself chooses the code and the text.
 
     Args:
         broker: Endpoint of the broker.
-        concurrency: Threads that run the handler (default 1), over one connection; before X1, over one each.
+        concurrency: Threads that run the handler (default 1), over one connection; with 0.2 and 0.1, over one
+            connection each.
         heartbeat: Heartbeat interval in seconds.  It should be the broker's; if it is not, the worker adapts.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
-        handler_timeout: Seconds after which a handler that has neither returned nor yielded is reported in the log, and
-            its request goes to another worker.  By default there is no limit.
+        handler_timeout: Seconds that a handler may neither return nor yield; then this is logged, and its request goes
+            to another worker.  By default there is no limit.
         codec: `"json"`, `"msgpack"`, `"arrow"`, or an object with `encode` and `decode`: the handler gets a value and
             returns values, as in `Worker("sum", sum, codec="json")`, and `current_request()` returns the request.
         protocol: `"X1"`, or for third-party brokers `"0.2"` or `"0.1"`.
@@ -79,7 +80,7 @@ class Worker(BaseWorker[Handler]):
     def run(self) -> None:
         """Serve until `stop` is called, from a signal handler or another thread, or until Ctrl-C.
 
-        Requests in progress are finished; those that have not begun are returned to the broker.
+        Requests in progress are finished; those that have not started are returned to the broker.
         """
         try:
             self.start()
@@ -89,7 +90,7 @@ class Worker(BaseWorker[Handler]):
             self.wait()
 
     def start(self) -> None:
-        """Serve in threads, and return at once.  Call `stop` and `wait` afterwards, or use a `with` block.
+        """Serve in threads, and return immediately.  Call `stop` and `wait` afterwards, or use a `with` block.
 
         Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
         """

@@ -12,7 +12,7 @@ from typing import Final
 BACKOFF_SECONDS: Final = (1.0, 32.0)
 """Delay before a process that died is restarted, at first and at most; doubled after each short life."""
 STABLE_SECONDS: Final = 60.0
-"""Lifetime after which the delay begins anew."""
+"""Lifetime after which the delay is reset."""
 POLL_SECONDS: Final = 0.1
 EXIT_USAGE: Final = 2
 
@@ -35,7 +35,7 @@ class Supervisor:
     def run(self) -> int:
         """Run until all processes have ended after `stop`.  Return the first exit code that is not 0, or 0.
 
-        If a process exits with 2 (bad usage), all are stopped: a new one would fail in the same way.
+        If a process exits with 2 (invalid usage), all are stopped: a new one would fail in the same way.
         """
         worst = 0
         while not (self._stops and all(slot.process is None for slot in self._slots)):

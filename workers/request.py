@@ -12,8 +12,8 @@ class Request(list[bytes]):
 
     `service` is the name of the requested service.  `deadline` is the value of `time.monotonic()` at which the request
     expires, or None.  `cancelled` becomes True when the reply is no longer wanted: the client has cancelled the request
-    or is gone, the deadline has passed, or the connection was lost.  Long-running handlers should check it now and
-    then, and return early.
+    or is gone, the deadline has passed, or the connection was lost.  Long-running handlers should check it from time to
+    time, and return early.
     """
 
     __slots__ = ("_attempt", "_options", "_values", "address", "cancelled", "deadline", "service")

@@ -5,7 +5,7 @@ It speaks X1 in the batched form (docs/x1.md), or 0.2 or 0.1 with one request at
 It has no socket and no clock.  Its shell opens a socket at `connect_at()` and then calls `connected`; it passes on
 messages with `receive`, and calls `tick` at `deadline()`.  It takes requests with `begin`, ends each with `final` or
 `error`, and sends what `take_messages` returns.  When `lost` is set, it sends the remaining messages and closes the
-socket; the requests that were held then are not answered any more (C9).
+socket; the requests that were held then are no longer answered (C9).
 """
 
 import math
@@ -33,7 +33,7 @@ HEADERS: Final[dict[str, tuple[Route, bytes]]] = {
 BACKOFF_SECONDS: tuple[float, float] = (1.0, 32.0)
 """Delay before a reconnection, at first and at most; it doubles each time."""
 UNHEARD_PATIENCE_SECONDS: Final = 0.5
-"""Time that a leaving worker waits for a broker that it has never heard."""
+"""Time that a leaving worker waits for a broker that has never sent anything."""
 
 _PARTIAL, _FINAL, _ERROR, _RELEASE = (
     wire.CODES[wire.WX1][kind][0] for kind in (wire.PARTIAL, wire.FINAL, wire.ERROR, wire.RELEASE)
@@ -44,7 +44,7 @@ class WorkerSession:
     """One worker's dialog with its broker.
 
     `heartbeat` (seconds) and `liveness` (intervals) should be the broker's (see `Heartbeats`).  `controller` decides
-    how many requests to hold; before X1 it is one.  A handler that has neither ended nor sent a PARTIAL for
+    how many requests to hold; with 0.2 and 0.1 it is one.  A handler that has neither ended nor sent a PARTIAL for
     `handler_timeout` seconds is given up.  `options` are the options of READY (X1).
     """
 
@@ -144,7 +144,8 @@ class WorkerSession:
                 self._wind_down(now)
 
     def lose(self, reason: str, now: float, *, wait: bool = True) -> None:
-        """Give up the connection, and connect again: with `wait` after a backoff, else (after DISCONNECT) at once."""
+        """Give up the connection, and connect again: with `wait` after a backoff, else (after DISCONNECT)
+        immediately."""
         self.dismissed = not wait
         self.retry_at = now
         if wait:
@@ -275,7 +276,7 @@ class WorkerSession:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that have not begun."""
+        """Number of requests that have not started."""
         return len(self._queue)
 
     @property
@@ -322,7 +323,8 @@ class WorkerSession:
         return True
 
     def error(self, request: Request, code: Any, text: str, now: float, detail: Sequence[bytes] = ()) -> bool:
-        """End `request` with an ERROR; before X1, with a FINAL in its place.  Return False if the request was lost."""
+        """End `request` with an ERROR; in 0.2 and 0.1, with a FINAL in its place.  Return False if the request was
+        lost."""
         if code not in range(1000):  # a code has three digits
             code, text = Code.FAILED.value, f"{text} (code {code!r})"
         address = request.address
@@ -343,7 +345,7 @@ class WorkerSession:
         """Give up `request` so that another worker gets it: its handler is stuck, or has `ended` without a reply.
 
         The broker suspects every request that a lost connection holds.  So the connection takes no more requests, and
-        is closed when the others have ended.  Until a stuck handler ends, the next connection has one less.
+        is closed when the others have ended.  Until a stuck handler ends, the next connection has one credit less.
         """
         address = request.address
         if self.held.get(address) is request:
@@ -356,7 +358,8 @@ class WorkerSession:
             self._finish(request, now)
 
     def stepped(self, seconds: float) -> None:
-        """Record how long a coroutine kept the event loop; if it was blocked, return what has not begun."""
+        """Record how long a coroutine kept the event loop; if it was blocked, return the requests that have not
+        started."""
         if self.controller.stepped(seconds):
             self._announce()
         if seconds >= BLOCKING_STEP_SECONDS:
@@ -389,7 +392,7 @@ class WorkerSession:
                 self._batch.credit(credit)
 
     def _release_unbegun(self, keep: int) -> None:
-        """Give requests that have not begun back to the broker, except the first `keep` (X1)."""
+        """Return requests that have not started to the broker, except the first `keep` (X1)."""
         while self._x1 and len(self._queue) > keep:
             request = self._queue.pop()
             address = request.address

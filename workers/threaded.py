@@ -1,4 +1,4 @@
-"""A worker connection served by threads, as leader and followers."""
+"""A worker connection served by threads in the leader–followers pattern."""
 
 import logging
 import math
@@ -26,10 +26,11 @@ log = logging.getLogger("zmdp.worker")
 class ThreadedConnection(Connection):
     """A connection, the threads that run handlers, and an I/O thread, under one lock.
 
-    One idle handler thread *leads*: it waits for messages, and handles what arrives itself, without handing it to
-    another thread.  The other idle threads follow.  While handlers are short, no follower takes the lead from a thread
-    that is handling a request: the two would only compete for the interpreter.  If the leader does not return within
-    `TAKEOVER_SECONDS`, the I/O thread leads: it keeps the connection alive, and wakes followers for waiting requests.
+    One idle handler thread *leads*: it waits for messages, and itself handles the request that arrives, without handing
+    it to another thread.  The other idle threads follow.  While handlers are fast, no follower takes the lead from a
+    thread that is handling a request: the two would only compete for the interpreter.  If the leader does not return
+    within `TAKEOVER_SECONDS`, the I/O thread leads: it keeps the connection alive, and wakes followers for waiting
+    requests.
     """
 
     def __init__(self, session: WorkerSession, endpoint: str, context: Context, level: int = logging.WARNING) -> None:
@@ -68,7 +69,7 @@ class ThreadedConnection(Connection):
     # ── handler threads ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, until: float = math.inf) -> Request | None:
-        """Wait for a request.  Return None at the time `until`, or when no more will come."""
+        """Wait for a request.  Return None at the time `until`, or when no more requests will arrive."""
         with self._lock:
             while True:
                 now = time.monotonic()
@@ -126,7 +127,7 @@ class ThreadedConnection(Connection):
         return request
 
     def _notify_io(self) -> None:
-        """Wake the I/O thread: no handler thread leads any more."""
+        """Wake the I/O thread: handler threads no longer lead."""
         if self._io_waits:
             self._io.notify()
 

@@ -1,14 +1,14 @@
-"""Full stacks in Python beside their peers.
+"""Full stacks in Python, zmdp and its peers.
 
     python bench/stacks [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
-One client process and four worker processes in Python, and the peer's server between them; 32-byte bodies are echoed,
-with 1, 64 and 500 requests outstanding.  Each peer's client and workers are written as its own documentation recommends
-for speed; each peer's file says how.  A round starts a peer's whole stack anew, nothing else runs meanwhile, and the
-peers take turns: round 1 of all, round 2 …  On a shared machine, therefore, the ratios within a round mean something,
-and the other numbers do not.
+One client process and four worker processes in Python, with the peer's server between them, echo 32-byte bodies, with
+1, 64 and 500 requests outstanding.  Each peer's client and workers follow its own documentation's recommendations for
+speed; each peer's file gives details.  A round starts a peer's whole stack, nothing else runs at the same time, and the
+peers take turns: round 1 of all, round 2 …  So on a shared machine, ratios within a round are meaningful, and absolute
+numbers are not.
 
-Measured: requests per second, latencies, and CPU time per request, of all processes together and of each kind.
+It measures requests per second, latencies, and CPU time per request, of all processes together and of each kind.
 """
 
 import argparse
@@ -24,7 +24,7 @@ OUTSTANDING = (1, 64, 500)
 BASE = "NATS"
 QUICK = ("zmdp", "NATS")
 WARM = 0.5
-"""Seconds under the load before anything is counted."""
+"""Seconds of warm-up under load before measuring."""
 FIGURES = (
     ("requests per second", "1/s"),
     ("latency, p50", "ms"),
@@ -36,7 +36,7 @@ NOTE = "one client process and four worker processes in Python, 32-byte bodies e
 
 
 def contenders() -> list[Peer]:
-    """Everyone who takes part."""
+    """Return all peers."""
     return [
         zmdp.ZmdpAsync(),
         zmdp.ZmdpThreads(),
@@ -53,7 +53,7 @@ def contenders() -> list[Peer]:
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The records of this part."""
+    """Yield the records of this part."""
     rounds, seconds = alone.extent(options)
     for figure, _ in (*FIGURES, SHARES):
         yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}

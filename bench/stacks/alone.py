@@ -1,4 +1,4 @@
-"""A part run by itself: its options, and a plain table of its records."""
+"""Run a single part: its options, and a plain table of its records."""
 
 import argparse
 import signal
@@ -36,7 +36,7 @@ def main(title: str, run: Callable[[argparse.Namespace, Callable[[str], None]], 
 
 
 def extent(options: argparse.Namespace) -> tuple[int, float]:
-    """How many rounds, and seconds of each load."""
+    """Return the number of rounds, and the seconds of each load."""
     quick = getattr(options, "quick", False)
     rounds = getattr(options, "rounds", None) or (2 if quick else 3)
     return rounds, getattr(options, "seconds", None) or (0.5 if quick else 1.0)
@@ -49,7 +49,7 @@ def wanted(options: argparse.Namespace, name: str, quick: Sequence[str] = ()) ->
 
 
 def table(records: Iterable[Record]) -> Iterator[str]:
-    """Lines: a block for each figure and its parameters, with ratios to the base, round by round."""
+    """Yield lines: a block for each figure and its parameters, with ratios to the base, round by round."""
     bases: dict[str, str] = {}
     blocks: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     for record in records:

@@ -1,7 +1,7 @@
 """Celery on Redis, which is also its result backend: `apply_async`, and `get` of the oldest result.
 
-As its documentation has it for many short tasks: events, gossip, mingle and heartbeats off, each worker prefetches.
-A worker is a process of its own that executes one task at a time.
+Configured as its documentation recommends for many short tasks: events, gossip, mingle and heartbeats off; each worker
+prefetches.  A worker is a separate process that executes one task at a time.
 """
 
 import time
@@ -69,7 +69,8 @@ def _app(address: str) -> "celery.Celery":
 
 
 class _Submitting:
-    """Results are waited for in the order of their tasks, so one that overtakes counts as late as the one before it."""
+    """Results are awaited in the order of their tasks, so a result that overtakes another is counted when the other
+    arrives."""
 
     def __init__(self, task: "celery.canvas.Signature") -> None:
         self._task = task

@@ -1,4 +1,4 @@
-"""The disk alone: what is accepted is written to a file, and fdatasync is called; what waits goes together."""
+"""The disk alone: accepted messages are written to a file and synced with fdatasync; waiting messages share a write."""
 
 import os
 import time
@@ -17,7 +17,7 @@ ROOM = 1 << 23
 
 @dataclass
 class Disk(Peer):
-    """No server, no process between, no structure: the limit of durable accepts."""
+    """No server and no data structure: the limit of durable accepts."""
 
     name: str = "write and fdatasync"
     synchronous: ClassVar[bool] = True

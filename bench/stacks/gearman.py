@@ -1,7 +1,7 @@
-"""gearmand, with raw sockets that speak its binary protocol: the `gear` package stalls for 44 ms a job.
+"""gearmand, with raw sockets that speak its binary protocol, because the `gear` package stalls for 44 ms per job.
 
 Client and worker have one connection each, without Nagle's delay.  A worker sends WORK_COMPLETE and the next GRAB_JOB
-in one write, and sleeps (PRE_SLEEP, NOOP) when there is no job, as the protocol has it.
+in one write, and sleeps (PRE_SLEEP, NOOP) when there is no job, as the protocol specifies.
 """
 
 import socket
@@ -27,19 +27,20 @@ FUNCTION = b"bench"
 
 
 def packet(kind: int, *arguments: bytes) -> bytes:
-    """A packet to the server."""
+    """Return a packet to the server."""
     data = b"\0".join(arguments)
     return HEADER.pack(b"\0REQ", kind, len(data)) + data
 
 
 class Packets:
-    """Packets of the server, out of bytes as they come."""
+    """Parses the server's packets from bytes as they arrive."""
 
     def __init__(self) -> None:
         self._left = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The packets that are whole with `data`: kind and arguments.  Raises `ValueError` if it is no gearmand."""
+        """Yield the packets that `data` completes: kind and arguments.  Raises `ValueError` if the server is not
+        gearmand."""
         self._left += data
         at = 0
         while len(self._left) - at >= HEADER.size:
@@ -67,7 +68,7 @@ class Connection:
         self.socket.sendall(data)
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """Wait; the packets that have come."""
+        """Wait for packets and return those that have arrived."""
         data = self.socket.recv(1 << 16)
         if not data:
             raise ConnectionError("gearmand has closed the connection")
@@ -120,7 +121,7 @@ class Gearman(Peer):
 
 
 class _Submitting:
-    """Jobs by handle: JOB_CREATED comes in the order of submission.  What has gathered is sent at once."""
+    """Jobs by handle: JOB_CREATED arrives in the order of submission.  Collected packets are sent together."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

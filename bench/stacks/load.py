@@ -1,8 +1,8 @@
-"""The loads that every peer gets, and what is measured under them.  Nothing here knows a peer.
+"""The loads that every peer gets, and the measurements under them.  Nothing here depends on a peer.
 
-Closed loop: so many requests are outstanding all the time; each reply is followed by the next request.  Open loop:
-requests have moments at which they are due, and are sent then, whatever has become of those before; latencies count
-from that moment.
+Closed loop: a constant number of requests is outstanding; each reply is followed by the next request.  Open loop:
+requests are sent at scheduled times, whether or not earlier ones have finished; latencies count from the scheduled
+time.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ SEED = 1
 SIZE = 32
 """Bytes of an echoed body."""
 LEAST = 20
-"""Requests that a window takes at least: where the machine has stalled it stays open for longer."""
+"""Minimum number of requests in a window: if the machine has stalled, the window stays open for longer."""
 
 Ask = Callable[[bytes], Awaitable[bytes]]
 
@@ -29,16 +29,16 @@ class Caller(Protocol):
         """Send a request."""
 
     def receive(self) -> Iterable[tuple[int, float]]:
-        """Wait for replies: the keys of those that have come, and when they had."""
+        """Wait for replies; return the keys of those that have arrived, and the times of their arrival."""
 
 
 class WrongReplyError(Exception):
-    """A peer did not echo what was sent."""
+    """A peer did not echo the body."""
 
 
 @dataclass
 class Window:
-    """What is counted from its opening to its closing: latencies in seconds, CPU seconds by group of processes."""
+    """Measurements from opening to closing: latencies in seconds, and CPU seconds by group of processes."""
 
     pids: dict[str, list[int]]
     latencies: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Window:
         self.used = {name: cpu_seconds(pids) - self.used[name] for name, pids in self.pids.items()}
 
     def figures(self) -> dict[str, Any]:
-        """Ready for JSON: milliseconds, and CPU microseconds a request by group."""
+        """Return figures ready for JSON: milliseconds, and CPU microseconds per request by group."""
         found, count = sorted(self.latencies), max(1, len(self.latencies))
         return {
             "rate": len(found) / self.seconds,
@@ -69,14 +69,15 @@ class Window:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The least of the sorted `values` that `percent` of them do not exceed; 0 if there are none."""
+    """Return the smallest of the sorted `values` that `percent` of them do not exceed; 0 if there are none."""
     if not values:
         return 0.0
     return values[max(0, -int(-len(values) * percent // 100) - 1)]
 
 
 def schedule(rate: float, seconds: float, share: float, seed: int = SEED) -> list[tuple[float, bool]]:
-    """The moments of an open loop, in seconds, and which are slow: at random, `rate` a second, the same each time."""
+    """Return the schedule of an open loop, in seconds, with a flag for slow requests: random, `rate` per second, the
+    same in each call."""
     rng = random.Random(seed)
     moments, moment = [], 0.0
     while (moment := moment + rng.expovariate(rate)) < seconds:
@@ -85,7 +86,7 @@ def schedule(rate: float, seconds: float, share: float, seed: int = SEED) -> lis
 
 
 def body(key: int, size: int = SIZE) -> bytes:
-    """A body that says which request it is of."""
+    """Return a body that identifies its request."""
     return b"%08d" % key + b"x" * (size - 8)
 
 
@@ -93,7 +94,7 @@ def body(key: int, size: int = SIZE) -> bytes:
 
 
 async def closed(ask: Ask, outstanding: int, warm: float, window: Window, seconds: float, *, size: int = SIZE) -> None:
-    """`outstanding` callers, each of which waits for its reply before it asks again."""
+    """Run `outstanding` callers, each of which waits for its reply before it sends the next request."""
     latencies, ended = window.latencies, False
 
     async def caller(key: int) -> None:
@@ -151,9 +152,9 @@ def closed_sync(caller: Caller, outstanding: int, warm: float, window: Window, s
 async def open_loop(
     ask: Ask, moments: Sequence[tuple[float, bool]], short: bytes, slow: bytes
 ) -> dict[str, list[float]]:
-    """Seconds from when each request was due until its reply came, of the short ones and of the slow ones.
+    """Return the seconds from each request's scheduled time until its reply, for short and for slow requests.
 
-    `late` is how late each was sent, which is not the peer's doing: the machine did something else.
+    `late` is how late each was sent, which is not caused by the peer: the machine was busy with something else.
     """
     found: dict[str, list[float]] = {"short": [], "slow": [], "late": []}
     began = time.perf_counter()
@@ -177,7 +178,7 @@ async def open_loop(
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """CPU time of all threads of these processes."""
+    """Return the CPU time of all threads of these processes."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -186,7 +187,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def descendants(pids: Iterable[int]) -> list[int]:
-    """These processes and all that they have started, and so on."""
+    """Return these processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for each in Path("/proc").iterdir():
         if each.name.isdigit():

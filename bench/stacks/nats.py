@@ -1,8 +1,8 @@
 """NATS: nats-server and nats-py; request and reply through a queue group.
 
-With nats-py's default settings and asyncio's default event loop, as zmdp.  nats-py awaits a subscription's callback
-before it calls it for the next message, so even handlers that await run one at a time in a process; `tasks` is the way
-round that which an application can choose: a task for each message.
+Uses nats-py's default settings and asyncio's default event loop, as zmdp does.  nats-py awaits a subscription's
+callback before it calls it for the next message, so even handlers that await run one at a time in a process; with
+`tasks`, the application avoids this by starting a task for each message.
 """
 
 import asyncio
@@ -19,12 +19,13 @@ from .load import Ask
 from .peer import Peer, Server, Work, echo, pause
 
 SYNCS_ALWAYS = (2, 10)
-"""The first version that can sync before it accepts."""
+"""The first version that can sync before it acknowledges."""
 
 
 @dataclass
 class NATS(Peer):
-    """Core NATS.  Its server gives a request to any member of the queue group, busy or not: it does not know."""
+    """Core NATS.  Its server gives a request to any member of the queue group, because it does not know which are
+    busy."""
 
     name: str = "NATS"
     tasks: bool = False
@@ -88,7 +89,8 @@ class NATS(Peer):
 
 @dataclass
 class JetStream(NATS):
-    """Messages that the server has stored in a file when it accepts them; with `always`, they are on the disk then."""
+    """JetStream: the server stores messages in a file before it acknowledges them; with `always`, it also syncs the
+    file."""
 
     name: str = "JetStream"
     always: bool = True
@@ -129,6 +131,6 @@ class JetStream(NATS):
 
 
 def version() -> tuple[int, ...]:
-    """Of the server that is installed."""
+    """Return the version of the installed server."""
     done = subprocess.run(["nats-server", "--version"], capture_output=True, text=True, check=True)
     return tuple(int(each) for each in re.findall(r"\d+", done.stdout)[:3])

@@ -1,6 +1,6 @@
-"""What a peer is: a server, workers and a client, each written as its documentation recommends for speed.
+"""The interface of a peer: a server, workers and a client, each written as its documentation recommends for speed.
 
-A peer's file has a class of its own; `child.py` makes it anew, from the name of its class and its settings, in each
+Each peer's file has its own class; `child.py` recreates the peer, from the name of its class and its settings, in each
 worker process and in the client process.
 """
 
@@ -17,7 +17,7 @@ from typing import ClassVar
 from .load import Ask, Caller
 
 Work = Callable[[bytes], bytes] | Callable[[bytes], Awaitable[bytes]]
-"""What a worker does with a body.  Only `pause` is a coroutine function, and not every peer can do that."""
+"""The handlers of workers.  Only `pause` is a coroutine function, which not every peer supports."""
 
 
 def echo(body: bytes) -> bytes:
@@ -25,20 +25,20 @@ def echo(body: bytes) -> bytes:
 
 
 def sleep(body: bytes) -> bytes:
-    """Block the thread for as many milliseconds as the body says."""
+    """Block the thread for the number of milliseconds in the body."""
     time.sleep(float(body) / 1000)
     return body
 
 
 async def pause(body: bytes) -> bytes:
-    """Await for as many milliseconds as the body says."""
+    """Sleep without blocking the event loop for the number of milliseconds in the body."""
     await asyncio.sleep(float(body) / 1000)
     return body
 
 
 @dataclass
 class Server:
-    """A running server: where it is, and its processes."""
+    """A running server: its address and its processes."""
 
     address: str
     pids: list[int]
@@ -46,16 +46,16 @@ class Server:
 
 @dataclass
 class Peer:
-    """A peer.  `name` is what the table calls it."""
+    """A peer.  `name` is its name in tables."""
 
     name: str
     needs: ClassVar[dict[str, str]] = {}
-    """Programs and modules, and how each is installed."""
+    """Required programs and modules, and how to install each."""
     synchronous: ClassVar[bool] = False
     """Whether its client is `caller` rather than `client`."""
 
     def missing(self) -> str | None:
-        """What has to be installed for it, or None."""
+        """Return what must be installed for it, or None."""
         for need, how in self.needs.items():
             if shutil.which(need) is None and not _importable(need):
                 return f"{need} is not installed ({how})"
@@ -63,7 +63,7 @@ class Peer:
 
     @property
     def target(self) -> str:
-        """How a child process finds the class."""
+        """The name by which a child process finds the class."""
         return f"{type(self).__module__}:{type(self).__qualname__}"
 
     @property
@@ -75,15 +75,15 @@ class Peer:
         raise NotImplementedError
 
     def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
-        """Be a worker, for ever; `ready()` says that requests may come."""
+        """Serve as a worker forever; call `ready()` once requests may arrive."""
         raise NotImplementedError
 
     def client(self, address: str) -> AbstractAsyncContextManager[Ask]:
-        """An asyncio client: a coroutine function from a body to the reply."""
+        """Yield an asyncio client: a coroutine function that takes a body and returns the reply."""
         raise NotImplementedError
 
     def caller(self, address: str, outstanding: int) -> AbstractContextManager[Caller]:
-        """A synchronous client that will have so many requests outstanding."""
+        """Yield a synchronous client that will have this many requests outstanding."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: started quietly, on free ports, gone when it is over, however it ends."""
+"""Processes of a benchmark: started without output, on free ports, and ended with it in any case."""
 
 import ctypes
 import os
@@ -16,17 +16,17 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PATIENCE = 60.0
-"""Seconds that a start may take."""
+"""Maximum number of seconds that a start may take."""
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 
 
 class FailedError(Exception):
-    """A process of a peer did not do what it should."""
+    """A process of a peer failed."""
 
 
 class Process:
-    """A process in a group of its own."""
+    """A process in its own process group."""
 
     def __init__(self, command: list[str], env: Mapping[str, str], cwd: Path) -> None:
         # What it says goes into a file: a pipe that nobody reads would hold it up.
@@ -38,7 +38,7 @@ class Process:
         self.pid = self._popen.pid
 
     def read_line(self, patience: float = PATIENCE) -> str:
-        """The next line of its stdout.  Raises `FailedError` if none comes."""
+        """Return the next line of its stdout.  Raises `FailedError` if there is none."""
         late = threading.Event()
         alarm = threading.Timer(patience, lambda: (late.set(), self._popen.kill()))
         alarm.start()
@@ -51,7 +51,7 @@ class Process:
         return line
 
     def eventually(self, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
-        """Wait until `condition` holds, as long as it lives.  Raises `FailedError`."""
+        """Wait until `condition` holds.  Raises `FailedError` if the process ends or takes too long."""
         until = time.monotonic() + patience
         while not condition():
             if self._popen.poll() is not None or time.monotonic() > until:
@@ -64,17 +64,17 @@ class Process:
             raise FailedError(self.said())
 
     def output(self) -> str:
-        """What it has written to stderr."""
+        """Return what it has written to stderr."""
         # Not `read`: the process shares the place in the file, and goes on writing there.
         return os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def said(self) -> str:
-        """What it seems to have failed of."""
+        """Return the likely reason of its failure."""
         text = self.output()
         return next((line for line in text.splitlines()[::-1] if "Error" in line), text.strip()[-200:]) or "nothing"
 
     def end(self) -> None:
-        """Kill it, and what it has started in its group."""
+        """Kill it, and everything in its process group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
@@ -83,14 +83,14 @@ class Process:
 
 
 def _die_with_parent() -> None:
-    """On Linux what we start ends with us, even if we are killed."""
+    """On Linux, make child processes end with this process, even if it is killed."""
     if sys.platform == "linux":
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager
 def running(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = BENCH) -> Iterator[Process]:
-    """A process, which is killed at the end."""
+    """Run a process, and kill it at the end."""
     process = Process([str(each) for each in command], env or {}, cwd)
     try:
         yield process
@@ -105,7 +105,7 @@ def free_port() -> int:
 
 
 def listening(port: int) -> Callable[[], bool]:
-    """Whether somebody accepts connections at that port."""
+    """Return a condition: whether connections to that port are accepted."""
 
     def found() -> bool:
         with closing(socket.socket()) as probe:

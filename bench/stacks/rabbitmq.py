@@ -1,10 +1,11 @@
 """RabbitMQ: rabbitmq-server and pika; RPC with direct reply-to, transient messages.
 
-Workers acknowledge, so that another gets the request of one that dies, as with zmdp; without it, it was no faster.
+Workers acknowledge, so that another worker gets the request of one that dies, as with zmdp; without this, it was not
+faster.
 
 The client is pika's asyncio adapter.  A worker that only echoes is a SelectConnection, which sends in batches; one
 that works is a BlockingConnection, which sends each reply before it takes the next request.  `prefetch` is how many
-requests a worker may hold: 1 makes the server give requests to whoever is idle, 0 is AMQP's default, no bound.
+requests a worker may hold: with 1 the server gives requests only to idle workers; 0 is AMQP's default, no limit.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import pika
 
 HOME = Path("/usr/lib/rabbitmq/bin")
-"""Debian's programs on PATH change to the user rabbitmq and to its folder; these are what they run."""
+"""Debian's programs on PATH change to the user rabbitmq and to its folder; these are the programs that they run."""
 QUEUE = "bench"
 REPLY_TO = "amq.rabbitmq.reply-to"
 
@@ -78,7 +79,7 @@ class RabbitMQ(Peer):
 
 @dataclass
 class Durable(RabbitMQ):
-    """Persistent messages in a durable queue, which the server confirms when they are on the disk."""
+    """Persistent messages in a durable queue, which the server confirms when they are on disk."""
 
     name: str = "RabbitMQ, persistent"
     queue_type: str = "classic"
@@ -132,7 +133,7 @@ def _properties() -> "type[pika.BasicProperties]":
 
 @contextmanager
 def start(folder: Path) -> Iterator[Server]:
-    """A server, all of whose files and names are its own."""
+    """Run a server with its own files and names."""
     port, distribution, names = processes.free_port(), processes.free_port(), processes.free_port()
     (folder / "plugins").write_text("[].\n")
     (folder / "rabbitmq.conf").write_text("log.console = false\nlog.file.level = error\nheartbeat = 600\n")
@@ -168,7 +169,7 @@ def start(folder: Path) -> Iterator[Server]:
 
 
 def _accepts(address: str) -> bool:
-    """Whether it lets clients in, and has the queue: the port is open before all else is."""
+    """Return whether it accepts clients and has the queue: the port is open before everything else is ready."""
     import pika
 
     try:
@@ -181,7 +182,7 @@ def _accepts(address: str) -> bool:
 
 
 async def connect(address: str) -> tuple[Any, Any]:
-    """A connection of pika's asyncio adapter, and a channel."""
+    """Return a connection of pika's asyncio adapter, and a channel."""
     import pika
     from pika.adapters.asyncio_connection import AsyncioConnection
 

@@ -1,9 +1,9 @@
-"""Plain sockets, speaking MDP/0.2, through two other brokers: one by the Guide's method, and one that only forwards.
+"""Plain sockets that speak MDP/0.2 through two other brokers: one by the Guide's method, and one that only forwards.
 
 The Guide's method in Python (guide_method.py): broker, client and workers use `recv_multipart` and `send_multipart`,
-and a worker has one connection.  The forwarding loop (native/forward.c) knows nothing of services, queues or death, and
-its client and workers do nothing but frames: no stack in Python over ZeroMQ does less, so it is the limit.  In turn is
-the limit if workers were given requests whether they are busy or not, as NATS does: then many travel together.
+and a worker has one connection.  The forwarding loop (native/forward.c) has no services, queues or detection of dead
+workers, and its client and workers only handle frames: no Python stack over ZeroMQ can do less, so it is the limit.
+"In turn" is the limit if workers get requests whether or not they are busy, as with NATS: then many travel together.
 """
 
 import sys
@@ -28,7 +28,7 @@ READY, REQUEST, FINAL = b"\x01", b"\x02", b"\x04"
 ASKING = b"\x01"
 GUIDE_METHOD = processes.BENCH / "guide_method.py"
 HEARTBEAT = "60"
-"""Seconds: none comes while anything is measured, and workers need not send any."""
+"""Seconds: so long that no heartbeat is due during a measurement, and workers need not send any."""
 
 
 def receive_simply(socket: zmq.Socket[bytes]) -> list[bytes] | None:
@@ -41,12 +41,12 @@ def receive_simply(socket: zmq.Socket[bytes]) -> list[bytes] | None:
 
 @dataclass
 class Raw(Peer):
-    """`connections` is how many a worker process has; each is given one request at a time."""
+    """`connections` is the number of connections of a worker process; each gets one request at a time."""
 
     synchronous: ClassVar[bool] = True
     connections: int = 1
     simply: bool = True
-    """Whether with pyzmq's `recv_multipart` and `send_multipart`."""
+    """Whether to use pyzmq's `recv_multipart` and `send_multipart`."""
 
     def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
         context, poller = zmq.Context(), zmq.Poller()
@@ -98,7 +98,7 @@ class _Asking:
 
 @dataclass
 class GuideMethod(Raw):
-    """The broker that one writes first."""
+    """A straightforward first broker."""
 
     name: str = "Guide's method in Python"
 
@@ -120,7 +120,7 @@ class ForwardingLoop(Raw):
     connections: int = 16
     simply: bool = False
     in_turn: bool = False
-    """Whether workers get requests in turn, busy or not, so that many travel together."""
+    """Whether workers get requests in turn (round robin), busy or not, so that many travel together."""
 
     def missing(self) -> str | None:
         return None if processes.BENCH.joinpath("native.py").exists() else "bench/native.py is not there"

@@ -1,10 +1,10 @@
-"""Redis lists: redis-server and redis-py; requests are pushed to one list, replies to a list of the client's.
+"""Redis lists: redis-server and redis-py; requests are pushed to one list, replies to the client's own list.
 
 A request is a number, the reply list's name and the body.  The client is asyncio, with one reply list; a worker sends
 the LPUSH of its reply and the BRPOP of its next request in one write, in a pipeline.  Without persistence.
 
-Batched (which is not Redis's doing, but a program's with much to send): the client pushes what has gathered with one
-LPUSH and takes as many replies as there are with one BLMPOP, a worker takes up to 16 requests at a time.
+Batched (by the application, not by Redis): the client pushes all collected requests with one LPUSH and takes all
+available replies with one BLMPOP; a worker takes up to 16 requests at a time.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from .peer import Peer, Server, Work
 
 REQUESTS = "bench"
 MOST = 500
-"""Replies that are taken at once, if batched."""
+"""Maximum number of replies taken at a time, if batched."""
 BATCH = 16
-"""Requests that a worker takes at once, if batched."""
+"""Maximum number of requests that a worker takes at a time, if batched."""
 CONNECTIONS = 8
 SETTINGS = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
 
@@ -118,7 +118,7 @@ class RedisLists(Peer):
 
 @contextmanager
 def start(folder: Path) -> Iterator[Server]:
-    """A server that keeps nothing."""
+    """Run a server without persistence."""
     port = processes.free_port()
     with processes.running("redis-server", "--port", str(port), *SETTINGS, cwd=folder) as process:
         process.eventually(processes.listening(port))

@@ -1,4 +1,4 @@
-"""ZeroMQ's own way to share out requests: a ROUTER–DEALER proxy, which deals them out in turn (inturn.py)."""
+"""ZeroMQ's own load distribution: a ROUTER–DEALER proxy, which distributes requests round robin (inturn.py)."""
 
 import asyncio
 import itertools

@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 @contextmanager
 def stack(peer: Peer, work: str, workers: int = WORKERS) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    """A server and its workers, all ready: the address, and the processes by group."""
+    """Run a server and its workers; yields, once all are ready, the address and the processes by group."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
         server = opened.enter_context(peer.server(folder))
@@ -33,19 +33,19 @@ def stack(peer: Peer, work: str, workers: int = WORKERS) -> Iterator[tuple[str, 
 
 
 def child(role: str, peer: Peer, address: str, plan: str) -> list[str]:
-    """The command of a worker or of the client."""
+    """Return the command line of a worker or of the client."""
     return [sys.executable, "-m", "stacks.child", role, peer.target, json.dumps(peer.settings), address, plan]
 
 
 def ask(peer: Peer, address: str, plan: Sequence[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """What the client found, for each load of the plan, which takes so many seconds in all."""
+    """Return the client's results for each load of the plan, which takes this many seconds in all."""
     with processes.running(*child("client", peer, address, json.dumps(plan))) as process:
         patience = 2 * seconds + processes.PATIENCE
         return [json.loads(process.read_line(patience)) for _ in plan]
 
 
 def record(part: str, figure: tuple[str, str], peer: str, params: dict[str, Any], value: float) -> Record:
-    """What one round found, of a figure that has a name and a unit; further rounds are further records."""
+    """Return the record of one round of a figure with a name and a unit; further rounds are further records."""
     name, unit = figure
     return {
         "part": part, "figure": name, "unit": unit, "peer": peer, "params": params, "rounds": [round(value, 4)],
@@ -55,7 +55,8 @@ def record(part: str, figure: tuple[str, str], peer: str, params: dict[str, Any]
 def in_turn(
     part: str, contenders: Sequence[Peer], rounds: int, tell: Tell, measure: Callable[[Peer, int], Iterable[Record]]
 ) -> Iterator[Record]:
-    """Round 1 of all contenders, round 2 …  What is not installed, or fails, is skipped from then on, and said so."""
+    """Yield records: round 1 of all contenders, round 2 …  Contenders that are not installed, or fail, are reported and
+    skipped from then on."""
     left = []
     for peer in contenders:
         if why := peer.missing():

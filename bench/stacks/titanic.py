@@ -1,4 +1,4 @@
-"""Titanic: `titanic serve` beside a broker, on SQLite (synchronous=FULL) or on a PostgreSQL of its own (fsync on)."""
+"""Titanic: `titanic serve` with a broker, on SQLite (synchronous=FULL) or on its own PostgreSQL (fsync on)."""
 
 import importlib.util
 import shutil
@@ -24,7 +24,7 @@ class Titanic(Zmdp):
 
     @contextmanager
     def database(self, folder: Path) -> Iterator[str]:
-        """The URL of a database."""
+        """Yield the URL of a new database."""
         yield f"sqlite:///{folder}/titanic.db"
 
     @contextmanager

@@ -75,9 +75,9 @@ class ZmdpAsync(Zmdp):
 
 @dataclass
 class ZmdpThreads(Zmdp):
-    """No asyncio on either side.
+    """Synchronous on both sides.
 
-    The client is `Client.request`, or `Client.submit` if more than one request is to be outstanding; the workers are
+    The client is `Client.request`, or `Client.submit` if more than one request should be outstanding; the workers are
     `mdworker` processes with default settings, one thread for the handler.
     """
 
@@ -108,7 +108,7 @@ class _OneByOne:
 
 
 class _Submitting:
-    """Futures: wait for the oldest one, then take all that are done by then."""
+    """Futures: wait for the oldest one, then take all that are done."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Notice at once which peers' connections have ended, through libzmq's monitor and the descriptors of messages.
+"""Detect immediately which peers' connections have ended, through libzmq's monitor and the descriptors of messages.
 
 The monitor reports DISCONNECTED with the descriptor of the connection, and each message has the descriptor that it came
 from.  Descriptors are reused, and the monitor may be ahead of the socket, so this only decides whom to probe; the proof

@@ -207,7 +207,7 @@ class Broker:
         return due
 
     def unreachable(self, identity: bytes, turn: int, now: float) -> list[Message]:
-        """Return what to send because the peer with that routing id is not connected any more.
+        """Return what to send because the peer with that routing id is no longer connected.
 
         It has received nothing of what was sent in `turn` and since.
         """
@@ -231,8 +231,8 @@ class Broker:
     def gone(self, identity: bytes, now: float) -> list[Message]:
         """Return what to send because the peer with that routing id is treated as gone, though it may be connected.
 
-        Messages to it were lost.  So that an X1 client does not wait for them for ever, it is not answered on this
-        connection from now on: it finds the broker silent, reconnects, and resends its outstanding requests.
+        Messages to it were lost.  So that an X1 client does not wait for them forever, it is no longer answered on this
+        connection: it considers the broker dead, reconnects, and resends its outstanding requests.
         """
         self._give_up(identity, now)
         return self._gone(identity, now)
@@ -487,7 +487,7 @@ class Broker:
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _drop(self, request: Request, reason: Drop, now: float) -> None:
-        """Drop a request wherever it is.  An X1 worker that holds it is told, and may still finish it."""
+        """Drop a request wherever it is.  An X1 worker that holds it is sent CANCEL, and may still finish it."""
         attempt = request.attempt
         if attempt is None:
             self._finish(request, reason, now)
@@ -650,7 +650,7 @@ class Broker:
         if worker is None:
             return
         if worker.header != wire.WX1:
-            self._lose([(worker, Loss.DISCONNECTED)], now)  # C16: nothing is sent to it any more
+            self._lose([(worker, Loss.DISCONNECTED)], now)  # C16: nothing else is sent to it
         elif not worker.leaving:
             worker.last_seen = now
             self.registry.leave(worker)
@@ -660,7 +660,7 @@ class Broker:
                 self._left(worker, now)
 
     def _left(self, worker: Worker, now: float) -> None:
-        """Answer the DISCONNECT of a worker that is leaving and holds nothing any more."""
+        """Answer the DISCONNECT of a worker that is leaving and no longer holds any request."""
         if self.registry.workers.get(worker.key) is worker:  # else it was lost in the same turn
             self._say(worker, wire.disconnect(worker.route, worker.header))
             self._lose([(worker, Loss.DISCONNECTED)], now)
@@ -682,7 +682,7 @@ class Broker:
         return None
 
     def _seen(self, command: Any, now: float) -> Worker | None:
-        """Return the registered worker that sent `command`, a sign of life (C13); disconnect anybody else (C14)."""
+        """Return the registered worker that sent `command`, a sign of life (C13); disconnect any other peer (C14)."""
         worker = self.registry.workers.get(key_of(command.route))
         if worker is None:
             self._unexpected(command, Refusal.NOT_REGISTERED, now)
@@ -713,7 +713,8 @@ class Broker:
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
 
     def _patience(self, worker: Worker) -> float:
-        """Return the seconds of silence after which a worker is dead.  Before X1, busy workers may be silent (C34)."""
+        """Return the seconds of silence after which a worker is dead.  Busy 0.2 and 0.1 workers may be silent for
+        longer (C34)."""
         if worker.held and worker.header != wire.WX1:
             return max(self.limits.patience, self.limits.busy_grace)
         return self.limits.patience

@@ -1,6 +1,6 @@
 """The broker's state: services, workers, clients and requests.
 
-The registry owns every transition of a request, so that its counts, indexes and timers always agree:
+The registry owns every transition of a request, so that its counts, indexes and timers are always consistent:
 
     accept → [enqueue → take_next] → assign → release → drop        a worker is done with it
                  ↑______________________________|                   the worker was lost, or released it
@@ -166,7 +166,7 @@ class Attempt:
 
 
 class Worker(TimerNode):
-    """A registered worker: it offers one service (C6) and holds up to `credit` requests; before X1, one."""
+    """A registered worker: it offers one service (C6) and holds up to `credit` requests; with 0.2 and 0.1, one."""
 
     __slots__ = (
         "batch", "batched", "credit", "dialect", "free", "header", "held", "host", "id", "key", "last_seen",
@@ -183,13 +183,13 @@ class Worker(TimerNode):
         self.credit = credit
         """Maximum number of requests that it holds."""
         self.id = id
-        """A number for people to refer to it; routing ids are not shown to anyone (C39)."""
+        """A number that identifies it in logs and `mmi.workers`; routing ids are not shown to anyone (C39)."""
         self.name = ""
         self.host = ""
         self.pid = 0
         self.version = ""
         self.dialect = False
-        """It is told the dialect of clients that do not speak X1."""
+        """It wants to know the dialect of clients that do not speak X1."""
         self.held: dict[int, Attempt] = {}
         """By address."""
         self.suspects = 0
@@ -290,7 +290,7 @@ class Registry:
         return Service(name) if service is None else service
 
     def touch(self, service: Service) -> None:
-        """Have the broker look at `service` at the end of its turn."""
+        """Make the broker look at `service` at the end of its turn."""
         if not service.unsettled:
             service.unsettled = True
             self.services[service.name] = service
@@ -327,7 +327,7 @@ class Registry:
         self._update(worker)
 
     def leave(self, worker: Worker) -> None:
-        """Give a worker no more requests."""
+        """Stop giving requests to a worker."""
         worker.leaving = True
         worker.service.available -= 1
         self._update(worker)
@@ -366,7 +366,7 @@ class Registry:
             self.behind.setdefault(key[0], {})[key] = None
 
     def _remove_behind(self, key: PeerKey) -> None:
-        """Forget a peer behind a proxy if it is neither a client nor a worker any more."""
+        """Forget a peer behind a proxy if it is no longer a client or a worker."""
         if not isinstance(key, bytes) and key not in self.workers and key not in self.clients:
             others = self.behind[key[0]]
             del others[key]

@@ -204,7 +204,7 @@ class Server:
         return None if deadline is None else max(deadline, self._tick_at)
 
     def _wait(self, now: float, drain_until: float | None) -> int | None:
-        """Return how long to wait for messages, in milliseconds; None for ever."""
+        """Return how long to wait for messages, in milliseconds; None for no limit."""
         deadline = self._deadline()
         # At most one interval, so that a longer sleep is recognised as a stall.
         until = math.inf if deadline is None else now + self.limits.heartbeat
@@ -263,7 +263,8 @@ class Server:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
-        """Drain and stop: accept no requests, finish those in flight.  A second call stops at once.  Thread-safe."""
+        """Drain and stop: accept no requests, finish those in flight.  A second call stops immediately.
+        Thread-safe."""
         self._stops += 1
         self._wake()
 
@@ -345,7 +346,7 @@ class _Poller:
 
 
 def _check_free(endpoint: str) -> None:
-    """Raise if the path is in use or is not a socket, since libzmq would replace it without asking."""
+    """Raise if the path is in use or is not a socket, since libzmq would silently replace it."""
     path = Path(endpoint.removeprefix("ipc://"))
     if str(path) == "*" or str(path).startswith("@") or not path.exists():
         return

@@ -90,7 +90,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     "--drain-timeout",
     type=Number("seconds", zero=True),
     default=DEFAULT_DRAIN,
-    help=with_default("Time allowed for requests in flight to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
+    help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
 )
 @click.option(
     "--config",

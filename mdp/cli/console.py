@@ -84,7 +84,7 @@ def run(name: str, command: click.Command) -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed, so that writing to it is no error."""
+    """Open the null device for each standard stream that is closed, so that writing to it is not an error."""
     for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115 - it stays open, like the stream it replaces
@@ -143,7 +143,7 @@ def environment_variable(context: click.Context, option: click.Parameter) -> str
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """A number of some unit, greater than 0, or with `zero` also 0."""
+    """A number with a unit, greater than 0; with `zero`, 0 is allowed too."""
 
     def __init__(self, unit: str, *, whole: bool = False, zero: bool = False) -> None:
         self.name = {"seconds": "SECONDS", "bytes": "BYTES"}.get(unit, "N")

@@ -38,7 +38,7 @@ from ..wire.names import show
 HIGH_WATER: Final = 20
 """Maximum number of messages in flight to one peer; the ROUTER reports any more as EAGAIN."""
 MOST_AT_ONCE: Final = 10_000
-"""Maximum number of events at the same time; more are taken for an endless loop."""
+"""Maximum number of events at the same time; more are considered an endless loop."""
 RECONNECT_DELAY: Final = 0.1
 """Seconds until a DEALER tries to connect again."""
 LONGEST_NOTICE: Final = 20.0
@@ -50,7 +50,7 @@ _HEAD: Final = Struct(">IBQ")
 _SIZE: Final = 4
 """Size of the size, in bytes."""
 START: Final = 1000.0
-"""The clock's first reading.  Not 0, so that a machine that takes 0 for the current time is found out."""
+"""The clock's first reading.  Not 0, so that tests catch a machine that uses 0 as the current time."""
 
 
 class TimeStandsStill(Exception):
@@ -219,7 +219,7 @@ class Link:
     def fail(self, *, silently: bool = False) -> None:
         """Break the connection: some messages in flight are lost, and each end notices in its own time.
 
-        `silently` is like a host that vanishes: it takes far longer until either end notices.
+        `silently` is like a host that vanishes: either end takes far longer to notice.
         """
         rng, clock = self._network.world.rng, self._network.world.clock
         for pipe in (self.to_broker, self.to_peer):
@@ -253,9 +253,9 @@ class Link:
 class Dealer:
     """A peer's socket.  Messages sent before it is connected wait for the connection.
 
-    `owner` is the prefix of its identities, and `receive` is called with this and each message.  It reconnects for
-    ever, as ZeroMQ does, unless `lost` is given: then it connects once, and `lost` is called with this and the reason
-    if that fails, or when it notices that the connection is gone.
+    `owner` is the prefix of its identities, and `receive` is called with this and each message.  It reconnects forever,
+    as ZeroMQ does, unless `lost` is given: then it connects once, and `lost` is called with this and the reason if that
+    fails, or when it notices that the connection is gone.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class Dealer:
             return
         self.link = self._network.connect(self)
         if self.link is None:
-            self._failed("nobody listens there")
+            self._failed("nothing is listening there")
             return
         while self._unsent:
             self.link.to_broker.send(self._unsent.popleft())
@@ -317,7 +317,7 @@ class Dealer:
             self.link.to_broker.send(message)
 
     def deliver(self, message: Message) -> None:
-        """Deliver a message of the broker, unless this was closed meanwhile."""
+        """Deliver a message of the broker, unless this was closed in the meantime."""
         if not self._closed:
             self._receive(self, message)
 
@@ -358,7 +358,7 @@ class Network:
         return self.world.rng.uniform(LONGEST_NOTICE, LONGEST_SILENCE)
 
     def connect(self, dealer: Dealer) -> Link | None:
-        """Return a new connection for `dealer`, or None if nobody is listening."""
+        """Return a new connection for `dealer`, or None if nothing is listening."""
         if self.listener is None:
             return None
         identity = f"{dealer.owner}#{next(self._count)}".encode()

@@ -17,7 +17,7 @@ def why_unreachable(endpoint: str) -> str | None:
             with sockets.socket(sockets.AF_UNIX) as probe:
                 probe.connect(endpoint.removeprefix("ipc://"))
     except (ConnectionRefusedError, FileNotFoundError):
-        return f"nobody listens there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
+        return f"nothing is listening there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
     except (PermissionError, sockets.gaierror) as error:
         return error.strerror
     except (OSError, ValueError):
@@ -26,7 +26,7 @@ def why_unreachable(endpoint: str) -> str | None:
 
 
 def check_listening(broker: Sequence[str]) -> None:
-    """Raise `BrokerUnreachable` if nobody listens at any of these endpoints, so that no retries are wasted."""
+    """Raise `BrokerUnreachable` if nothing is listening at any of these endpoints, so that no retries are wasted."""
     reasons = [why_unreachable(endpoint) for endpoint in broker]
     if all(reasons):
         each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))

@@ -1,6 +1,6 @@
 """The commands of MDP/0.2, MDP/0.1 and X1: one class per command, the same on both sides of the wire.
 
-Nothing here knows a socket, a queue or a clock.  A *message* is a list of frames.  Its *route* is the frames before the
+Nothing here uses a socket, a queue or a clock.  A *message* is a list of frames.  Its *route* is the frames before the
 header, which are put unchanged in front of every message that goes back: the ROUTER's identity frame if there is one,
 then the envelope (C22).  The layouts, without the route:
 
@@ -39,7 +39,7 @@ Frame = bytes
 Message = list[bytes]
 Route = tuple[bytes, ...]
 RequestId = int | bytes | None
-"""What tells requests apart: the number that an X1 client gave, or the client address in a worker's REQUEST.
+"""What distinguishes requests: the number that an X1 client gave, or the client address in a worker's REQUEST.
 
 An integer if the frame is decimal without leading zeros and fits 64 bits, else the frame itself.  None if the message
 has none: a client's in other dialects, or a malformed one.
@@ -243,7 +243,7 @@ class Error(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """CANCEL (X1), because nobody waits for the reply any more: from a client, or from the broker to a worker."""
+    """CANCEL (X1), because the reply is no longer wanted: from a client, or from the broker to a worker."""
 
     route: Route
     header: bytes
@@ -260,7 +260,7 @@ class Ready(NamedTuple):
     service: bytes
     credit: int = 1
     name: str = ""
-    """What the worker says of itself (X1): printable, at most 255 characters each; empty if not given."""
+    """What the worker reports about itself (X1): printable, at most 255 characters each; empty if not given."""
     host: str = ""
     pid: int = 0
     version: str = ""
@@ -277,7 +277,7 @@ class Credit(NamedTuple):
 
 
 class Release(NamedTuple):
-    """A worker's RELEASE: it returns a request that it has not begun (X1)."""
+    """A worker's RELEASE: it returns a request that it has not started (X1)."""
 
     route: Route
     header: bytes

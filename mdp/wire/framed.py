@@ -132,7 +132,7 @@ def decode_broker(message: Message) -> FromBroker | Batched | Invalid:
 
 
 def _over_limit(message: Message, at: int, reason: Reason) -> Invalid | Oversized:
-    """Return what can be said of a message over a limit without decoding it.
+    """Return what is known about a message over a limit without decoding it.
 
     An X1 client that sent it with an envelope can be answered, and a worker's reply ends the request that it is for.
     """

@@ -31,7 +31,9 @@ def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
     except UnicodeEncodeError:
         encoded = b""
     if not valid_service(encoded):
-        raise SettingError(f"{name!r} is not a valid service name: it takes 1 to {MAX_NAME} bytes of printable text")
+        raise SettingError(
+            f"{name!r} is not a valid service name: it must have 1 to {MAX_NAME} bytes of printable text"
+        )
     return encoded
 
 

@@ -18,7 +18,7 @@ MAX_NESTING: Final = 64
 
 
 class Options(Value):
-    """The options of an X1 request: the frame as it came, and the values that the broker uses."""
+    """The options of an X1 request: the frame as received, and the values that the broker uses."""
 
     __slots__ = ("only_ttl", "raw", "ttl", "ttl_apart", "wait")
     __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart")

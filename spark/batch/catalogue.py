@@ -56,13 +56,13 @@ class Catalogue:
     results: str | None = None
 
     def named_in(self, sql: str) -> list[Table]:
-        """Return the tables whose names occur in the query, be it only in a string or a comment."""
+        """Return the tables whose names occur in the query, even if only in a string or a comment."""
         words = {word.lower() for word in _NAME.findall(sql)}
         return [table for name, table in self.tables.items() if name.lower() in words]
 
 
 def read(path: Path) -> Catalogue:
-    """Read a catalogue from a file.  Raises `SettingError`, naming the table and what is wrong with it."""
+    """Read a catalogue from a file.  Raises `SettingError`, which names the table and the problem."""
     try:
         found = tomllib.loads(path.read_text())
     except OSError as error:

@@ -57,7 +57,7 @@ def _submit_options(command: Command) -> Command:
                 help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
             ),
             _OUTPUT,
-            click.option("--deadline", type=DURATION, help="Cancel the job if it is not done after this long."),
+            click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
             PREFIX,
             BROKER,
             _JSON,
@@ -81,7 +81,11 @@ def submit(context: click.Context) -> None:
 @submit.command("sql")
 @click.argument("query")
 @click.option(
-    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="Value of the parameter :NAME in the query. Repeatable."
+    "--arg",
+    "args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value of the parameter :NAME in the query. Can be repeated.",
 )
 @_submit_options
 def submit_sql(*, query: str, args: Sequence[str], format_: str, prefix: str, **options: Any) -> int:
@@ -101,7 +105,7 @@ def submit_sql(*, query: str, args: Sequence[str], format_: str, prefix: str, **
     "args",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Argument of the job: JSON, otherwise a string. Repeatable.",
+    help="Argument of the job: JSON, otherwise a string. Can be repeated.",
 )
 @_submit_options
 def submit_job(*, name: str, arguments: str, args: Sequence[str], format_: str, prefix: str, **options: Any) -> int:
@@ -140,7 +144,7 @@ def _submit(
     if (key is not None or detach) and not durable:
         raise click.UsageError("--key and --detach require --durable")
     if durable and deadline is not None:
-        raise click.UsageError("--deadline excludes --durable: Titanic runs a request whenever it can")
+        raise click.UsageError("--deadline cannot be combined with --durable: Titanic runs a request whenever it can")
     check_listening([broker])
     with Client(broker, timeout=STREAM_TIMEOUT_SECONDS, retries=0) as client:
         if durable:
@@ -373,7 +377,7 @@ def _uuid(text: str) -> UUID:
 @BROKER
 @_TIMEOUT
 def cancel(*, jobs: Sequence[str], broker: str, timeout: float) -> int:
-    """Cancel jobs by the id that `submit` and `status` show, or durable requests by their UUID.
+    """Cancel jobs by the ID that `submit` and `status` show, or durable requests by UUID.
 
     Titanic also deletes a cancelled durable request. Exit code 4: one of the jobs is not running.
     """
@@ -408,7 +412,7 @@ def _cancel_one(client: Client, job: str) -> bool:
 @BROKER
 @_TIMEOUT
 def drain(*, drivers: Sequence[str], broker: str, timeout: float) -> int:
-    """Tell batches and fleets to finish what they run and exit, by the names that `status` shows."""
+    """Tell batches and fleets, named as in `status`, to finish running requests and exit."""
     check_listening([broker])
     with Client(broker, timeout=timeout, retries=0) as client:
         for driver in drivers:

@@ -80,16 +80,16 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
 )  # fmt: skip
 @click.option(
     "--job", "jobs", multiple=True, metavar="NAME=MODULE:FUNCTION",
-    help="Python job that callers may run. Repeatable; installed packages add theirs through entry points.",
+    help="Python job that callers may run. Can be repeated; installed packages add theirs through entry points.",
 )  # fmt: skip
 @click.option("--master", help=with_default("Spark master: local[4], spark://HOST:7077, yarn, k8s://….", "local[*]"))
 @click.option(
     "--connect", metavar="sc://HOST:PORT", help="Use this Spark Connect server instead of a driver in this process."
 )
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. Repeatable.")
+@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. Can be repeated.")
 @click.option(
     "--py-files", multiple=True, metavar="FILE", callback=lambda context, option, values: _reject_wheels(values),
-    help="Python file or zip to ship to executors. Repeatable.",
+    help="Python file or zip to ship to executors. Can be repeated.",
 )  # fmt: skip
 @click.option(
     "--concurrency", type=Number("requests", whole=True), default=4,
@@ -97,7 +97,9 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
 )  # fmt: skip
 @click.option(
     "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE,
-    help=with_default("Largest result to send; larger ones are written as Parquet.", DEFAULT_INLINE, "bytes"),
+    help=with_default(
+        "Maximum size of a result in a reply; larger ones are written as Parquet.", DEFAULT_INLINE, "bytes"
+    ),
 )  # fmt: skip
 @click.option(
     "--results", metavar="FOLDER",
@@ -110,7 +112,7 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
 @click.option("--heartbeat", type=Number("seconds"), default=1.0, help=with_default("Heartbeat interval.", 1, "second"))
 @click.option(
     "--liveness", type=Number("intervals", whole=True), default=5,
-    help=with_default("Heartbeat intervals of silence after which the broker counts as dead.", 5, "intervals"),
+    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
 )  # fmt: skip
 @PREFIX
 @log_level_option
@@ -151,7 +153,7 @@ def batch(
         )
     if connect is not None and (master is not None or conf or py_files):
         raise click.UsageError(
-            "--connect excludes --master, --conf and --py-files: configure these on the Spark Connect server"
+            "--connect cannot be combined with --master, --conf or --py-files: configure the Spark Connect server"
         )
     name = control.validate_driver_name(name) if name is not None else control.default_driver_name("batch")
     catalogue = Catalogue() if config is None else read(config)
@@ -188,7 +190,7 @@ def batch(
             reason = why_unreachable(broker)
             if reason is not None:
                 log.warning("no broker at %s yet: %s; retrying until there is one", broker, reason)
-            log.info("serving %s as %s at %s; press Ctrl-C to stop", " and ".join(driver.services), name, broker)
+            log.info("serving %s as %s at %s; Ctrl-C stops it", " and ".join(driver.services), name, broker)
             swept_at = float("-inf")
             while not driver.draining.is_set() and not stopper.stops:
                 time.sleep(POLL_SECONDS)

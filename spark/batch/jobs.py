@@ -192,12 +192,12 @@ def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[
     free = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _parameters(function))
     if not free and (unknown := sorted(set(arguments) - names)):
         raise unprocessable(
-            f"job {name} has no argument {unknown[0][:50]!r}; it takes {_describe_parameters(function)}"
+            f"job {name} has no argument {unknown[0][:50]!r}; its parameters are {_describe_parameters(function)}"
         )
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
-        raise unprocessable(f"job {name}: {error}; it takes {_describe_parameters(function)}") from None
+        raise unprocessable(f"job {name}: {error}; its parameters are {_describe_parameters(function)}") from None
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # noqa: BLE001 - evaluating an annotation can raise anything

@@ -129,7 +129,7 @@ class Batch:
         prefix: first part of the services' names.
         master: the Spark master, for `mdp-spark status`.
         heartbeat: interval in seconds.
-        liveness: intervals of silence after which the broker counts as dead.
+        liveness: Silent heartbeat intervals after which the broker is considered dead.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Batch:
     ) -> None:
         self.name = name
         self.draining = threading.Event()
-        """Set when the driver is told to drain."""
+        """Set when the driver should drain."""
         self._pool = pool
         self._catalogue = catalogue
         self._jobs = dict(jobs)
@@ -289,7 +289,7 @@ class Batch:
         return False
 
     def _cancel_until_ended(self, job: Job) -> None:
-        """Keep cancelling whatever a job that does not stop starts in Spark, then release its session."""
+        """Repeatedly cancel everything that a job that does not stop starts in Spark, then release its session."""
         while not job.ended.wait(1.0):
             job.cancel()
         self._pool.release(job.session)

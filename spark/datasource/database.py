@@ -22,7 +22,7 @@ def open_database(db: str, *, write: bool) -> Engine:
 
 
 def check_database(engine: Engine) -> None:
-    """Raise `SchemaError` if the tables are not of this release, `TitanicError` if they cannot be read."""
+    """Raise `SchemaError` if the tables do not have this release's version, `TitanicError` if they cannot be read."""
     try:
         with engine.connect() as connection:
             schema.check(connection, engine.url)

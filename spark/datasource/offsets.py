@@ -5,7 +5,7 @@ transaction writes at a time, so numbers are committed in order and the latest n
 transaction that was assigned 7 may commit before the one that was assigned 6.  But an INSERT or UPDATE locks the table
 (ROW EXCLUSIVE, which blocks neither readers nor writers) before it is assigned a number, and holds the lock until its
 transaction ends.  So `SafeOffset` reads the latest number, then the transactions that hold such a lock; once all of
-these have ended, no number up to that one can appear any more.  Later transactions get higher numbers, so the wait is
+these have ended, no further numbers up to that one can appear.  Later transactions get higher numbers, so the wait is
 bounded by the transactions that were open at its start.
 """
 

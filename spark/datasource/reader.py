@@ -129,7 +129,7 @@ class Table:
             after = limit if limit is not None and len(rows) < MAX_ROWS else tuple(rows[-1][:2])
 
     def _limit(self, connection: Connection, ahead: Sequence[Any]) -> tuple[int, int] | None:
-        """Return how far to read next so that the bodies fit in memory, or None if everything fits."""
+        """Return the number up to which to read next so that the bodies fit in memory, or None if everything fits."""
         bodies = [R[BODY_COLUMNS[name]] for name in self.schema.fieldNames() if name in BODY_COLUMNS]
         if not bodies:
             return None

@@ -43,7 +43,7 @@ MAX_SHOWN: Final = 80
 
 
 class BadRow(SettingError):
-    """A row is not a valid request; the message says which, and why."""
+    """A row is not a valid request; the message says which row, and why."""
 
 
 @dataclass(frozen=True)

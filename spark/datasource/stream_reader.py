@@ -24,9 +24,9 @@ except ImportError:
 STREAM_OPTIONS: Final = READ_OPTIONS | {"events", "startingoffsets", "maxrowspertrigger"}
 MAX_ROWS_PER_TRIGGER: Final = 1 << 31
 WAIT_SECONDS: Final = 0.2
-"""How long to wait for open transactions before the stream continues with what is safe."""
+"""How long to wait for open transactions before the stream continues up to the safe offset."""
 LONG_WAIT_SECONDS: Final = 10.0
-"""How long to wait for them if the stream ends with what is there."""
+"""How long to wait for them if the stream ends with the requests that exist now."""
 
 
 class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -90,7 +90,7 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(self._safe_offset.safe)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Make the stream end with what has been committed by now."""
+        """Make the stream end with the requests that have been committed by now."""
         self._last = self._safe_offset.advance(LONG_WAIT_SECONDS)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[spark.InputPartition]:

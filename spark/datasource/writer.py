@@ -115,7 +115,7 @@ def _columns(batches: Iterable[pa.RecordBatch]) -> Iterator[list[list[Any]]]:
 def _write_target(
     options: Mapping[str, str], schema: StructType, other: str, overwrite: bool
 ) -> tuple[WriteTarget, str | None]:
-    """Return where to write, and the option `job` or `sink`; `other` is the one that this writer does not take."""
+    """Return where to write, and the option `job` or `sink`; `other` is the one that this writer does not accept."""
     given = known_options(options, WRITE_OPTIONS - {other}, "write")
     if overwrite:
         raise SettingError('titanic only adds requests; use mode("append") or outputMode("append")')
@@ -138,7 +138,7 @@ def _sweep(engine: Engine, ours: int) -> None:
 
 
 class _DriverSide:
-    """What both writers do on the driver."""
+    """The driver's part of both writers."""
 
     target: WriteTarget
 

@@ -49,7 +49,7 @@ def _conf(context: click.Context, option: click.Parameter, values: tuple[str, ..
 
 
 def _cluster_options(command: Command) -> Command:
-    """Add the options that say which cluster to use and what its executors get."""
+    """Add the options for the cluster to use and what to ship to its executors."""
     for option in reversed(
         [
             click.option(
@@ -79,13 +79,13 @@ def _cluster_options(command: Command) -> Command:
                 multiple=True,
                 metavar="NAME=VALUE",
                 callback=_conf,
-                help="Spark setting. Repeatable.",
+                help="Spark setting. Can be repeated.",
             ),
             click.option(
                 "--py-files",
                 multiple=True,
                 metavar="FILE",
-                help="Python file or zip to ship to executors. Repeatable. zmdp itself is always shipped.",
+                help="Python file or zip to ship to executors. Can be repeated. zmdp itself is always shipped.",
             ),
             click.option(
                 "--archive",
@@ -135,7 +135,7 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     "--max",
     "maximum",
     type=Number("slots", whole=True),
-    help=with_default("Maximum number of slots when requests queue.", "all cores but --reserve"),
+    help=with_default("Maximum number of slots.", "all cores but --reserve"),
 )
 @click.option(
     "--lease",
@@ -147,7 +147,7 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     "--idle",
     type=DURATION,
     default=DEFAULT_IDLE_SECONDS,
-    help=with_default("Release slots that were not needed for this long.", DEFAULT_IDLE_SECONDS, "seconds"),
+    help=with_default("How long a slot must be unneeded before it is released.", DEFAULT_IDLE_SECONDS, "seconds"),
 )
 @click.option(
     "--codec",
@@ -157,7 +157,10 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 @click.option(
     "--handler-timeout",
     type=Number("seconds"),
-    help=with_default("Give up on a request whose handler has neither returned nor yielded for this long.", "never"),
+    help=with_default(
+        "How long a handler may neither return nor yield before its request goes to another worker.",
+        "never",
+    ),
 )
 @click.option(
     "--heartbeat",
@@ -173,7 +176,7 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     default=5,
     envvar="MDP_LIVENESS",
     show_envvar=True,
-    help=with_default("Heartbeat intervals of silence after which the broker counts as dead.", 5, "intervals"),
+    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
 )
 @log_level_option
 def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executors: str | None, **given: Any) -> int:
@@ -187,7 +190,9 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
 
     \b
     Try it: mdp-spark fleet zmdp.workers.echo:echo --service echo --master 'local[2]'
-    Exit codes: 0 stopped as asked; 1 Spark cannot be reached, or a second signal; 2 bad usage.
+
+    \b
+    Exit codes: 0 stopped; 1 Spark cannot be reached, or stopped by a second signal; 2 invalid usage.
     """
     log_to_stderr(log_level)
     silence_py4j()
@@ -208,7 +213,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
 
     def ready() -> None:
         log.info(
-            "fleet %s serves %s at %s with %s; press Ctrl-C to stop",
+            "fleet %s serves %s at %s with %s; Ctrl-C stops it",
             settings.name, settings.service, settings.broker, running.status()["master"],
         )  # fmt: skip
 
@@ -229,7 +234,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     "requirements",
     multiple=True,
     metavar="PACKAGE",
-    help="Package to install in the environment, as for pip: NAME, NAME==VERSION, a wheel, '-r FILE'. Repeatable.",
+    help="Package to install in the environment, as for pip: NAME, NAME==VERSION, a wheel, '-r FILE'. Can be repeated.",
 )
 @click.option("--no-environment", is_flag=True, help=f"Write only {PACKAGE} and {LAUNCHER}.")
 def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment: bool) -> None:
@@ -243,7 +248,9 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
     The environment needs the Python that created it at the same path on every machine.
     """
     if no_environment and requirements:
-        raise click.UsageError("--requirement excludes --no-environment: packages are installed in the environment")
+        raise click.UsageError(
+            "--requirement cannot be combined with --no-environment: packages are installed in the environment"
+        )
     made = pack(folder, requirements=requirements, environment=not no_environment)
     for each in made:
         click.echo(f"{each}  {each.stat().st_size / 1e6:.1f} MB")
@@ -268,18 +275,18 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
     "minimum",
     type=Number("slots", whole=True, zero=True),
     default=1,
-    help=with_default("Number of slots that must fit.", 1),
+    help=with_default("Number of slots that the cluster must have room for.", 1),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per check.")
 def doctor(
     *, broker: str, broker_from_executors: str | None, reserve: int, minimum: int, as_json: bool, **given: Any
 ) -> int:
-    """Check everything that Spark services need, and say how to fix what is missing.
+    """Check everything that Spark services need, and explain how to fix what is missing.
 
     Checks Java, Python and libraries; the broker; a session on --master; Python and libraries on its executors, and
     whether they reach the broker; cores for slots. Pass the same options as to `mdp-spark fleet`.
 
-    Exit codes: 0 all checks passed; 1 a check failed.
+    Exit codes: 0 all checks passed; 1 a check failed; 2 invalid usage.
     """
     log_to_stderr("error")
     silence_py4j()

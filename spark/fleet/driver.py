@@ -1,7 +1,7 @@
 """The driver of a fleet: the executors of a Spark cluster serve as workers of a broker.
 
 Each lease of each slot is a Spark job of one task: `slots.py` decides which leases to start, and `executor.py` runs in
-the tasks.  A single job for all slots would not do, because Spark ends the whole job when one task dies.
+the tasks.  A single job for all slots would not work, because Spark ends the whole job when one task dies.
 """
 
 import logging
@@ -161,7 +161,7 @@ class Fleet:
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `drain` is called and all slots have ended; call `ready` once there is a session.
 
-        A lost session is opened again, and a remote cluster that is away is waited for.
+        Reopens a lost session, and waits for a remote cluster that is unavailable.
 
         Raises `SettingError`, and `SparkError` if PySpark or Java is missing or a local session cannot be opened.
         """
@@ -245,14 +245,15 @@ class Fleet:
             stop_quietly(self._session)
 
     def _reopen(self) -> None:
-        """Open a new session after the cluster went away or somebody killed the application or its driver."""
+        """Open a new session after the cluster went away or the application or its driver was killed."""
         log.warning("the Spark session on %s has ended; opening another", self._master)
         self._close()
         if self._open_patiently():
             log.info("opened a new session on %s", self._master)
 
     def _open_patiently(self) -> bool:
-        """Open a session, retrying while its cluster is away.  Return False if `drain` was called meanwhile."""
+        """Open a session, retrying while its cluster is unavailable.  Return False if `drain` was called in the
+        meantime."""
         pause = BACKOFF_SECONDS[0]
         while not self._draining:
             try:
@@ -309,7 +310,7 @@ class Fleet:
         return found[0]
 
     def _outcome(self, lease: Lease, answer: Mapping[str, Any]) -> tuple[Outcome, str]:
-        """Return what a task's result means, and a warning to log or an empty string."""
+        """Interpret a task's result: return the lease's outcome, and a warning to log or an empty string."""
         host = answer["host"]
         if "refused" in answer:
             return Refused(f"{host} cannot serve {self.settings.service}: {answer['refused']}"), ""
@@ -504,7 +505,7 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def failure_message(error: BaseException) -> str:
-    """Return everything that Spark says about a failed job."""
+    """Return Spark's complete message about a failed job."""
     java = getattr(error, "java_exception", None)
     return str(error) if java is None else str(java.getMessage() or java.toString())
 

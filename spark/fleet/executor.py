@@ -60,12 +60,12 @@ class _CannotServe(Exception):
 
 
 def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
-    """Serve until the lease is over or the driver tells the task to drain, then yield one description of how it ended:
+    """Serve until the lease is over or the driver asks the task to drain, then yield one description of how it ended:
 
         {"host": …, "served": n, "unreachable": why no broker was reached, or None}
         {"host": …, "refused": why}
 
-    A problem with the executor is returned, not raised, so that the driver can tell it from a death.
+    A problem with the executor is returned, not raised, so that the driver can distinguish it from a crash.
     """
     for _ in rows:  # Spark reuses the Python process, with its imports, only if it has read all of its input
         pass
@@ -181,7 +181,7 @@ class _Reporter:
         }  # fmt: skip
 
     def report_until_due(self) -> None:
-        """Report until the lease is over or the driver tells the task to drain."""
+        """Report until the lease is over or the driver asks the task to drain."""
         pause = threading.Event()
         while not self.report() and (left := self._until - time.monotonic()) > 0:
             pause.wait(min(REPORT_SECONDS, left))
@@ -200,7 +200,7 @@ class _Reporter:
 
 
 def _finish_requests(task: LeaseTask, worker: "Worker", reporter: _Reporter) -> None:
-    """Wait until running requests are done, reporting meanwhile."""
+    """Wait until running requests are done, reporting in the meantime."""
     limit = None if task.handler_timeout is None else time.monotonic() + task.handler_timeout + STUCK_GRACE_SECONDS
     while not worker.wait(REPORT_SECONDS):
         reporter.report()

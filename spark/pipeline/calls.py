@@ -48,7 +48,7 @@ log = logging.getLogger("zmdp.spark")
 
 @dataclass(frozen=True, kw_only=True)
 class CallSettings:
-    """How rows are sent; Spark ships it to executors with the plan.  Times are in seconds."""
+    """Settings for sending rows, which Spark ships to executors with the plan.  Times are in seconds."""
 
     broker: str | Sequence[str]
     window: int
@@ -96,7 +96,7 @@ def _failure(error: Exception) -> Answer:
 
 
 class Chunk:
-    """Rows that are processed together; `tag` is whatever the caller wants back with them."""
+    """Rows that are processed together; `tag` is returned with them unchanged."""
 
     def __init__(self, rows: Sequence[Row], tag: Any = None) -> None:
         self.rows = rows
@@ -296,7 +296,7 @@ class Calls:
     # ── unavailable services ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def _timed_out(self, needed: Sequence[str], error: RequestTimeout) -> RowFailed:
-        """Return the failure to report, and remember an unavailable service so that following rows fail at once."""
+        """Return the failure to report, and remember an unavailable service so that following rows fail immediately."""
         failed = RowFailed(Code.TIME_PASSED, error.text or str(error))
         if isinstance(error, BrokerUnreachable):
             self._unavailable.setdefault(needed[0], _Unavailable(failed))
@@ -311,7 +311,7 @@ class Calls:
         return failed
 
     async def _check_available(self, needed: Sequence[str]) -> None:
-        """Fail at once if a needed service is known to be unavailable; probe it again every `RECHECK_SECONDS`.
+        """Fail immediately if a required service is known to be unavailable; probe it again every `RECHECK_SECONDS`.
 
         Without this, each window of rows would wait for the whole `timeout`.  Raises `RowFailed`.
         """
@@ -333,7 +333,7 @@ class Calls:
         missing.probe = None
 
     async def _available(self, service: str, *, default: bool) -> bool:
-        """Whether somebody offers `service`; `default` if the broker does not answer."""
+        """Return whether a worker offers `service`; `default` if the broker does not answer."""
         try:
             return await self._client.available(service, timeout=min(self._settings.timeout, PROBE_TIMEOUT_SECONDS))
         except ZmdpError:
@@ -405,7 +405,7 @@ def _count_frames(count: int) -> str:
 
 
 def check_rows_per_request(rows: object) -> None:
-    """Raise `SettingError` unless a request can hold so many rows."""
+    """Raise `SettingError` unless a request can hold this many rows."""
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_BODY_FRAMES:
         raise SettingError(
             f"rows_per_request is {rows!r}; expected 1 to {MAX_BODY_FRAMES}, the maximum number of frames in a request"

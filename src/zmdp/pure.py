@@ -1,4 +1,4 @@
-"""`ZMDP_PURE=1`: import zmdp's modules from their Python sources, even if they are installed compiled."""
+"""`ZMDP_PURE=1`: import zmdp's modules from their Python sources, even if compiled modules are installed."""
 
 import os
 import sys

@@ -424,7 +424,7 @@ def test_broker_unreachable_says_that_nobody_listens(protocol):
             lambda: client.request("echo", timeout=0.1),
             lambda: collect(client.stream("echo", timeout=0.1)),
         ):
-            with pytest.raises(BrokerUnreachable, match=r"within 0\.1 s: nobody listens there") as caught:
+            with pytest.raises(BrokerUnreachable, match=r"within 0\.1 s: nothing is listening there") as caught:
                 await ask()
             assert isinstance(caught.value, TimeoutError)
 
@@ -481,7 +481,7 @@ def test_invalid_arguments(endpoint, ask, message, protocol):
     ("settings", "message"),
     [
         ({"broker": []}, "broker is empty"),
-        ({"broker": "nonsense"}, "'nonsense' is no endpoint"),
+        ({"broker": "nonsense"}, "'nonsense' is not a valid endpoint"),
         ({"broker": "nonsense", "protocol": "0.2"}, "'nonsense' is not a valid endpoint"),
         ({"protocol": "3"}, "protocol is '3': it must be one of X1, 0.2, 0.1"),
         ({"timeout": 0}, "timeout is 0"),

@@ -32,7 +32,7 @@ from zmdp.mdp.wire import batch
 
 ROUTE = (b"amy", b"")
 HEARTBEAT = [b"", b"MDPCX1"]
-STRANGER = "what listens there has been silent for {} s; if it is not zmdp's broker, try protocol 0.2"
+STRANGER = "the program that listens there has been silent for {} s; if it is not zmdp's broker, try protocol 0.2"
 
 Command = tuple[Any, ...]
 

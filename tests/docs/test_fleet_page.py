@@ -47,5 +47,5 @@ def test_the_numbers_of_the_page_are_those_of_the_code():
     assert DEFAULT_IDLE_SECONDS == 60
     assert slots.BACKOFF_SECONDS == (1, 32)
     assert f"within {slots.EARLY_DEATH_SECONDS:g} s, after 1 to 32 s" in PAGE
-    assert f"after {SILENCE_SECONDS:g} s the driver logs it" in PAGE
+    assert f"after {SILENCE_SECONDS:g} s the driver logs this" in PAGE
     assert executor.REPORT_SECONDS == 1

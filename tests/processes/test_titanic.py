@@ -236,13 +236,13 @@ WRONG = [
         2,
         "'soon' is not a duration such as 90 (seconds), 15m, 12h or 7d, 0 or more",
     ),
-    (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "delay and at exclude each other"),
+    (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "delay and at cannot be combined"),
     (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow' is not a time such as 2030-01-31T12:00"),
     (["request", "echo", "--retries", "-1"], 2, "-1 is not in the range 0<=x<=1000"),
     (["request", "echo", "--key", ""], 2, "key must be text of 1 to 255 bytes"),
-    (["request", "echo", "--header", "nameonly"], 2, "'nameonly': it takes NAME=VALUE"),
+    (["request", "echo", "--header", "nameonly"], 2, "'nameonly': expected NAME=VALUE"),
     (["request", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
-    (["request", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nobody listens there. Is the broker running?"),
+    (["request", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nothing is listening there. Is the broker running?"),
     (["reply", STRANGE], 4, f"Titanic does not know request {STRANGE}"),
     (["reply", STRANGE, "--wait"], 4, f"Titanic does not know request {STRANGE}"),
     (["reply", STRANGE, "--stream"], 4, f"Titanic does not know request {STRANGE}"),
@@ -270,10 +270,10 @@ WRONG = [
     (["stats", "--db", "postgresql://me:secret@127.0.0.1:1/x"], 6, "postgresql://me:***@127.0.0.1:1/x: "),
     (["purge"], 2, "Missing option '--older-than'"),
     (["purge", "--older-than", "1d", "--state", "pending"], 2, "'pending' is not one of 'done', 'failed'"),
-    (["retry"], 2, "give UUIDs, or --all (optionally with --service, --older-than)"),
-    (["retry", STRANGE, "--all"], 2, "give UUIDs, or --all"),
-    (["cancel", "--service", "echo"], 2, "give UUIDs, or --all"),
-    (["cancel", STRANGE, "--older-than", "1d"], 2, "give UUIDs, or --all"),
+    (["retry"], 2, "expected UUIDs, or --all (optionally with --service, --older-than)"),
+    (["retry", STRANGE, "--all"], 2, "expected UUIDs, or --all"),
+    (["cancel", "--service", "echo"], 2, "expected UUIDs, or --all"),
+    (["cancel", STRANGE, "--older-than", "1d"], 2, "expected UUIDs, or --all"),
     (["db", "upgrade", "--db", "/no/such/folder/titanic.db"], 2, "there is no folder /no/such/folder"),
     (["db", "current", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db"),
     (["serve", "--lease", "1"], 2, "lease is 1.0: it must be 2 seconds or more"),
@@ -359,7 +359,8 @@ def test_the_environment_may_name_several_brokers(here, endpoint, db, separator)
     uuid = done(here("request", "echo", "hello", MDP_BROKER=brokers)).decode().strip()
     assert done(here("reply", uuid, "--wait", MDP_BROKER=brokers)) == b"hello"
     result = here("request", "echo", MDP_BROKER=f"tcp://127.0.0.1:1{separator}localhost")
-    assert "expected an endpoint such as tcp://127.0.0.1:5555" in one_line(result)
+    assert "expected an endpoint" in one_line(result)
+    assert "got 'localhost'" in one_line(result)
 
 
 def test_serve_registers_at_several_brokers(tmp_path, here):
@@ -840,7 +841,7 @@ def test_serve_waits_for_its_broker(tmp_path):
     with serve(at, tmp_path / "titanic.db") as serving:
         assert serving.end() == 0
     with serve(at, tmp_path / "titanic.db") as serving:
-        serving.line(f"no broker at {at} yet: nobody listens there")
+        serving.line(f"no broker at {at} yet: nothing is listening there")
         with broker("--heartbeat", "0.2", "--liveness", "50", bind=at):
             with Client(at, timeout=20) as client:
                 eventually(lambda: client.available("titanic.request"))

@@ -134,7 +134,7 @@ def test_commands_without_java(tmp_path):
         (("--job", "x=nowhere:f"), "No module named 'nowhere'"),
         (("--job", "x"), "expected NAME=VALUE"),
         (("--master", "locl"), "'locl' is not a Spark master"),
-        (("--connect", "sc://x", "--master", "local[2]"), "--connect excludes --master"),
+        (("--connect", "sc://x", "--master", "local[2]"), "--connect cannot be combined with --master"),
         (("--connect", "http://x"), "is not a Spark Connect address"),
         (("--inline", "999999999999"), "bytes can be sent"),
         (("--name", "a b"), "is not a valid driver name"),

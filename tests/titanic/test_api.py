@@ -334,7 +334,7 @@ NOT_EVEN_SENT = [
     ({"priority": 10}, "priority must be a whole number from 0 to 9"),
     ({"retries": -1}, "retries must be a whole number"),
     ({"delay": -1}, "delay is -1: it must be a number of seconds"),
-    ({"delay": 1, "at": 1}, "exclude each other"),
+    ({"delay": 1, "at": 1}, "cannot be combined"),
     ({"key": ""}, "key must be text of 1 to 255 bytes"),
     ({"key_ttl": 1}, "key_ttl needs a key"),
     ({"ttl": 0}, "ttl is 0: it must be a number of seconds, above 0"),

@@ -177,7 +177,7 @@ def test_ready_says_what_operators_see() -> None:
     ("service", "given", "text"),
     [
         (b"echo", {"protocol": "0.3"}, "protocol is '0.3': it must be one of X1, 0.2, 0.1"),
-        (b"", {}, "b'' is not a valid service name: it takes 1 to 255 bytes of printable text"),
+        (b"", {}, "b'' is not a valid service name: it must have 1 to 255 bytes of printable text"),
         (b"echo", {"heartbeat": 0.001}, "heartbeat is 0.001: it must be 0.01 seconds or more"),
         (b"echo", {"heartbeat": float("nan")}, "heartbeat is nan: it must be 0.01 seconds or more"),
         (b"echo", {"liveness": 0}, "liveness is 0: it must be 1 interval or more"),

@@ -25,7 +25,7 @@ OPERATORS: Final = ("serve", "ls", "show", "retry", "cancel", "purge", "stats", 
 
 
 class _Commands(click.Group):
-    """Imports the operator's commands, and so SQLAlchemy, only when one of them runs."""
+    """Imports the operator's commands, and with them SQLAlchemy, only when one of them runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -70,7 +70,7 @@ def cli(context: click.Context) -> None:
 
     \b
     Exit codes: 0 success; 1 other failure; 2 invalid usage; 3 no reply yet, or a timeout; 4 unknown request, or
-    no Titanic; 5 no broker; 6 the request failed, or Titanic or its database failed; 130 interrupted.
+    no Titanic; 5 no broker reachable; 6 the request, Titanic or its database failed; 130 interrupted.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -113,14 +113,17 @@ def request(
 @cli.command()
 @click.argument("uuid", type=UUID_TYPE)
 @click.option("--wait", is_flag=True, help="Wait for the reply, without limit unless --timeout is given.")
-@click.option("--stream", is_flag=True, help="Print the PARTIALs as they come, then the reply; implies --wait.")
+@click.option("--stream", is_flag=True, help="Print the PARTIALs as they arrive, then the reply; implies --wait.")
 @click.option(
     "--from", "start", type=Number("parts", whole=True, zero=True), default=0,
     help=with_default("With --stream: the first PARTIAL to print.", 0),
 )  # fmt: skip
 @_broker_options
 @click.option(
-    "--json", "as_json", is_flag=True, help='Print JSON, a line per part; frames that are not text as {"base64": …}.'
+    "--json",
+    "as_json",
+    is_flag=True,
+    help='Print JSON, one part per line; a frame that is not text becomes {"base64": …}.',
 )
 @click.pass_context
 def reply(

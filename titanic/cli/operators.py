@@ -99,7 +99,7 @@ _ALL = click.option(
     default=1.0,
     envvar="MDP_HEARTBEAT",
     show_envvar=True,
-    help=with_default("Interval between heartbeats.", 1.0, "seconds"),
+    help=with_default("Heartbeat interval.", 1.0, "seconds"),
 )
 @click.option(
     "--liveness",
@@ -107,7 +107,7 @@ _ALL = click.option(
     default=5,
     envvar="MDP_LIVENESS",
     show_envvar=True,
-    help=with_default("Silent intervals after which the broker is considered dead.", 5, "intervals"),
+    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
 )
 @log_level_option
 def serve(*, broker: Sequence[str], db: str, log_level: str, **settings: Any) -> int:
@@ -150,7 +150,7 @@ async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> in
 
     def ready() -> None:
         log.info(
-            "serving titanic.request, titanic.reply, titanic.close at %s; %s; press Ctrl-C to stop",
+            "serving titanic.request, titanic.reply, titanic.close at %s; %s; Ctrl-C stops it",
             ", ".join(broker),
             schema.shown(schema.absolute(server.url)),
         )
@@ -170,7 +170,7 @@ async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> in
 
 @contextmanager
 def _database_errors(db: str) -> Iterator[None]:
-    """Turn the database's errors into errors of one line."""
+    """Convert the database's errors to one-line errors."""
     try:
         yield
     except sa.exc.DBAPIError as error:
@@ -249,7 +249,7 @@ def check(*, db: str) -> None:
     help=with_default("Maximum number of requests to list, oldest first.", 50),
 )
 @_DB
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def ls(
     *, states: tuple[str, ...], service: str | None, older_than: float | None, limit: int, db: str, as_json: bool
 ) -> None:
@@ -336,7 +336,7 @@ def _change(
 ) -> int:
     narrowed = service is not None or older_than is not None
     if bool(uuids) == everything or (narrowed and not everything):
-        raise click.UsageError("give UUIDs, or --all (optionally with --service, --older-than)")
+        raise click.UsageError("expected UUIDs, or --all (optionally with --service, --older-than)")
     changed: set[UUID] = set()
     with _opened(db) as read, _opened(db, write=True) as begin:
         which = _which(states, service, older_than)
@@ -470,7 +470,7 @@ def _age(seconds: float) -> str:
 
 
 def _note(row: dict[str, Any], now: float) -> str:
-    """Return what matters most about a request, for the last column."""
+    """Return the most important detail of a request, for the last column."""
     if row["state"] == "failed":
         return f"{row['code']}: {row['error']}"[:80]
     if row["state"] == "delayed":

@@ -1,4 +1,4 @@
-"""Parameter types of the command `titanic`, and the options that follow from `SubmissionOptions`."""
+"""Parameter types of the command `titanic`, and the options derived from `SubmissionOptions`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -94,9 +94,9 @@ class Endpoints(Endpoint):
 DURATION: Final = Duration()
 DURATION_FROM_0: Final = Duration(zero=True)
 AGE: Final = Duration(zero=True, unit=True)
-"""How old requests must be to be changed or deleted."""
+"""Minimum age of requests to change or delete."""
 EXPIRY: Final = Duration(unit=True)
-"""After which something is deleted."""
+"""Duration after which something is deleted."""
 UUID_TYPE: Final = Uuid()
 NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
 

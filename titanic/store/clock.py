@@ -1,4 +1,4 @@
-"""The clock that several Titanics share."""
+"""The clock shared by several Titanics."""
 
 import time
 

@@ -9,7 +9,7 @@ from .tables import OWNERS, W, for_both_dialects
 
 
 class Lease(NamedTuple):
-    """Who owns a claimed request, and until when."""
+    """The owner of a claimed request, and when its lease ends."""
 
     owner: str
     until: float

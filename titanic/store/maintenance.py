@@ -1,4 +1,4 @@
-"""Periodic maintenance: due requests, expired leases, results and keys, and what the dispatcher needs to know."""
+"""Periodic maintenance: due requests, expired leases, results and keys, and information for the dispatcher."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MAX_SWEEP_ROWS: Final = 5000
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """What the dispatcher wants done."""
+    """The dispatcher's input for one round of maintenance."""
 
     lease: Lease
     """The dispatcher's lease from now on."""
@@ -32,7 +32,7 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the dispatcher needs to know."""
+    """Information for the dispatcher."""
 
     owned: dict[int, int]
     """The requests that this Titanic is running, and the numbers of their attempts."""

@@ -110,7 +110,7 @@ class Owner(Base):
 
     owner: Mapped[str] = mapped_column(Text, primary_key=True)
     lease: Mapped[float] = mapped_column(Double)
-    """Until when its requests belong to it.  It renews the lease in time, or is considered dead."""
+    """When its lease on its requests ends.  If it does not renew the lease in time, it is considered dead."""
 
 
 class StoredPartial(Base):
@@ -126,7 +126,8 @@ class StoredPartial(Base):
 
 
 class Key(Base):
-    """The request that a key stands for.  The key outlives the request, which so is not executed again once closed."""
+    """The request that a key refers to.  The key outlives the request, so that the request is not executed again once
+    closed."""
 
     __tablename__ = "titanic_keys"
     __table_args__ = (_partial("titanic_keys_expires", "expires IS NOT NULL", "expires"),)

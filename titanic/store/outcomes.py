@@ -1,7 +1,7 @@
-"""Store how attempts went: their PARTIALs, their outcomes, and requests that are to be tried again.
+"""Store the results of attempts: PARTIALs, outcomes, and requests to retry.
 
-A statement changes a request only if `id`, `owner` and `attempt` still match: a Titanic whose lease has expired cannot
-change it any more.
+A statement changes a request only if `id`, `owner` and `attempt` still match: a Titanic whose lease has expired can no
+longer change it.
 """
 
 from collections.abc import Sequence

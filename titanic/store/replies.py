@@ -1,4 +1,4 @@
-"""Fetch replies and their PARTIALs, see how far requests have come, and close requests."""
+"""Fetch replies and their PARTIALs, check the progress of requests, and close requests."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -62,7 +62,7 @@ def fetch_reply(connection: Connection, batch: Sequence[int]) -> list[bytes | No
 
 
 class Progress(NamedTuple):
-    """How far a request has come; it differs whenever something has happened to the request."""
+    """The progress of a request; it differs whenever the request has changed."""
 
     state: str
     attempt: int
@@ -83,7 +83,7 @@ _PROGRESS: Final = sa.select(R.uuid, R.state, R.attempts, _LAST_PARTIAL).where(
 
 
 def progress(connection: Connection, batch: Sequence[frozenset[UUID]]) -> list[dict[UUID, Progress]]:
-    """Return how far requests have come; unknown ones are left out."""
+    """Return the progress of requests; unknown ones are left out."""
     return [
         {row.uuid: Progress(*row[1:]) for row in connection.execute(_PROGRESS, {"b_uuids": list(each)})}
         for each in batch

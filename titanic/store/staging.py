@@ -1,7 +1,8 @@
-"""Requests that many processes write as one: each stages its own, and all are accepted together, exactly once.
+"""Requests that many processes write in one operation: each stages its own, and all are accepted together, exactly
+once.
 
 Each attempt of a task begins a staging and adds rows to it.  The driver of the write commits the successful stagings in
-one transaction; the rest is swept.
+one transaction; the others are deleted later.
 """
 
 from collections.abc import Sequence

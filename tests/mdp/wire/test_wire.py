@@ -981,7 +981,7 @@ def test_a_service_may_be_named_in_text_or_bytes(name):
 def test_what_names_no_service_is_told_to_whoever_tries(name):  # C23
     with pytest.raises(SettingError) as error:
         wire.service_name(name)
-    assert str(error.value) == f"{name!r} is not a valid service name: it takes 1 to 255 bytes of printable text"
+    assert str(error.value) == f"{name!r} is not a valid service name: it must have 1 to 255 bytes of printable text"
 
 
 # ── a failure told in a FINAL ────────────────────────────────────────────────────────────────────────────────────────

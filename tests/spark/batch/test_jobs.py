@@ -126,8 +126,8 @@ def test_a_call(frames, arguments, format_):
     ("frames", "message"),
     [
         ([b"nope"], "no job named 'nope'; available jobs: count, free"),
-        ([b"count"], "missing a required argument: 'path'; it takes path: str, top: int = 10"),
-        ([b"count", b'{"path": "a", "colour": 1}'], "has no argument 'colour'; it takes path: str"),
+        ([b"count"], "missing a required argument: 'path'; its parameters are path: str, top: int = 10"),
+        ([b"count", b'{"path": "a", "colour": 1}'], "has no argument 'colour'; its parameters are path: str"),
         ([b"count", b'{"path": 1}'], "path is 1; expected a string"),
         ([b"count", b'{"path": "a", "top": 1.5}'], "top is 1.5; expected an integer"),
         ([b"count", b'{"path": "a", "top": true}'], "top is True; expected an integer"),

@@ -55,7 +55,7 @@ def test_all_checks_pass(spark, endpoint):
 
 def test_without_a_broker_dependent_checks_are_skipped(spark):
     checks = list(Doctor(Shared(spark), NOWHERE).checks())
-    assert "nobody listens there" in failed(checks).found
+    assert "nothing is listening there" in failed(checks).found
     assert states(checks)["executors reach the broker"] == "skipped"
     assert states(checks)["cores"] == "ok"
 
@@ -63,7 +63,7 @@ def test_without_a_broker_dependent_checks_are_skipped(spark):
 def test_executors_that_cannot_reach_the_broker(spark, endpoint):
     bad = failed(Doctor(Shared(spark), endpoint, executors_broker=NOWHERE).checks())
     assert bad.name == "executors reach the broker"
-    assert "nobody listens there" in bad.found
+    assert "nothing is listening there" in bad.found
     assert "--broker-from-executors" in bad.advice
 
 

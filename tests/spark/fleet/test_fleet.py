@@ -122,7 +122,7 @@ def test_an_executor_reports_missing_pyzmq(monkeypatch):
 def test_a_lease_reports_an_unreachable_broker(spark):
     result = lease(spark, "tcp://127.0.0.1:1", "fleet_handlers:pid")
     assert result["served"] == 0
-    assert "nobody listens there" in result["unreachable"]
+    assert "nothing is listening there" in result["unreachable"]
 
 
 # ── a fleet ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -118,7 +118,7 @@ def test_an_unwritable_folder(tmp_path):
 def test_requirements_without_an_environment_are_refused(tmp_path):
     done = run("mdp-spark", "pack", str(tmp_path), "--no-environment", "--requirement", "numpy")
     assert done.returncode == 2
-    assert "--requirement excludes --no-environment" in done.stderr.decode()
+    assert "--requirement cannot be combined with --no-environment" in done.stderr.decode()
 
 
 @pytest.mark.parametrize(

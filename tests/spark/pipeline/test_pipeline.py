@@ -269,7 +269,7 @@ def test_a_worker_is_killed(spark):
         ({"headers": {"a": 1}}, "expected a mapping of strings to strings"),
         ({"headers": "who"}, "expected a mapping of strings to strings"),
         ({"headers": {"a": "x" * 70_000}}, "limits: 65535 bytes"),
-        ({"broker": "nowhere"}, "'nowhere' is no endpoint"),
+        ({"broker": "nowhere"}, "'nowhere' is not a valid endpoint"),
         ({"broker": []}, "broker is empty"),
         ({"broker": "inproc://here"}, "executors cannot reach"),
         ({"service": "no\nname"}, "is not a valid service name"),

@@ -208,7 +208,7 @@ def test_a_broker_that_starts_late(monkeypatch):
     with closing(answer_chunks(chunks, asked)) as found:
         answers = next(found).answers
         assert {answer.code for answer in answers} == {408}
-        assert "nobody listens there" in answers[-1].error
+        assert "nothing is listening there" in answers[-1].error
         with running_broker(at, limits=LIMITS, drain_timeout=0.0) as server, worker(server, up):
             assert any(chunk.answers[-1] == Answer("X", 200) for chunk in found)
 
@@ -367,5 +367,8 @@ def test_a_reply_without_frames():
 
 
 def test_invalid_settings():
-    with pytest.raises(SettingError, match="no endpoint"), calls.Calls(CallSettings(broker="nowhere", window=1)):
+    with (
+        pytest.raises(SettingError, match="not a valid endpoint"),
+        calls.Calls(CallSettings(broker="nowhere", window=1)),
+    ):
         pass
