@@ -154,12 +154,11 @@ class Server:
                 if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
                     break
             if not more and not self._gone:
-                if poller.wait(self._wait(now, drain_until)):
-                    self._departures.look(time.monotonic())
-                self._clear_wake()
+                self._sleep(poller, self._wait(now, drain_until))
             elif now >= look_at:
                 look_at = now + MONITOR_INTERVAL
                 self._departures.look(now)
+                self._clear_wake()
         self._finish(now)
 
     def _take_turn(self, now: float) -> bool:
@@ -277,10 +276,16 @@ class Server:
         with suppress(OSError):  # a wake-up is under way already, or the loop has ended
             self._wake_in.send(b"!")
 
+    def _sleep(self, poller: "_Poller", timeout: int | None) -> None:
+        if poller.wait(timeout):
+            self._departures.look(time.monotonic())
+        if poller.woken:
+            self._clear_wake()
+
     def _clear_wake(self) -> None:
-        if self._stops:
-            with suppress(BlockingIOError):
-                self._wake_out.recv(4096)
+        # A signal's handler runs here at the latest: only interpreted code, such as `suppress`, checks for signals.
+        with suppress(BlockingIOError):
+            self._wake_out.recv(4096)
 
     def _start_drain(self) -> None:
         self.broker.drain()
@@ -317,9 +322,12 @@ class Server:
             self.stop()
 
         before = {each: signal.signal(each, handle) for each in signals}
+        # A signal that arrives just before the loop sleeps would not be noticed until something else happens.
+        wakeup = signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
+            signal.set_wakeup_fd(wakeup)
             for each, handler in before.items():
                 signal.signal(each, handler)
 
@@ -331,7 +339,10 @@ class _Poller:
     """
 
     def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket, monitor: int) -> None:
+        self.woken = False
+        """Whether the plain socket was readable after the last wait."""
         self._monitor = monitor
+        self._other = other.fileno()
         self._poll = select.poll()
         self._poll.register(int(socket.get(zmq.FD)), select.POLLIN)
         self._poll.register(other, select.POLLIN)
@@ -339,9 +350,10 @@ class _Poller:
 
     def wait(self, timeout: int | None) -> bool:
         """Wait at most `timeout` milliseconds.  Return whether the monitor has events."""
-        has_events = False
+        has_events = self.woken = False
         for descriptor, _ in self._poll.poll(timeout):
             has_events |= descriptor == self._monitor
+            self.woken |= descriptor == self._other
         return has_events
 
 

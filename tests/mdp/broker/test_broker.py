@@ -1185,6 +1185,23 @@ def test_a_request_that_always_fails_to_be_dispatched_is_dropped(monkeypatch):
     assert broker.stats.internal_errors == 3
 
 
+@unpatchable
+def test_a_bug_in_the_queue_loses_no_request(monkeypatch):
+    broker = broker_with(b"w")
+
+    def failing(self, service):
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.registry, "take_next", MethodType(failing, broker.registry))
+        broker.take(request(), 0)
+        broker.take([b"d", *request()[1:]], 0)
+        assert broker.flush(0) == []
+    assert (broker.registry.queued, broker.stats.internal_errors) == (2, 1)
+    assert broker.flush(0) == [work()]
+    assert (broker.registry.queued, broker.registry.running) == (1, 1)
+
+
 def test_registrations_are_logged_one_by_one_up_to_a_bound(caplog):
     caplog.set_level(logging.INFO)
     broker = broker_with()
