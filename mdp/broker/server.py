@@ -108,7 +108,9 @@ class Server:
                 _check_free(endpoint)
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
-            hint = "another program is listening there" if error.errno == EADDRINUSE else zmq.strerror(error.errno or 0)
+            hint = zmq.strerror(error.errno or 0)
+            if error.errno == EADDRINUSE:
+                hint = "another program is listening there, perhaps another broker: choose another endpoint"
             raise BindError(f"cannot listen on {endpoint}: {hint}") from None
         bound = self._socket.get(zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint

@@ -227,7 +227,11 @@ def test_the_default_endpoint_is_loopback():
 def test_a_port_already_taken(endpoint):
     result = run("mdp-broker", "--bind", endpoint)
     assert (result.returncode, result.stdout) == (1, b"")
-    assert one_line(result) == f"mdp-broker: cannot listen on {endpoint}: another program is listening there"
+    assert (
+        one_line(result)
+        == f"mdp-broker: cannot listen on {endpoint}: another program is listening there, perhaps another broker: "
+        "choose another endpoint"
+    )
 
 
 def test_a_unix_socket_already_taken_and_one_left_behind(tmp_path):

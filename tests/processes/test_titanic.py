@@ -248,6 +248,7 @@ WRONG = [
     (["reply", STRANGE, "--stream"], 4, f"Titanic does not know request {STRANGE}"),
     (["reply", "../../etc/passwd"], 2, "'../../etc/passwd' is not a UUID: use the 32 hex digits"),
     (["reply", STRANGE, "--from", "-1"], 2, "expected a whole number of parts (0 or more), got '-1'"),
+    (["reply", STRANGE, "--from", "2"], 2, "--from requires --stream"),
     (["close"], 2, "Missing argument 'UUID"),
     (["close", STRANGE, "x"], 2, "'x' is not a UUID"),
     (["show", STRANGE], 4, f"no request {STRANGE} in sqlite:///"),

@@ -142,6 +142,8 @@ def reply(
     A reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed one per
     line. Exit code 3 means that there is no reply yet.
     """
+    if start and not stream:
+        raise click.UsageError("--from requires --stream", context)
     given = context.get_parameter_source("timeout") is not ParameterSource.DEFAULT
     limit = timeout if given else None
     with _titanic(broker, timeout) as titanic:

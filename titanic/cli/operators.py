@@ -369,7 +369,7 @@ def _change(
     "--older-than",
     type=AGE,
     required=True,
-    help=f"Only requests that ended longer ago than this; 0 deletes all. {NEEDS_UNIT}",
+    help=f"Only requests that ended longer ago than this; 0 deletes all that --state selects. {NEEDS_UNIT}",
 )
 @click.option("--dry-run", is_flag=True, help="Only print how many requests would be deleted.")
 @_DB
