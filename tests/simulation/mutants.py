@@ -445,7 +445,7 @@ MUTANTS = [
     (ClientSession, "connected", forget_calls, "does not send"),
     (ClientSession, "_set_due", unhurried, "is not over, but was due"),
     (ClientSession, "_fail", hand_out_twice, "X1: "),
-    (ClientSession, "tick", trusting, "C13"),
+    (ClientSession, "tick", trusting, "not recovered"),
     (ClientSession, "_send_request", impolite, "a second time on a connection"),
 ]
 """Where each is put in, and what must be said of it."""
