@@ -20,14 +20,11 @@ from ..limits import Limits
 from ..timers import Timers
 from ..wire import Message, Reason, batch
 from .drops import REPORTS, Drop, text_of
+from .given_up import GivenUp
 from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
-from .registry import NEVER, Attempt, Client, Collected, PeerKey, Registry, Request, Service, Worker, key_of
+from .outgoing import Outgoing
+from .registry import NEVER, Attempt, Client, Collected, Registry, Request, Service, Worker, key_of
 
-GIVEN_UP: Final = 60.0
-"""An X1 client that missed messages is not answered until it has been silent for this many seconds, so that it
-reconnects."""
-MAX_GIVEN_UP: Final = 5000
-"""Maximum number of such clients that are remembered."""
 MS_PER_SECOND: Final = 1000
 ROUNDING_MS: Final = 0.001
 """Rounding error, in milliseconds, allowed for in the difference of two times."""
@@ -35,8 +32,8 @@ BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 
-# The command bytes of batched records.
-_PARTIAL, _FINAL, _ERROR, _CANCEL_TO_WORKER = 2, 3, 4, 8
+_CANCEL_TO_WORKER: Final = 8
+"""The command byte of a batched CANCEL to a worker."""
 
 
 class Broker:
@@ -69,19 +66,14 @@ class Broker:
         self._next_address = self._first_address
         self._workers_seen = 0
         self._refusals = 0
-        self._given_up: dict[PeerKey, float] = {}
-        """Peers that did not keep up and so missed messages, and until when they are not answered.  A proxy stands for
-        all peers behind it."""
+        self._given_up = GivenUp()
+        self._outgoing = Outgoing()
         # Copies of the limits that are checked for each request.
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
         self._max_queue, self._max_queued_bytes = self.limits.max_queue, self.limits.max_queued_bytes
         self._max_services = self.limits.max_services
         self._batched = False
         """Whether the current message is in the batched form."""
-        self._out: list[Any] = []
-        """Messages to send, and the open batches."""
-        self._open: list[Client | Worker] = []
-        """The peers of the open batches."""
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
             wire.Cancel: self._cancel,
             wire.Error: self._error,
@@ -103,7 +95,7 @@ class Broker:
             self._take_batch(message, command, now)
             return
         self._batched = False
-        if self._given_up and self._is_ignored(command, now):
+        if len(self._given_up) and self._is_ignored(command, now):
             return
         # The two commands of every request are checked first.
         if isinstance(command, wire.Reply):
@@ -118,7 +110,7 @@ class Broker:
     def _take_batch(self, message: Message, found: wire.Batched, now: float) -> None:
         """Take in a message in the batched form (C43)."""
         self._batched = True
-        if found.header == wire.CX1 and self._given_up and self._is_given_up(found.route, now):
+        if found.header == wire.CX1 and len(self._given_up) and self._given_up.includes(key_of(found.route), now):
             return
         if found.bare:
             self._heartbeat(wire.Heartbeat(found.route, found.header), now)
@@ -157,19 +149,7 @@ class Broker:
                     service.unsettled = False
                     registry.touch(service)
         self.turn += 1
-        out, self._out = self._out, []
-        if not self._open:
-            return out
-        for peer in self._open:
-            peer.batch = None
-        self._open = []
-        messages: list[Message] = []
-        for each in out:
-            if isinstance(each, list):
-                messages.append(each)
-            else:
-                messages += each.messages()
-        return messages
+        return self._outgoing.take()
 
     def receive(self, message: Message, now: float) -> list[Message]:
         """A turn of one message: return what to send because of it."""
@@ -213,19 +193,19 @@ class Broker:
         """
         for worker in self.registry.workers_at(identity):
             worker.unreached_from = turn
-        self._given_up.pop(identity, None)
+        self._given_up.forget(identity)
         return self._gone(identity, now)
 
     def probe(self, identity: bytes, now: float) -> list[Message]:
         """Return a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
         for worker in self.registry.workers_at(identity):
             worker.last_sent = now
-            self._say(worker, self._heartbeat_to(worker))
+            self._outgoing.say(worker, self._heartbeat_to(worker))
         for client in self.registry.clients_at(identity):
             if client.batch_route is not None:
-                self._say(client, [*client.batch_route, wire.CX1])
+                self._outgoing.say(client, [*client.batch_route, wire.CX1])
             elif client.numbered:
-                self._out.append(wire.heartbeat((*client.path, b""), wire.CX1))
+                self._outgoing.add(wire.heartbeat((*client.path, b""), wire.CX1))
         return self.flush(now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
@@ -234,7 +214,7 @@ class Broker:
         Messages to it were lost.  So that an X1 client does not wait for them forever, it is no longer answered on this
         connection: it considers the broker dead, reconnects, and resends its outstanding requests.
         """
-        self._give_up(identity, now)
+        self._given_up.add(identity, now)
         return self._gone(identity, now)
 
     def _gone(self, identity: bytes, now: float) -> list[Message]:
@@ -266,7 +246,7 @@ class Broker:
         for request in self.registry.numbered:
             self._drop(request, Drop.CLOSING, now)
         for worker in list(self.registry.workers.values()):
-            self._say(worker, wire.disconnect(worker.route, worker.header))
+            self._outgoing.say(worker, wire.disconnect(worker.route, worker.header))
             for attempt in self._forget(worker, Loss.CLOSING, now):
                 if not attempt.abandoned:
                     self.registry.drop(attempt.request)
@@ -276,39 +256,9 @@ class Broker:
     def _is_ignored(self, command: wire.FromPeer | wire.Invalid, now: float) -> bool:
         """Return whether `command` comes from an X1 client that was given up.  Invalid messages are counted anyway."""
         from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
-        return from_x1_client and self._is_given_up(command.route, now)
+        return from_x1_client and self._given_up.includes(key_of(command.route), now)
 
-    def _is_given_up(self, route: wire.Route, now: float) -> bool:
-        key = key_of(route)
-        until = max(self._given_up.get(key, 0.0), self._given_up.get(route[0], 0.0))
-        if now >= until:
-            self._given_up.pop(key, None)
-            self._given_up.pop(route[0], None)
-            return False
-        # This message stays unanswered too, which extends the time.  A peer behind a proxy reconnects to the proxy, so
-        # it is given up by itself; otherwise its peers would keep the whole proxy given up.
-        self._give_up(key, now)
-        return True
-
-    def _give_up(self, key: PeerKey, now: float) -> None:
-        self._given_up[key] = now + GIVEN_UP
-        if len(self._given_up) > MAX_GIVEN_UP:
-            del self._given_up[next(iter(self._given_up))]
-
-    # ── what is sent ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _batch_for(self, peer: Client | Worker, route: wire.Route, header: bytes) -> Any:
-        """Return the open batch of a peer that speaks the batched form."""
-        if peer.batch is None:
-            peer.batch = batch.Batch(route, header)
-            self._out.append(peer.batch)
-            self._open.append(peer)
-        return peer.batch
-
-    def _say(self, peer: Client | Worker, message: Message) -> None:
-        """Send a framed message, after what the peer's open batch contains so far."""
-        peer.batch = None
-        self._out.append(message)
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _client(self, route: wire.Route) -> Client:
         """Return the client that sent the current message; it is answered in the form that the message has."""
@@ -318,26 +268,6 @@ class Broker:
         elif client.batch_route is not None:
             client.batch_route = client.batch = None
         return client
-
-    def _send_reply(self, request: Request, final: bool, body: list[bytes]) -> None:
-        client, number = request.client, request.number
-        route = client.batch_route
-        if route is not None and isinstance(number, int) and len(body) <= batch.MAX_BODY_FRAMES:
-            self._batch_for(client, route, wire.CX1).reply(_FINAL if final else _PARTIAL, number, body)
-        else:
-            self._say(client, wire.reply_to_client(request.route, request.header, final, request.service.name, body))
-
-    def _send_error(
-        self, client: Client, number: wire.RequestId, service: bytes, code: int, text: bytes, detail: list[bytes]
-    ) -> None:
-        route = client.batch_route
-        if route is not None and isinstance(number, int):
-            self._batch_for(client, route, wire.CX1).error(_ERROR, number, code, text, detail)
-        else:
-            envelope = (*client.path, *wire.envelope_of(number))
-            self._say(client, wire.error_to_client(envelope, service, code, text, detail))
-
-    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _request(self, command: wire.Request, client: Client, now: float) -> None:
         self.stats.requests += 1
@@ -356,7 +286,7 @@ class Broker:
         if own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
-            self._send_reply(request, True, answers.answer(name, command.body, self, now))
+            self._outgoing.reply(request, True, answers.answer(name, command.body, self, now))
         elif (drop := self._refusal(request, now)) is not None:
             self._report(request, drop, now)
         else:
@@ -398,13 +328,13 @@ class Broker:
     def _invalid(self, command: wire.Invalid, now: float) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.
         self._count_invalid(command.reason, now)
-        if command.route and not self._is_given_up(command.route, now):
+        if command.route and not self._given_up.includes(key_of(command.route), now):
             code, text = Code.MALFORMED, f"malformed: {command.reason}"
             if command.over_limit:
                 code = Code.TOO_LARGE
                 text = f"a message may have up to {self.limits.max_message} bytes in {self.limits.max_frames} frames"
             client = self._client(command.route)
-            self._send_error(client, command.id, command.service, code.value, text.encode(), [])
+            self._outgoing.error(client, command.id, command.service, code.value, text.encode(), [])
 
     def _count_invalid(self, reason: Reason, now: float) -> None:
         self.stats.invalid[reason] += 1
@@ -475,14 +405,14 @@ class Broker:
             if beside > batch.MAX_TTL_MS:
                 raw, beside = wire.options_with(options, ttl, 1), 0
             if len(raw) <= wire.MAX_OPTIONS:  # options that were encoded again may have become longer
-                packed = self._batch_for(worker, worker.route, wire.WX1)
+                packed = self._outgoing.batch_for(worker, worker.route, wire.WX1)
                 packed.request_to_worker(address, beside, request.handed, raw, request.body)
                 return
         if request.handed > 1 or (ttl is not None and (request.late or options.ttl_apart)):
             raw = wire.options_with(options, ttl, request.handed)
         else:
             raw = options.raw
-        self._say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
+        self._outgoing.say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
 
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -497,9 +427,9 @@ class Broker:
             if worker.header == wire.WX1:
                 worker.last_sent = now
                 if worker.batched:
-                    self._batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
+                    self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
                 else:
-                    self._out.append(wire.cancel_to_worker(worker.route, attempt.address))
+                    self._outgoing.add(wire.cancel_to_worker(worker.route, attempt.address))
 
     def _finish(self, request: Request, reason: Drop, now: float) -> None:
         """End a request for its client, and report why."""
@@ -511,7 +441,7 @@ class Broker:
         name, report = request.service.name, REPORTS[reason]
         if request.header == wire.CX1 and report.code is not None:
             text = text_of(reason, request, self.limits).encode()
-            self._send_error(request.client, request.number, name, report.code, text, [])
+            self._outgoing.error(request.client, request.number, name, report.code, text, [])
         self.stats.dropped[reason] += 1
         level = logging.INFO if report.quiet else logging.WARNING
         self._journal.note(now, level, f"drop-{reason}", "dropped a request for service %s: %s", name, reason)
@@ -574,7 +504,7 @@ class Broker:
                     self._drop(request, Drop.REPLY_TOO_LARGE, now)
             else:
                 attempt.streamed = True
-                self._send_reply(request, False, command.body)
+                self._outgoing.reply(request, False, command.body)
             return
         self.stats.replies += 1
         self.registry.release(attempt)
@@ -586,7 +516,7 @@ class Broker:
                 self._finish(request, Drop.REPLY_TOO_LARGE, now)
                 return
             body = attempt.collected.frames
-        self._send_reply(request, True, body)
+        self._outgoing.reply(request, True, body)
         self.registry.drop(request)
 
     def _collect(self, attempt: Attempt, body: list[bytes]) -> bool:
@@ -608,7 +538,7 @@ class Broker:
             detail = command.detail
             if not detail and command.code in BROKER_CODES:
                 detail = [b""]  # so that the client does not attribute it to the broker
-            self._send_error(
+            self._outgoing.error(
                 request.client, request.number, request.service.name, command.code, command.text, detail
             )  # fmt: skip
         else:
@@ -640,7 +570,7 @@ class Broker:
         self.stats.heartbeats += 1
         if command.header == wire.CX1:
             # A client asks whether the broker is there.
-            self._out.append([*command.route, wire.CX1] if self._batched else wire.heartbeat(command.route, wire.CX1))
+            self._outgoing.add([*command.route, wire.CX1] if self._batched else wire.heartbeat(command.route, wire.CX1))
         else:
             self._seen(command, now)
 
@@ -662,7 +592,7 @@ class Broker:
     def _left(self, worker: Worker, now: float) -> None:
         """Answer the DISCONNECT of a worker that is leaving and no longer holds any request."""
         if self.registry.workers.get(worker.key) is worker:  # else it was lost in the same turn
-            self._say(worker, wire.disconnect(worker.route, worker.header))
+            self._outgoing.say(worker, wire.disconnect(worker.route, worker.header))
             self._lose([(worker, Loss.DISCONNECTED)], now)
 
     def _attempt(self, command: wire.Reply | wire.Error | wire.Release, now: float) -> Attempt | None:
@@ -708,7 +638,7 @@ class Broker:
         self.stats.disconnected[reason] += 1
         self._refusals += 1
         self._journal.note(now, logging.WARNING, f"disconnect-{reason}", "disconnected a worker: %s", reason)
-        self._out.append(wire.disconnect(route, header))
+        self._outgoing.add(wire.disconnect(route, header))
 
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
 
@@ -725,7 +655,7 @@ class Broker:
         if now >= beats:
             worker.last_sent = now
             beats = now + self.limits.heartbeat
-            self._say(worker, self._heartbeat_to(worker))
+            self._outgoing.say(worker, self._heartbeat_to(worker))
         self._beats.set(worker, min(beats, worker.last_seen + self._patience(worker)))
 
     @staticmethod

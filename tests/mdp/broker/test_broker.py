@@ -1155,7 +1155,7 @@ def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monk
     def failing(self, worker, request, now):
         dispatch(self, worker, request, now)
         if request.body[0] in failures:
-            self._out.pop()
+            self._outgoing._messages.pop()
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(broker, "_dispatch", MethodType(failing, broker))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.machine import GIVEN_UP, Broker
+from zmdp.mdp.broker.given_up import GIVEN_UP
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import NEVER
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1, batch
@@ -56,7 +57,7 @@ def check_books(broker):
     outstanding = [*waiting, *(attempt.request for attempt in attempts if not attempt.abandoned)]
 
     # The turn is over.
-    assert [*broker._out, *broker._open, *registry.finished, *registry.unsettled] == []
+    assert [*broker._outgoing._messages, *broker._outgoing._open, *registry.finished, *registry.unsettled] == []
     assert not any(service.arrived or service.unsettled for service in services)
     assert not any(peer.batch for peer in [*workers, *registry.clients.values()])
 
