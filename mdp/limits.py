@@ -29,8 +29,13 @@ class Limits:
         3, "workers", "Maximum number of workers that may die while handling a request before it is dropped."
     )
     max_queue: int = _setting(1_000_000, "requests", "Maximum number of requests waiting for one service.")
-    max_queued_bytes: int = _setting(1 << 30, "bytes", "Maximum memory of all waiting requests together.")
+    max_request_bytes: int = _setting(
+        1 << 30, "bytes", "Maximum memory of all requests together, waiting or held by workers."
+    )
     max_services: int = _setting(10_000, "services", "Maximum number of services with a worker or a waiting request.")
+    max_unserved: int = _setting(
+        100, "services", "Maximum number of services without a worker for which one client's requests wait."
+    )
     max_workers: int = _setting(100_000, "workers", "Maximum number of registered workers.")
     max_credit: int = _setting(
         10_000, "requests", "Maximum number of requests held by one worker, whatever its credit."

@@ -1,5 +1,7 @@
 """Sans-I/O broker: given messages and the current time, it returns messages to send.  No socket, no clock.
 
+Each message is taken in with the role of its connection's key, if the broker has access control (`roles`).
+
 A *turn* takes in any number of messages (`take`) and ends with `flush`, which dispatches the requests that arrived, and
 puts everything for one peer into one message if the peer speaks the batched form.  `receive`, `tick`, `unreachable`,
 `gone` and `close` each do one thing and end the turn.  Messages are lists of frames that begin with the peer's routing
@@ -10,20 +12,23 @@ import logging
 import math
 import secrets
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from ...mmi import answers
 from .. import wire
+from ..access import Permissions
 from ..codes import Code
 from ..limits import Limits
 from ..timers import Timers
 from ..wire import Message, Reason, batch
+from .admission import Admission
 from .drops import REPORTS, Drop, text_of
 from .given_up import GivenUp
 from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Collected, Registry, Request, Service, Worker, key_of
+from .roles import Role, Roles
 
 MS_PER_SECOND: Final = 1000
 ROUNDING_MS: Final = 0.001
@@ -53,7 +58,7 @@ class Broker:
     ) -> None:
         self.limits = limits or Limits()
         self.started = now
-        self.draining = False
+        self.roles = Roles()
         self.registry = Registry(self.limits.expiry)
         self.stats = Stats()
         self.turn = 0
@@ -68,12 +73,13 @@ class Broker:
         self._refusals = 0
         self._given_up = GivenUp()
         self._outgoing = Outgoing()
-        # Copies of the limits that are checked for each request.
+        self._admission = Admission(self.limits, self.registry)
+        # Copies of the limits that are checked for each message.
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
-        self._max_queue, self._max_queued_bytes = self.limits.max_queue, self.limits.max_queued_bytes
-        self._max_services = self.limits.max_services
         self._batched = False
         """Whether the current message is in the batched form."""
+        self._role = self.roles.everyone
+        """The role that sent the current message."""
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
             wire.Cancel: self._cancel,
             wire.Error: self._error,
@@ -88,8 +94,12 @@ class Broker:
 
     # ── what drives the machine ──────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, message: Message, now: float) -> None:
-        """Take in `message`, which came from the peer whose routing id is its first frame."""
+    def take(self, message: Message, now: float, role: Role | None = None) -> None:
+        """Take in `message`, which came from the peer whose routing id is its first frame, under that role.
+
+        Without access control there is no role: everybody may do everything.
+        """
+        self._role = self.roles.everyone if role is None else role
         command = wire.decode_peer(message, self._max_message, self._max_frames)
         if isinstance(command, wire.Batched):
             self._take_batch(message, command, now)
@@ -103,7 +113,7 @@ class Broker:
         elif isinstance(command, wire.Request):
             # Only X1 has two forms.
             x1 = command.header == wire.CX1
-            self._request(command, self._client(command.route) if x1 else self.registry.client(command.route), now)
+            self._request(command, self._x1_client(command.route) if x1 else self._client(command.route), now)
         else:
             self._on[type(command)](command, now)
 
@@ -115,7 +125,7 @@ class Broker:
         if found.bare:
             self._heartbeat(wire.Heartbeat(found.route, found.header), now)
         elif found.header == wire.CX1:
-            client = self._client(found.route)
+            client = self._x1_client(found.route)
             for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
                 if isinstance(command, wire.Request):
                     self._request(command, client, now)
@@ -130,7 +140,7 @@ class Broker:
                     self._on[type(command)](command, now)
                 if self._refusals != refusals:
                     return  # one DISCONNECT is enough
-            worker = self.registry.workers.get(key_of(found.route))
+            worker = self._worker(found.route)
             if worker is not None:
                 worker.last_seen = now  # even if nothing in it was valid
 
@@ -151,9 +161,9 @@ class Broker:
         self.turn += 1
         return self._outgoing.take()
 
-    def receive(self, message: Message, now: float) -> list[Message]:
+    def receive(self, message: Message, now: float, role: Role | None = None) -> list[Message]:
         """A turn of one message: return what to send because of it."""
-        self.take(message, now)
+        self.take(message, now, role)
         return self.flush(now)
 
     def tick(self, now: float) -> list[Message]:
@@ -231,9 +241,25 @@ class Broker:
         text = "internal error, please report this bug:\n%s"
         self._journal.note(now, logging.ERROR, "internal-error", text, traceback.format_exc())
 
+    def grant(self, permissions: Mapping[str, Permissions], now: float) -> list[Message]:
+        """Replace the permissions of all roles; return what to send to workers that may no longer offer their service.
+
+        Requests that were accepted before go on.
+        """
+        self.roles.grant(permissions)
+        for worker in list(self.registry.workers.values()):
+            if not worker.role.may_offer(worker.service.name):
+                self._refuse_worker(worker, worker.header, Refusal.NOT_ALLOWED, now)
+        return self.flush(now)
+
     def drain(self) -> None:
         """Accept no more requests; those already accepted are finished while there are workers."""
-        self.draining = True
+        self._admission.draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are accepted."""
+        return self._admission.draining
 
     @property
     def drained(self) -> bool:
@@ -260,16 +286,28 @@ class Broker:
 
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _client(self, route: wire.Route) -> Client:
-        """Return the client that sent the current message; it is answered in the form that the message has."""
-        client = self.registry.client(route)
+    def _client(self, route: wire.Route) -> Client | None:
+        """Return the client that sent the current message; None if it belongs to another role (C45)."""
+        client = self.registry.client(route, self._role)
+        if client.role is self._role:
+            return client
+        self.stats.other_role += 1
+        return None
+
+    def _x1_client(self, route: wire.Route) -> Client | None:
+        """The same; the client is answered in the form that the message has."""
+        client = self._client(route)
+        if client is None:
+            return None
         if self._batched:
             client.batch_route = route
         elif client.batch_route is not None:
             client.batch_route = client.batch = None
         return client
 
-    def _request(self, command: wire.Request, client: Client, now: float) -> None:
+    def _request(self, command: wire.Request, client: Client | None, now: float) -> None:
+        if client is None:
+            return
         self.stats.requests += 1
         name, number, options = command.service, command.id, command.options
         if number is not None and number in client.numbered:
@@ -283,39 +321,32 @@ class Broker:
             client, command.header, service, command.body,
             number=number, delimited=delimited, options=options, deadline=deadline,
         )  # fmt: skip
-        if own:
+        if not self._authorise(request):
+            self._report(request, Drop.NOT_ALLOWED, now)
+        elif own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
-            self._outgoing.reply(request, True, answers.answer(name, command.body, self, now))
-        elif (drop := self._refusal(request, now)) is not None:
+            self._outgoing.reply(request, True, answers.answer(name, command.body, self, now, client.role.sees))
+        elif (drop := self._admission.refusal(request, now)) is not None:
             self._report(request, drop, now)
         else:
             self.registry.accept(request, now)
             return
         self.registry.refuse(request)
 
-    def _refusal(self, request: Request, now: float) -> Drop | None:
-        """Return why a request cannot be accepted, or None."""
-        service = request.service
-        if self.draining:
-            return Drop.DRAINING
-        if now >= request.deadline:
-            return Drop.TTL_PASSED
-        waiting = service.waiting
-        if waiting < service.schedule.capacity:
-            return None
-        if not (request.options.wait or service.available):
-            return Drop.NO_WORKER
-        if service.name not in self.registry.services and len(self.registry.services) >= self._max_services:
-            return Drop.TOO_MANY_SERVICES
-        if waiting - service.schedule.capacity >= self._max_queue:
-            return Drop.QUEUE_FULL
-        if self.registry.queued_bytes + request.charge() > self._max_queued_bytes:
-            return Drop.MEMORY_FULL
-        return None
+    def _authorise(self, request: Request) -> bool:
+        """Return whether the client's role permits `request`, and write into its options on whose behalf it is made."""
+        role, name, options = request.client.role, request.service.name, request.options
+        if not (role.restricted or options.claims):
+            return True
+        user = self.roles.user_of(role, options)
+        request.options = wire.signed(options, user.signature)
+        return role.may_call(name) and user.may_call(name)
 
     def _cancel(self, command: wire.Cancel, now: float) -> None:
-        client = self._client(command.route)
+        client = self._x1_client(command.route)
+        if client is None:
+            return
         request = client.numbered.get(command.id)
         if request is not None and command.service in {None, request.service.name}:
             self.registry.queue_arrived(request.service, now)
@@ -333,7 +364,9 @@ class Broker:
             if command.over_limit:
                 code = Code.TOO_LARGE
                 text = f"a message may have up to {self.limits.max_message} bytes in {self.limits.max_frames} frames"
-            client = self._client(command.route)
+            client = self._x1_client(command.route)
+            if client is None:
+                return
             self._outgoing.error(client, command.id, command.service, code.value, text.encode(), [])
 
     def _count_invalid(self, reason: Reason, now: float) -> None:
@@ -400,6 +433,8 @@ class Broker:
         options = request.options
         if worker.dialect and request.header != wire.CX1:
             options = wire.LEGACY_OPTIONS[request.header]
+            if request.client.role.restricted:
+                options = wire.signed(options, request.client.role.signature)
         if worker.batched and len(request.body) <= batch.MAX_BODY_FRAMES:
             raw, beside = wire.options_without_ttl(options), ttl or 0
             if beside > batch.MAX_TTL_MS:
@@ -444,25 +479,47 @@ class Broker:
             self._outgoing.error(request.client, request.number, name, report.code, text, [])
         self.stats.dropped[reason] += 1
         level = logging.INFO if report.quiet else logging.WARNING
-        self._journal.note(now, level, f"drop-{reason}", "dropped a request for service %s: %s", name, reason)
+        role = request.client.role
+        by = f" (role {role.name})" if role.restricted else ""
+        line = "dropped a request for service %s%s: %s"
+        self._journal.note(now, level, f"drop-{reason}", line, name, by, reason)
 
     # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _worker(self, route: wire.Route) -> Worker | None:
+        """Return the registered worker that sent the current message, unless it belongs to another role (C45)."""
+        worker = self.registry.workers.get(key_of(route))
+        return worker if worker is not None and worker.role is self._role else None
+
+    def _is_foreign(self, command: Any) -> bool:
+        """Return whether `command` is about a worker of another role; it is ignored and counted then (C45)."""
+        worker = self.registry.workers.get(key_of(command.route))
+        if worker is None or worker.role is self._role:
+            return False
+        self.stats.other_role += 1
+        return True
+
     def _ready(self, command: wire.Ready, now: float) -> None:
         registry, limits = self.registry, self.limits
-        if key_of(command.route) in registry.workers:
+        if self._is_foreign(command):
+            return
+        if self._worker(command.route) is not None:
             self._unexpected(command, Refusal.SECOND_READY, now)
         elif command.service.startswith(wire.MMI):
             self._unexpected(command, Refusal.RESERVED_NAME, now)
         elif len(registry.workers) >= limits.max_workers:
             self._unexpected(command, Refusal.TOO_MANY_WORKERS, now)
-        elif command.service not in registry.services and len(registry.services) >= limits.max_services:
+        elif not self._role.may_offer(command.service):
+            self._unexpected(command, Refusal.NOT_ALLOWED, now)
+        elif command.service not in registry.services and not self._make_room(now):
             self._unexpected(command, Refusal.TOO_MANY_SERVICES, now)
         else:
             self._workers_seen += 1
             service = registry.service(command.service)
             credit = min(command.credit, limits.max_credit)
-            worker = Worker(command.route, command.header, service, credit, self._workers_seen, now)
+            worker = Worker(
+                command.route, command.header, service, self._role, credit=credit, id=self._workers_seen, now=now
+            )  # fmt: skip
             worker.name, worker.host = command.name, command.host
             worker.pid, worker.version = command.pid, command.version
             worker.dialect = command.dialect
@@ -474,6 +531,18 @@ class Broker:
             self._journal.note(
                 now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect, lines=WORKER_LINES
             )
+
+    def _make_room(self, now: float) -> bool:
+        """Return whether there is room for one more service.  One that only has waiting requests makes way (C41)."""
+        registry = self.registry
+        if len(registry.services) < self.limits.max_services:
+            return True
+        service = registry.newest_unserved()
+        if service is None:
+            return False
+        for request in service.schedule.requests:
+            self._drop(request, Drop.TOO_MANY_SERVICES, now)
+        return True
 
     def _credit(self, command: wire.Credit, now: float) -> None:
         worker = self._seen(command, now)
@@ -548,7 +617,7 @@ class Broker:
     def _oversized(self, command: wire.Oversized, now: float) -> None:
         """Count a reply over the limits as invalid, and drop its request, whose reply is incomplete."""
         self._count_invalid(command.reason, now)
-        worker = self.registry.workers.get(key_of(command.route))
+        worker = self._worker(command.route)
         if worker is None or worker.header != command.header:
             return
         attempt = worker.held.get(command.id) if isinstance(command.id, int) else None
@@ -570,13 +639,15 @@ class Broker:
         self.stats.heartbeats += 1
         if command.header == wire.CX1:
             # A client asks whether the broker is there.
+            if self._client(command.route) is None:
+                return
             self._outgoing.add([*command.route, wire.CX1] if self._batched else wire.heartbeat(command.route, wire.CX1))
         else:
             self._seen(command, now)
 
     def _disconnect(self, command: wire.Disconnect, now: float) -> None:
         # C10: at any time, even before READY.
-        worker = self.registry.workers.get(key_of(command.route))
+        worker = None if self._is_foreign(command) else self._worker(command.route)
         if worker is None:
             return
         if worker.header != wire.WX1:
@@ -617,6 +688,9 @@ class Broker:
         if worker is None:
             self._unexpected(command, Refusal.NOT_REGISTERED, now)
             return None
+        if worker.role is not self._role:
+            self.stats.other_role += 1  # C45
+            return None
         if worker.header != command.header:
             self._unexpected(command, Refusal.WRONG_DIALECT, now)
             return None
@@ -628,11 +702,16 @@ class Broker:
     def _unexpected(self, command: Any, reason: Refusal, now: float) -> None:
         """Disconnect and forget a peer that sent a valid but unexpected command (C14)."""
         worker = self.registry.workers.get(key_of(command.route))
-        if worker is not None:
-            worker.batch = None
-        self._refuse(command.route, command.header, reason, now)
-        if worker is not None:
-            self._lose([(worker, Loss.REFUSED)], now)
+        if worker is None:
+            self._refuse(command.route, command.header, reason, now)
+        else:
+            self._refuse_worker(worker, command.header, reason, now)
+
+    def _refuse_worker(self, worker: Worker, header: bytes, reason: Refusal, now: float) -> None:
+        """Disconnect and forget a registered worker."""
+        worker.batch = None
+        self._refuse(worker.route, header, reason, now)
+        self._lose([(worker, Loss.REFUSED)], now)
 
     def _refuse(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
         self.stats.disconnected[reason] += 1

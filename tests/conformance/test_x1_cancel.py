@@ -36,7 +36,7 @@ def test_nothing_is_left_of_the_only_one_that_waits(bench: Bench) -> None:
     client.cancel(b"late")
     client.error(b"late", b"499")
     stats = bench.stats()
-    assert stats["queued"] == stats["queued_bytes"] == stats["services"] == 0
+    assert stats["queued"] == stats["request_bytes"] == stats["services"] == 0
     bench.x1_worker(b"late").nothing()
 
 

@@ -288,7 +288,7 @@ class Ledger:
         if waiting >= limits.max_queue:
             return Drop.QUEUE_FULL
         taken = sum(each.size for waiting in self.waiting.values() for each in waiting if each.charged)
-        return Drop.MEMORY_FULL if taken + ticket.size > limits.max_queued_bytes else None
+        return Drop.MEMORY_FULL if taken + ticket.size > limits.max_request_bytes else None
 
     def _charge(self, service: bytes) -> None:
         for ticket in self._waiting(service):

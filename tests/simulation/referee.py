@@ -434,7 +434,7 @@ class Referee:
         check(len(registry.services) <= limits.max_services, "more than max_services services")
         queued = [ticket for ticket in ledger.tickets.values() if ticket.waits]
         check(registry.queued == len(queued), "the count of queued requests is wrong")
-        check(registry.queued_bytes == sum(ticket.size for ticket in queued), "the bytes of queued requests are wrong")
+        check(registry.request_bytes == sum(ticket.size for ticket in queued), "the bytes of queued requests are wrong")
         held = sum(len(seat.held) for seat in ledger.seats.values())
         check(registry.running == held, "the count of running requests is wrong")
         for name, value in self.broker.stats.as_dict().items():

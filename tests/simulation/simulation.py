@@ -74,7 +74,7 @@ class Simulation:
             expiry=rng.choice([1.0, 5.0, 30.0]),
             max_attempts=rng.choice([1, 2, 3]),
             max_queue=rng.choice([1, 3, 10]),
-            max_queued_bytes=rng.choice([2000, 10_000, 1_000_000]),
+            max_request_bytes=rng.choice([2000, 10_000, 1_000_000]),
             max_services=rng.choice([len(self.services), len(self.services) + 1, 20]),
             max_workers=rng.choice([MOST_WORKERS, 1000]),
             max_frames=rng.choice([MOST_PARTS_01 + 8, 1000]),
@@ -425,7 +425,7 @@ class Simulation:
         registry = machine.registry
         check(registry.services == {} and registry.workers == {}, "a service or worker stays for ever")
         check(registry.behind == {}, "a connection stays for ever")
-        check((registry.queued, registry.queued_bytes, registry.running) == (0, 0, 0), "a count is not 0 in the end")
+        check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), "a count is not 0 in the end")
         check(registry.numbered == [], "X1: a number stays for ever")
         check(registry.clients == {}, "a client stays for ever")
         check(machine.deadline() is None, "a timer stays for ever")

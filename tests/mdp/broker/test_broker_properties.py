@@ -41,7 +41,7 @@ def picture(broker):
         },
         {key: (list(w.held), w.credit, w.leaving, w.last_seen, w.last_sent) for key, w in registry.workers.items()},
         {key: list(client.numbered) for key, client in registry.clients.items()},
-        (registry.queued, registry.queued_bytes, registry.running),
+        (registry.queued, registry.request_bytes, registry.running),
         (broker.stats.dropped.copy(), broker.stats.disconnected.copy(), broker.stats.lost.copy()),
         (broker._beats.next_due(), registry.expiries.next_due()),
     )
@@ -63,7 +63,8 @@ def check_books(broker):
 
     # Requests: each has one place, and is counted there.
     assert registry.queued == len(waiting)
-    assert registry.queued_bytes == sum(request.charge() for request in waiting)
+    requests = sum(request.charge for request in outstanding)
+    assert registry.request_bytes == requests + sum(client.charge() for client in registry.clients.values())
     assert registry.running == len(running) == sum(service.running for service in services)
     assert len({*waiting, *running}) == len(waiting) + len(running)
     assert all(request.attempt is None and request.queued for request in waiting)
