@@ -249,7 +249,7 @@ class Broker:
         self.roles.grant(permissions)
         for worker in list(self.registry.workers.values()):
             if not worker.role.may_offer(worker.service.name):
-                self._refuse_worker(worker, worker.header, Refusal.NOT_ALLOWED, now)
+                self._expel(worker.route, worker.header, Refusal.NOT_ALLOWED, now)
         return self.flush(now)
 
     def drain(self) -> None:
@@ -701,17 +701,16 @@ class Broker:
 
     def _unexpected(self, command: Any, reason: Refusal, now: float) -> None:
         """Disconnect and forget a peer that sent a valid but unexpected command (C14)."""
-        worker = self.registry.workers.get(key_of(command.route))
-        if worker is None:
-            self._refuse(command.route, command.header, reason, now)
-        else:
-            self._refuse_worker(worker, command.header, reason, now)
+        self._expel(command.route, command.header, reason, now)
 
-    def _refuse_worker(self, worker: Worker, header: bytes, reason: Refusal, now: float) -> None:
-        """Disconnect and forget a registered worker."""
-        worker.batch = None
-        self._refuse(worker.route, header, reason, now)
-        self._lose([(worker, Loss.REFUSED)], now)
+    def _expel(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
+        """Disconnect a peer, and forget it if it is a registered worker."""
+        worker = self.registry.workers.get(key_of(route))
+        if worker is not None:
+            worker.batch = None
+        self._refuse(route, header, reason, now)
+        if worker is not None:
+            self._lose([(worker, Loss.REFUSED)], now)
 
     def _refuse(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
         self.stats.disconnected[reason] += 1

@@ -7,7 +7,7 @@ that created them; what another role says about them is dropped.
 from collections.abc import Mapping
 from typing import Final
 
-from ..access import Mmi, Permissions
+from ..access import Permissions
 from ..wire import MMI, Options, signature_of
 
 NO_LIMIT: Final = 1 << 60
@@ -41,7 +41,7 @@ class Role:
         self.max_queued = NO_LIMIT
         self.max_request_bytes = NO_LIMIT
         self._permissions: Permissions | None = None
-        self._mmi = Mmi.ALL
+        self._mmi = "all"
         self._calls: dict[bytes, bool] = {}
         self._offers: dict[bytes, bool] = {}
         if permissions is not None:
@@ -55,9 +55,9 @@ class Role:
         self.signature = signature_of(self.name, admin=permissions.admin)
         self.max_outstanding = _limit(permissions.outstanding)
         self.max_queued = _limit(permissions.queued_requests)
-        self.max_request_bytes = _limit(permissions.request_bytes)
+        self.max_request_bytes = _limit(permissions.queued_bytes)
         self._permissions = permissions
-        self._mmi = Mmi.ALL if permissions.admin else permissions.mmi
+        self._mmi = "all" if permissions.admin else permissions.mmi
         self._calls.clear()
         self._offers.clear()
 
@@ -83,10 +83,10 @@ class Role:
 
     def sees(self, service: bytes) -> bool:
         """Return whether `mmi.*` tells it about `service`."""
-        return self._mmi is Mmi.ALL or self.may_call(service) or self.may_offer(service)
+        return self._mmi == "all" or self.may_call(service) or self.may_offer(service)
 
     def _may_ask(self, name: bytes) -> bool:
-        return self._mmi is Mmi.ALL or (self._mmi is Mmi.SERVICE and name in ASKED_BY_SERVICE)
+        return self._mmi == "all" or (self._mmi == "service" and name in ASKED_BY_SERVICE)
 
 
 def _limit(given: int | None) -> int:

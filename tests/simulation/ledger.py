@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 from zmdp.mdp import wire
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import Loss, Refusal, Stats
-from zmdp.mdp.broker.machine import GIVEN_UP
-from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
+from zmdp.mdp.broker.given_up import GIVEN_UP
+from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import MMI, Kind, Reason, RequestId, Route
@@ -37,6 +37,7 @@ CODES = {
     Drop.QUEUE_FULL: Code.QUEUE_FULL,
     Drop.REPLY_TOO_LARGE: Code.TOO_LARGE,
     Drop.TOO_MANY_SERVICES: Code.QUEUE_FULL,
+    Drop.TOO_MANY_UNSERVED: Code.QUEUE_FULL,
     Drop.TTL_PASSED: Code.TIME_PASSED,
     Drop.WORKERS_LOST: Code.WORKER_LOST,
 }
@@ -62,8 +63,6 @@ class Ticket:
     deadline: float = math.inf
     """When its ttl has passed."""
     waits: bool = False
-    charged: bool = False
-    """What it takes counts: it waits since an earlier turn, or something had to be decided about those that wait."""
     deaths: int = 0
     """Workers that were lost with it, and may be lost because of it (C17)."""
     handed: int = 0
@@ -88,12 +87,16 @@ class Ticket:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes while it waits."""
+        """Bytes charged for it until it ends (C40)."""
         own = len(self.number) if isinstance(self.number, bytes) else 0
-        return REQUEST_OVERHEAD + sum(map(len, self.body)) + len(self.options.raw) + own
+        return REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw) + own
 
     def __repr__(self) -> str:
         return f"{self.body[0].decode(errors='replace')} of {self.client[-1].decode(errors='replace')}"
+
+
+def _size(frames: tuple[bytes, ...]) -> int:
+    return sum(len(frame) + FRAME_OVERHEAD for frame in frames)
 
 
 @dataclass(eq=False)
@@ -145,8 +148,10 @@ class Seat:
 class Ledger:
     """Requests, workers, and what peers must be told."""
 
-    def __init__(self, limits: Limits, events: Counter[str]) -> None:
+    def __init__(self, limits: Limits, alive: Callable[[], Iterable[Key]], events: Counter[str]) -> None:
         self.limits = limits
+        self._alive = alive
+        """Returns the requests that the broker has: which service makes way for a new one cannot be seen otherwise."""
         self.draining = False
         self.tickets: dict[Key, Ticket] = {}
         self.numbers: dict[tuple[Peer, RequestId], Ticket] = {}
@@ -235,10 +240,7 @@ class Ledger:
             self.touched.add(service)
             ticket.waits = True
             waiting = self._waiting(service)
-            free = self.capacity(service) - len(waiting)
             waiting.line.append(ticket)
-            if free <= 0:
-                self._charge(service)
             return
         if ticket.numbered:
             self._ended.add((client, number))
@@ -278,26 +280,33 @@ class Ledger:
             return Drop.DRAINING
         if now >= ticket.deadline:
             return Drop.TTL_PASSED
+        if self.request_bytes_with(ticket) > limits.max_request_bytes:
+            return Drop.MEMORY_FULL
         waiting = len(self._waiting(service)) - self.capacity(service)
         if waiting < 0:
             return None
         if not ticket.options.wait and not self.offered(service):
             return Drop.NO_WORKER
-        if len(self.services | {service}) > limits.max_services:
-            return Drop.TOO_MANY_SERVICES
+        if service not in self.services:
+            if len(self.services) >= limits.max_services:
+                return Drop.TOO_MANY_SERVICES
+            unserved = {each.service for each in self.tickets.values() if each.client == ticket.client and each.waits}
+            if len(unserved - self.served) >= limits.max_unserved:
+                return Drop.TOO_MANY_UNSERVED
         if waiting >= limits.max_queue:
             return Drop.QUEUE_FULL
-        taken = sum(each.size for waiting in self.waiting.values() for each in waiting if each.charged)
-        return Drop.MEMORY_FULL if taken + ticket.size > limits.max_request_bytes else None
+        return None
 
-    def _charge(self, service: bytes) -> None:
-        for ticket in self._waiting(service):
-            ticket.charged = True
+    @property
+    def served(self) -> set[bytes]:
+        """The services that have a worker."""
+        return {seat.service for seat in self.seats.values()}
 
-    def charge_all(self) -> None:
-        """What has arrived in this turn counts as waiting."""
-        for service in self.touched:
-            self._charge(service)
+    def request_bytes_with(self, *more: Ticket) -> int:
+        """Bytes charged for all requests and their clients, and for `more` (C40)."""
+        tickets = [*self.tickets.values(), *more]
+        clients = {ticket.client for ticket in tickets}
+        return sum(ticket.size for ticket in tickets) + sum(CLIENT_OVERHEAD + _size(client) for client in clients)
 
     def cancel(self, command: wire.Cancel, batched: bool, now: float) -> None:
         """A client's CANCEL."""
@@ -305,7 +314,6 @@ class Ledger:
         self.spoke(command.route, batched)
         ticket = self.numbers.get((client, number))
         if ticket is not None and command.service in {None, ticket.service}:
-            self._charge(ticket.service)
             where = "with a worker" if ticket.seat else "waiting"
             self._events[f"X1: cancelled, {where}"] += 1
             self.drop(ticket, Drop.CANCELLED, now)
@@ -379,20 +387,33 @@ class Ledger:
     def ready(self, command: wire.Ready, batched: bool, now: float) -> None:
         """A worker's READY."""
         place = peer_of(command.route)
-        full = command.service not in self.services and len(self.services) >= self.limits.max_services
         if place in self.seats:
             self._refuse(command, Refusal.SECOND_READY, now)
         elif command.service.startswith(MMI):
             self._refuse(command, Refusal.RESERVED_NAME, now)
         elif len(self.seats) >= self.limits.max_workers:
             self._refuse(command, Refusal.TOO_MANY_WORKERS, now)
-        elif full:
+        elif not self._make_room(command.service, now):
             self._refuse(command, Refusal.TOO_MANY_SERVICES, now)
         else:
             credit = min(command.credit, self.limits.max_credit)
             order = next(self._order)
             self.seats[place] = Seat(command.route, command.header, command.service, credit, batched, order, now, now)
             self.touched.add(command.service)
+
+    def _make_room(self, service: bytes, now: float) -> bool:
+        """C41: a service that only has requests makes way for one with a worker."""
+        if service in self.services or len(self.services) < self.limits.max_services:
+            return True
+        alive = set(self._alive())
+        unserved = {other: list(self._waiting(other)) for other in self.services - self.served}
+        for tickets in unserved.values():
+            if tickets and not any(ticket.key in alive for ticket in tickets):
+                for ticket in tickets:
+                    self.drop(ticket, Drop.TOO_MANY_SERVICES, now)
+                self._events["a service made way"] += 1
+                return True
+        return any(not tickets for tickets in unserved.values())
 
     def _seen(self, command: Any, batched: bool, now: float) -> Seat | None:
         """The seat of who says that, if it is registered, and in that dialect (C13, C14)."""
@@ -567,7 +588,7 @@ class Ledger:
         """A worker was given a request."""
         self.stats.dispatched += 1
         self.issued.add(address)
-        ticket.waits = ticket.charged = False
+        ticket.waits = False
         ticket.seat, ticket.address = seat, address
         ticket.handed += 1
         seat.held[address] = Held(ticket, turn, now - seat.last_seen > self._doubt)
@@ -617,7 +638,6 @@ class Ledger:
         """Requests that are not to wait for a worker end when there is none."""
         if self.offered(service):
             return
-        self._charge(service)
         for ticket in list(self._waiting(service)):
             if not ticket.options.wait:
                 # 404 says that nobody has begun with it.
@@ -637,14 +657,13 @@ class Ledger:
             self.stats.redispatched += 1
             self.touched.add(ticket.service)
             ticket.collected = None
-            ticket.waits = ticket.charged = True
+            ticket.waits = True
             ticket.since = now
             self._waiting(ticket.service).line_of(ticket).prepend(ticket)
             self._events["request back in the queue"] += 1
 
     def gone(self, identity: bytes, now: float) -> None:
         """A connection has ended: so have its clients' requests, and its workers."""
-        self.charge_all()
         for ticket in list(self.tickets.values()):
             if ticket.client[0] == identity:
                 self.drop(ticket, Drop.CLIENT_GONE, now)

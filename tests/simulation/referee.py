@@ -15,7 +15,8 @@ from typing import Any
 from zmdp.mdp import wire
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import Loss
-from zmdp.mdp.broker.machine import GIVEN_UP, Broker
+from zmdp.mdp.broker.given_up import GIVEN_UP
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import Request
 from zmdp.mdp.codes import Code
 from zmdp.mdp.wire import Kind, Message
@@ -48,7 +49,7 @@ class Referee:
     def __init__(self, broker: Broker, events: Counter[str]) -> None:
         self.broker = broker
         self.limits = broker.limits
-        self.ledger = Ledger(broker.limits, events)
+        self.ledger = Ledger(broker.limits, self._tickets, events)
         self._busy = False
         """Something but heartbeats has happened in this turn."""
         self._late: list[Ticket] = []
@@ -119,7 +120,6 @@ class Referee:
         for seat in lost:
             silent = now >= seat.last_seen + ledger.patience(seat) - EPSILON
             check(silent, f"C13: {seat} was forgotten though it is alive")
-        ledger.charge_all()
         ledger.lose(lost, Loss.SILENT, now)
         self._expire(now)
         self._busy |= bool(lost)
@@ -179,7 +179,6 @@ class Referee:
 
     def close(self, now: float) -> list[Message]:
         ledger = self.ledger
-        ledger.charge_all()
         self._events["X1: the broker ended first"] += len(ledger.numbers)
         for ticket in list(ledger.numbers.values()):
             ledger.drop(ticket, Drop.CLOSING, now)
@@ -340,8 +339,6 @@ class Referee:
         for each in dispatches:
             self._events["request dispatched again"] += each.ticket.handed > 0
             ledger.assign(each.ticket, each.seat, each.address, self.broker.turn - 1, now)
-        for ticket in waiting:
-            ticket.charged = True
         if len(waiting):
             ledger.waiting[service] = waiting
         else:
@@ -434,7 +431,7 @@ class Referee:
         check(len(registry.services) <= limits.max_services, "more than max_services services")
         queued = [ticket for ticket in ledger.tickets.values() if ticket.waits]
         check(registry.queued == len(queued), "the count of queued requests is wrong")
-        check(registry.request_bytes == sum(ticket.size for ticket in queued), "the bytes of queued requests are wrong")
+        check(registry.request_bytes == ledger.request_bytes_with(), "C40: the bytes charged for requests are wrong")
         held = sum(len(seat.held) for seat in ledger.seats.values())
         check(registry.running == held, "the count of running requests is wrong")
         for name, value in self.broker.stats.as_dict().items():

@@ -241,7 +241,7 @@ def test_the_course_of_a_request():
     assert (registry.queued, schedule.waiting, made.late, made.attempt) == (1, 1, True, None)
     assert registry.expiries.next_due() is not None
     assert registry.take_next(worker.service) == (made, worker)
-    assert (registry.queued, registry.request_bytes, registry.expiries.next_due()) == (0, 0, None)
+    assert (registry.queued, registry.request_bytes, registry.expiries.next_due()) == (0, CLIENT + CHARGED + 1, None)
     assert registry.take_next(worker.service) is None
     attempt = assign(registry, made, worker, 42)
     assert (worker.held, made.attempt, made.handed, schedule.capacity) == ({42: attempt}, attempt, 1, 0)
