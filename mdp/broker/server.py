@@ -3,6 +3,7 @@
 `Server` runs in the thread that calls `run`; `stop` may be called from any thread, or from a signal handler.
 """
 
+import ipaddress
 import logging
 import math
 import os
@@ -19,17 +20,20 @@ from typing import Final, Self
 
 import zmq
 
+from ..access import Access, load
 from ..defaults import DEFAULT_ENDPOINT
-from ..errors import BindError
+from ..errors import AccessError, BindError
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
 from ..wire import Message
 from .departures import Departures
 from .machine import Broker
 from .outbox import Outbox
+from .zap import Gate
 
 DEFAULT_DRAIN: Final = 10.0
 """Seconds."""
+DEFAULT_IPC_MODE: Final = 0o600
 MAX_TURN_MESSAGES: Final = 100
 """Maximum number of messages taken in before the replies are sent."""
 MONITOR_INTERVAL: Final = 0.01
@@ -53,6 +57,10 @@ class Server:
     `endpoints` has the actual one.  An `inproc://` endpoint can be reached only through the same `context`.
     `drain_timeout` is how long requests in flight may take after `stop`, in seconds.
 
+    With `access`, only the keys that it lists may connect, except through `inproc://`, which has no keys.  Without it,
+    an endpoint that other machines can reach is refused unless `insecure` is true.  `ipc_mode` has the permissions of
+    the files of `ipc://` endpoints.
+
     Raises `BindError` if it cannot listen; nothing stays open then.
     """
 
@@ -63,12 +71,19 @@ class Server:
         limits: Limits | None = None,
         drain_timeout: float = DEFAULT_DRAIN,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        access: Access | None = None,
+        insecure: bool = False,
+        ipc_mode: int = DEFAULT_IPC_MODE,
     ) -> None:
+        if access is None and not insecure:
+            _check_local(binds)
         self.limits = limits or Limits()
         self.broker = Broker(self.limits, now=time.monotonic(), logger=log)
         self._drain_timeout = drain_timeout
         self._outbox = Outbox(self.limits)
         self._stops = 0
+        self._reload = False
+        self._ipc_mode = ipc_mode
         self._tick_at = 0.0
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
@@ -81,8 +96,13 @@ class Server:
         """Peers that are no longer connected, the first turn whose messages they did not receive, and for how many more
         turns to wait for what they sent before."""
         self._departures = Departures(self._socket, self._context)
+        self.gate: Gate | None = None
+        """Decides who may connect; None without `access`."""
         try:
             self._configure()
+            if access is not None:
+                self.gate = Gate(self._context, access, log)
+                self.gate.protect(self._socket)
             self.endpoints = [self._bind(endpoint) for endpoint in binds]
         except BaseException:
             self.close()
@@ -105,8 +125,9 @@ class Server:
     def _bind(self, endpoint: str) -> str:
         try:
             if endpoint.startswith("ipc://"):
-                _check_free(endpoint)
-            self._socket.bind(endpoint)
+                self._bind_ipc(endpoint)
+            else:
+                self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             hint = zmq.strerror(error.errno or 0)
             if error.errno == EADDRINUSE:
@@ -114,6 +135,20 @@ class Server:
             raise BindError(f"cannot listen on {endpoint}: {hint}") from None
         bound = self._socket.get(zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
+
+    def _bind_ipc(self, endpoint: str) -> None:
+        _check_free(endpoint)
+        # The file never has more permissions than asked for: `bind` creates it in this thread.  For `*`, libzmq creates
+        # a folder as well, which only its owner can enter.
+        umask = os.umask(0o077 if endpoint == "ipc://*" else 0o777 & ~self._ipc_mode)
+        try:
+            self._socket.bind(endpoint)
+        finally:
+            os.umask(umask)
+        bound = self._socket.get(zmq.LAST_ENDPOINT)
+        path = bound.rstrip(b"\0").decode().removeprefix("ipc://") if isinstance(bound, bytes) else ""
+        if path and not path.startswith("@"):
+            os.chmod(path, self._ipc_mode)  # a default ACL of the folder replaces the umask
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +162,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until `stop` is called and requests in flight have finished, then send DISCONNECT to all workers."""
-        poller = _Poller(self._socket, self._wake_out, self._departures.descriptor)
+        poller = _Poller(self._socket, self._wake_out, self._departures.descriptor, self.gate)
         drain_until = None
         now = time.monotonic()
         flush_at = look_at = now
@@ -145,6 +180,8 @@ class Server:
                 more = True
             for identity in self._departures.to_probe(now):
                 self._send_all(self.broker.probe(identity, now), now)
+                more = True
+            if self._admit(now):
                 more = True
             if self._outbox and now >= flush_at:
                 self._flush_outbox()
@@ -210,7 +247,8 @@ class Server:
         # At most one interval, so that a longer sleep is recognised as a stall.
         until = math.inf if deadline is None else now + self.limits.heartbeat
         retry = now + OUTBOX_RETRY if self._outbox else None
-        for each in (deadline, drain_until, retry, self._departures.deadline()):
+        refusals = None if self.gate is None else self.gate.deadline()
+        for each in (deadline, drain_until, retry, refusals, self._departures.deadline()):
             if each is not None and each < until:
                 until = each
         return None if until == math.inf else milliseconds(until - now)
@@ -261,6 +299,35 @@ class Server:
             self._send_all(self.broker.unreachable(identity, turn, now), now)
         return bool(lost)
 
+    # ── who may connect ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self, now: float) -> bool:
+        """Reload the access file if that is due, and answer handshakes.  Return whether there may be more of them."""
+        if self._reload:
+            self._reload_access()
+        return self.gate is not None and self.gate.answer(now)
+
+    def reload(self) -> None:
+        """Read the access file again.  If it is invalid, what it said before still applies.  Thread-safe."""
+        self._reload = True
+        self._wake()
+
+    def _reload_access(self) -> None:
+        self._reload = False
+        if self.gate is None:
+            log.info("nothing to reload: the broker was started without --access")
+            return
+        before = self.gate.access
+        try:
+            access = load(before.path)
+        except AccessError as error:
+            log.error("reloaded nothing, the previous state of the access file still applies: %s", error)
+            return
+        if access.secret_key != before.secret_key:
+            log.warning("the broker's own key has changed: restart the broker to use it")
+        self.gate.access = access
+        log.info("reloaded %s: %d roles, %d keys", access.path, len(access.roles), len(access.keys))
+
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
@@ -310,6 +377,8 @@ class Server:
         self._closed = True
         self._departures.close()
         self._socket.close()
+        if self.gate is not None:
+            self.gate.close()
         self._wake_in.close()
         self._wake_out.close()
         if self._own_context:
@@ -317,13 +386,16 @@ class Server:
 
     @contextmanager
     def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
-        """Call `stop` on each of `signals` within the block.  Main thread only."""
+        """Call `stop` on each of `signals` within the block, and `reload` on SIGHUP.  Main thread only."""
 
         def handle(number: int, frame: FrameType | None) -> None:
-            del number, frame
-            self.stop()
+            del frame
+            if number == signal.SIGHUP:
+                self.reload()
+            else:
+                self.stop()
 
-        before = {each: signal.signal(each, handle) for each in signals}
+        before = {each: signal.signal(each, handle) for each in (*signals, signal.SIGHUP)}
         # A signal that arrives just before the loop sleeps would not be noticed until something else happens.
         wakeup = signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
         try:
@@ -335,12 +407,12 @@ class Server:
 
 
 class _Poller:
-    """Wait for a ZeroMQ socket that has just been drained, for a plain socket, or for the monitor.
+    """Wait for a ZeroMQ socket that has just been drained, a plain socket, the monitor, or the gate.
 
     The ZeroMQ socket's descriptor becomes readable on the next event; `zmq_poll` would check the socket again first.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket, monitor: int) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket, monitor: int, gate: Gate | None) -> None:
         self.woken = False
         """Whether the plain socket was readable after the last wait."""
         self._monitor = monitor
@@ -349,6 +421,8 @@ class _Poller:
         self._poll.register(int(socket.get(zmq.FD)), select.POLLIN)
         self._poll.register(other, select.POLLIN)
         self._poll.register(monitor, select.POLLIN)
+        if gate is not None:
+            self._poll.register(gate.descriptor, select.POLLIN)
 
     def wait(self, timeout: int | None) -> bool:
         """Wait at most `timeout` milliseconds.  Return whether the monitor has events."""
@@ -357,6 +431,25 @@ class _Poller:
             has_events |= descriptor == self._monitor
             self.woken |= descriptor == self._other
         return has_events
+
+
+def _check_local(endpoints: Sequence[str]) -> None:
+    """Raise if other machines can reach one of the endpoints."""
+    for endpoint in endpoints:
+        protocol, found, address = endpoint.partition("://")
+        if found and protocol not in {"ipc", "inproc"} and not _is_loopback(address.rpartition(":")[0].strip("[]")):
+            raise BindError(
+                f"refused to listen on {endpoint}, where other machines may connect, without access control: use "
+                f"--access FILE to admit known keys only, or --insecure to admit everybody (in Python, access= or "
+                f"insecure=True)"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in {"localhost", "lo"}  # libzmq accepts the name of an interface too
 
 
 def _check_free(endpoint: str) -> None:
