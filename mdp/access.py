@@ -42,7 +42,7 @@ class Permissions:
     """Whether it may name another role as the user of its requests."""
     outstanding: int | None = _limit("requests", "Maximum number of unanswered requests.")
     queued_requests: int | None = _limit("requests", "Maximum number of requests waiting for a worker.")
-    queued_bytes: int | None = _limit("bytes", "Maximum memory of the requests waiting for a worker.")
+    request_bytes: int | None = _limit("bytes", "Maximum memory of its requests, waiting or held by workers.")
     connections: int | None = _limit("connections", "Maximum number of open connections.")
     _calls: re.Pattern[str] = field(init=False, repr=False, compare=False)
     _offers: re.Pattern[str] = field(init=False, repr=False, compare=False)

@@ -42,6 +42,6 @@ class Admission:
                 return Drop.TOO_MANY_UNSERVED
         if waiting - service.schedule.capacity >= self._max_queue:
             return Drop.QUEUE_FULL
-        if role.queued >= role.max_queued:
+        if role.outstanding - role.running >= role.max_queued:
             return Drop.ROLE_QUEUED
         return None

@@ -66,7 +66,7 @@ REPORTS: Final[dict[Drop, Report]] = {
     ),
     Drop.NOT_ALLOWED: Report(
         Code.NOT_ALLOWED.value,
-        "role {request.client.role.name} may not call this service: the broker's access file decides",
+        "role {request.client.role.name} may not call it: the broker's access file decides",
     ),
     Drop.ROLE_OUTSTANDING: Report(
         Code.QUEUE_FULL.value,

@@ -617,7 +617,7 @@ class Broker:
     def _oversized(self, command: wire.Oversized, now: float) -> None:
         """Count a reply over the limits as invalid, and drop its request, whose reply is incomplete."""
         self._count_invalid(command.reason, now)
-        worker = self._worker(command.route)
+        worker = None if self._is_foreign(command) else self._worker(command.route)
         if worker is None or worker.header != command.header:
             return
         attempt = worker.held.get(command.id) if isinstance(command.id, int) else None

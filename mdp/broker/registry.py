@@ -479,7 +479,6 @@ class Registry:
             service.no_wait[request] = None
         request.queued = request.late = True
         self.queued += 1
-        request.client.role.queued += 1
         expires = now + self._expiry
         self.expiries.set(request, expires if expires < request.deadline else request.deadline)
         self.touch(service)
@@ -497,7 +496,6 @@ class Registry:
         request.queued = False
         self.expiries.clear(request)
         self.queued -= 1
-        request.client.role.queued -= 1
 
     def assign(self, request: Request, worker: Worker, address: int, turn: int, *, doubtful: bool) -> Attempt:
         """Give a request, which is not queued, to a worker."""
@@ -513,6 +511,7 @@ class Registry:
         service.dispatched += 1
         self.running += 1
         request.client.running.append(request)
+        request.client.role.running += 1
         if request.deadline < NEVER:
             self.expiries.set(request, request.deadline)
         return attempt
@@ -536,6 +535,7 @@ class Registry:
         self.running -= 1
         if not attempt.abandoned:
             request.client.running.remove(request)
+            request.client.role.running -= 1
 
     def drop(self, request: Request) -> None:
         """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
@@ -550,6 +550,7 @@ class Registry:
             request.body = ()  # it is no longer charged
             self.expiries.clear(request)
             client.running.remove(request)
+            client.role.running -= 1
         if request.header == CX1:
             del client.numbered[request.number]
             self._remember(client, request.number)

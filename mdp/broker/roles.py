@@ -27,8 +27,8 @@ class Role:
         self.name = name
         self.outstanding = 0
         """Number of its requests that have been accepted and not finished."""
-        self.queued = 0
-        """Number of its requests that wait."""
+        self.running = 0
+        """Number of those that workers hold; the others wait."""
         self.request_bytes = 0
         """Bytes charged for its outstanding requests."""
         self.restricted = False
@@ -55,9 +55,9 @@ class Role:
         self.signature = signature_of(self.name, admin=permissions.admin)
         self.max_outstanding = _limit(permissions.outstanding)
         self.max_queued = _limit(permissions.queued_requests)
-        self.max_request_bytes = _limit(permissions.queued_bytes)
+        self.max_request_bytes = _limit(permissions.request_bytes)
         self._permissions = permissions
-        self._mmi = "all" if permissions.admin else permissions.mmi
+        self._mmi = permissions.mmi
         self._calls.clear()
         self._offers.clear()
 

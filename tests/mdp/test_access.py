@@ -50,7 +50,7 @@ def test_roles_have_keys_permissions_and_limits(folder):
         on_behalf = true
         outstanding = 1000
         queued_requests = 500
-        queued_bytes = 50_000_000
+        request_bytes = 50_000_000
         connections = 20
 
         [roles.web]
@@ -158,7 +158,7 @@ def test_a_role_is_reduced_if_a_key_of_it_is_gone_or_has_another_role(folder):
         ("[roles.shop]\nadmin = 1", "admin is 1: it must be true or false"),
         ("[roles.shop]\non_behalf = 'yes'", "on_behalf is 'yes': it must be true or false"),
         ("[roles.shop]\nconnections = 0", "connections is 0: it must be a whole number of connections above 0"),
-        ("[roles.shop]\nqueued_bytes = 1.5", "queued_bytes is 1.5: it must be a whole number of bytes above 0"),
+        ("[roles.shop]\nrequest_bytes = 1.5", "request_bytes is 1.5: it must be a whole number of bytes above 0"),
         ("[roles.shop]\noutstanding = true", "outstanding is True: it must be a whole number of requests above 0"),
         ("[roles.shop", "is not valid TOML"),
     ],

@@ -5,15 +5,16 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from zmdp.mdp import wire
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.journal import Loss, Refusal, Stats
 from zmdp.mdp.broker.given_up import GIVEN_UP
+from zmdp.mdp.broker.journal import Loss, Refusal, Stats
 from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
@@ -33,9 +34,13 @@ CODES = {
     Drop.EXPIRED: Code.TIME_PASSED,
     Drop.LOST_AFTER_PARTIAL: Code.WORKER_LOST,
     Drop.MEMORY_FULL: Code.QUEUE_FULL,
+    Drop.NOT_ALLOWED: Code.NOT_ALLOWED,
     Drop.NO_WORKER: Code.NO_WORKER,
     Drop.QUEUE_FULL: Code.QUEUE_FULL,
     Drop.REPLY_TOO_LARGE: Code.TOO_LARGE,
+    Drop.ROLE_MEMORY_FULL: Code.QUEUE_FULL,
+    Drop.ROLE_OUTSTANDING: Code.QUEUE_FULL,
+    Drop.ROLE_QUEUED: Code.QUEUE_FULL,
     Drop.TOO_MANY_SERVICES: Code.QUEUE_FULL,
     Drop.TOO_MANY_UNSERVED: Code.QUEUE_FULL,
     Drop.TTL_PASSED: Code.TIME_PASSED,
@@ -60,6 +65,7 @@ class Ticket:
     number: RequestId
     since: float
     """When it began to wait."""
+    role: str = ""
     deadline: float = math.inf
     """When its ttl has passed."""
     waits: bool = False
@@ -122,6 +128,7 @@ class Seat:
     """When it was last given or done with something, or its credit was told, in the order of events."""
     last_seen: float
     last_sent: float
+    role: str = ""
     held: dict[int, Held] = field(default_factory=dict)
     leaving: bool = False
     changed_form: bool = False
@@ -158,6 +165,10 @@ class Ledger:
         """The X1 requests among them."""
         self.seats: dict[Peer, Seat] = {}
         self.waiting: dict[bytes, Waiting] = {}
+        self.roles: dict[str, Permissions] = {}
+        """Empty at a broker without access control, at which everybody may do everything."""
+        self.role = ""
+        """Who sent the current message."""
         self.stats = Stats()
         self.expected: list[Said] = []
         self.touched: set[bytes] = set()
@@ -188,6 +199,44 @@ class Ledger:
         self.given_up[peer] = now + GIVEN_UP
         return True
 
+    # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_anothers(self, route: Route) -> bool:
+        """C45: whether a client's requests belong to another role, so that the current message does not count."""
+        client = peer_of(route)
+        if all(ticket.role == self.role for ticket in self.tickets.values() if ticket.client == client):
+            return False
+        self.stats.other_role += 1
+        self._events["C45: a client of another role"] += 1
+        return True
+
+    def _own_seat(self, route: Route) -> Seat | None:
+        """The seat of a worker, unless it is another role's (C45)."""
+        seat = self.seats.get(peer_of(route))
+        if seat is None or seat.role == self.role:
+            return seat
+        self.stats.other_role += 1
+        self._events["C45: a worker of another role"] += 1
+        return None
+
+    def _may_call(self, service: bytes) -> bool:
+        if not self.roles:
+            return True
+        permissions = self.roles[self.role]
+        if service.startswith(MMI):
+            asked = service in {b"mmi.service", b"mmi.services"}
+            return permissions.mmi == "all" or (permissions.mmi == "service" and asked)
+        return permissions.may_call(service)
+
+    def _may_offer(self, service: bytes) -> bool:
+        return not self.roles or self.roles[self.role].may_offer(service)
+
+    def _sees(self, service: bytes) -> bool:
+        all_of_it = not self.roles or self.roles[self.role].mmi == "all"
+        return all_of_it or self._may_call(service) or self._may_offer(service)
+
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
     def batched_client(self, client: Peer) -> bool:
         """Whether a client spoke the batched form last."""
         return client in self.batch_routes
@@ -202,7 +251,7 @@ class Ledger:
     def invalid(self, command: wire.Invalid, batched: bool, now: float) -> None:
         """C15: dropped and counted; an X1 client is told."""
         self.stats.invalid[command.reason] += 1
-        if not command.route or self.is_given_up(command.route, now):
+        if not command.route or self.is_given_up(command.route, now) or self.is_anothers(command.route):
             return
         client = peer_of(command.route)
         self.spoke(command.route, batched)
@@ -223,10 +272,12 @@ class Ledger:
             self.invalid(wire.Invalid(Reason.NUMBER_IN_USE, route, number, service), batched, now)
             self._events["X1: number used twice"] += 1
             return
-        ticket = Ticket(client, route, header, service, tuple(body), options, number, now)
+        ticket = Ticket(client, route, header, service, tuple(body), options, number, now, self.role)
         if options.ttl is not None:
             ticket.deadline = now + options.ttl
-        if service.startswith(MMI):
+        if not self._may_call(service):
+            self._report(ticket, Drop.NOT_ALLOWED)
+        elif service.startswith(MMI):
             self.stats.mmi += 1
             self._tell(ticket, Kind.FINAL, self._mmi(service, body))
         elif (reason := self._refusal(ticket, now)) is not None:
@@ -248,7 +299,7 @@ class Ledger:
     def _mmi(self, service: bytes, body: list[bytes]) -> tuple[bytes, ...] | None:
         """What the broker answers itself (C25, C26); None: one frame that is no matter of the protocol."""
         if service == b"mmi.service":
-            return (b"200",) if self.offered(body[0]) else (b"404",)
+            return (b"200",) if self.offered(body[0]) and self._sees(body[0]) else (b"404",)
         return None if service in ANSWERED else (b"501",)
 
     def offered(self, service: bytes) -> bool:
@@ -280,8 +331,14 @@ class Ledger:
             return Drop.DRAINING
         if now >= ticket.deadline:
             return Drop.TTL_PASSED
-        if self.request_bytes_with(ticket) > limits.max_request_bytes:
+        role = self.roles.get(ticket.role)
+        own = [each for each in self.tickets.values() if each.role == ticket.role]
+        if role is not None and role.outstanding is not None and len(own) >= role.outstanding:
+            return Drop.ROLE_OUTSTANDING
+        if self.request_bytes([*self.tickets.values(), ticket]) > limits.max_request_bytes:
             return Drop.MEMORY_FULL
+        if role is not None and self.request_bytes([*own, ticket]) > (role.request_bytes or math.inf):
+            return Drop.ROLE_MEMORY_FULL
         waiting = len(self._waiting(service)) - self.capacity(service)
         if waiting < 0:
             return None
@@ -295,6 +352,8 @@ class Ledger:
                 return Drop.TOO_MANY_UNSERVED
         if waiting >= limits.max_queue:
             return Drop.QUEUE_FULL
+        if role is not None and sum(each.waits for each in own) >= (role.queued_requests or math.inf):
+            return Drop.ROLE_QUEUED
         return None
 
     @property
@@ -302,15 +361,17 @@ class Ledger:
         """The services that have a worker."""
         return {seat.service for seat in self.seats.values()}
 
-    def request_bytes_with(self, *more: Ticket) -> int:
-        """Bytes charged for all requests and their clients, and for `more` (C40)."""
-        tickets = [*self.tickets.values(), *more]
+    @staticmethod
+    def request_bytes(tickets: Collection[Ticket]) -> int:
+        """Bytes charged for requests and their clients (C40)."""
         clients = {ticket.client for ticket in tickets}
         return sum(ticket.size for ticket in tickets) + sum(CLIENT_OVERHEAD + _size(client) for client in clients)
 
     def cancel(self, command: wire.Cancel, batched: bool, now: float) -> None:
         """A client's CANCEL."""
         client, number = peer_of(command.route), command.id
+        if self.is_anothers(command.route):
+            return
         self.spoke(command.route, batched)
         ticket = self.numbers.get((client, number))
         if ticket is not None and command.service in {None, ticket.service}:
@@ -387,18 +448,25 @@ class Ledger:
     def ready(self, command: wire.Ready, batched: bool, now: float) -> None:
         """A worker's READY."""
         place = peer_of(command.route)
+        if place in self.seats and self._own_seat(command.route) is None:
+            return
         if place in self.seats:
             self._refuse(command, Refusal.SECOND_READY, now)
         elif command.service.startswith(MMI):
             self._refuse(command, Refusal.RESERVED_NAME, now)
         elif len(self.seats) >= self.limits.max_workers:
             self._refuse(command, Refusal.TOO_MANY_WORKERS, now)
+        elif not self._may_offer(command.service):
+            self._refuse(command, Refusal.NOT_ALLOWED, now)
+            self._events["READY not allowed"] += 1
         elif not self._make_room(command.service, now):
             self._refuse(command, Refusal.TOO_MANY_SERVICES, now)
         else:
             credit = min(command.credit, self.limits.max_credit)
             order = next(self._order)
-            self.seats[place] = Seat(command.route, command.header, command.service, credit, batched, order, now, now)
+            self.seats[place] = Seat(
+                command.route, command.header, command.service, credit, batched, order, now, now, self.role
+            )
             self.touched.add(command.service)
 
     def _make_room(self, service: bytes, now: float) -> bool:
@@ -417,9 +485,11 @@ class Ledger:
 
     def _seen(self, command: Any, batched: bool, now: float) -> Seat | None:
         """The seat of who says that, if it is registered, and in that dialect (C13, C14)."""
-        seat = self.seats.get(peer_of(command.route))
-        if seat is None:
+        if peer_of(command.route) not in self.seats:
             self._refuse(command, Refusal.NOT_REGISTERED, now)
+            return None
+        seat = self._own_seat(command.route)
+        if seat is None:
             return None
         if seat.header != command.header:
             self._refuse(command, Refusal.WRONG_DIALECT, now)
@@ -431,7 +501,7 @@ class Ledger:
     def alive(self, route: Route, now: float) -> None:
         """A worker has sent something, whatever it was."""
         seat = self.seats.get(peer_of(route))
-        if seat is not None:
+        if seat is not None and seat.role == self.role:
             seat.last_seen = now
 
     def _refuse(self, command: Any, reason: Refusal, now: float) -> None:
@@ -446,6 +516,8 @@ class Ledger:
         """HEARTBEAT of a worker, or of an X1 client, which is answered."""
         self.stats.heartbeats += 1
         if command.header == wire.CX1:
+            if self.is_anothers(command.route):
+                return
             self.expected.append(Said(command.route, Kind.HEARTBEAT, batched))
             self._events["X1: heartbeat answered"] += 1
         else:
@@ -463,7 +535,7 @@ class Ledger:
 
     def disconnect(self, command: wire.Disconnect, now: float) -> None:
         """C10, C16; an X1 worker may finish what it holds."""
-        seat = self.seats.get(peer_of(command.route))
+        seat = self._own_seat(command.route)
         if seat is None:
             return
         if not seat.x1:
@@ -555,7 +627,7 @@ class Ledger:
     def oversized(self, command: wire.Oversized, batched: bool, now: float) -> None:
         """A reply over the limits: an X1 request ends with that."""
         self.stats.invalid[command.reason] += 1
-        seat = self.seats.get(peer_of(command.route))
+        seat = self._own_seat(command.route)
         held = None if seat is None or seat.header != command.header else seat.held.get(command.id)  # type: ignore[arg-type]
         if seat is None or held is None:
             return

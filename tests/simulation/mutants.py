@@ -7,6 +7,7 @@ from typing import Any
 from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
+from zmdp.mdp.broker.admission import Admission
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.given_up import GivenUp
 from zmdp.mdp.broker.machine import Broker
@@ -261,9 +262,9 @@ def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._e
         broker._outgoing.error(request.client, request.number, request.service.name, command.code, b"", [])
 
 
-def patient(broker: Broker, request: Any, now: float, refusal: Any = Broker._refusal) -> Drop | None:
+def patient(admission: Admission, request: Any, now: float, refusal: Any = Admission.refusal) -> Drop | None:
     """A request waits for a worker though it was not to."""
-    drop: Drop | None = refusal(broker, request, now)
+    drop: Drop | None = refusal(admission, request, now)
     return None if drop is Drop.NO_WORKER else drop
 
 
@@ -287,6 +288,34 @@ def answer_slow_readers(broker: Broker, identity: bytes, now: float) -> list[wir
 def give_up_proxies(given_up: GivenUp, key: Any, now: float, includes: Any = GivenUp.includes) -> Any:
     """A proxy is given up for as long as anybody behind it says something."""
     return includes(given_up, key if isinstance(key, bytes) else key[0], now)
+
+
+def allow_all(broker: Broker, request: Any) -> bool:
+    """Every role may call everything."""
+    return True
+
+
+def anyone(broker: Broker, command: Any) -> bool:
+    """Another role speaks for a worker."""
+    worker = broker.registry.workers.get(key_of(command.route))
+    if worker is not None:
+        worker.role = broker._role
+    return False
+
+
+def any_client(registry: Registry, route: wire.Route, role: Any, client: Any = Registry.client) -> Any:
+    """Another role speaks for a client."""
+    found = client(registry, route, role)
+    found.role = role
+    return found
+
+
+def free_when_held(registry: Registry, *args: Any, assign: Any = Registry.assign, **rest: Any) -> Any:
+    """A request that a worker holds is not charged."""
+    attempt = assign(registry, *args, **rest)
+    registry.request_bytes -= attempt.request.charge
+    attempt.request.charge = 0
+    return attempt
 
 
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -428,11 +457,15 @@ MUTANTS = [
     (Broker, "_report", never, "X1: ERROR"),
     (Broker, "_report", tell_all, "X1: ERROR"),
     (Broker, "_error", tell_late, "X1: ERROR"),
-    (Broker, "_refusal", patient, "X1: ERROR"),
+    (Admission, "refusal", patient, "X1: ERROR"),
+    (Broker, "_authorise", allow_all, "has the options"),
+    (Broker, "_is_foreign", anyone, "C"),
+    (Registry, "client", any_client, "X1: ERROR"),
+    (Registry, "assign", free_when_held, "C40"),
     (Registry, "enqueue", let_all_wait, "are not to wait"),
     (Registry, "ended_lately", forget_ended, "X1: ERROR"),
     (Broker, "gone", answer_slow_readers, "C3, C18, C32"),
-    (GivenUp, "includes", give_up_proxies, "C17, C18"),
+    (GivenUp, "includes", give_up_proxies, "was lost"),
     (WorkerSession, "lose", deaf, "C9"),
     (WorkerSession, "_withdrawn", deaf_to_cancel, "missed a CANCEL"),
     (WorkerSession, "_release_unbegun", forget_unbegun, "not recovered"),

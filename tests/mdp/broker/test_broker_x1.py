@@ -814,7 +814,7 @@ DROPS = {
         "services: retry later",
     ),
     Drop.NOT_ALLOWED: (
-        not_allowed, 403, "role shop may not call this service: the broker's access file decides",
+        not_allowed, 403, "role shop may not call it: the broker's access file decides",
     ),
     Drop.ROLE_OUTSTANDING: (
         role_outstanding, 429, "role shop may have 1 outstanding requests, and has: retry later",

@@ -97,7 +97,7 @@ def test_allow_adds_keys_and_patterns_and_replaces_other_permissions(access):
     role = load(access).roles["shop"]
     assert load(access).keys_of("shop") == ["shop.key", "web.key"]
     assert (role.call, role.offer, role.mmi, role.on_behalf) == (("*", "a"), ("b.*",), "none", True)
-    assert (role.connections, role.queued_bytes, role.outstanding) == (9, 8, None)
+    assert (role.connections, role.request_bytes, role.outstanding) == (9, 8, None)
     keys("allow", "shop", "--no-on-behalf", "--admin", "--access", "access.toml")
     role = load(access).roles["shop"]
     assert (role.on_behalf, role.admin, role.mmi) == (False, True, "all")
