@@ -30,7 +30,9 @@ class Limits:
     )
     max_queue: int = _setting(1_000_000, "requests", "Maximum number of requests waiting for one service.")
     max_request_bytes: int = _setting(
-        1 << 30, "bytes", "Maximum memory of all requests together, waiting or held by workers."
+        1 << 30,
+        "bytes",
+        "Maximum memory of all requests together, waiting or held by workers; of one connection, half.",
     )
     max_services: int = _setting(10_000, "services", "Maximum number of services with a worker or a waiting request.")
     max_unserved: int = _setting(

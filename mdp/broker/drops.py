@@ -53,7 +53,8 @@ REPORTS: Final[dict[Drop, Report]] = {
     ),
     Drop.MEMORY_FULL: Report(
         Code.QUEUE_FULL.value,
-        "the broker's requests take up to {limits.max_request_bytes} bytes, and that is used up: retry later",
+        "the broker has {limits.max_request_bytes} bytes for requests, and this connection's share of them is used up: "
+        "retry later",
     ),
     Drop.TOO_MANY_SERVICES: Report(
         Code.QUEUE_FULL.value,

@@ -321,7 +321,7 @@ class Broker:
             client, command.header, service, command.body,
             number=number, delimited=delimited, options=options, deadline=deadline,
         )  # fmt: skip
-        if not self._authorise(request):
+        if (client.role.restricted or options.claims) and not self._authorise(request):
             self._report(request, Drop.NOT_ALLOWED, now)
         elif own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
@@ -337,8 +337,6 @@ class Broker:
     def _authorise(self, request: Request) -> bool:
         """Return whether the client's role permits `request`, and write into its options on whose behalf it is made."""
         role, name, options = request.client.role, request.service.name, request.options
-        if not (role.restricted or options.claims):
-            return True
         user = self.roles.user_of(role, options)
         request.options = wire.signed(options, user.signature)
         return role.may_call(name) and user.may_call(name)

@@ -47,11 +47,19 @@ def key_of(route: Route) -> PeerKey:
 class Client:
     """A client that has requests here."""
 
-    __slots__ = ("batch", "batch_route", "key", "numbered", "requests", "role", "running", "waiting")
+    __slots__ = (
+        "batch", "batch_route", "charge", "key", "numbered", "request_bytes", "requests", "role", "running", "waiting",
+    )  # fmt: skip
 
     def __init__(self, key: PeerKey, role: Role) -> None:
         self.key = key
         self.role = role
+        self.charge = CLIENT_OVERHEAD
+        """Bytes charged for it while it has requests."""
+        self.request_bytes = 0
+        """Bytes charged for it and its requests."""
+        if not isinstance(key, bytes):
+            self.charge += FRAME_OVERHEAD * len(key) + size_of(key)
         self.requests = 0
         """How many have been accepted and not finished."""
         self.numbered: dict[RequestId, Request] = {}
@@ -70,9 +78,16 @@ class Client:
         """The frames before the envelopes of its requests."""
         return (self.key,) if isinstance(self.key, bytes) else self.key
 
-    def charge(self) -> int:
-        """Return the bytes charged for it while it has requests."""
-        return CLIENT_OVERHEAD + _cost_of(self.path)
+
+class Proxy:
+    """A connection behind which there are several clients and workers."""
+
+    __slots__ = ("peers", "request_bytes")
+
+    def __init__(self) -> None:
+        self.peers: dict[PeerKey, None] = {}
+        self.request_bytes = 0
+        """Bytes charged for all its clients and their requests."""
 
 
 class Collected:
@@ -137,7 +152,8 @@ class Request(TimerNode):
         """Number of workers that received it and did not release it."""
         self.attempts = 0
         """Number of workers that died while they held it (C17); from the first on, it is a suspect."""
-        self.charge = self._cost()
+        charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size_of(body) + len(options.raw)
+        self.charge = charge + len(number) if isinstance(number, bytes) else charge
         """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
 
     @property
@@ -147,16 +163,6 @@ class Request(TimerNode):
         if self.header == CX1:
             return (*path, *envelope_of(self.number))
         return (*path, EMPTY) if self.delimited else path
-
-    def _cost(self) -> int:
-        cost = REQUEST_OVERHEAD + _cost_of(self.body) + len(self.options.raw)
-        if isinstance(self.number, bytes):
-            cost += len(self.number)
-        return cost
-
-
-def _cost_of(frames: Sequence[bytes]) -> int:
-    return size_of(frames) + FRAME_OVERHEAD * len(frames)
 
 
 class Attempt:
@@ -297,8 +303,8 @@ class Registry:
         self.workers: dict[PeerKey, Worker] = {}
         self.clients: dict[PeerKey, Client] = {}
         """Those that have a request here."""
-        self.behind: dict[bytes, dict[PeerKey, None]] = {}
-        """Clients and workers behind proxies, by the proxy's routing id."""
+        self.proxies: dict[bytes, Proxy] = {}
+        """By routing id."""
         self.queued = 0
         self.running = 0
         self.request_bytes = 0
@@ -406,19 +412,20 @@ class Registry:
         return [self.clients[key] for key in self._keys_at(identity) if key in self.clients]
 
     def _keys_at(self, identity: bytes) -> list[PeerKey]:
-        return [identity, *self.behind.get(identity, ())]
+        proxy = self.proxies.get(identity)
+        return [identity] if proxy is None else [identity, *proxy.peers]
 
     def _add_behind(self, key: PeerKey) -> None:
         if not isinstance(key, bytes):
-            self.behind.setdefault(key[0], {})[key] = None
+            self.proxies.setdefault(key[0], Proxy()).peers[key] = None
 
     def _remove_behind(self, key: PeerKey) -> None:
         """Forget a peer behind a proxy if it is no longer a client or a worker."""
         if not isinstance(key, bytes) and key not in self.workers and key not in self.clients:
-            others = self.behind[key[0]]
-            del others[key]
-            if not others:
-                del self.behind[key[0]]
+            proxy = self.proxies[key[0]]
+            del proxy.peers[key]
+            if not proxy.peers:
+                del self.proxies[key[0]]
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -428,12 +435,14 @@ class Registry:
         If its service has credit to spare, the request is dispatched at the end of the turn; else it is queued.
         """
         client, service = request.client, request.service
-        self._charge(client.role, self.cost_of(request))
-        client.role.outstanding += 1
+        role, charge = client.role, request.charge
+        role.outstanding += 1
         if not client.requests:
+            charge += client.charge
             self.clients[client.key] = client
             self._add_behind(client.key)
         client.requests += 1
+        self._charge(client, charge)
         if request.header == CX1:
             client.numbered[request.number] = request
         if service.waiting < service.schedule.capacity:
@@ -443,16 +452,19 @@ class Registry:
             self.queue_arrived(service, now)
             self.enqueue(request, now)
 
-    @staticmethod
-    def cost_of(request: Request) -> int:
-        """Return the bytes charged for a request that is not counted among its client's, and for its client if that has
-        no other (C40)."""
-        client = request.client
-        return request.charge if client.requests else request.charge + client.charge()
+    def _charge(self, client: Client, charge: int) -> None:
+        self.request_bytes += charge
+        client.request_bytes += charge
+        client.role.request_bytes += charge
+        if not isinstance(client.key, bytes):
+            self.proxies[client.key[0]].request_bytes += charge
 
-    def _charge(self, role: Role, cost: int) -> None:
-        self.request_bytes += cost
-        role.request_bytes += cost
+    def used_by(self, client: Client) -> int:
+        """Return the bytes charged for all requests that come over the connection of `client`."""
+        if isinstance(client.key, bytes):
+            return client.request_bytes
+        proxy = self.proxies.get(client.key[0])
+        return 0 if proxy is None else proxy.request_bytes
 
     def refuse(self, request: Request) -> None:
         """End a request that is not accepted, or that the broker answered itself."""
@@ -554,9 +566,12 @@ class Registry:
         if request.header == CX1:
             del client.numbered[request.number]
             self._remember(client, request.number)
+        role, charge = client.role, request.charge
+        role.outstanding -= 1
         client.requests -= 1
-        self._charge(client.role, -self.cost_of(request))
-        client.role.outstanding -= 1
+        if not client.requests:
+            charge += client.charge
+        self._charge(client, -charge)
         if not client.requests:
             del self.clients[client.key]
             self._remove_behind(client.key)

@@ -141,7 +141,7 @@ STATS = {
     "services": 3,
     "workers": 3,
     "queued": 1,
-    "request_bytes": (1536 + 64 + 1) + 2 * (512 + 64 + 1),
+    "request_bytes": 1536 + 2 * (512 + 64 + 1),
     "running": 1,
     "requests": 2,
     "dispatched": 1,

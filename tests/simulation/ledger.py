@@ -335,7 +335,8 @@ class Ledger:
         own = [each for each in self.tickets.values() if each.role == ticket.role]
         if role is not None and role.outstanding is not None and len(own) >= role.outstanding:
             return Drop.ROLE_OUTSTANDING
-        if self.request_bytes([*self.tickets.values(), ticket]) > limits.max_request_bytes:
+        used = self.request_bytes([each for each in self.tickets.values() if each.client[0] == ticket.client[0]])
+        if self.request_bytes([*self.tickets.values(), ticket]) + used > limits.max_request_bytes:
             return Drop.MEMORY_FULL
         if role is not None and self.request_bytes([*own, ticket]) > (role.request_bytes or math.inf):
             return Drop.ROLE_MEMORY_FULL
@@ -365,7 +366,9 @@ class Ledger:
     def request_bytes(tickets: Collection[Ticket]) -> int:
         """Bytes charged for requests and their clients (C40)."""
         clients = {ticket.client for ticket in tickets}
-        return sum(ticket.size for ticket in tickets) + sum(CLIENT_OVERHEAD + _size(client) for client in clients)
+        return sum(ticket.size for ticket in tickets) + sum(
+            CLIENT_OVERHEAD + (_size(client) if len(client) > 1 else 0) for client in clients
+        )
 
     def cancel(self, command: wire.Cancel, batched: bool, now: float) -> None:
         """A client's CANCEL."""

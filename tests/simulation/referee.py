@@ -479,7 +479,7 @@ class Referee:
         numbered = {(_peer(request.client.key), request.number) for request in registry.numbered}
         check(numbered == ledger.numbers.keys(), "X1: the numbers are not those of the requests")
         behind = {peer for peer in [*open_requests, *ledger.seats] if len(peer) > 1}
-        known = {_peer(key) for keys in registry.behind.values() for key in keys}
+        known = {_peer(key) for proxy in registry.proxies.values() for key in proxy.peers}
         check(behind == known, f"those behind proxies are {known}, not {behind}")
 
     def _punctual(self, now: float) -> None:

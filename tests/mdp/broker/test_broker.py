@@ -57,7 +57,7 @@ def disconnect(worker=b"w"):
     return [worker, b"MDPW02", b"\x06"]
 
 
-CLIENT = CLIENT_OVERHEAD + FRAME_OVERHEAD + len(b"c")
+CLIENT = CLIENT_OVERHEAD
 """Bytes charged for a client, and for a request of four bytes."""
 SIZE = REQUEST_OVERHEAD + FRAME_OVERHEAD + len(b"1234")
 
@@ -926,7 +926,7 @@ def test_requests_that_wait_for_one_service_are_bounded():
 
 
 def test_bytes_that_wait_are_bounded():
-    broker = broker_with(b"w", max_request_bytes=CLIENT + 3 * SIZE)
+    broker = broker_with(b"w", max_request_bytes=2 * (CLIENT + 3 * SIZE) - 1)
     feed(broker, *[request(body=b"1234")] * 3)
     assert broker.registry.request_bytes == CLIENT + 3 * SIZE
     feed(broker, request(), request(service=b"sum"))
@@ -935,13 +935,28 @@ def test_bytes_that_wait_are_bounded():
 
 
 def test_a_request_that_a_worker_holds_takes_memory_too():  # C40
-    broker = broker_with(b"w1", b"w2", max_request_bytes=CLIENT + SIZE)
+    broker = broker_with(b"w1", b"w2", max_request_bytes=2 * (CLIENT + SIZE))
     assert broker.receive(request(body=b"1234"), now=0) == [work(b"w1", body=b"1234")]
     assert broker.receive(request(body=b"1234"), now=0) == []
     assert broker.stats.dropped == {Drop.MEMORY_FULL: 1}
     broker.receive(final(b"w1"), now=0)
     assert broker.registry.request_bytes == 0
     assert broker.receive(request(body=b"1234"), now=0) == [work(b"w2", 2, body=b"1234")]
+
+
+def test_a_client_leaves_memory_for_others():  # C40
+    broker = new_broker(max_request_bytes=100_000)
+    feed(broker, *[request(b"greedy", body=b"x" * 1000)] * 100)
+    half = broker.registry.request_bytes
+    assert 45_000 < half <= 51_000
+    feed(broker, *[request(b"other", body=b"x" * 1000)] * 100)
+    assert 20_000 < broker.registry.request_bytes - half <= 26_000
+
+
+def test_clients_behind_a_proxy_share_what_its_connection_may_take():  # C36, C40
+    broker = new_broker(max_request_bytes=100_000)
+    feed(broker, *[[b"p", b"%d" % n, b"", *request(body=b"x" * 1000)[1:]] for n in range(100)])
+    assert 45_000 < broker.registry.request_bytes <= 51_000
 
 
 def test_many_small_frames_are_charged_for_what_they_take():  # C40
@@ -1040,7 +1055,7 @@ def test_what_arrived_in_the_turn_is_bounded_by_the_queue_and_the_credit():
 
 
 def test_the_bytes_that_arrived_in_the_turn_are_counted():
-    broker = new_broker(max_request_bytes=CLIENT + 2 * SIZE)
+    broker = new_broker(max_request_bytes=2 * (CLIENT + 2 * SIZE))
     assert turn(broker, *[request(body=b"1234")] * 3) == []
     assert (broker.registry.queued, broker.registry.request_bytes) == (2, CLIENT + 2 * SIZE)
     assert broker.stats.dropped == {Drop.MEMORY_FULL: 1}

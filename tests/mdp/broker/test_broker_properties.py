@@ -64,7 +64,7 @@ def check_books(broker):
     # Requests: each has one place, and is counted there.
     assert registry.queued == len(waiting)
     requests = sum(request.charge for request in outstanding)
-    assert registry.request_bytes == requests + sum(client.charge() for client in registry.clients.values())
+    assert registry.request_bytes == requests + sum(client.charge for client in registry.clients.values())
     assert registry.running == len(running) == sum(service.running for service in services)
     assert len({*waiting, *running}) == len(waiting) + len(running)
     assert all(request.attempt is None and request.queued for request in waiting)
@@ -88,9 +88,9 @@ def check_books(broker):
         assert set(client.waiting) == {r.service.schedule.queue_of(r) for r in mine if r not in held}
     assert registry.numbered == [r for client in registry.clients.values() for r in client.numbered.values()]
     behind = {key for key in [*registry.clients, *registry.workers] if not isinstance(key, bytes)}
-    assert {key for keys in registry.behind.values() for key in keys} == behind
-    assert all(registry.behind.values())
-    assert all(key[0] == proxy for proxy, keys in registry.behind.items() for key in keys)
+    assert {key for proxy in registry.proxies.values() for key in proxy.peers} == behind
+    assert all(proxy.peers for proxy in registry.proxies.values())
+    assert all(key[0] == identity for identity, proxy in registry.proxies.items() for key in proxy.peers)
 
     # Workers: within their credit when they were given the last, and no more than one suspect each.
     assert {worker for service in services for worker in service.workers} == set(workers)
@@ -1231,16 +1231,11 @@ class BrokerMachine(RuleBasedStateMachine):
     def the_model_agrees(self):
         registry = self.broker.registry
         assert {
-            worker.key: ({address: asked.body for address, asked in hired.held.items()}, hired.credit, hired.leaving)
-            for worker, hired in self.hired.items()
-        } == {
-            key: (
-                {address: each.request.body[0] for address, each in worker.held.items()},
-                worker.credit,
-                worker.leaving,
-            )
-            for key, worker in registry.workers.items()
-        }
+            worker.key: (list(hired.held), hired.credit, hired.leaving) for worker, hired in self.hired.items()
+        } == {key: (list(worker.held), worker.credit, worker.leaving) for key, worker in registry.workers.items()}
+        for worker, hired in self.hired.items():
+            for address, attempt in registry.workers[worker.key].held.items():
+                assert attempt.abandoned or attempt.request.body[0] == hired.held[address].body
         for name in SERVICES:
             service = registry.services.get(name)
             assert [asked.body for asked in self.waiting(name)] == [

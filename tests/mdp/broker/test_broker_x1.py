@@ -697,8 +697,8 @@ def two_limits(**limits):
     return broker
 
 
-CHARGED = 2 * (CLIENT_OVERHEAD + FRAME_OVERHEAD + REQUEST_OVERHEAD + FRAME_OVERHEAD + 2)
-"""The bytes charged for two clients with a request each."""
+CHARGED = CLIENT_OVERHEAD + REQUEST_OVERHEAD + FRAME_OVERHEAD + 1
+"""The bytes charged for a client with a request."""
 
 
 def expired():
@@ -720,7 +720,7 @@ def queue_full():
 
 def memory_full():
     broker = broker_with(max_request_bytes=CHARGED - 1)
-    return broker, feed(broker, request(b"0", client=b"d"), request())
+    return broker, feed(broker, request())
 
 
 def too_many_services():
@@ -804,7 +804,8 @@ DROPS = {
     Drop.TTL_PASSED: (ttl_passed, 408, RUNNING),
     Drop.QUEUE_FULL: (queue_full, 429, "1 requests are already waiting for the service: retry later"),
     Drop.MEMORY_FULL: (
-        memory_full, 429, f"the broker's requests take up to {CHARGED - 1} bytes, and that is used up: retry later",
+        memory_full, 429, f"the broker has {CHARGED - 1} bytes for requests, and this connection's share of them is "
+        "used up: retry later",
     ),
     Drop.TOO_MANY_SERVICES: (
         too_many_services, 429, "no worker offers the service, and 1 services are in use: retry later",

@@ -22,7 +22,7 @@ NO_WAIT = Options(wait=False)
 NOW = 1.0
 EVERYONE = Role()
 CHARGED = REQUEST_OVERHEAD + FRAME_OVERHEAD
-CLIENT = CLIENT_OVERHEAD + FRAME_OVERHEAD + len(b"c")
+CLIENT = CLIENT_OVERHEAD
 
 
 def request(registry, client=b"c", body=b"x", service=b"echo", **more):
@@ -120,7 +120,7 @@ def test_peers_behind_a_proxy_are_found():  # C36
     assert registry.clients_at(b"p") == [two.client, one.client]
     registry.drop(one)
     registry.remove_worker(second)
-    assert registry.behind == {}
+    assert registry.proxies == {}
 
 
 # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -131,15 +131,18 @@ class Batched:
 
 
 INSTRUCTIONS = {
-    "0.2": (lambda: Framed("0.2", 0), 2560),
-    "0.2, 64 waiting": (lambda: Framed("0.2", 64), 3150),
-    "X1, framed": (lambda: Framed("X1", 0), 3170),
-    "X1, framed, 64 waiting": (lambda: Framed("X1", 64), 3720),
-    "X1, 1 in a message": (lambda: Batched(1, 0), 3880),
-    "X1, 64 in a message": (lambda: Batched(64, 0), 2710),
-    "X1, 64 in a message, 64 waiting": (lambda: Batched(64, 64), 3320),
+    "0.2": (lambda: Framed("0.2", 0), 2920),
+    "0.2, 64 waiting": (lambda: Framed("0.2", 64), 3280),
+    "X1, framed": (lambda: Framed("X1", 0), 3480),
+    "X1, framed, 64 waiting": (lambda: Framed("X1", 64), 3820),
+    "X1, 1 in a message": (lambda: Batched(1, 0), 4250),
+    "X1, 64 in a message": (lambda: Batched(64, 0), 2950),
+    "X1, 64 in a message, 64 waiting": (lambda: Batched(64, 64), 3410),
 }
 """Of a request and its reply in this form, while so many others wait.
+
+Charging what a request takes in memory, also while a worker holds it (C40), takes 200 of them; that it may belong to a
+role, 100.
 
 Linked lists of our own (`mdp/linked_lists.py`) take more of these than the dicts before them, and where they are
 compiled a third fewer of the processor's.  A third of what the batched form takes is for packing and reading, which
@@ -167,11 +170,13 @@ def batched_requests(number):
 
 
 HELD = {
-    "0.2": (lambda number: request("0.2", number, b"client"), 1, 3, 275),
-    "X1, framed": (lambda number: request("X1", number, b"client"), 1, 5, 386),
-    "X1, 50 in a message": (batched_requests, 50, 5, 385),
+    "0.2": (lambda number: request("0.2", number, b"client"), 1, 4, 307),
+    "X1, framed": (lambda number: request("X1", number, b"client"), 1, 6, 418),
+    "X1, 50 in a message": (batched_requests, 50, 6, 417),
 }
-"""What brings how many requests; blocks of memory, and bytes beside its body, that each holds while it waits."""
+"""What brings how many requests; blocks of memory, and bytes beside its body, that each holds while it waits.
+
+One block of 32 bytes is the number of bytes charged for it, where the machine is not compiled."""
 
 
 @pytest.mark.parametrize(("message", "count", "blocks", "size"), HELD.values(), ids=HELD)
@@ -197,5 +202,5 @@ def test_a_request_that_waits_holds_no_more_memory_than_it_did(message, count, b
     assert size_held / 10_000 - len(BODY) <= min(size * SLACK, MOST_HELD)
 
 
-MOST_HELD = 400
+MOST_HELD = 440
 """Bytes that a waiting request may take beside its body; the broker charges more (`REQUEST_OVERHEAD`)."""
