@@ -37,14 +37,22 @@ def checked_endpoint(endpoint: object) -> str:
     return endpoint
 
 
-def dealer(context: Context, endpoint: str, options: Mapping[int, int]) -> Socket:
-    """Return a DEALER with these options, connected to `endpoint`.  Raises `SettingError` if that is invalid."""
+def dealer(context: Context, endpoint: str, options: Mapping[int, int], *, monitored: int = 0) -> Socket:
+    """Return a DEALER with these options, connected to `endpoint`.  Raises `SettingError` if that is invalid.
+
+    With `monitored` events, `get_monitor_socket` returns a socket that has reported them from the beginning.
+    """
     socket = context.socket(zmq.DEALER)
+    monitor: Socket | None = None
     try:
         for option, value in options.items():
             socket.set(option, value)
+        if monitored:
+            monitor = socket.get_monitor_socket(monitored)
         socket.connect(endpoint)
     except zmq.ZMQError as error:
+        if monitor is not None:
+            monitor.close(0)
         socket.close(0)
         raise SettingError(f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555") from None
     return socket

@@ -631,6 +631,18 @@ def test_the_broker_is_restarted_during_a_handler(protocol, logged):
     assert cancelled == [True, False]
 
 
+def test_a_worker_says_whether_there_is_a_broker(tmp_path, logged):
+    at = f"ipc://{tmp_path}/broker"
+
+    async def scenario():
+        async with AsyncWorker("echo", echo, broker=at):
+            assert await asyncio.to_thread(logged, f"echo: waiting for a broker at {at}: nothing answers there")
+            with running_broker(at):
+                assert await asyncio.to_thread(logged, f"echo: serving at {at}")
+
+    asyncio.run(scenario())
+
+
 def test_a_restart_of_the_broker_is_one_line_for_all_connections(caplog):
     async def scenario():
         limits = Limits(heartbeat=0.05, liveness=40)
