@@ -125,7 +125,10 @@ def cli(
     Try it: mdworker zmdp.workers.echo:worker
 
     \b
-    Exit codes: 0 stopped; 1 stopped by a second signal; 2 invalid usage, or MODULE:WORKER cannot be used.
+    Exit codes:
+      0  stopped
+      1  stopped by a second signal
+      2  invalid usage, or MODULE:WORKER cannot be used
     """
     log_to_stderr(log_level)
     worker = _load(target, service, codec)
@@ -149,7 +152,8 @@ def cli(
 
 def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
     _on_signals(_Stopper(worker, alone=supervised_by is None))
-    started = f"offering {worker.service.decode()} at {worker.broker}, concurrency {worker.concurrency}; Ctrl-C stops it"
+    service, concurrency = worker.service.decode(), worker.concurrency
+    started = f"offering {service} at {worker.broker}, concurrency {concurrency}; Ctrl-C stops it"
 
     def check_parent() -> None:
         if supervised_by is not None and os.getppid() != supervised_by:
