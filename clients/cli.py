@@ -108,7 +108,7 @@ def cli(context: click.Context) -> None:
       0  success                     5  no broker reachable
       1  other failure               6  the service failed, or its worker was lost
       2  invalid usage               7  refused for now, retry later
-      3  timeout                   130  interrupted
+      3  timeout, or broken stream 130  interrupted
       4  no worker offers the service
     """
     if context.invoked_subcommand is None:

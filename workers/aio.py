@@ -65,7 +65,13 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Serve until `stop` is called or this task is cancelled, then finish the requests in progress."""
+        """Serve until `stop` is called or this task is cancelled, then finish the requests in progress.
+
+        Ctrl-C cancels the main task, and then `asyncio.run` raises `KeyboardInterrupt`:
+
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(worker.run())
+        """
         self.start()
         try:
             await self.wait()

@@ -120,7 +120,8 @@ def failed(error: BaseException, request: Request) -> Failed:
 
 def _problem(error: ServiceError) -> str | None:
     """Return why an ERROR cannot carry this, or None: it has a code of three digits, a text, and perhaps a detail."""
-    code, text, detail = error.code, error.text, b"" if error.detail is None else error.detail
+    given: Any = error  # a handler can pass values of any type
+    code, text, detail = given.code, given.text, b"" if given.detail is None else given.detail
     if not (isinstance(code, int) and 0 <= code <= 999):
         return f"code is {code!r:.100}: it must be a whole number from 0 to 999"
     if not isinstance(text, str):
