@@ -145,7 +145,7 @@ class SharedConnection:
         self._woken = False
         """A wake-up is on its way to the driver."""
         self._unwanted: deque[Call] = deque()
-        """Calls to be cancelled by a thread that holds the lock: the thread that gave them up may be unable to wait."""
+        """Calls given up by threads that could not wait for the lock: the next thread to hold it cancels them."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_descriptor = self._wake_out.fileno()
