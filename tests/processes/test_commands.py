@@ -281,8 +281,12 @@ def test_a_module_that_starts_its_worker_itself(tmp_path, call):
         assert "cannot use eager:worker: module eager runs a worker when it is imported" in running.stderr
 
 
-def test_several_binds(tmp_path):
-    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--bind", f"ipc://{tmp_path}/b") as running:
+@pytest.mark.parametrize("separator", [None, ",", " "])
+def test_several_binds(tmp_path, separator):
+    binds = ["tcp://127.0.0.1:*", f"ipc://{tmp_path}/b"]
+    flags = [] if separator else ["--bind", binds[0], "--bind", binds[1]]
+    env = {"MDP_BIND": separator.join(binds)} if separator else {}
+    with process("mdp-broker", *flags, **env) as running:
         for at in (running.line("tcp://", "stdout"), running.line("ipc://", "stdout")):
             assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
 
@@ -298,8 +302,9 @@ def test_several_binds(tmp_path):
         (["--heartbeat", "0.001"], {}, "", "heartbeat is 0.001: it must be 0.01 seconds or more"),
         (["--max-queue", "1.5"], {}, "", "expected a whole number of requests (greater than 0), got '1.5'"),
         (["--drain-timeout", "-1"], {}, "", "expected a number of seconds (0 or more), got '-1'"),
-        (["--bind", "tcp://127.0.0.1:99999"], {}, "", "expected an endpoint"),
-        (["--bind", "tcp://a:1,tcp://b:2"], {}, "", "got 'tcp://a:1,tcp://b:2'"),
+        (["--bind", "tcp://127.0.0.1:99999"], {}, "", "its port is '99999', but a port is a number up to 65535"),
+        (["--bind", "tcp://a:1,b:2"], {}, "", "got 'b:2'"),
+        ([], {}, "bind = [5555]", "got 5555"),
         (["--bind", "5555"], {}, "", "got '5555'"),
         (["--beat", "1"], {}, "", "No such option"),
         ([], {"MDP_LIVENESS": "x"}, "", "Invalid value for MDP_LIVENESS (environment variable): expected a whole"),

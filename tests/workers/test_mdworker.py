@@ -287,6 +287,8 @@ def test_wrong_settings_are_told(settings, message):
 def test_wrong_use_is_told(endpoint):
     with pytest.raises(SettingError, match="'nonsense' is not a valid endpoint"):
         Worker("echo", list, broker="nonsense").start()
+    with pytest.raises(SettingError, match="'tcp://h' is not a valid endpoint: it has no port"):
+        Worker("echo", list, broker="tcp://h")
     with pytest.raises(SettingError, match="has no handler"):
         Worker("echo", broker=endpoint).start()
     with Worker("echo", list, broker=endpoint) as worker:
