@@ -20,6 +20,8 @@ KEY_LENGTH: Final = 40
 """Length of a key in characters of Z85."""
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 """The permissions that a secret file must not have."""
+ROOT: Final = 0
+"""The user id of root."""
 
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _DIGITS: Final = {character: digit for digit, character in enumerate(_Z85)}
@@ -52,7 +54,7 @@ def read_certificate(path: Path, *, private: bool = False) -> Certificate:
     """
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            status = os.fstat(file.fileno())
             text = file.read(_LARGEST_FILE).decode()
     except OSError as error:
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
@@ -64,7 +66,8 @@ def read_certificate(path: Path, *, private: bool = False) -> Certificate:
             raise SettingError(f"{path} is damaged: its {name} is not {KEY_LENGTH} characters of Z85")
     if "public-key" not in keys:
         raise SettingError(f"{path} is not a certificate file: it has no public-key")
-    if private and "secret-key" in keys and mode & OTHERS:
+    if private and "secret-key" in keys and _others_have_access(status):
+        mode = stat.S_IMODE(status.st_mode)
         raise SettingError(f"{path} is secret, but other users have access to it (mode {mode:04o}): chmod 600 {path}")
     return Certificate(keys["public-key"].encode(), keys.get("secret-key", "").encode(), metadata)
 
@@ -133,6 +136,12 @@ def _create(path: Path, mode: int, lines: list[str]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise SettingError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _others_have_access(status: os.stat_result) -> bool:
+    # Containers mount the secrets of a process that is not root as files of root, which the process's group may read.
+    mounted = status.st_uid == ROOT and os.geteuid() != ROOT
+    return bool(status.st_mode & (OTHERS & ~stat.S_IRGRP if mounted else OTHERS))
 
 
 def _parse(text: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -197,7 +197,7 @@ def cli(
             for endpoint in server.endpoints:
                 click.echo(endpoint)
             sys.stdout.flush()
-            _log_access(rules)
+            _log_access(rules, insecure=insecure)
             log.info(
                 "ready on %s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
                 ", ".join(server.endpoints), settings.heartbeat, settings.patience,
@@ -217,15 +217,14 @@ def _check(path: Path, *, json: bool) -> int:
     return 0
 
 
-def _log_access(access: Access | None) -> None:
-    if access is None:
-        log.info("no access control: whoever can connect may do everything (see --access)")
-    else:
-        key = access.public_key.decode()
+def _log_access(access: Access | None, *, insecure: bool) -> None:
+    if access is not None:
         log.info(
             "access control by %s: %d roles, %d keys; the broker's public key is %s",
-            access.path, len(access.roles), len(access.keys), key,
+            access.path, len(access.roles), len(access.keys), access.public_key.decode(),
         )  # fmt: skip
+    elif insecure:
+        log.warning("--insecure: whoever can connect may do everything")
 
 
 def _allow_many_connections() -> None:

@@ -45,8 +45,8 @@ def cli(context: click.Context) -> None:
     The first `allow` creates access.toml, and beside it the broker's own key, broker.key and broker.key_secret.
     Clients and workers then need --key, their own secret file, and --broker-key, the file broker.key.
 
-    Files named *.key are public. Files named *.key_secret are not: make each key on the machine that uses it, and send
-    only its .key file to the person who edits the access file.
+    Files named *.key are public. Files named *.key_secret are not: create each key on the machine that uses it, and
+    send only its .key file to the person who edits the access file.
 
     \b
     Exit codes: 0 success; 2 invalid usage, an invalid file, or no such key.
@@ -61,9 +61,9 @@ def cli(context: click.Context) -> None:
     "--dir", "folder", type=click.Path(path_type=Path), default=Path(), metavar="DIR", help="Where to write the files."
 )
 def new(name: str, folder: Path) -> None:
-    """Make a key pair: NAME.key, which is public, and NAME.key_secret, which only its owner may read.
+    """Make a key pair, NAME.key and NAME.key_secret.
 
-    Existing files are not overwritten.
+    NAME.key is public; NAME.key_secret can be read only by its owner. Existing files are not overwritten.
     """
     if not _NAME.fullmatch(name):
         raise SettingError(
@@ -98,7 +98,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @cli.command()
 @click.argument("role")
-@click.argument("keys", nargs=-1, metavar="KEY...")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
 @_access_option
 @click.option("--call", multiple=True, metavar="PATTERN", help="Services that it may call. Can be repeated.")
 @click.option("--offer", multiple=True, metavar="PATTERN", help="Services that it may offer. Can be repeated.")
@@ -140,9 +140,10 @@ def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> No
 @click.argument("key")
 @_access_option
 def revoke(key: str, access: Path) -> None:
-    """Remove KEY from the access file: a certificate file, its name, or a public key of 40 characters.
+    """Remove KEY from the access file.
 
-    When the broker reloads the file, the open connections of the key end.
+    KEY is a public certificate file, its name, or a public key of 40 characters. When the broker reloads the file,
+    the open connections of the key end.
     """
     for role, called in access_file.revoke(access, key):
         _explain(f"revoked {called}, which had the role {role}")

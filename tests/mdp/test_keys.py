@@ -2,12 +2,14 @@
 
 import os
 import stat
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import zmq
 import zmq.auth
 
-from zmdp.mdp.certificates import is_key, read_certificate
+from zmdp.mdp.certificates import is_key, read_certificate, read_secret
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.keys import create_keys, load_keys
 
@@ -118,3 +120,22 @@ def test_halves_of_different_pairs_are_refused(folder):
     mixed.write_bytes(mixed.read_bytes().replace(own, other))
     with pytest.raises(SettingError, match="its public key does not belong to its secret key"):
         load_keys(mixed, folder / "broker.key")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize(("mode", "accepted"), [(0o440, True), (0o640, True), (0o660, False), (0o444, False)])
+def test_the_group_may_read_a_secret_of_root_that_a_container_mounts(mode, accepted):
+    with TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        _, secret = create_keys("shop", Path(name))
+        os.chown(secret, 0, os.getegid())
+        secret.chmod(mode)
+        os.seteuid(65534)
+        try:
+            if accepted:
+                assert read_secret(secret).secret
+            else:
+                with pytest.raises(SettingError, match="other users have access to it"):
+                    read_secret(secret)
+        finally:
+            os.seteuid(0)

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import zmq
@@ -249,6 +252,28 @@ def test_errors_are_one_line(folder):
     assert done.stderr == "mdp-keys: cannot read none.key: No such file or directory\n"
 
 
+def test_the_five_commands_of_the_security_page(folder):
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    commands = re.findall(r"^\$ (.*)$", page, re.MULTILINE)
+    assert len(commands) == 5
+    *made, started = map(shlex.split, commands)
+    for program, *arguments in made:
+        assert program == "mdp-keys"
+        keys(*arguments)
+    assert started[:3] == ["mdp-broker", "--access", "access.toml"]
+    roles = load("access.toml").roles
+    assert roles["shop"].may_call(b"resize")
+    assert roles["resizer"].may_offer(b"resize")
+    assert [load_keys(f"{name}.key_secret", "broker.key").public for name in roles] == list(load("access.toml").keys)
+
+
+def test_the_access_file_of_the_security_page(access):
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    access.write_text(text)
+    assert load(access).keys_of("shop") == ["shop.key", "web.key"]
+
+
 # ── mdp-broker ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -333,8 +358,9 @@ def test_from_nothing_to_a_revoked_key(access):
 
 
 def test_without_an_access_file_a_hangup_is_ignored():
-    with broker() as (process, _):
-        process.line("no access control")
+    with broker("--insecure", bind="tcp://0.0.0.0:*") as (process, _):
+        process.line("--insecure: whoever can connect may do everything")
+        process.line("ready on")
         process.send_signal(signal.SIGHUP)
         process.line("nothing to reload")
         assert process.end() == 0
