@@ -33,7 +33,7 @@ MACHINES = [
     "zmdp/workers/credit.py",
     "zmdp/workers/heartbeats.py",
     "zmdp/workers/session.py",
-    "zmdp/mdp/broker/departures.py",
+    "zmdp/mdp/broker/connections.py",
     "zmdp/mdp/broker/drops.py",
     "zmdp/mdp/broker/journal.py",
     "zmdp/mdp/broker/machine.py",

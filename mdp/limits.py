@@ -37,6 +37,16 @@ class Limits:
     )
     max_message: int = _setting(64 << 20, "bytes", "Maximum size of a message, all frames together.")
     max_frames: int = _setting(1024, "frames", "Maximum number of frames in a message, including routing.")
+    max_connections: int | None = _setting(
+        None,
+        "connections",
+        "Maximum number of open connections; further ones are ended. Default: what the limit of open files allows.",
+    )
+    max_connections_per_address: int | None = _setting(
+        None,
+        "connections",
+        "The same for one address, except this host's own. Default: half of max-connections.",
+    )
     max_outbox: int = _setting(
         10_000, "messages", "Maximum number of messages kept for a slow reader before it is dropped."
     )
@@ -45,7 +55,9 @@ class Limits:
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
-            whole = setting.type in {int, "int"}
+            if value is None and setting.default is None:
+                continue
+            whole = setting.type not in {float, "float"}
             valid = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
             if not valid or not 0 < value < LARGEST:
                 kind = "a whole number" if whole else "a number"

@@ -37,9 +37,9 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         unit = limit.metadata["unit"]
         command = click.option(
             f"--{limit.name.replace('_', '-')}",
-            type=Number(unit, whole=limit.type is int),
+            type=Number(unit, whole=limit.type is not float),
             default=limit.default,
-            help=with_default(limit.metadata["help"], limit.default, unit),
+            help=limit.metadata["help"] if limit.default is None else with_default(limit.metadata["help"], limit.default, unit),
         )(command)
     return command
 
