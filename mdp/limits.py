@@ -6,8 +6,9 @@ from typing import Any, Final
 from .errors import SettingError
 
 
-def _setting(default: Any, unit: str, text: str) -> Any:
-    return field(default=default, metadata={"unit": unit, "help": text})
+def _setting(default: Any, unit: str, text: str, derived: str = "") -> Any:
+    """Describe a setting; `derived` says what its value is by default, if `default` is None."""
+    return field(default=default, metadata={"unit": unit, "help": text, "derived": derived})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,14 @@ class Limits:
     max_connections: int | None = _setting(
         None,
         "connections",
-        "Maximum number of open connections; further ones are ended. Default: what the limit of open files allows.",
+        "Maximum number of open connections; further ones are ended.",
+        "as many as the limit of open files allows",
     )
     max_connections_per_address: int | None = _setting(
         None,
         "connections",
-        "The same for one address, except this host's own. Default: half of max-connections.",
+        "Maximum number of open connections from one address, except loopback.",
+        "half of max-connections",
     )
     max_outbox: int = _setting(
         10_000, "messages", "Maximum number of messages kept for a slow reader before it is dropped."

@@ -38,8 +38,8 @@ SPARE: Final = 2
 RESERVE_RETRY: Final = 1.0
 """Seconds until the next attempt to get the reserve back."""
 MONITOR_EVENTS: Final = 10_000
-"""Maximum number of events that wait in the monitor.  At this limit libzmq's thread blocks: when descriptors run out, it
-reports a failure for each of its attempts to accept a connection, about 100 000 a second."""
+"""Maximum number of events that wait in the monitor; then libzmq's thread blocks.  When descriptors run out, it reports
+about 100 000 failures to accept a connection in a second."""
 LIBZMQ_EVENTS: Final = 1000
 """The part of them that libzmq's end of the monitor has room for, its default SNDHWM."""
 OWN_FILES: Final = 256

@@ -402,7 +402,8 @@ def _with_connections(limits: Limits) -> Limits:
 def _randomise_routing_ids() -> None:
     """Have the next ROUTER number its peers from a random start, which nobody can guess.
 
-    libzmq takes the start from `rand`, never seeded, and fails an assertion if a peer has claimed the next number (C39).
+    libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
+    (C39).
     """
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 

@@ -91,13 +91,13 @@ def test_c39_the_requests_for_a_worker_that_left_reach_nobody_else(bench: Bench)
 
 def test_c39_a_peer_that_comes_back_with_its_id_loses_nothing(bench: Bench) -> None:
     worker = bench.worker(b"echo")
-    for round in range(5):
+    for turn in range(5):
         client = RawPeer(bench.endpoint, ME)
         for number in range(3):
-            client.send(*REQUEST, b"echo", b"%d.%d" % (round, number))
+            client.send(*REQUEST, b"echo", b"%d.%d" % (turn, number))
         for number in range(3):
-            worker.final(worker.work(b"%d.%d" % (round, number)), b"done %d.%d" % (round, number))
-            assert client.recv() == [*FINAL, b"echo", b"done %d.%d" % (round, number)]
+            worker.final(worker.work(b"%d.%d" % (turn, number)), b"done %d.%d" % (turn, number))
+            assert client.recv() == [*FINAL, b"echo", b"done %d.%d" % (turn, number)]
         client.send(*REQUEST, b"echo", b"of no further interest")
         address = worker.work(b"of no further interest")
         leave(bench, client)

@@ -24,12 +24,16 @@ class RawPeer:
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)), PATIENCE)
         if handshake:
-            ready = b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity)
-            self._socket.sendall(GREETING + b"\x04" + bytes([len(ready)]) + ready)
-            self._read(len(GREETING))
-            flags, command = self._frame()
-            assert flags == 4
-            assert command.startswith(b"\x05READY")
+            self.shake_hands(identity)
+
+    def shake_hands(self, identity: bytes = b"") -> None:
+        """Do the handshake.  Raises `Ended` if the broker ends the connection first."""
+        ready = b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity)
+        self._socket.sendall(GREETING + b"\x04" + bytes([len(ready)]) + ready)
+        self._read(len(GREETING))
+        flags, command = self._frame()
+        assert flags == 4
+        assert command.startswith(b"\x05READY")
 
     def send(self, *frames: bytes) -> Self:
         """Send a message of short frames."""
