@@ -110,7 +110,7 @@ class Port:
         if look:
             self.look_until(lambda: not self.connections.reaches(identity))
         while send(self.router, [identity, b"are you there?"]) != EHOSTUNREACH:
-            pass
+            self.router.poll(1)
         # The connection has ended, but its id is taken until both of libzmq's threads have said so.
         for _ in range(3):
             fence.send(b"hello")
@@ -232,6 +232,17 @@ def test_the_end_of_a_peer_with_a_chosen_id_is_told(port):
     assert port.connections.reaches(b"me")
     assert port.connections.chosen == {}
     assert port.connections.deadline() is None
+
+
+def test_nobody_who_takes_an_id_is_reached_under_it(port):
+    fence = port.fence()
+    peer = port.speak(b"me")
+    port.receive()
+    peer.close()
+    port.wait_until_free(b"me", fence, look=False)
+    assert port.ended == []
+    assert not port.connections.reaches(b"me")
+    assert port.ended == [b"me"]
 
 
 def test_a_peer_that_is_still_there_is_not_forgotten(port):
