@@ -132,8 +132,8 @@ class Connections:
         self._reserve: list[int] = []
         self._retry_at: float | None = None
         """When to get the reserve back.  Until then, all new connections are ended."""
-        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._copy = os.dup(self._null)
+        self._devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._copy = os.dup(self._devnull)
         """Where descriptors of connections are copied to, since there may be no other one."""
         self._take_reserve()
         self._socket = socket
@@ -315,7 +315,7 @@ class Connections:
         taken: list[int] = []
         try:
             while len(taken) < RESERVE + SPARE:
-                taken.append(os.dup(self._null))
+                taken.append(os.dup(self._devnull))
         except OSError:
             for each in taken:
                 os.close(each)
@@ -351,7 +351,7 @@ class Connections:
             self._read()
             if not connection.ended:  # so it had not ended either when the descriptor was copied
                 _shut_down(self._copy)
-            os.dup2(self._null, self._copy, inheritable=False)
+            os.dup2(self._devnull, self._copy, inheritable=False)
 
     def _note(self, kind: str, text: str, *values: object) -> None:
         self._journal.note(self._now, logging.WARNING, kind, text, *values)
@@ -392,7 +392,7 @@ class Connections:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._release_reserve()
-        os.close(self._null)
+        os.close(self._devnull)
         os.close(self._copy)
 
 
