@@ -34,7 +34,7 @@ MACHINES = [
     "zmdp/workers/heartbeats.py",
     "zmdp/workers/session.py",
     "zmdp/mdp/broker/admission.py",
-    "zmdp/mdp/broker/departures.py",
+    "zmdp/mdp/broker/connections.py",
     "zmdp/mdp/broker/drops.py",
     "zmdp/mdp/broker/given_up.py",
     "zmdp/mdp/broker/journal.py",

@@ -3,17 +3,20 @@
 `Server` runs in the thread that calls `run`; `stop` may be called from any thread, or from a signal handler.
 """
 
+import ctypes
 import ipaddress
 import logging
 import math
 import os
+import secrets
 import select
 import signal
 import socket as sockets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from errno import EADDRINUSE, EAGAIN
+from dataclasses import replace
+from errno import EADDRINUSE, EAGAIN, EHOSTUNREACH
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
@@ -26,7 +29,7 @@ from ..errors import AccessError, BindError
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
 from ..wire import Message
-from .departures import Departures
+from .connections import Connections, default_max_connections
 from .machine import Broker
 from .outbox import Outbox
 from .zap import Gate
@@ -44,6 +47,8 @@ STALL_INTERVALS: Final = 2
 """A turn that begins this many heartbeat intervals after the last one was held up: the loop sleeps for one at most."""
 OUTBOX_RETRY: Final = 0.01
 """Seconds until the next attempt to send to a slow peer."""
+HANDSHAKE_MS: Final = 5000
+"""How long a new connection may take for its handshake before libzmq ends it, in milliseconds."""
 LINGER_MS: Final = 1000
 """Time that the last messages (DISCONNECT) have to be sent, in milliseconds."""
 
@@ -77,7 +82,7 @@ class Server:
     ) -> None:
         if access is None and not insecure:
             _check_local(binds)
-        self.limits = limits or Limits()
+        self.limits = _with_connections(limits or Limits())
         self.broker = Broker(self.limits, now=time.monotonic(), logger=log)
         self._drain_timeout = drain_timeout
         self._outbox = Outbox(self.limits)
@@ -90,14 +95,23 @@ class Server:
         self._wake_out.setblocking(False)
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
+        _randomise_routing_ids()
         self._socket = self._context.socket(zmq.ROUTER)
         self._closed = False
         self._gone: dict[bytes, tuple[int, int]] = {}
         """Peers that are no longer connected, the first turn whose messages they did not receive, and for how many more
         turns to wait for what they sent before."""
-        self._departures = Departures(self._socket, self._context)
         self.gate: Gate | None = None
         """Decides who may connect; None without `access`."""
+        self.connections = Connections(
+            self._socket,
+            self._context,
+            maximum=self.limits.max_connections or 1,
+            per_address=self.limits.max_connections_per_address or 1,
+            logger=log,
+            on_end=self._note_ended,
+            on_replace=self._replaced,
+        )
         try:
             self._configure()
             if access is not None:
@@ -112,6 +126,7 @@ class Server:
         router = self._socket
         router.set(zmq.ROUTER_MANDATORY, 1)
         router.set(zmq.LINGER, LINGER_MS)
+        router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         # libzmq disconnects a peer that sends a larger frame than this.  Frames slightly over the limit are let in, so
         # that they are counted and reported.
         router.set(zmq.MAXMSGSIZE, 2 * self.limits.max_message + (1 << 20))
@@ -162,7 +177,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until `stop` is called and requests in flight have finished, then send DISCONNECT to all workers."""
-        poller = _Poller(self._socket, self._wake_out, self._departures.descriptor, self.gate)
+        poller = _Poller(self._socket, self._wake_out, self.connections.descriptor, self.gate)
         drain_until = None
         now = time.monotonic()
         flush_at = look_at = now
@@ -178,7 +193,7 @@ class Server:
             if deadline is not None and deadline <= now:
                 self._tick(now)
                 more = True
-            for identity in self._departures.to_probe(now):
+            for identity in self.connections.to_probe(now):
                 self._send_all(self.broker.probe(identity, now), now)
                 more = True
             if self._admit(now):
@@ -196,13 +211,13 @@ class Server:
                 self._sleep(poller, self._wait(now, drain_until))
             elif now >= look_at:
                 look_at = now + MONITOR_INTERVAL
-                self._departures.look(now)
+                self.connections.look(now)
                 self._clear_wake()
         self._finish(now)
 
     def _take_turn(self, now: float) -> bool:
         """Take in the messages that have arrived, and send the replies.  Return whether there may be more."""
-        socket, broker, sources = self._socket, self.broker, self._departures
+        socket, broker, sources = self._socket, self.broker, self.connections
         take = receive  # in compiled code, looking up a module's name takes as long as calling a function
         more = True
         slow = [peer for peer in self._outbox.peers if broker.registry.workers_at(peer)] if self._outbox else []
@@ -248,7 +263,7 @@ class Server:
         until = math.inf if deadline is None else now + self.limits.heartbeat
         retry = now + OUTBOX_RETRY if self._outbox else None
         refusals = None if self.gate is None else self.gate.deadline()
-        for each in (deadline, drain_until, retry, refusals, self._departures.deadline()):
+        for each in (deadline, drain_until, retry, refusals, self.connections.deadline()):
             if each is not None and each < until:
                 until = each
         return None if until == math.inf else milliseconds(until - now)
@@ -258,17 +273,22 @@ class Server:
             self._note_gone(identity, turn)
 
     def _try(self, message: Message) -> int:
+        if message[0] in self.connections.chosen and not self.connections.reaches(message[0]):
+            return EHOSTUNREACH  # C39: perhaps somebody else has taken the routing id meanwhile
         return send(self._socket, message)
 
     def _send_all(self, messages: list[Message], now: float) -> None:
         """Send the messages of the broker's last turn without blocking, and drop peers that do not read theirs."""
-        socket, outbox, put = self._socket, self._outbox, send
+        socket, outbox, put, chosen = self._socket, self._outbox, send, self.connections.chosen
         turn = self.broker.turn - 1
         dropped: list[bytes] = []
         for message in messages:
             if dropped and message[0] in dropped:
                 continue  # nothing follows a lost message, so that no stream has a gap
-            errno = EAGAIN if outbox and message[0] in outbox else put(socket, message)
+            if outbox and message[0] in outbox:
+                errno = EAGAIN
+            else:
+                errno = self._try(message) if chosen and message[0] in chosen else put(socket, message)
             if not errno:
                 continue
             if errno != EAGAIN:
@@ -293,11 +313,24 @@ class Server:
             if drained or turns == 0:
                 lost.append((identity, turn))
         for identity, turn in lost:
-            del self._gone[identity]
-            self._departures.forget(identity)
-            self._outbox.discard(identity)
-            self._send_all(self.broker.unreachable(identity, turn, now), now)
+            self._lose(identity, turn, now)
         return bool(lost)
+
+    def _lose(self, identity: bytes, turn: int, now: float) -> None:
+        """Report to the machine that a peer is gone, and has received nothing since `turn`."""
+        self._gone.pop(identity, None)
+        self.connections.forget(identity)
+        self._outbox.discard(identity)
+        self._send_all(self.broker.unreachable(identity, turn, now), now)
+
+    def _note_ended(self, identity: bytes, _: float) -> None:
+        """Remember that a peer with a chosen routing id is gone, though nothing may ever be sent to it."""
+        self._note_gone(identity, self.broker.turn)
+
+    def _replaced(self, identity: bytes, now: float) -> None:
+        """Report to the machine that a peer is gone, before the first message of another one with its routing id."""
+        turn, _ = self._gone.get(identity, (self.broker.turn, 0))
+        self._lose(identity, turn, now)
 
     # ── who may connect ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -347,7 +380,7 @@ class Server:
 
     def _sleep(self, poller: "_Poller", timeout: int | None) -> None:
         if poller.wait(timeout):
-            self._departures.look(time.monotonic())
+            self.connections.look(time.monotonic())
         if poller.woken:
             self._clear_wake()
 
@@ -375,7 +408,7 @@ class Server:
         if self._closed:
             return
         self._closed = True
-        self._departures.close()
+        self.connections.close()
         self._socket.close()
         if self.gate is not None:
             self.gate.close()
@@ -450,6 +483,22 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in {"localhost", "lo"}  # libzmq accepts the name of an interface too
+
+
+def _with_connections(limits: Limits) -> Limits:
+    """Return `limits` with the defaults of the maximum numbers of connections."""
+    maximum = limits.max_connections or default_max_connections()
+    share = limits.max_connections_per_address or max(1, maximum // 2)
+    return replace(limits, max_connections=maximum, max_connections_per_address=share)
+
+
+def _randomise_routing_ids() -> None:
+    """Have the next ROUTER number its peers from a random start, which nobody can guess.
+
+    libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
+    (C39).
+    """
+    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
 def _check_free(endpoint: str) -> None:

@@ -60,12 +60,12 @@ class _Mode(click.ParamType):  # type: ignore[type-arg]  # not generic in older 
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each of the broker's limits, with its default and unit."""
     for limit in reversed(fields(Limits)):
-        unit = limit.metadata["unit"]
+        unit, text, derived = (limit.metadata[key] for key in ("unit", "help", "derived"))
         command = click.option(
             f"--{limit.name.replace('_', '-')}",
-            type=Number(unit, whole=limit.type is int),
+            type=Number(unit, whole=limit.type is not float),
             default=limit.default,
-            help=with_default(limit.metadata["help"], limit.default, unit),
+            help=with_default(text, derived) if derived else with_default(text, limit.default, unit),
         )(command)
     return command
 

@@ -1,15 +1,19 @@
 """The server's loop, what can be said of it without its clock."""
 
 import threading
+import time
+from errno import EHOSTUNREACH
 from types import MethodType
 
 import pytest
 import zmq
+from support.zmtp import RawPeer
 
 from zmdp.mdp import compiled
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.server import Server
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.transport.multipart import send
 
 
 def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
@@ -52,3 +56,38 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
             server.stop()
             thread.join()
         assert server.broker.stats.internal_errors == 1
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["at once", "later"])
+def test_c39_a_reply_does_not_reach_a_peer_that_has_just_taken_the_id(slow):
+    """Nothing has read the monitor since the peer left, and the socket would send it."""
+
+    def turn():
+        assert server._socket.poll(10_000)
+        server._take_turn(time.monotonic())
+
+    with Server(("tcp://127.0.0.1:*",)) as server:
+        victim, worker = RawPeer(server.endpoints[0], b"me"), RawPeer(server.endpoints[0])
+        worker.send(b"MDPW02", b"\x01", b"echo")
+        turn()
+        victim.send(b"MDPC02", b"\x01", b"echo", b"a secret")
+        turn()
+        address = worker.recv()[2]
+        if slow:
+            assert server._outbox.add([b"me", b"another secret"], 0)
+        victim.close()
+        while send(server._socket, [b"me", b""]) != EHOSTUNREACH:
+            server._socket.poll(1)
+        for _ in range(3):
+            worker.send(b"MDPW02", b"\x05")
+            turn()
+        thief = RawPeer(server.endpoints[0], b"me")
+        worker.send(b"MDPW02", b"\x04", address, b"", b"the reply")
+        turn()
+        if slow:
+            server._flush_outbox()
+        thief.send(b"MDPC02", b"\x01", b"mmi.service", b"echo")
+        turn()
+        assert thief.recv() == [b"MDPC02", b"\x03", b"mmi.service", b"200"]
+        for peer in (thief, worker):
+            peer.close()
