@@ -5,7 +5,11 @@ from.  Descriptors are reused, and the monitor may be ahead of the socket, so th
 is a message that cannot be sent (EHOSTUNREACH, with ROUTER_MANDATORY).
 """
 
+import os
+import socket
 import struct
+import sys
+from contextlib import suppress
 from typing import Final
 
 import zmq
@@ -23,6 +27,12 @@ class Departures:
     def __init__(self, socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.known: dict[bytes, int] = {}
         """The descriptor of each peer's connection; `receive` reports unknown ones through `add`."""
+        self.secured = False
+        """Whether `receive` sets `user`."""
+        self.user = b""
+        """The user id of the message that was received last."""
+        self.max_frames = sys.maxsize
+        """The number of frames from which on a message is an attack."""
         self._peers: dict[int, list[bytes]] = {}
         self._ended: set[int] = set()
         """Descriptors of connections that ended before a message came from them."""
@@ -46,6 +56,12 @@ class Departures:
             if descriptor in self._ended:  # the monitor was ahead of the first message, or it is another connection
                 self._ended.discard(descriptor)
                 self._due.append((0.0, 0, identity))
+
+    def offender(self, descriptor: int) -> None:
+        """End a connection whose peer does harm; one within the process (negative) cannot be ended."""
+        if descriptor >= 0:
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def look(self, now: float) -> None:
         """Read the monitor's events."""
