@@ -38,6 +38,9 @@ LAST_TURNS: Final = 10
 """Number of turns to wait for what a peer sent before it left, while messages of others keep coming."""
 STALL_INTERVALS: Final = 2
 """A turn that begins this many heartbeat intervals after the last one was held up: the loop sleeps for one at most."""
+ATTACK_FRAMES: Final = 16
+"""A message of more than this many times `max_frames` ends its connection.  A batch may exceed `max_frames`, which
+limits each of its records."""
 OUTBOX_RETRY: Final = 0.01
 """Seconds until the next attempt to send to a slow peer."""
 LINGER_MS: Final = 1000
@@ -81,6 +84,7 @@ class Server:
         """Peers that are no longer connected, the first turn whose messages they did not receive, and for how many more
         turns to wait for what they sent before."""
         self._departures = Departures(self._socket, self._context)
+        self._departures.max_frames = ATTACK_FRAMES * self.limits.max_frames
         try:
             self._configure()
             self.endpoints = [self._bind(endpoint) for endpoint in binds]
@@ -220,26 +224,33 @@ class Server:
             self._note_gone(identity, turn)
 
     def _try(self, message: Message) -> int:
-        return send(self._socket, message)
+        errno: int = send(self._socket, message, self._outbox.unsent)
+        return errno
 
     def _send_all(self, messages: list[Message], now: float) -> None:
         """Send the messages of the broker's last turn without blocking, and drop peers that do not read theirs."""
         socket, outbox, put = self._socket, self._outbox, send
+        unsent = outbox.unsent
         turn = self.broker.turn - 1
         dropped: list[bytes] = []
         for message in messages:
             if dropped and message[0] in dropped:
                 continue  # nothing follows a lost message, so that no stream has a gap
-            errno = EAGAIN if outbox and message[0] in outbox else put(socket, message)
+            errno = EAGAIN if outbox and message[0] in outbox else put(socket, message, unsent)
             if not errno:
                 continue
             if errno != EAGAIN:
                 self._note_gone(message[0], turn)
             elif not outbox.add(message, turn):
-                log.warning("dropped a peer that does not read its messages")
-                outbox.discard(message[0])
+                outbox.drop(message[0])
                 dropped.append(message[0])
+        while (slowest := outbox.overfull()) is not None:
+            outbox.drop(slowest)
+            dropped.append(slowest)
         for identity in dropped:
+            log.warning("dropped a peer that does not read its messages")
+            # Only with the connection does libzmq discard what it holds.
+            self._departures.offender(self._departures.known.get(identity, -1))
             self._send_all(self.broker.gone(identity, now), now)
 
     def _note_gone(self, identity: bytes, turn: int) -> None:
