@@ -84,9 +84,9 @@ class Access:
         """Return what the file calls the keys of `role`."""
         return [self.named[key] for key, owner in self.keys.items() if owner == role]
 
-    def reduced_in(self, after: "Access") -> set[str]:
-        """Return the roles that have lost a key in `after`, a later state of the file: their connections must end."""
-        return {role for key, role in self.keys.items() if after.keys.get(key) != role}
+    def lost_in(self, after: "Access") -> set[bytes]:
+        """Return the keys that lose their role in `after`, a later state of the file: their connections must end."""
+        return {key for key, role in self.keys.items() if after.keys.get(key) != role}
 
 
 def load(path: str | Path) -> Access:

@@ -17,8 +17,9 @@ import os
 import resource
 import socket as sockets
 import struct
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, Final
 
@@ -80,7 +81,10 @@ class Connection:
     def __init__(self, descriptor: int, address: str) -> None:
         self.descriptor = descriptor
         self.address = address
-        self.role = b""
+        self.user = b""
+        """The public key of its peer, in Z85; empty without access control, and until a message came over it."""
+        self.role = ""
+        """The role of that key."""
         self.identities: list[bytes] = []
         """The routing ids of the peers that sent messages over it.  One, unless messages were still waiting from an
         earlier connection with the same descriptor."""
@@ -111,15 +115,21 @@ class Connections:
         """The connections of peers with generated routing ids; `receive` reports all other peers through `add`."""
         self.chosen: dict[bytes, Connection] = {}
         """The last connections of peers that chose their routing ids, until they are forgotten."""
+        self.secured = False
+        """Whether there is access control, so that `receive` sets `user`.  Without it, peers could set it."""
         self.user = b""
-        """The role of the peer that sent the message which `receive` reads, empty without access control."""
-        self.limit_of: Callable[[bytes], int | None] = _no_limit
+        """The public key of the peer that sent the message which was received last."""
+        self.role_of: Callable[[bytes], str] = _no_role
+        """Return the role of a public key."""
+        self.limit_of: Callable[[str], int | None] = _no_limit
         """Return how many connections a role may have, or None."""
+        self.max_frames = sys.maxsize
+        """The number of frames from which on a message is an attack."""
         self.counts: Counter[str] = Counter()
         """Events since the start, by name."""
         self._open: dict[int, Connection] = {}
         self._addresses: Counter[str] = Counter()
-        self._roles: dict[bytes, set[Connection]] = {}
+        self._roles: dict[str, set[Connection]] = {}
         self._to_end: list[Connection] = []
         self._due: dict[bytes, tuple[float, int]] = {}
         """Peers to probe: due time, and number of earlier probes."""
@@ -204,7 +214,8 @@ class Connections:
 
     def _attribute(self, connection: Connection, identity: bytes) -> None:
         connection.identities.append(identity)
-        role = self.user
+        connection.user = self.user
+        role = self.role_of(self.user) if self.user else ""
         if connection.role != role:
             self._leave_role(connection)
             connection.role = role
@@ -328,10 +339,27 @@ class Connections:
 
     # ── ending connections ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def end_role(self, role: bytes) -> None:
-        """End all connections over which peers of `role` have sent something."""
-        self._to_end += self._roles.get(role, ())
+    def end_users(self, users: Collection[bytes]) -> None:
+        """End the connections of peers with these public keys, and those whose peers are not known yet."""
+        self._read()
+        self._to_end += [each for each in self._open.values() if not each.user or each.user in users]
         self._end_excess()
+
+    def end(self, identity: bytes) -> None:
+        """End the connection of a peer that does not read its messages."""
+        connection = self.known.get(identity) or self.chosen.get(identity)
+        if connection is not None:
+            self.counts["slow-reader"] += 1
+            self._to_end.append(connection)
+            self._end_excess()
+
+    def offender(self, descriptor: int) -> None:
+        """End a connection over which a message of far too many frames came."""
+        connection = self._open.get(descriptor)
+        if connection is not None:
+            text = "ended a connection that sent a message of more than %d frames"
+            self._refuse(connection, "too-many-frames", text, self.max_frames)
+            self._end_excess()
 
     def _refuse(self, connection: Connection, kind: str, text: str, *values: object) -> None:
         self.counts[kind] += 1
@@ -396,8 +424,12 @@ class Connections:
         os.close(self._copy)
 
 
-def _no_limit(_: bytes) -> int | None:
+def _no_limit(_: str) -> int | None:
     return None
+
+
+def _no_role(_: bytes) -> str:
+    return ""
 
 
 def _shut_down(descriptor: int) -> None:

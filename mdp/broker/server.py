@@ -32,6 +32,7 @@ from ..wire import Message
 from .connections import Connections, default_max_connections
 from .machine import Broker
 from .outbox import Outbox
+from .roles import Role
 from .zap import Gate
 
 DEFAULT_DRAIN: Final = 10.0
@@ -45,6 +46,9 @@ LAST_TURNS: Final = 10
 """Number of turns to wait for what a peer sent before it left, while messages of others keep coming."""
 STALL_INTERVALS: Final = 2
 """A turn that begins this many heartbeat intervals after the last one was held up: the loop sleeps for one at most."""
+ATTACK_FRAMES: Final = 16
+"""A message of more than this many times `max_frames` ends its connection.  A batch may exceed `max_frames`, which
+limits each of its records."""
 OUTBOX_RETRY: Final = 0.01
 """Seconds until the next attempt to send to a slow peer."""
 HANDSHAKE_MS: Final = 5000
@@ -103,6 +107,8 @@ class Server:
         turns to wait for what they sent before."""
         self.gate: Gate | None = None
         """Decides who may connect; None without `access`."""
+        self._users: dict[bytes, Role] | None = None
+        """The role of each public key; None without `access`."""
         self.connections = Connections(
             self._socket,
             self._context,
@@ -112,11 +118,14 @@ class Server:
             on_end=self._note_ended,
             on_replace=self._replaced,
         )
+        self.connections.max_frames = ATTACK_FRAMES * self.limits.max_frames
         try:
             self._configure()
             if access is not None:
                 self.gate = Gate(self._context, access, log)
                 self.gate.protect(self._socket)
+                self.connections.secured = True
+                self._grant(access, time.monotonic())
             self.endpoints = [self._bind(endpoint) for endpoint in binds]
         except BaseException:
             self.close()
@@ -217,7 +226,8 @@ class Server:
 
     def _take_turn(self, now: float) -> bool:
         """Take in the messages that have arrived, and send the replies.  Return whether there may be more."""
-        socket, broker, sources = self._socket, self.broker, self.connections
+        socket, broker, sources, users = self._socket, self.broker, self.connections, self._users
+        role = broker.roles.everyone if self.gate is None else broker.roles.nobody
         take = receive  # in compiled code, looking up a module's name takes as long as calling a function
         more = True
         slow = [peer for peer in self._outbox.peers if broker.registry.workers_at(peer)] if self._outbox else []
@@ -227,7 +237,9 @@ class Server:
                 more = False
                 break
             try:
-                broker.take(message, now)
+                if users is not None:
+                    role = users.get(sources.user, broker.roles.nobody)
+                broker.take(message, now, role)
             except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
                 broker.failed(now)
         try:
@@ -275,11 +287,13 @@ class Server:
     def _try(self, message: Message) -> int:
         if message[0] in self.connections.chosen and not self.connections.reaches(message[0]):
             return EHOSTUNREACH  # C39: perhaps somebody else has taken the routing id meanwhile
-        return send(self._socket, message)
+        errno: int = send(self._socket, message, self._outbox.unsent)
+        return errno
 
     def _send_all(self, messages: list[Message], now: float) -> None:
         """Send the messages of the broker's last turn without blocking, and drop peers that do not read theirs."""
         socket, outbox, put, chosen = self._socket, self._outbox, send, self.connections.chosen
+        unsent = outbox.unsent
         turn = self.broker.turn - 1
         dropped: list[bytes] = []
         for message in messages:
@@ -288,16 +302,21 @@ class Server:
             if outbox and message[0] in outbox:
                 errno = EAGAIN
             else:
-                errno = self._try(message) if chosen and message[0] in chosen else put(socket, message)
+                errno = self._try(message) if chosen and message[0] in chosen else put(socket, message, unsent)
             if not errno:
                 continue
             if errno != EAGAIN:
                 self._note_gone(message[0], turn)
             elif not outbox.add(message, turn):
-                log.warning("dropped a peer that does not read its messages")
-                outbox.discard(message[0])
+                outbox.drop(message[0])
                 dropped.append(message[0])
+        while (slowest := outbox.overfull()) is not None:
+            outbox.drop(slowest)
+            dropped.append(slowest)
         for identity in dropped:
+            log.warning("dropped a peer that does not read its messages")
+            # Only with the connection does libzmq discard what it holds.
+            self.connections.end(identity)
             self._send_all(self.broker.gone(identity, now), now)
 
     def _note_gone(self, identity: bytes, turn: int) -> None:
@@ -337,7 +356,7 @@ class Server:
     def _admit(self, now: float) -> bool:
         """Reload the access file if that is due, and answer handshakes.  Return whether there may be more of them."""
         if self._reload:
-            self._reload_access()
+            self._reload_access(now)
         return self.gate is not None and self.gate.answer(now)
 
     def reload(self) -> None:
@@ -345,7 +364,15 @@ class Server:
         self._reload = True
         self._wake()
 
-    def _reload_access(self) -> None:
+    def _grant(self, access: Access, now: float) -> list[Message]:
+        """Give the machine the roles of `access`; return what to send."""
+        messages = self.broker.grant(access.roles, now)
+        self._users = {key: self.broker.roles.named(role.encode()) for key, role in access.keys.items()}
+        self.connections.role_of = lambda user: access.keys.get(user, "")
+        self.connections.limit_of = lambda role: access.roles[role].connections if role in access.roles else None
+        return messages
+
+    def _reload_access(self, now: float) -> None:
         self._reload = False
         if self.gate is None:
             log.info("nothing to reload: the broker was started without --access")
@@ -359,6 +386,8 @@ class Server:
         if access.secret_key != before.secret_key:
             log.warning("the broker's own key has changed: restart the broker to use it")
         self.gate.access = access
+        self.connections.end_users(before.lost_in(access))
+        self._send_all(self._grant(access, now), now)
         log.info("reloaded %s: %d roles, %d keys", access.path, len(access.roles), len(access.keys))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────

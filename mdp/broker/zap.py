@@ -31,8 +31,8 @@ class Gate:
     """The ZAP handler of a context.
 
     `access` decides who is admitted; it can be replaced at any time, and applies from the next handshake on.  The user
-    id of a connection is the name of its role: libzmq attaches it to every frame as `User-Id`.  `counts` has the number
-    of handshakes that were accepted, and of those that were refused, by reason.
+    id of a connection is its public key in Z85: libzmq attaches it to every frame as `User-Id`.  `counts` has the
+    number of handshakes that were accepted, and of those that were refused, by reason.
 
     Raises `BindError` if the context has a ZAP handler already.
     """
@@ -80,23 +80,21 @@ class Gate:
             case _:  # libzmq sends none: it is from another socket of this process, and has no place for an answer
                 self._refuse(now, MALFORMED, "ignored a ZAP request that is malformed")
                 return
-        role = None
+        key = b""
         if domain != DOMAIN:
             self._refuse(now, WRONG_DOMAIN, "refused a connection from %s: its socket is not the broker's", address)
         elif mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
             self._refuse(now, WRONG_MECHANISM, "refused a connection from %s: it does not use CURVE keys", address)
         else:
             key = z85.encode(credentials[0])
-            role = self.access.keys.get(key)
-            if role is None:
+            if key not in self.access.keys:
                 self._refuse(now, UNKNOWN_KEY, "refused a connection from %s: unknown key %s", address, key)
-        if role is None:
-            status, text, user = b"400", b"not admitted", b""
-        else:
+                key = b""
+        if key:
             self.counts[ACCEPTED] += 1
-            status, text, user = b"200", b"OK", role.encode()
+        status, text = (b"200", b"OK") if key else (b"400", b"not admitted")
         # A connection that has ended in the meantime gets no answer; it needs none.
-        send(self._socket, [*message[:4], status, text, user, b""])
+        send(self._socket, [*message[:4], status, text, key, b""])
 
     def _refuse(self, now: float, reason: str, text: str, *values: bytes) -> None:
         self.counts[reason] += 1

@@ -109,15 +109,17 @@ def test_an_admin_may_ask_the_broker_everything():
     assert Permissions("r", admin=True, mmi="none").mmi == "all"
 
 
-def test_a_role_is_reduced_if_a_key_of_it_is_gone_or_has_another_role(folder):
+def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
     before = load(write(folder, '[roles.a]\nkeys = ["shop.key"]\n[roles.b]\nkeys = ["web.key"]\n[roles.c]\nkeys = []'))
     same = load(write(folder, '[roles.a]\nkeys = ["shop.key"]\n[roles.b]\nkeys = ["web.key"]\ncall = ["x"]'))
     gone = load(write(folder, '[roles.a]\nkeys = []\n[roles.b]\nkeys = ["web.key"]'))
     moved = load(write(folder, '[roles.a]\nkeys = ["shop.key", "web.key"]\n[roles.b]'))
-    assert before.reduced_in(same) == set()
-    assert before.reduced_in(gone) == {"a"}
-    assert before.reduced_in(moved) == {"b"}
-    assert gone.reduced_in(before) == set()
+    web = next(key for key, role in before.keys.items() if role == "b")
+    shop = next(key for key, role in before.keys.items() if role == "a")
+    assert before.lost_in(same) == set()
+    assert before.lost_in(gone) == {shop}
+    assert before.lost_in(moved) == {web}
+    assert gone.lost_in(before) == set()
 
 
 @pytest.mark.parametrize(

@@ -364,14 +364,15 @@ def test_an_address_has_a_share(start, caplog):
 
 
 def test_a_role_has_a_maximum(port, caplog):
-    port.connections.limit_of = {b"shop": 2, b"web": None}.get
+    port.connections.role_of = {b"one": "shop", b"two": "shop", b"web": "web"}.__getitem__
+    port.connections.limit_of = {"shop": 2, "web": None}.get
     peers = []
-    for role in (b"shop", b"shop", b"web", b"web", b"web"):
-        port.connections.user = role
+    for user in (b"one", b"two", b"web", b"web", b"web"):
+        port.connections.user = user
         peers.append(port.speak(b""))
         port.receive()
     assert port.connections.counts["over-role-limit"] == 0
-    port.connections.user = b"shop"
+    port.connections.user = b"one"
     port.speak(b"")
     port.receive()
     port.look_until(lambda: len(port.connections) == 5)
@@ -384,14 +385,14 @@ def test_a_role_has_a_maximum(port, caplog):
     assert port.connections.counts["over-role-limit"] == 1
 
 
-def test_the_connections_of_a_role_are_ended(port):
-    ended, kept = [], []
-    for role, peers in ((b"shop", ended), (b"web", kept), (b"shop", ended)):
-        port.connections.user = role
+def test_the_connections_of_a_key_are_ended(port):
+    ended, kept = [port.connect_only()], []
+    port.look_until(lambda: len(port.connections) == 1)  # it has sent nothing, so its key is not known
+    for user, peers in ((b"shop", ended), (b"web", kept), (b"shop", ended)):
+        port.connections.user = user
         peers.append(port.speak(b""))
         port.receive()
-    port.connections.end_role(b"shop")
-    port.connections.end_role(b"nobody")
+    port.connections.end_users({b"shop", b"nobody"})
     for peer in ended:
         peer.wait_for_end()
     port.look_until(lambda: len(port.connections) == 1)
@@ -410,7 +411,7 @@ def test_a_connection_that_reuses_a_descriptor_is_not_ended_for_another(port):
     other = port.speak(b"")
     assert port.router.poll(10_000)
     assert port.connections._open[before.descriptor] is before  # as far as is known
-    port.connections.end_role(b"shop")
+    port.connections.end_users({b"shop"})
     assert before.ended
     assert port.connections._open[before.descriptor] is not before
     port.receive()

@@ -78,7 +78,6 @@ def test_a_reload_admits_new_keys_and_refuses_revoked_ones(folder, keys, context
             assert logged(f"unknown key {keys['shop'].public.decode()}")
 
 
-@pytest.mark.xfail(strict=False, reason="a reload does not end connections yet")
 @pytest.mark.parametrize("speaks", [True, False])
 def test_the_open_connections_of_a_revoked_key_end(folder, keys, context, logged, speaks):
     """Also one that has not sent anything: it has passed the gate, and could be used later."""
