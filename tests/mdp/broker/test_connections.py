@@ -411,7 +411,7 @@ def test_a_connection_that_reuses_a_descriptor_is_not_ended_for_another(port):
     other = port.speak(b"")
     assert port.router.poll(10_000)
     assert port.connections._open[before.descriptor] is before  # as far as is known
-    port.connections.end_users({b"shop"})
+    port.connections.end(b"me")
     assert before.ended
     assert port.connections._open[before.descriptor] is not before
     port.receive()
