@@ -1,0 +1,437 @@
+"""Attacks within the protocol: messages of MDP and X1, well-formed or nearly so.
+
+Without keys anybody may offer any service and call it; so no attack here offers the canary's, whose requests it would
+simply get.  With keys, that is one more attack.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+from typing import Final
+
+from fuzz_batch import message_of
+
+from zmdp.mdp import wire
+from zmdp.mdp.wire import batch
+
+from .zmtp import Message, Peer, take_over
+
+REQUEST, PARTIAL, FINAL, ERROR, CANCEL = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
+"""The commands of a client."""
+READY, W_REQUEST, W_PARTIAL, W_FINAL, W_HEARTBEAT, W_DISCONNECT = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06"
+"""Those of an MDP/0.2 or X1 worker."""
+W_ERROR, W_CANCEL, W_CREDIT, W_RELEASE = b"\x07", b"\x08", b"\x0a", b"\x0b"
+BATCH: Final = b"\x09"
+NOBODY: Final = b"waited-for"
+"""A service without a worker."""
+MAX_LARGE: Final = 128
+"""Messages near the limit of their size that one attack sends."""
+
+
+def request(service: bytes, *body: bytes) -> Message:
+    """Return an MDP/0.2 client's REQUEST."""
+    return [b"", b"MDPC02", REQUEST, service, *body]
+
+
+def x1_request(number: int, service: bytes, *body: bytes, options: bytes = b"") -> Message:
+    """Return an X1 client's REQUEST."""
+    return [b"%d" % number, b"", b"MDPCX1", REQUEST, service, options, *body]
+
+
+def x1_cancel(number: int, service: bytes) -> Message:
+    """Return an X1 client's CANCEL."""
+    return [b"%d" % number, b"", b"MDPCX1", CANCEL, service]
+
+
+def worker(endpoint: str, service: bytes) -> Peer:
+    """Return a registered X1 worker with much credit, which does nothing by itself."""
+    peer = Peer(endpoint)
+    peer.send(b"MDPWX1", READY, service, b'{"credit":10000}')
+    peer.sync()
+    return peer
+
+
+def held_address(peer: Peer) -> bytes:
+    """Return the client address of the next REQUEST to a framed X1 worker."""
+    return peer.expect(b"MDPWX1", W_REQUEST)[2]
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tiny_frames(endpoint: str, amount: int, rng: Random) -> None:
+    """Waiting requests of a thousand frames of two bytes: each frame takes far more memory than its bytes (C40)."""
+    peer = Peer(endpoint)
+    body = [rng.randbytes(2) for _ in range(1000)]
+    peer.flood(request(NOBODY, *body) for _ in range(min(3 * amount // 4, 4000)))
+    peer.sync()
+
+
+def large_waiting_requests(endpoint: str, amount: int, rng: Random) -> None:
+    """Requests near the limit of their size, to a service without a worker, from several clients."""
+    peers = [Peer(endpoint) for _ in range(4)]
+    body = rng.randbytes(peers[0].limits()["max_message"] - 10_000)
+    for number in range(min(amount // 50, MAX_LARGE)):
+        peers[number % 4].flood([x1_request(number, NOBODY, body)])
+    for peer in peers:
+        peer.sync()
+
+
+def large_held_requests(endpoint: str, amount: int, rng: Random) -> None:
+    """Requests near the limit of their size, held by a worker that does not answer (C40)."""
+    silent, client = worker(endpoint, b"held"), Peer(endpoint)
+    body = rng.randbytes(client.limits()["max_message"] - 10_000)
+    for number in range(min(amount // 50, MAX_LARGE)):
+        client.flood([x1_request(number, b"held", body)])
+        if number % 8 == 0:
+            silent.flood([[b"MDPWX1", W_HEARTBEAT]])  # which also reads
+    client.sync()
+
+
+def envelopes(endpoint: str, amount: int, rng: Random) -> None:
+    """Requests whose envelopes are much larger than they are, each from a peer that is known by this envelope only."""
+    peer = Peer(endpoint)
+
+    def routed(number: int) -> Message:
+        return [b"%d" % number, *(rng.randbytes(254) + b"!" for _ in range(14)), b""]
+
+    peer.flood([*routed(n), *request(NOBODY, b"")[1:]] for n in range(min(5 * amount, 20_000)))
+    peer.flood([*routed(n), b"MDPCX1", REQUEST, NOBODY, b"", b""] for n in range(min(5 * amount, 20_000)))
+    peer.flood([*routed(n), b"MDPCX1", REQUEST, b"mmi.service", b"", NOBODY] for n in range(min(amount, 10_000)))
+    peer.flood([*routed(n), b"MDPWX1", READY, b"routed"] for n in range(min(amount, 4000)))
+    peer.sync()
+
+
+def streams_not_read(endpoint: str, amount: int, rng: Random) -> None:
+    """Clients that ask for a stream and do not read it."""
+    source = worker(endpoint, b"stream")
+    part = rng.randbytes(65_000)
+    clients = [Peer(endpoint) for _ in range(8)]
+    addresses = []
+    for number, client in enumerate(clients):
+        client.send(*x1_request(number, b"stream", b""))
+        addresses.append(held_address(source))
+    for number in range(min(amount, 8000)):
+        source.flood([[b"MDPWX1", W_PARTIAL, addresses[number % 8], b"", part]])
+    source.sync()
+
+
+def requests_not_read(endpoint: str, amount: int, rng: Random) -> None:
+    """Workers with much credit that do not read their requests."""
+    workers = [worker(endpoint, b"unread") for _ in range(4)]
+    client = Peer(endpoint)
+    body = rng.randbytes(30_000)
+    client.flood(x1_request(number, b"unread", body) for number in range(min(amount, 10_000)))
+    client.sync()
+    assert workers  # they stay connected
+
+
+def collected_partials(endpoint: str, amount: int, rng: Random) -> None:
+    """PARTIALs for MDP/0.1 clients, which the broker keeps until the FINAL: there is none."""
+    source, client = worker(endpoint, b"collected"), Peer(endpoint)
+    part = rng.randbytes((client.limits()["max_message"] - 10_000) // 4)
+    for _ in range(min(amount // 50, MAX_LARGE)):
+        client.send(b"", b"MDPC01", b"collected", b"")
+        address = held_address(source)
+        source.flood([[b"MDPWX1", W_PARTIAL, address, b"", part]] * 4)
+    source.sync()
+
+
+def oversized_messages(endpoint: str, amount: int, rng: Random) -> None:
+    """Messages over the limit of their size, as one frame and as many."""
+    peer = Peer(endpoint)
+    limit = peer.limits()["max_message"]
+    whole, part = rng.randbytes(limit + 1), rng.randbytes(limit // 8)
+    for number in range(min(amount // 100, MAX_LARGE)):
+        peer.flood([x1_request(number, NOBODY, *([whole] if number % 2 else [part] * 9))])
+    peer.sync()
+
+
+def mmi_flood(endpoint: str, amount: int, rng: Random) -> None:
+    """Many questions to the broker itself, with long answers that nobody reads."""
+    crowd = Peer(endpoint)
+    crowd.flood([b"%d" % n, b"", b"MDPWX1", READY, b"crowd-%d" % (n % 100)] for n in range(500))
+    crowd.sync()
+    names = [b"mmi.workers", b"mmi.services", b"mmi.stats", b"mmi.broker", b"mmi.service", b"mmi.what"]
+    for dialect in (b"0.2", b"X1"):
+        peer = Peer(endpoint)
+        peer.flood(
+            (
+                x1_request(number, rng.choice(names), b"") if dialect == b"X1" else request(rng.choice(names), b"")
+                for number in range(amount // 2)
+            ),
+            read=False,
+        )
+
+
+def heartbeats_not_read(endpoint: str, amount: int, rng: Random) -> None:
+    """HEARTBEATs, each of which the broker answers, from peers that do not read."""
+    del rng
+    client, stranger = Peer(endpoint), Peer(endpoint)
+    client.flood(([b"", b"MDPCX1", b"\x06"] for _ in range(amount)), read=False)
+    stranger.flood(([b"MDPW02", W_HEARTBEAT] for _ in range(amount)), read=False)
+
+
+# ── names and identities ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def unknown_services(endpoint: str, amount: int, rng: Random) -> None:
+    """Requests to as many unknown services as the broker has room for, and more (C41)."""
+    peer = Peer(endpoint)
+    count = max(amount, 2 * int(peer.limits()["max_services"]))
+    peer.flood(request(b"unknown-%d-%d" % (n, rng.getrandbits(30)), b"") for n in range(count))
+    peer.sync()
+
+
+def ids_of_departed_clients(endpoint: str, amount: int, rng: Random) -> None:
+    """Take the self-chosen id of a client that has left while its request was at work (C39)."""
+    for number in range(min(max(4, amount // 500), 50)):
+        service, identity, secret = b"left-%d" % number, b"client-%d" % number, rng.randbytes(16)
+        source, victim = worker(endpoint, service), Peer(endpoint, identity)
+        asked = x1_request(1, service, b"ask") if number % 2 else request(service, b"ask")
+        victim.send(*asked)
+        address = held_address(source)
+        victim.close()
+        taken = take_over(endpoint, identity)
+        source.send(b"MDPWX1", W_FINAL, address, b"", secret)
+        source.sync()
+        if taken is not None:
+            claimant, received = taken
+            received += claimant.sync()
+            assert not any(secret in message for message in received), "a client received the reply to another's request"
+            claimant.close()
+        source.close()
+
+
+def ids_of_departed_workers(endpoint: str, amount: int, rng: Random) -> None:
+    """Take the self-chosen id of a worker that has left, to get its requests (C39)."""
+    for number in range(min(max(4, amount // 500), 50)):
+        service, identity, secret = b"gone-%d" % number, b"worker-%d" % number, rng.randbytes(16)
+        victim, client = Peer(endpoint, identity), Peer(endpoint)
+        victim.send(*([b"MDPWX1", READY, service] if number % 2 else [b"MDPW02", READY, service]))
+        victim.sync()
+        victim.close()
+        taken = take_over(endpoint, identity)
+        client.send(*x1_request(1, service, secret))
+        client.sync()
+        if taken is not None:
+            claimant, received = taken
+            received += claimant.sync()
+            assert not any(secret in message for message in received), "a peer received the requests of another worker"
+            claimant.close()
+        client.close()
+
+
+def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
+    """FINAL, PARTIAL, ERROR and RELEASE for addresses near one's own, and CANCEL for other clients' numbers (C32)."""
+    client = Peer(endpoint)
+    remaining = amount
+    for round_number in count():
+        if remaining <= 0:
+            break
+        thief = worker(endpoint, b"thief")
+        client.send(*x1_request(round_number, b"thief", b""))
+        own = held_address(thief)
+        thief.flood(_forged(int(own), rng) for _ in range(min(remaining // 2 + 1, 500)))
+        client.flood(x1_cancel(rng.randrange(2000), rng.choice([b"canary", b"thief"])) for _ in range(500))
+        client.flood(
+            [b"", b"MDPCX1", BATCH, _signals(5, [rng.randrange(2000) for _ in range(50)])] for _ in range(10)
+        )
+        thief.flood([[b"", b"MDPWX1", BATCH, _signals(11, [int(own) + n for n in range(-25, 25)])]])
+        thief.close()
+        stranger = Peer(endpoint)
+        stranger.flood(_forged(int(own), rng) for _ in range(500))
+        stranger.close()
+        remaining -= 1500
+
+
+def _forged(own: int, rng: Random) -> Message:
+    address = b"%d" % (own + rng.choice([0, *range(-300, 0), *range(1, 30)]))
+    header = rng.choice([b"MDPWX1", b"MDPWX1", b"MDPWX1", b"MDPW02"])
+    return rng.choice([
+        [header, W_FINAL, address, b"", b"forged"],
+        [header, W_PARTIAL, address, b"", b"forged"],
+        [b"MDPWX1", W_ERROR, address, b"", b"500", b"forged"],
+        [b"MDPWX1", W_RELEASE, address, b""],
+        [b"MDPWX1", W_CREDIT, b"%d" % rng.randrange(20)],
+        [header, W_HEARTBEAT],
+    ])  # fmt: skip
+
+
+def _signals(command: int, ids: list[int]) -> bytes:
+    """Return records of CANCEL or RELEASE."""
+    records = batch.Batch((), wire.CX1)
+    for each in ids:
+        records.signal(command, each)
+    return bytes(records.messages()[0][2])
+
+
+# ── malformed messages ───────────────────────────────────────────────────────────────────────────────────────────────
+
+HEADERS: Final = [b"MDPC01", b"MDPC02", b"MDPCX1", b"MDPW01", b"MDPW02", b"MDPWX1"]
+VALID: Final[list[Message]] = [
+    request(b"mutant", b"body"),
+    [b"MDPC02", REQUEST, b"mutant", b"a", b"b"],
+    [b"", b"MDPC01", b"mutant", b"body"],
+    x1_request(7, b"mutant", b"body", options=b'{"ttl":1000,"wait":true,"headers":{"a":"b"}}'),
+    x1_request(8, b"mmi.service", b"mutant"),
+    x1_cancel(7, b"mutant"),
+    [b"", b"MDPCX1", b"\x06"],
+    [b"", b"MDPCX1"],
+    [b"MDPW02", READY, b"mutant"],
+    [b"MDPWX1", READY, b"mutant", b'{"credit":3,"name":"n","host":"h","pid":7,"version":"1"}'],
+    [b"", b"MDPW01", READY, b"mutant"],
+    *([header, command, b"12345", b"", b"body"] for header in HEADERS[3:] for command in (W_PARTIAL, W_FINAL)),
+    [b"MDPWX1", W_ERROR, b"12345", b"", b"500", b"text", b"detail"],
+    [b"MDPWX1", W_CREDIT, b"5"],
+    [b"MDPWX1", W_RELEASE, b"12345", b""],
+    *([header, command] for header in HEADERS[3:] for command in (W_HEARTBEAT, W_DISCONNECT)),
+]
+ODD: Final = [b"", b"\0", b"\xff", b"0", b"-1", b"00", b"9" * 20, b"9" * 5000, b"{}", b"[]", b"x" * 256, b"y" * 70_000]
+
+
+def mutated_messages(endpoint: str, amount: int, rng: Random) -> None:
+    """Valid messages of every dialect with something wrong somewhere (C15)."""
+    for _ in range(10):
+        peer = Peer(endpoint)
+        peer.flood(_mutated(rng) for _ in range(amount // 10))
+        peer.sync()
+
+
+def _mutated(rng: Random) -> Message:
+    message = list(rng.choice(VALID))
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        at = rng.randrange(len(message) + 1)
+        part = message[at : at + 1]
+        odd = rng.choice([*ODD, *HEADERS, bytes((rng.randrange(256),))])
+        message[at : at + 1] = rng.choice([
+            [],
+            part * 2,
+            [*part, odd],
+            [odd],
+            [b"".join(part)[:-1]],
+            [bytes(byte ^ (1 << rng.randrange(8)) if rng.random() < 0.2 else byte for byte in b"".join(part)[:300])],
+        ])  # fmt: skip
+    return message or [b""]
+
+
+def malformed_batches(endpoint: str, amount: int, rng: Random) -> None:
+    """Batches whose records are broken in every way (C43)."""
+    for _ in range(10):
+        peer = Peer(endpoint)
+        peer.flood([bytes(each) for each in message_of(rng)[1:]] for _ in range(amount // 40))
+        peer.sync()
+
+
+def options_bombs(endpoint: str, amount: int, rng: Random) -> None:
+    """Options that are costly to parse: deep, long, of huge numbers, of very many members."""
+    bombs = [
+        b'{"a":' * 13_000 + b"1",
+        b'{"a":' * 9000 + b"1" + b"}" * 9000,
+        b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        b'{"ttl":' + b"9" * 4299 + b"}",
+        b'{"ttl":' + b"9" * 60_000 + b"}",
+        b'{"ttl":1e' + b"9" * 60_000 + b"}",
+        b'{"ttl":0.' + b"0" * 60_000 + b"1}",
+        b'{"ttl":NaN,"wait":Infinity}',
+        json.dumps({"%d" % n: n for n in range(4500)}).encode(),
+        json.dumps({"headers": {"%d" % n: "" for n in range(4500)}}).encode(),
+        b'{"headers":{"a":"' + b"\\ud800" * 10_000 + b'"}}',
+        b'{"credit":' + b"9" * 4000 + b"}",
+        b'{"name":"' + b"n" * 60_000 + b'"}',
+        b"{" + b" " * 65_000 + b"}",
+        b'{"a":1}' + b"x" * 100_000,
+    ]
+    peer = Peer(endpoint)
+    for number in range(amount // 10):
+        bomb = rng.choice(bombs)
+        peer.flood([
+            x1_request(number, NOBODY, b"", options=bomb),
+            [b"", b"MDPCX1", BATCH, _batched_request(number, bomb[:65_535])],
+            [b"%d" % number, b"", b"MDPWX1", READY, b"bombed", bomb],
+        ])  # fmt: skip
+    peer.sync()
+
+
+def _batched_request(number: int, options: bytes) -> bytes:
+    records = batch.Batch((), wire.CX1)
+    records.request_to_broker(number, 0, NOBODY, options, [b"body"])
+    return bytes(records.messages()[0][2])
+
+
+# ── floods ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ready_flood(endpoint: str, amount: int, rng: Random) -> None:
+    """READY after READY on one connection, for the same service, for many, and for reserved ones."""
+    peer = Peer(endpoint)
+    services = [b"flooded", b"mmi.service", *(b"flooded-%d" % n for n in range(100))]
+    peer.flood([rng.choice([b"MDPW02", b"MDPWX1"]), READY, rng.choice(services)] for _ in range(amount // 2))
+    peer.flood([b"%d" % n, b"", b"MDPWX1", READY, b"routed-%d" % n] for n in range(amount // 2))
+    peer.sync()
+
+
+def reconnecting_workers(endpoint: str, amount: int, rng: Random) -> None:
+    """Workers that register and break the connection, again and again, while requests wait for them."""
+    client = Peer(endpoint)
+    client.flood(x1_request(number, b"fickle", b"") for number in range(100))
+    for number in range(amount // 10):
+        stays = number % 2 == 0
+        with Peer(endpoint, b"" if stays else rng.choice([b"", b"the same", b"worker-%d" % number])) as peer:
+            peer.send(rng.choice([b"MDPW02", b"MDPWX1"]), READY, b"fickle")
+            if stays:
+                peer.sync()
+
+
+def silent_workers(endpoint: str, amount: int, rng: Random) -> None:
+    """Workers that take requests and never answer, of all dialects."""
+    workers = []
+    for number in range(min(max(10, amount // 100), 500)):
+        peer = Peer(endpoint)
+        peer.send(*rng.choice([[b"MDPW02"], [b"MDPWX1"], [b"", b"MDPW01"]]), READY, b"silent-%d" % (number % 10))
+        workers.append(peer)
+    client = Peer(endpoint)
+    client.flood(
+        x1_request(number, b"silent-%d" % (number % 10), b"body", options=b'{"ttl":%d}' % rng.choice([1, 100, 60_000]))
+        for number in range(amount)
+    )
+    client.sync()
+    for peer in workers:
+        peer.sync()
+
+
+def cancel_storm(endpoint: str, amount: int, rng: Random) -> None:
+    """Requests that are cancelled at once, while they wait and while a worker holds them, framed and batched."""
+    holder, client = worker(endpoint, b"holder"), Peer(endpoint)
+
+    def storm() -> Iterator[Message]:
+        for number in range(amount // 4):
+            service = rng.choice([NOBODY, b"holder"])
+            yield x1_request(number, service, b"")
+            yield x1_cancel(number, service)
+            records = batch.Batch((), wire.CX1)
+            records.request_to_broker(number, 0, service, b"", [b""])
+            records.signal(5, number)
+            yield [b"", b"MDPCX1", BATCH, bytes(records.messages()[0][2])]
+
+    client.flood(storm())
+    client.sync()
+    holder.sync()
+
+
+def short_lives(endpoint: str, amount: int, rng: Random) -> None:
+    """Requests that expire almost at once, in a service without a worker."""
+    peer = Peer(endpoint)
+    peer.flood(x1_request(n, NOBODY, b"", options=b'{"ttl":%d}' % rng.randrange(1, 50)) for n in range(amount))
+    peer.sync()
+
+
+def waiting_requests(endpoint: str, amount: int, rng: Random) -> None:
+    """Twenty times `amount` requests that wait, most of them of X1 clients, each of which is owed an ERROR."""
+    del rng
+    numbered, old = Peer(endpoint), Peer(endpoint)
+    numbered.flood(x1_request(number, NOBODY, b"body") for number in range(16 * amount))
+    old.flood(request(NOBODY, b"body") for _ in range(4 * amount))
+    numbered.sync()
+    old.sync()
