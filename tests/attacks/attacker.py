@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 from .suite import ATTACKS
-from .zmtp import sent
+from .zmtp import sent, still_open
 
 MAX_MEMORY: Final = 2 << 30
 """Bytes of address space that an attacker may use."""
@@ -20,6 +20,8 @@ MAX_MEMORY: Final = 2 << 30
 
 def main(name: str, endpoint: str, amount: str, seed: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, resource.RLIM_INFINITY))
+    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     report: dict[str, object] = {"failure": None, "cut_short": None}
     try:
         ATTACKS[name].run(endpoint, int(amount), Random(seed))
@@ -29,7 +31,8 @@ def main(name: str, endpoint: str, amount: str, seed: str) -> None:
         report["failure"] = str(error)
     except Exception:  # noqa: BLE001 - reported to the harness
         report["failure"] = traceback.format_exc()
-    sys.stdout.write(json.dumps({**report, **sent}) + "\n")
+    report |= {"messages": sent["messages"], "connections": len(still_open)}
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from . import below, within
+from . import connections, messages
 
 Run = Callable[[str, int, Random], None]
 """An attack: `(endpoint, amount, rng)`.  `amount` is roughly the number of messages that it sends."""
@@ -31,39 +31,41 @@ class Attack:
 
 
 _ALL: Final = [
-    Attack(below.garbage_bytes),
-    Attack(below.impossible_frames),
-    Attack(below.half_handshakes),
-    Attack(below.many_connections),
-    Attack(below.beyond_the_descriptors, descriptors=300, shuts_out=True),
-    Attack(below.connections_that_come_and_go),
-    Attack(below.slow_loris),
-    Attack(below.a_million_frames),
-    Attack(below.a_message_without_end),
-    Attack(below.next_routing_ids),
-    Attack(within.tiny_frames),
-    Attack(within.large_waiting_requests),
-    Attack(within.large_held_requests),
-    Attack(within.envelopes),
-    Attack(within.streams_not_read),
-    Attack(within.requests_not_read),
-    Attack(within.collected_partials),
-    Attack(within.oversized_messages),
-    Attack(within.mmi_flood),
-    Attack(within.heartbeats_not_read),
-    Attack(within.unknown_services),
-    Attack(within.ids_of_departed_clients),
-    Attack(within.ids_of_departed_workers),
-    Attack(within.stolen_addresses),
-    Attack(within.mutated_messages),
-    Attack(within.malformed_batches),
-    Attack(within.options_bombs),
-    Attack(within.ready_flood, shuts_out=True),
-    Attack(within.reconnecting_workers),
-    Attack(within.silent_workers),
-    Attack(within.cancel_storm),
-    Attack(within.short_lives),
-    Attack(within.waiting_requests, broker=("--max-queued-bytes", str(1 << 30), "--max-queue", "1000000"), drained=True),
+    Attack(connections.garbage_bytes),
+    Attack(connections.impossible_frames),
+    Attack(connections.half_handshakes),
+    Attack(connections.many_connections),
+    Attack(connections.beyond_the_descriptors, descriptors=300, shuts_out=True),
+    Attack(connections.connections_that_come_and_go),
+    Attack(connections.slow_loris),
+    Attack(connections.a_million_frames),
+    Attack(connections.a_message_without_end),
+    Attack(connections.next_routing_ids),
+    Attack(messages.tiny_frames),
+    Attack(messages.large_waiting_requests),
+    Attack(messages.large_requests_at_once),
+    Attack(messages.large_held_requests),
+    Attack(messages.envelopes),
+    Attack(messages.streams_not_read),
+    Attack(messages.requests_not_read),
+    Attack(messages.collected_partials),
+    Attack(messages.oversized_messages),
+    Attack(messages.mmi_flood),
+    Attack(messages.heartbeats_not_read),
+    Attack(messages.unknown_services),
+    Attack(messages.ids_of_departed_clients),
+    Attack(messages.ids_of_departed_workers),
+    Attack(messages.stolen_addresses),
+    Attack(messages.mutated_messages),
+    Attack(messages.malformed_batches),
+    Attack(messages.options_bombs),
+    Attack(messages.ready_flood, shuts_out=True),
+    Attack(messages.reconnecting_workers),
+    Attack(messages.silent_workers),
+    Attack(messages.cancel_storm),
+    Attack(messages.short_lives),
+    Attack(messages.requests_for_the_canary),
+    Attack(messages.waiting_requests, broker=("--max-queued-bytes", str(1 << 30)), drained=True),
     # Attacks with keys (an unknown key, a revoked one, a wrong role) come here, with `broker=("--access", …)`.
 ]
 ATTACKS: Final = {attack.name: attack for attack in _ALL}

@@ -20,11 +20,14 @@ CHUNK: Final = 1 << 18
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 MORE, LONG, COMMAND = 1, 2, 4
 
+CLAIM: Final = b"mmi.claim"
+"""What is asked to see which peer has got an identity."""
+
 Message = list[bytes]
 
 sent: Final[Counter[str]] = Counter()
-"""What this process has sent: `messages`, `connections`."""
-_open: Final[set["Connection"]] = set()
+"""What this process has sent: `messages`."""
+still_open: Final[set["Connection"]] = set()
 _fences = count(1)
 
 
@@ -54,8 +57,7 @@ class Connection:
         parts = urlsplit(endpoint)
         self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _open.add(self)
-        sent["connections"] += 1
+        still_open.add(self)
 
     def write(self, data: bytes) -> None:
         """Send raw bytes, which count as one message."""
@@ -63,7 +65,7 @@ class Connection:
         self.socket.sendall(data)
 
     def close(self) -> None:
-        _open.discard(self)
+        still_open.discard(self)
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -79,15 +81,12 @@ class Peer(Connection):
     def __init__(self, endpoint: str, identity: bytes = b"") -> None:
         super().__init__(endpoint)
         self._read = bytearray()
-        self._at = 0
+        self._at = len(GREETING)
         """Where the next frame begins in what was read."""
         self.socket.sendall(GREETING + ready(identity))
-        until = time.monotonic() + PATIENCE
-        while len(self._read) < len(GREETING):
-            if not select.select([self.socket], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise TimeoutError("the broker does not greet")
-            self._receive()
-        self._at = len(GREETING)
+        # libzmq closes connections that send messages before it has sent its own READY.
+        if self._frame(time.monotonic() + PATIENCE) is None:
+            raise TimeoutError("the broker does not greet")
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -111,14 +110,14 @@ class Peer(Connection):
     def _push(self, data: bytes, *, read: bool) -> None:
         left = memoryview(data)
         while left:
-            readable, writable, _ = select.select([self.socket] if read else [], [self.socket], [], PATIENCE)
-            if not readable and not writable:
+            events = self._wait(PATIENCE, select.POLLOUT | (select.POLLIN if read else 0))
+            if not events:
                 raise TimeoutError("the broker neither reads nor writes")
-            if readable:
+            if events & select.POLLIN:
                 self._receive()
                 while (found := self._next_frame()) is not None:
                     del found
-            if writable:
+            if events & ~select.POLLIN:
                 left = left[self.socket.send(left[:65536]) :]
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,16 +137,22 @@ class Peer(Connection):
 
     def _frame(self, until: float) -> tuple[int, bytes] | None:
         while (found := self._next_frame()) is None:
-            if not select.select([self.socket], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not self._wait(until - time.monotonic()):
                 return None
             self._receive()
         return found
+
+    def _wait(self, seconds: float, events: int = select.POLLIN) -> int:
+        """Wait until one of these events has happened; return those that have, 0 if none has in time."""
+        poll = select.poll()
+        poll.register(self.socket, events)
+        return sum(found for _, found in poll.poll(1000 * max(0.0, seconds)))
 
     def _receive(self) -> None:
         data = self.socket.recv(CHUNK)
         if not data:
             raise ConnectionResetError("the broker closed the connection")
-        if self._at:
+        if self._at <= len(self._read):
             del self._read[: self._at]
             self._at = 0
         self._read += data
@@ -196,22 +201,28 @@ class Peer(Connection):
         return limits
 
 
-def take_over(endpoint: str, identity: bytes, tries: int = 50) -> tuple[Peer, list[Message]] | None:
-    """Connect as `identity` once its owner is gone; return the peer and what it was sent, None if it is not let in.
+def settle(endpoint: str) -> None:
+    """Wait until the broker has taken in what peers have sent that do not read: its counts change no more."""
+    with Peer(endpoint) as peer:
+        counts, same = None, 0
+        for polls in count():
+            stats = json.loads(peer.ask(b"mmi.stats")[0])
+            now = stats["mmi"] - polls, stats["heartbeats"], stats["partials"], stats["replies"]
+            counts, same = now, same + 1 if now == counts else 0
+            if same == 20:
+                return
 
-    libzmq does not read from a second connection of an identity while it knows the first.
+
+def take_over(endpoint: str, victim: Peer, identity: bytes) -> list[Peer]:
+    """Disconnect `victim` while the broker is busy, and connect a crowd with its `identity`; return the crowd.
+
+    libzmq ignores a peer whose identity is in use; once the victim is forgotten, it takes the next one for it.
     """
-    for _ in range(tries):
-        peer = Peer(endpoint, identity)
-        name = b"mmi.claim-%d" % next(_fences)
-        try:
-            peer.send(b"", b"MDPC02", b"\x01", name, b"")
-            before: list[Message] = []
-            while (message := peer.recv(0.1)) is not None:
-                before.append(message)
-                if name in message:
-                    return peer, before
-        except OSError:
-            pass  # the broker refused the connection
-        peer.close()
-    return None
+    noise = Peer(endpoint)
+    noise.flood([b"", b"MDPC02", b"\x01", b"mmi.noise", b""] for _ in range(1000))
+    victim.close()
+    crowd = [Peer(endpoint, identity) for _ in range(20)]
+    noise.close()
+    for peer in crowd:
+        peer.send(b"", b"MDPC02", b"\x01", CLAIM, b"")
+    return crowd

@@ -15,7 +15,7 @@ from fuzz_batch import message_of
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
 
-from .zmtp import Message, Peer, take_over
+from .zmtp import CLAIM, MORE, Message, Peer, frame, settle, take_over
 
 REQUEST, PARTIAL, FINAL, ERROR, CANCEL = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 """The commands of a client."""
@@ -25,6 +25,8 @@ W_ERROR, W_CANCEL, W_CREDIT, W_RELEASE = b"\x07", b"\x08", b"\x0a", b"\x0b"
 BATCH: Final = b"\x09"
 NOBODY: Final = b"waited-for"
 """A service without a worker."""
+DEEP: Final = b'{"a":' * 9000 + b"1" + b"}" * 9000
+"""Options that take long to parse."""
 MAX_LARGE: Final = 128
 """Messages near the limit of their size that one attack sends."""
 
@@ -78,6 +80,19 @@ def large_waiting_requests(endpoint: str, amount: int, rng: Random) -> None:
         peer.sync()
 
 
+def large_requests_at_once(endpoint: str, amount: int, rng: Random) -> None:
+    """The same from many clients, while the broker is busy: libzmq receives them in the meantime."""
+    noise, peers = Peer(endpoint), [Peer(endpoint) for _ in range(16)]
+    body = rng.randbytes(noise.limits()["max_message"] - 10_000)
+    for _ in range(4):
+        noise.write(frame(b"", MORE) * (20 * amount) + frame(b""))
+    noise.flood(x1_request(number, NOBODY, b"", options=DEEP) for number in range(200))
+    for number in range(min(amount // 50, MAX_LARGE)):
+        peers[number % 16].flood([x1_request(number, NOBODY, body)])
+    for peer in peers:
+        peer.sync()
+
+
 def large_held_requests(endpoint: str, amount: int, rng: Random) -> None:
     """Requests near the limit of their size, held by a worker that does not answer (C40)."""
     silent, client = worker(endpoint, b"held"), Peer(endpoint)
@@ -121,7 +136,7 @@ def requests_not_read(endpoint: str, amount: int, rng: Random) -> None:
     """Workers with much credit that do not read their requests."""
     workers = [worker(endpoint, b"unread") for _ in range(4)]
     client = Peer(endpoint)
-    body = rng.randbytes(30_000)
+    body = rng.randbytes(60_000)
     client.flood(x1_request(number, b"unread", body) for number in range(min(amount, 10_000)))
     client.sync()
     assert workers  # they stay connected
@@ -163,6 +178,7 @@ def mmi_flood(endpoint: str, amount: int, rng: Random) -> None:
             ),
             read=False,
         )
+    settle(endpoint)
 
 
 def heartbeats_not_read(endpoint: str, amount: int, rng: Random) -> None:
@@ -171,6 +187,7 @@ def heartbeats_not_read(endpoint: str, amount: int, rng: Random) -> None:
     client, stranger = Peer(endpoint), Peer(endpoint)
     client.flood(([b"", b"MDPCX1", b"\x06"] for _ in range(amount)), read=False)
     stranger.flood(([b"MDPW02", W_HEARTBEAT] for _ in range(amount)), read=False)
+    settle(endpoint)
 
 
 # ── names and identities ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,15 +209,11 @@ def ids_of_departed_clients(endpoint: str, amount: int, rng: Random) -> None:
         asked = x1_request(1, service, b"ask") if number % 2 else request(service, b"ask")
         victim.send(*asked)
         address = held_address(source)
-        victim.close()
-        taken = take_over(endpoint, identity)
+        crowd = take_over(endpoint, victim, identity)
+        source.sync()  # so that one of them has got the identity
         source.send(b"MDPWX1", W_FINAL, address, b"", secret)
         source.sync()
-        if taken is not None:
-            claimant, received = taken
-            received += claimant.sync()
-            assert not any(secret in message for message in received), "a client received the reply to another's request"
-            claimant.close()
+        assert not _received(crowd, secret), "a client received the reply to another's request"
         source.close()
 
 
@@ -211,16 +224,25 @@ def ids_of_departed_workers(endpoint: str, amount: int, rng: Random) -> None:
         victim, client = Peer(endpoint, identity), Peer(endpoint)
         victim.send(*([b"MDPWX1", READY, service] if number % 2 else [b"MDPW02", READY, service]))
         victim.sync()
-        victim.close()
-        taken = take_over(endpoint, identity)
+        crowd = take_over(endpoint, victim, identity)
+        client.sync()  # so that one of them has got the identity
         client.send(*x1_request(1, service, secret))
         client.sync()
-        if taken is not None:
-            claimant, received = taken
-            received += claimant.sync()
-            assert not any(secret in message for message in received), "a peer received the requests of another worker"
-            claimant.close()
+        assert not _received(crowd, secret), "a peer received the requests of another worker"
         client.close()
+
+
+def _received(crowd: list[Peer], secret: bytes) -> bool:
+    """Return whether one of a crowd that wants the same identity received `secret`; disconnect all of them."""
+    received: list[Message] = []
+    for peer in crowd:
+        # At most one is let in.  The broker answers it in the order in which it sent the rest.
+        while (message := peer.recv(0)) is not None:
+            received.append(message)
+            if CLAIM in message:
+                received += peer.sync()
+        peer.close()
+    return any(secret in message for message in received)
 
 
 def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
@@ -235,9 +257,7 @@ def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
         own = held_address(thief)
         thief.flood(_forged(int(own), rng) for _ in range(min(remaining // 2 + 1, 500)))
         client.flood(x1_cancel(rng.randrange(2000), rng.choice([b"canary", b"thief"])) for _ in range(500))
-        client.flood(
-            [b"", b"MDPCX1", BATCH, _signals(5, [rng.randrange(2000) for _ in range(50)])] for _ in range(10)
-        )
+        client.flood([b"", b"MDPCX1", BATCH, _signals(5, [rng.randrange(2000) for _ in range(50)])] for _ in range(10))
         thief.flood([[b"", b"MDPWX1", BATCH, _signals(11, [int(own) + n for n in range(-25, 25)])]])
         thief.close()
         stranger = Peer(endpoint)
@@ -328,15 +348,15 @@ def options_bombs(endpoint: str, amount: int, rng: Random) -> None:
     """Options that are costly to parse: deep, long, of huge numbers, of very many members."""
     bombs = [
         b'{"a":' * 13_000 + b"1",
-        b'{"a":' * 9000 + b"1" + b"}" * 9000,
+        DEEP,
         b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
         b'{"ttl":' + b"9" * 4299 + b"}",
         b'{"ttl":' + b"9" * 60_000 + b"}",
         b'{"ttl":1e' + b"9" * 60_000 + b"}",
         b'{"ttl":0.' + b"0" * 60_000 + b"1}",
         b'{"ttl":NaN,"wait":Infinity}',
-        json.dumps({"%d" % n: n for n in range(4500)}).encode(),
-        json.dumps({"headers": {"%d" % n: "" for n in range(4500)}}).encode(),
+        json.dumps({str(n): n for n in range(4500)}).encode(),
+        json.dumps({"headers": {str(n): "" for n in range(4500)}}).encode(),
         b'{"headers":{"a":"' + b"\\ud800" * 10_000 + b'"}}',
         b'{"credit":' + b"9" * 4000 + b"}",
         b'{"name":"' + b"n" * 60_000 + b'"}',
@@ -399,6 +419,13 @@ def silent_workers(endpoint: str, amount: int, rng: Random) -> None:
     client.sync()
     for peer in workers:
         peer.sync()
+
+
+def requests_for_the_canary(endpoint: str, amount: int, rng: Random) -> None:
+    """Many requests for the service that others need, from one client (C20)."""
+    peer = Peer(endpoint)
+    peer.flood(x1_request(number, b"canary", rng.randbytes(8)) for number in range(amount // 5))
+    peer.sync()
 
 
 def cancel_storm(endpoint: str, amount: int, rng: Random) -> None:

@@ -1,6 +1,7 @@
 """Attacks below the protocol: bytes, handshakes, connections and frames."""
 
 import time
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -19,10 +20,8 @@ def garbage_bytes(endpoint: str, amount: int, rng: Random) -> None:
     beginnings = [b"", b"", GREETING[:10], GREETING, GREETING + ready(b""), b"GET / HTTP/1.1\r\n", b"\x16\x03\x01"]
     for _ in range(amount // 5):
         with Connection(endpoint) as connection:
-            try:
+            with suppress(OSError):  # the broker may close the connection
                 connection.write(rng.choice(beginnings) + rng.randbytes(rng.choice([1, 9, 10, 64, 1000, 20_000])))
-            except OSError:
-                pass  # the broker closed the connection
 
 
 def impossible_frames(endpoint: str, amount: int, rng: Random) -> None:
@@ -39,10 +38,8 @@ def impossible_frames(endpoint: str, amount: int, rng: Random) -> None:
                 frame(b"\x05ERROR" + rng.randbytes(30), 4),
                 frame(b"", 4) * 100,
             ])  # fmt: skip
-            try:
+            with suppress(OSError):  # the broker may close the connection
                 peer.write(data)
-            except OSError:
-                pass  # the broker closed the connection
 
 
 def half_handshakes(endpoint: str, amount: int, rng: Random) -> None:
@@ -81,17 +78,18 @@ def connections_that_come_and_go(endpoint: str, amount: int, rng: Random) -> Non
 
 def slow_loris(endpoint: str, amount: int, rng: Random) -> None:
     """A hundred peers that send one byte a second, of the handshake or of a message."""
-    text = GREETING + ready(b"slow") + encode([b"", b"MDPC02", b"\x01", b"mmi.stats", b"body"])
-    connections = []
-    for _ in range(100):
-        start = rng.randrange(len(text) - 1)
-        connection = Connection(endpoint)
+    handshake, message = GREETING + ready(b""), encode([b"", b"MDPC02", b"\x01", b"mmi.stats", b"body"])
+    halves: list[tuple[Connection, bytes]] = []
+    for number in range(100):
+        text, connection = (message, Peer(endpoint)) if number % 2 else (handshake, Connection(endpoint))
+        start = rng.randrange(1, len(text))
         connection.write(text[:start])
-        connections.append((connection, start))
+        halves.append((connection, text[start:]))
     for second in range(max(2, amount // 5000)):
         time.sleep(1)  # the attack itself
-        for connection, start in connections:
-            connection.write(text[start + second : start + second + 1])
+        for connection, text in halves:
+            if second < len(text):
+                connection.write(text[second : second + 1])
 
 
 def a_million_frames(endpoint: str, amount: int, rng: Random) -> None:
@@ -133,5 +131,3 @@ def _first_automatic_id() -> int:
         dealer.connect(f"tcp://127.0.0.1:{port}")
         dealer.send(b"")
         return int.from_bytes(router.recv_multipart()[0][1:], "big")
-
-
