@@ -157,6 +157,7 @@ class Site:
         )
         self.endpoint = self.broker.line("://", "stdout")
         self._keys = keys
+        self._descriptors = attack.descriptors or sys.maxsize
         self.canary = stack.enter_context(Canary(self.endpoint, keys))
         self.canary.prove(self.broker)
         self.greet_newcomer()
@@ -195,7 +196,7 @@ class Site:
         """Note what is known at the end."""
         outcome.calls, outcome.worst_ms = self.canary.calls, round(1000 * self.canary.worst, 1)
         outcome.failures += self.canary.failures
-        bound = self.bound + CONNECTION * outcome.connections
+        bound = self.bound + CONNECTION * min(outcome.connections, self._descriptors)
         outcome.bound_mb = round(bound / 1e6, 1)
         if not is_running(self.broker):
             outcome.failures.append(f"the broker has ended: {self.broker.stderr[-2000:]}")

@@ -6,7 +6,6 @@ simply get.  With keys, that is one more attack.
 
 import json
 from collections.abc import Iterator
-from itertools import count
 from random import Random
 from typing import Final
 
@@ -85,7 +84,7 @@ def large_requests_at_once(endpoint: str, amount: int, rng: Random) -> None:
     noise, peers = Peer(endpoint), [Peer(endpoint) for _ in range(16)]
     body = rng.randbytes(noise.limits()["max_message"] - 10_000)
     for _ in range(4):
-        noise.write(frame(b"", MORE) * (20 * amount) + frame(b""))
+        noise.write(frame(b"", MORE) * min(20 * amount, 200_000) + frame(b""))
     noise.flood(x1_request(number, NOBODY, b"", options=DEEP) for number in range(200))
     for number in range(min(amount // 50, MAX_LARGE)):
         peers[number % 16].flood([x1_request(number, NOBODY, body)])
@@ -246,35 +245,42 @@ def _received(crowd: list[Peer], secret: bytes) -> bool:
 
 
 def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
-    """FINAL, PARTIAL, ERROR and RELEASE for addresses near one's own, and CANCEL for other clients' numbers (C32)."""
-    client = Peer(endpoint)
-    remaining = amount
-    for round_number in count():
-        if remaining <= 0:
-            break
-        thief = worker(endpoint, b"thief")
-        client.send(*x1_request(round_number, b"thief", b""))
-        own = held_address(thief)
-        thief.flood(_forged(int(own), rng) for _ in range(min(remaining // 2 + 1, 500)))
-        client.flood(x1_cancel(rng.randrange(2000), rng.choice([b"canary", b"thief"])) for _ in range(500))
-        client.flood([b"", b"MDPCX1", BATCH, _signals(5, [rng.randrange(2000) for _ in range(50)])] for _ in range(10))
-        thief.flood([[b"", b"MDPWX1", BATCH, _signals(11, [int(own) + n for n in range(-25, 25)])]])
-        thief.close()
-        stranger = Peer(endpoint)
-        stranger.flood(_forged(int(own), rng) for _ in range(500))
-        stranger.close()
-        remaining -= 1500
+    """Replies for what another worker holds, and CANCELs for what another client has asked (C32)."""
+    for _ in range(max(2, amount // 5000)):
+        holder, client = worker(endpoint, b"victim"), Peer(endpoint)
+        client.flood(x1_request(number, b"victim", b"%d" % number) for number in range(100))
+        requests = [holder.expect(b"MDPWX1", W_REQUEST) for _ in range(100)]
+        addresses = [int(message[2]) for message in requests]
+        for thief in (worker(endpoint, b"thief"), worker(endpoint, b"victim"), Peer(endpoint)):
+            thief.flood(_forged(rng.choice(addresses), rng) for _ in range(min(amount, 5000) // 10))
+            for header, command in ((b"MDPWX1", 11), (b"MDPCX1", 5)):
+                thief.flood([[b"", header, BATCH, _signals(command, addresses)]])
+            thief.flood(x1_cancel(number, b"victim") for number in range(100))
+            thief.flood([[b"", b"MDPCX1", BATCH, _signals(5, list(range(100)))]])
+            thief.sync()
+            thief.close()
+            holder.send(b"MDPWX1", W_HEARTBEAT)
+        received = client.sync()
+        for message in requests:
+            holder.send(b"MDPWX1", W_FINAL, message[2], b"", b"reply to " + message[-1])
+        holder.sync()
+        received += client.sync()
+        # The broker may also send a HEARTBEAT, which has no number.
+        replies = sorted((int(message[0]), message[-1]) for message in received if message[0])
+        assert replies == [(number, b"reply to %d" % number) for number in range(100)], "replies were forged or lost"
+        holder.close()
+        client.close()
 
 
-def _forged(own: int, rng: Random) -> Message:
-    address = b"%d" % (own + rng.choice([0, *range(-300, 0), *range(1, 30)]))
-    header = rng.choice([b"MDPWX1", b"MDPWX1", b"MDPWX1", b"MDPW02"])
+def _forged(address: int, rng: Random) -> Message:
+    header, own = rng.choice([b"MDPWX1", b"MDPWX1", b"MDPWX1", b"MDPW02"]), b"%d" % address
     return rng.choice([
-        [header, W_FINAL, address, b"", b"forged"],
-        [header, W_PARTIAL, address, b"", b"forged"],
-        [b"MDPWX1", W_ERROR, address, b"", b"500", b"forged"],
-        [b"MDPWX1", W_RELEASE, address, b""],
+        [header, W_FINAL, own, b"", b"forged"],
+        [header, W_PARTIAL, own, b"", b"forged"],
+        [b"MDPWX1", W_ERROR, own, b"", b"500", b"forged"],
+        [b"MDPWX1", W_RELEASE, own, b""],
         [b"MDPWX1", W_CREDIT, b"%d" % rng.randrange(20)],
+        [b"MDPWX1", W_CANCEL, own, b""],
         [header, W_HEARTBEAT],
     ])  # fmt: skip
 
