@@ -116,7 +116,7 @@ class Canary:
                 if self._stopping.is_set():
                     return  # the broker has ended
                 if failure is not None:
-                    self.failures.append(f"canary: {failure}")
+                    self.failures.append(failure)
                 self._answered += 1
                 self.worst = max(self.worst, time.monotonic() - started)
                 self._changed.notify_all()
@@ -195,7 +195,8 @@ class Site:
     def end(self, outcome: Outcome) -> None:
         """Note what is known at the end."""
         outcome.calls, outcome.worst_ms = self.canary.calls, round(1000 * self.canary.worst, 1)
-        outcome.failures += self.canary.failures
+        if failures := self.canary.failures:
+            outcome.failures.append(f"{len(failures)} calls of the canary failed, the first with {failures[0]}")
         bound = self.bound + CONNECTION * min(outcome.connections, self._descriptors)
         outcome.bound_mb = round(bound / 1e6, 1)
         if not is_running(self.broker):

@@ -6,6 +6,7 @@ simply get.  With keys, that is one more attack.
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from random import Random
 from typing import Final
 
@@ -431,6 +432,18 @@ def requests_for_the_canary(endpoint: str, amount: int, rng: Random) -> None:
     """Many requests for the service that others need, from one client (C20)."""
     peer = Peer(endpoint)
     peer.flood(x1_request(number, b"canary", rng.randbytes(8)) for number in range(amount // 5))
+    peer.sync()
+
+
+def memory_used_up(endpoint: str, amount: int, rng: Random) -> None:
+    """Requests that wait for nobody use up the limit on memory, and a busy service then has no room for others'."""
+    peer = Peer(endpoint)
+    limits = peer.limits()
+    body = rng.randbytes(limits["max_message"] - 10_000)
+    numbers = count()
+    for size, last in ((len(body), 1 + limits["max_queued_bytes"] // len(body)), (0, 8000)):
+        peer.flood(x1_request(next(numbers), NOBODY, body[:size]) for _ in range(last))
+    peer.flood(x1_request(next(numbers), b"canary", b"") for _ in range(amount))
     peer.sync()
 
 

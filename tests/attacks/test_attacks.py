@@ -18,6 +18,7 @@ KNOWN = {
     "collected-partials": "PARTIALs that are kept for an MDP/0.1 client are not charged (C40)",
     "streams-not-read": "what libzmq keeps for a slow reader, a thousand messages, is not charged (C40)",
     "large-requests-at-once": "what libzmq has received for the broker, a thousand messages a peer, is not limited",
+    "memory-used-up": "one client may use up the memory for all waiting requests, and others get 429",
     "unknown-services": "names that are only waited for keep workers out (C41)",
 }
 """Attacks that succeed, and why."""
