@@ -187,33 +187,37 @@ class Site:
         self.canary.prove(self.broker)
 
     def _memory(self, name: str) -> int:
-        """Return a figure of the broker's memory in bytes: VmRSS now, VmHWM its peak."""
+        """Return a figure of the broker's memory in bytes: VmRSS now, VmHWM its peak; 0 if it has ended."""
+        if not is_running(self.broker):
+            return 0
         status = Path(f"/proc/{self.broker.pid}/status").read_text()
-        (line,) = (line for line in status.splitlines() if line.startswith(name))
-        return int(line.split()[1]) * 1024
+        # An ended process that nobody has waited for yet has no memory.
+        return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name))
 
     def end(self, outcome: Outcome) -> None:
         """Note what is known at the end."""
         outcome.calls, outcome.worst_ms = self.canary.calls, round(1000 * self.canary.worst, 1)
         if failures := self.canary.failures:
             outcome.failures.append(f"{len(failures)} calls of the canary failed, the first with {failures[0]}")
-        bound = self.bound + CONNECTION * min(outcome.connections, self._descriptors)
-        outcome.bound_mb = round(bound / 1e6, 1)
         if not is_running(self.broker):
             outcome.failures.append(f"the broker has ended: {self.broker.stderr[-2000:]}")
-            return
-        peak = self._memory("VmHWM")
-        outcome.peak_mb = round(peak / 1e6, 1)
+        self._judge_memory(outcome, self._memory("VmHWM"))
+
+    def _judge_memory(self, outcome: Outcome, peak: int) -> None:
+        bound = self.bound + CONNECTION * min(outcome.connections, self._descriptors)
+        outcome.peak_mb, outcome.bound_mb = round(peak / 1e6, 1), round(bound / 1e6, 1)
         if peak > bound:
             outcome.failures.append(f"memory: {peak / 1e6:.0f} MB, over the bound of {bound / 1e6:.0f} MB")
 
     def time_exit(self, outcome: Outcome) -> None:
-        """Send SIGTERM and note how long the broker takes to end."""
-        started = time.monotonic()
+        """Send SIGTERM and note how long the broker takes to end, and its memory until then."""
+        started, peak = time.monotonic(), 0
         self.broker.send_signal(signal.SIGTERM)
         while is_running(self.broker) and time.monotonic() < started + BROKER_PATIENCE:
+            peak = max(peak, self._memory("VmHWM"))
             self.broker.poll(0.05)
         outcome.exit_seconds = round(time.monotonic() - started, 2)
+        self._judge_memory(outcome, peak)
         if is_running(self.broker):
             outcome.failures.append(f"the broker has not ended {BROKER_PATIENCE:g} s after SIGTERM")
 
@@ -241,7 +245,7 @@ def _carry_out(running: "subprocess.Popen[str]", outcome: Outcome, seconds: floa
     """Wait until the attack has done what it does."""
     assert running.stdout is not None
     if not select.select([running.stdout], [], [], seconds)[0]:
-        outcome.cut_short = f"stopped after {seconds:g} s"
+        outcome.failures.append(f"the attacker was not done after {seconds:g} s")
         return
     line = running.stdout.readline()
     if not line:

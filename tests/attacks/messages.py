@@ -6,6 +6,7 @@ simply get.  With keys, that is one more attack.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from random import Random
 from typing import Final
@@ -15,7 +16,7 @@ from fuzz_batch import message_of
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
 
-from .zmtp import CLAIM, MORE, Message, Peer, frame, settle, take_over
+from .zmtp import CLAIM, MORE, Message, Peer, crowd, frame, settle, take_over
 
 REQUEST, PARTIAL, FINAL, ERROR, CANCEL = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 """The commands of a client."""
@@ -85,7 +86,7 @@ def large_requests_at_once(endpoint: str, amount: int, rng: Random) -> None:
     noise, peers = Peer(endpoint), [Peer(endpoint) for _ in range(16)]
     body = rng.randbytes(noise.limits()["max_message"] - 10_000)
     for _ in range(4):
-        noise.write(frame(b"", MORE) * min(20 * amount, 200_000) + frame(b""))
+        noise.write(frame(b"", MORE) * min(100 * amount, 200_000) + frame(b""))
     noise.flood(x1_request(number, NOBODY, b"", options=DEEP) for number in range(200))
     for number in range(min(amount // 50, MAX_LARGE)):
         peers[number % 16].flood([x1_request(number, NOBODY, body)])
@@ -99,8 +100,8 @@ def large_held_requests(endpoint: str, amount: int, rng: Random) -> None:
     body = rng.randbytes(client.limits()["max_message"] - 10_000)
     for number in range(min(amount // 50, MAX_LARGE)):
         client.flood([x1_request(number, b"held", body)])
-        if number % 8 == 0:
-            silent.flood([[b"MDPWX1", W_HEARTBEAT]])  # which also reads
+        while silent.recv(0) is not None:
+            silent.send(b"MDPWX1", W_HEARTBEAT)
     client.sync()
 
 
@@ -165,9 +166,9 @@ def oversized_messages(endpoint: str, amount: int, rng: Random) -> None:
 
 def mmi_flood(endpoint: str, amount: int, rng: Random) -> None:
     """Many questions to the broker itself, with long answers that nobody reads."""
-    crowd = Peer(endpoint)
-    crowd.flood([b"%d" % n, b"", b"MDPWX1", READY, b"crowd-%d" % (n % 100)] for n in range(500))
-    crowd.sync()
+    members = Peer(endpoint)
+    members.flood([b"%d" % n, b"", b"MDPWX1", READY, b"crowd-%d" % (n % 100)] for n in range(500))
+    members.sync()
     names = [b"mmi.workers", b"mmi.services", b"mmi.stats", b"mmi.broker", b"mmi.service", b"mmi.what"]
     for dialect in (b"0.2", b"X1"):
         peer = Peer(endpoint)
@@ -209,11 +210,11 @@ def ids_of_departed_clients(endpoint: str, amount: int, rng: Random) -> None:
         asked = x1_request(1, service, b"ask") if number % 2 else request(service, b"ask")
         victim.send(*asked)
         address = held_address(source)
-        crowd = take_over(endpoint, victim, identity)
+        claimants = take_over(endpoint, victim, identity)
         source.sync()  # so that one of them has got the identity
         source.send(b"MDPWX1", W_FINAL, address, b"", secret)
         source.sync()
-        assert not _received(crowd, secret), "a client received the reply to another's request"
+        assert not _received(claimants, secret), "a client received the reply to another's request"
         source.close()
 
 
@@ -224,23 +225,39 @@ def ids_of_departed_workers(endpoint: str, amount: int, rng: Random) -> None:
         victim, client = Peer(endpoint, identity), Peer(endpoint)
         victim.send(*([b"MDPWX1", READY, service] if number % 2 else [b"MDPW02", READY, service]))
         victim.sync()
-        crowd = take_over(endpoint, victim, identity)
+        claimants = take_over(endpoint, victim, identity)
         client.sync()  # so that one of them has got the identity
         client.send(*x1_request(1, service, secret))
         client.sync()
-        assert not _received(crowd, secret), "a peer received the requests of another worker"
+        assert not _received(claimants, secret), "a peer received the requests of another worker"
         client.close()
 
 
-def _received(crowd: list[Peer], secret: bytes) -> bool:
-    """Return whether one of a crowd that wants the same identity received `secret`; disconnect all of them."""
+def ids_of_connected_clients(endpoint: str, amount: int, rng: Random) -> None:
+    """Connect with the self-chosen id of a client that waits for a reply (C39)."""
+    for number in range(min(max(4, amount // 500), 50)):
+        service, identity, secret = b"busy-%d" % number, b"client-%d" % number, rng.randbytes(16)
+        source, client = worker(endpoint, service), Peer(endpoint, identity)
+        client.send(*x1_request(1, service, b"ask"))
+        address = held_address(source)
+        claimants = crowd(endpoint, identity)
+        source.send(b"MDPWX1", W_FINAL, address, b"", secret)
+        client.expect(b"MDPCX1", FINAL, service, secret)
+        assert not _received(claimants, secret), "a client received the reply to another's request"
+        source.close()
+        client.close()
+
+
+def _received(peers: list[Peer], secret: bytes) -> bool:
+    """Return whether one of these peers, which want the same identity, received `secret`; disconnect all of them."""
     received: list[Message] = []
-    for peer in crowd:
+    for peer in peers:
         # At most one is let in.  The broker answers it in the order in which it sent the rest.
-        while (message := peer.recv(0)) is not None:
-            received.append(message)
-            if CLAIM in message:
-                received += peer.sync()
+        with suppress(OSError):  # the broker may refuse it
+            while (message := peer.recv(0)) is not None:
+                received.append(message)
+                if CLAIM in message:
+                    received += peer.sync()
         peer.close()
     return any(secret in message for message in received)
 

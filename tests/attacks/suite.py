@@ -53,6 +53,7 @@ _ALL: Final = [
     Attack(messages.mmi_flood),
     Attack(messages.heartbeats_not_read),
     Attack(messages.unknown_services),
+    Attack(messages.ids_of_connected_clients),
     Attack(messages.ids_of_departed_clients),
     Attack(messages.ids_of_departed_workers),
     Attack(messages.stolen_addresses),

@@ -9,6 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
@@ -83,6 +84,8 @@ class Peer(Connection):
         self._read = bytearray()
         self._at = len(GREETING)
         """Where the next frame begins in what was read."""
+        self._message: Message = []
+        """The frames so far of the message that is arriving."""
         self.socket.sendall(GREETING + ready(identity))
         # libzmq closes connections that send messages before it has sent its own READY.
         if self._frame(time.monotonic() + PATIENCE) is None:
@@ -115,8 +118,8 @@ class Peer(Connection):
                 raise TimeoutError("the broker neither reads nor writes")
             if events & select.POLLIN:
                 self._receive()
-                while (found := self._next_frame()) is not None:
-                    del found
+                while self._next_frame() is not None:
+                    pass
             if events & ~select.POLLIN:
                 left = left[self.socket.send(left[:65536]) :]
 
@@ -125,13 +128,13 @@ class Peer(Connection):
     def recv(self, timeout: float = PATIENCE) -> Message | None:
         """Return the next message, or None if none arrives in time.  Raises `OSError` if the connection has ended."""
         until = time.monotonic() + timeout
-        message: Message = []
         while (found := self._frame(until)) is not None:
             flags, data = found
             if flags & COMMAND:
                 continue
-            message.append(data)
+            self._message.append(data)
             if not flags & MORE:
+                message, self._message = self._message, []
                 return message
         return None
 
@@ -213,16 +216,24 @@ def settle(endpoint: str) -> None:
                 return
 
 
-def take_over(endpoint: str, victim: Peer, identity: bytes) -> list[Peer]:
-    """Disconnect `victim` while the broker is busy, and connect a crowd with its `identity`; return the crowd.
+def crowd(endpoint: str, identity: bytes) -> list[Peer]:
+    """Connect many peers that all want this identity, and make each ask for `CLAIM`; the broker may refuse them.
 
-    libzmq ignores a peer whose identity is in use; once the victim is forgotten, it takes the next one for it.
+    libzmq ignores a peer whose identity is in use; once the one that has it is forgotten, it takes the next one for it.
     """
-    noise = Peer(endpoint)
-    noise.flood([b"", b"MDPC02", b"\x01", b"mmi.noise", b""] for _ in range(1000))
-    victim.close()
-    crowd = [Peer(endpoint, identity) for _ in range(20)]
-    noise.close()
-    for peer in crowd:
-        peer.send(b"", b"MDPC02", b"\x01", CLAIM, b"")
-    return crowd
+    peers = []
+    for _ in range(20):
+        with suppress(OSError):
+            peers.append(Peer(endpoint, identity))
+    for peer in peers:
+        with suppress(OSError):
+            peer.send(b"", b"MDPC02", b"\x01", CLAIM, b"")
+    return peers
+
+
+def take_over(endpoint: str, victim: Peer, identity: bytes) -> list[Peer]:
+    """Disconnect `victim` while the broker is busy, and return a crowd that wants its identity."""
+    with Peer(endpoint) as noise:
+        noise.flood([b"", b"MDPC02", b"\x01", b"mmi.noise", b""] for _ in range(1000))
+        victim.close()
+        return crowd(endpoint, identity)
