@@ -567,8 +567,9 @@ class Broker:
             if attempt.abandoned:
                 pass
             elif request.header == wire.C01:
-                if not self._collect(attempt, command.body):
-                    self._drop(request, Drop.REPLY_TOO_LARGE, now)
+                drop = self._collect(attempt, command.body)
+                if drop is not None:
+                    self._drop(request, drop, now)
             else:
                 attempt.streamed = True
                 self._outgoing.reply(request, False, command.body)
@@ -579,17 +580,22 @@ class Broker:
             return
         body = command.body
         if attempt.collected is not None:
-            if not self._collect(attempt, body):
+            attempt.collected.add(body)
+            if not self._fits(attempt.collected):
                 self._finish(request, Drop.REPLY_TOO_LARGE, now)
                 return
             body = attempt.collected.frames
         self._outgoing.reply(request, True, body)
         self.registry.drop(request)
 
-    def _collect(self, attempt: Attempt, body: list[bytes]) -> bool:
-        """Add to the one reply of a 0.1 client (C24); return False if it then exceeds the limits of a message."""
-        collected = attempt.collected = attempt.collected or Collected()
-        collected.add(body)
+    def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
+        """Add to the one reply of a 0.1 client (C24); return why its request must be dropped, or None."""
+        if not self._fits(self.registry.collect(attempt, body)):
+            return Drop.REPLY_TOO_LARGE
+        return Drop.MEMORY_FULL if self.registry.request_bytes > self.limits.max_request_bytes else None
+
+    def _fits(self, collected: Collected) -> bool:
+        """Return whether a reply is within the limits of a message."""
         return collected.size <= self._max_message and len(collected.frames) <= self._max_frames
 
     def _error(self, command: wire.Error, now: float) -> None:

@@ -93,12 +93,14 @@ class Proxy:
 class Collected:
     """The frames of the PARTIALs of one attempt."""
 
-    __slots__ = ("frames", "size")
+    __slots__ = ("charge", "frames", "size")
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.size = 0
         """Their total size in bytes."""
+        self.charge = 0
+        """Bytes charged for them, with their request."""
 
     def add(self, body: list[bytes]) -> None:
         """Add the frames of one more PARTIAL."""
@@ -452,6 +454,16 @@ class Registry:
             self.queue_arrived(service, now)
             self.enqueue(request, now)
 
+    def collect(self, attempt: Attempt, body: list[bytes]) -> Collected:
+        """Keep the frames of one more PARTIAL until the attempt ends; they are charged with the request."""
+        collected = attempt.collected = attempt.collected or Collected()
+        collected.add(body)
+        charge = FRAME_OVERHEAD * len(body) + size_of(body)
+        collected.charge += charge
+        attempt.request.charge += charge
+        self._charge(attempt.request.client, charge)
+        return collected
+
     def _charge(self, client: Client, charge: int) -> None:
         self.request_bytes += charge
         client.request_bytes += charge
@@ -548,6 +560,9 @@ class Registry:
         if not attempt.abandoned:
             request.client.running.remove(request)
             request.client.role.running -= 1
+            if attempt.collected is not None:
+                request.charge -= attempt.collected.charge
+                self._charge(request.client, -attempt.collected.charge)
 
     def drop(self, request: Request) -> None:
         """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""

@@ -27,7 +27,7 @@ from zmdp import Client, Worker
 from .suite import Attack
 
 LIMITS: Final = {
-    "max-queued-bytes": 32 << 20,
+    "max-request-bytes": 32 << 20,
     "max-outbox-bytes": 32 << 20,
     "max-message": 4 << 20,
     "max-services": 1000,
@@ -35,7 +35,7 @@ LIMITS: Final = {
     "drain-timeout": 1,
 }
 """The broker's limits: small, so that a short attack exceeds them."""
-CHARGED: Final = ("max_queued_bytes", "max_outbox_bytes")
+CHARGED: Final = ("max_request_bytes", "max_outbox_bytes")
 """Those that bound the broker's memory."""
 TOLERANCE: Final = 1.3
 """How much more memory than these limits the broker may use, beside what it uses when idle and for connections."""

@@ -458,7 +458,7 @@ def memory_used_up(endpoint: str, amount: int, rng: Random) -> None:
     limits = peer.limits()
     body = rng.randbytes(limits["max_message"] - 10_000)
     numbers = count()
-    for size, last in ((len(body), 1 + limits["max_queued_bytes"] // len(body)), (0, 8000)):
+    for size, last in ((len(body), 1 + limits["max_request_bytes"] // len(body)), (0, 8000)):
         peer.flood(x1_request(next(numbers), NOBODY, body[:size]) for _ in range(last))
     peer.flood(x1_request(next(numbers), b"canary", b"") for _ in range(amount))
     peer.sync()

@@ -67,7 +67,7 @@ _ALL: Final = [
     Attack(messages.short_lives),
     Attack(messages.requests_for_the_canary),
     Attack(messages.memory_used_up),
-    Attack(messages.waiting_requests, broker=("--max-queued-bytes", str(1 << 30)), drained=True),
+    Attack(messages.waiting_requests, broker=("--max-request-bytes", str(1 << 30)), drained=True),
     # Attacks with keys (an unknown key, a revoked one, a wrong role) come here, with `broker=("--access", …)`.
 ]
 ATTACKS: Final = {attack.name: attack for attack in _ALL}

@@ -95,7 +95,8 @@ class Ticket:
     def size(self) -> int:
         """Bytes charged for it until it ends (C40)."""
         own = len(self.number) if isinstance(self.number, bytes) else 0
-        return REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw) + own
+        kept = _size(tuple(self.collected or ()))
+        return REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw) + own + kept
 
     def __repr__(self) -> str:
         return f"{self.body[0].decode(errors='replace')} of {self.client[-1].decode(errors='replace')}"
@@ -597,6 +598,9 @@ class Ledger:
             body = ticket.collected = [*(ticket.collected or []), *body]
             if len(body) > self.limits.max_frames or sum(map(len, body)) > self.limits.max_message:
                 self.drop(ticket, Drop.REPLY_TOO_LARGE, now)
+                return
+            if not command.final and self.request_bytes(self.tickets.values()) > self.limits.max_request_bytes:
+                self.drop(ticket, Drop.MEMORY_FULL, now)
                 return
         if command.final:
             self._finish(ticket)
