@@ -13,9 +13,9 @@ from typing import Any, Final, NoReturn
 import click
 
 from ..mdp import wire
-from ..mdp.cli.console import EXIT_FAILED, Endpoints, Number, run, version_option, with_default
+from ..mdp.cli.console import EXIT_FAILED, Endpoints, Number, all_endpoints, run, version_option, with_default
 from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
+from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound, WorkerLost
 from ..mdp.transport.reach import check_listening
 from . import bodies
 from .aio import AsyncClient
@@ -40,7 +40,7 @@ def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Cal
                 default=[DEFAULT_ENDPOINT],
                 envvar="MDP_BROKER",
                 show_envvar=True,
-                callback=lambda context, option, values: [each for several in values for each in several],
+                callback=all_endpoints,
                 help=with_default(
                     "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost, the "
                     "next is tried.",
@@ -104,15 +104,24 @@ def cli(context: click.Context) -> None:
     Replies go to stdout, everything else to stderr.
 
     \b
-    Exit codes: 0 success; 1 other failure; 2 invalid usage; 3 timeout; 4 no such service; 5 no broker reachable;
-    6 the service failed; 7 refused for now, retry later; 130 interrupted.
+    Exit codes, the same for all subcommands:
+      0  success                     5  no broker reachable
+      1  other failure               6  the service failed, or its worker was lost
+      2  invalid usage               7  refused for now, retry later
+      3  timeout, or broken stream 130  interrupted
+      4  no worker offers the service
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 _SERVICE = click.argument("service")
-_WAIT = click.option("--wait", is_flag=True, help="Wait until the broker is running and a worker offers the service.")
+_WAIT = click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait until the broker is running and a worker offers the service. Without it, the command fails as soon as "
+    "there is no broker or no worker, even if only for a moment because one is restarted.",
+)
 
 
 @cli.command(epilog=bodies.BODY_HELP)
@@ -136,7 +145,7 @@ def call(
     line.
     """
     frames = bodies.frames(body)
-    with _client(connection) as client, _advice(connection, service):
+    with _client(connection) as client, _advice(connection, service, wait=wait):
         arguments = _request_arguments(client, service, headers, wait=wait, connection=connection)
         reply = client.request(service, *frames, **arguments)
     if as_json:
@@ -165,7 +174,7 @@ def stream(
     Frames are printed one per line.
     """
     frames = bodies.frames(body)
-    with _client(connection) as client, _advice(connection, service):
+    with _client(connection) as client, _advice(connection, service, wait=wait):
         arguments = _request_arguments(client, service, headers, wait=wait, connection=connection)
         for part in client.stream(service, *frames, **arguments):
             if as_json:
@@ -465,7 +474,7 @@ def _request_arguments(
 
 
 @contextmanager
-def _advice(connection: dict[str, Any], service: str) -> Iterator[None]:
+def _advice(connection: dict[str, Any], service: str, *, wait: bool = True) -> Iterator[None]:
     """Add a remedy to the error of a request to `service`."""
     try:
         yield
@@ -479,6 +488,11 @@ def _advice(connection: dict[str, Any], service: str) -> Iterator[None]:
             "services that exist, --wait waits for this one",
             service=service,
         ) from None
+    except WorkerLost as error:
+        if wait:
+            raise
+        text = f"{error}; without --wait, a request does not wait for a worker to be started"
+        raise WorkerLost(text, service=service, code=error.code, text=error.text) from None
     except RequestTimeout as error:
         timeout, retries = f"{connection['timeout']:g}", connection["retries"]
         limits = f"--timeout {timeout} × (1 + --retries {retries}) = {_total_timeout(connection):g} s"

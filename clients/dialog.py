@@ -7,60 +7,45 @@ knows which process and event loop it belongs to.
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .reply import Reply
+
+
+class Ask(NamedTuple):
+    """A request as `Client` passes it to its dialog, with all arguments checked."""
+
+    service: bytes
+    body: Sequence[bytes]
+    timeout: float
+    """Seconds that each attempt may take; for a stream, the silence between parts."""
+    retries: int = 0
+    """Attempts after the first."""
+    wait: bool = True
+    headers: Mapping[str, str] | None = None
+    options: Mapping[str, Any] | None = None
+    deadline: float | None = None
+    """Seconds until the FINAL of a stream must have arrived."""
 
 
 class Dialog(Protocol):
     """Requests over one protocol, made by threads.
 
-    Every method that waits raises the request's error.  X1 allows `timeout × (1 + retries)`
-    seconds; a legacy protocol sends the request again after each `timeout`, at most `retries` times.
+    Every method that waits raises the request's error.  X1 allows `timeout × (1 + retries)` seconds; a legacy protocol
+    sends the request again after each `timeout`, at most `retries` times.
     """
 
     @property
     def endpoint(self) -> str:
         """The endpoint of the broker in use."""
 
-    def request(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-    ) -> Reply:
+    def request(self, ask: Ask) -> Reply:
         """Send a request and return the whole reply."""
 
-    def stream(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        deadline: float | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-    ) -> Generator[Reply, None, None]:
+    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
         """Send a request and yield each part of the reply as it arrives, the FINAL last."""
 
-    def submit(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-    ) -> "Future[Reply]":
+    def submit(self, ask: Ask) -> "Future[Reply]":
         """Send a request and return the future of its reply."""
 
     def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
@@ -77,7 +62,10 @@ class Dialog(Protocol):
 
 
 class AsyncDialog(Protocol):
-    """Requests over one protocol, made by the tasks of one event loop."""
+    """Requests over one protocol, made by the tasks of one event loop.
+
+    There is no `Ask` here: creating one takes 0.3 µs, and a whole request in asyncio only 7 µs.
+    """
 
     @property
     def endpoint(self) -> str:

@@ -1,9 +1,8 @@
 """MDP/0.2 and 0.1 for threads: one request at a time, sent again over a new connection after a silence (C4, C5)."""
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import zmq
 
@@ -22,6 +21,7 @@ from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
 from ..mdp.wire import Message
 from .arguments import check_legacy
+from .dialog import Ask
 from .endpoints import Endpoints
 from .legacy_session import GiveUp, LegacySession, Resend
 from .reply import Reply
@@ -66,56 +66,24 @@ class LegacyDialog:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def request(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Reply:
+    def request(self, ask: Ask) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        check_legacy(wait, headers, options)
-        (reply,) = self._exchange(service, body, timeout, retries, False)
+        check_legacy(ask.wait, ask.headers, ask.options, ask.deadline)
+        (reply,) = self._exchange(ask, stream=False)
         return reply
 
-    def stream(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        deadline: float | None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Generator[Reply, None, None]:
+    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        check_legacy(wait, headers, options, deadline)
-        return self._exchange(service, body, timeout, retries, True)
+        check_legacy(ask.wait, ask.headers, ask.options, ask.deadline)
+        return self._exchange(ask, stream=True)
 
-    def submit(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> "Future[Reply]":
+    def submit(self, ask: Ask) -> "Future[Reply]":
         """Raise `SettingError`: a legacy protocol allows one request at a time."""
         raise SettingError("submit() requires protocol X1: MDP/0.2 and 0.1 do not number requests")
 
-    def _exchange(
-        self, service: bytes, body: Sequence[bytes], timeout: float, retries: int, stream: bool
-    ) -> Generator[Reply, None, None]:
+    def _exchange(self, ask: Ask, *, stream: bool) -> Generator[Reply, None, None]:
         """Send a request and yield its replies, the FINAL last."""
+        service, body, timeout = ask.service, ask.body, ask.timeout
         self._check_free()
         self._last_service = service.decode()
         session = self._session
@@ -123,7 +91,7 @@ class LegacyDialog:
         self._busy = True
         try:
             now = time.monotonic()
-            message = session.request(service, body, now, timeout=timeout, retries=retries, stream=stream)
+            message = session.request(service, body, now, timeout=timeout, retries=ask.retries, stream=stream)
             self._send(message, now + timeout)
             while True:
                 arrived = self._receive(session.deadline() or now)

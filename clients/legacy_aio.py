@@ -46,7 +46,7 @@ class LegacyAsyncDialog:
         self._context = context
         self._session = LegacySession(protocol, envelope=envelope)
         self._failovers = 0
-        """Tells connections to the broker in use from those to brokers that were left."""
+        """Number of failovers.  A connection that was opened before the last one leads to a broker no longer in use."""
         self._answered = False
         """The broker in use has replied since the last failover."""
         self._idle: list[zmq.Socket[bytes]] = []

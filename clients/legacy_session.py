@@ -36,7 +36,7 @@ class LegacySession:
     """One client's exchange with whichever broker it is connected to.
 
     With `envelope`, messages of 0.2 begin with an empty frame, as those of 0.1 always do: a ROUTER–DEALER proxy between
-    the client and the broker needs it (C36).  A broker that returns the envelope (C22) must be behind that proxy.
+    the client and the broker needs it (C36).  The broker must return the envelope with its replies (C22).
     """
 
     def __init__(self, protocol: str = "0.2", *, envelope: bool = False) -> None:

@@ -22,7 +22,7 @@ from .arguments import (
     checked_timeout,
 )
 from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
-from .dialog import Dialog
+from .dialog import Ask, Dialog
 from .endpoints import Endpoints
 from .legacy import LegacyDialog
 from .reply import Reply
@@ -138,15 +138,8 @@ class Client:
         Raises `RequestTimeout` (a `TimeoutError`), `BrokerUnreachable`, `ServiceNotFound`, `ServiceError` if the
         handler failed, `RetryLater`, `WorkerLost`, `RequestRejected`, or `SettingError` for an invalid argument.
         """
-        return self._usable().request(
-            wire.service_name(service),
-            checked_body(frames),
-            timeout=self._timeout if timeout is None else checked_timeout(timeout),
-            retries=self._retries if retries is None else checked_retries(retries),
-            wait=wait,
-            headers=headers,
-            options=options,
-        )
+        dialog = self._usable()
+        return dialog.request(self._ask(service, frames, timeout, retries, wait, headers, options))
 
     def stream(
         self,
@@ -177,16 +170,8 @@ class Client:
 
         Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
         """
-        return self._usable().stream(
-            wire.service_name(service),
-            checked_body(frames),
-            timeout=self._timeout if timeout is None else checked_timeout(timeout),
-            retries=self._retries if retries is None else checked_retries(retries),
-            deadline=None if deadline is None else checked_timeout(deadline, "deadline"),
-            wait=wait,
-            headers=headers,
-            options=options,
-        )
+        dialog = self._usable()
+        return dialog.stream(self._ask(service, frames, timeout, retries, wait, headers, options, deadline))
 
     def call(
         self,
@@ -253,15 +238,8 @@ class Client:
         other in the client's own thread: they may use the client, but while one blocks, the others wait.  The arguments
         are those of `request`.
         """
-        return self._usable().submit(
-            wire.service_name(service),
-            checked_body(frames),
-            timeout=self._timeout if timeout is None else checked_timeout(timeout),
-            retries=self._retries if retries is None else checked_retries(retries),
-            wait=wait,
-            headers=headers,
-            options=options,
-        )
+        dialog = self._usable()
+        return dialog.submit(self._ask(service, frames, timeout, retries, wait, headers, options))
 
     def available(self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None) -> bool:
         """Return whether at least one worker offers `service` now (`mmi.service`).  Raises as `request`."""
@@ -288,6 +266,29 @@ class Client:
     def reset(self) -> None:
         """Abandon every request made with `send`: `recv` will not return their replies."""
         self._usable().reset()
+
+    def _ask(
+        self,
+        service: str | bytes,
+        frames: Sequence[bytes],
+        timeout: float | None,
+        retries: int | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+        deadline: float | None = None,
+    ) -> Ask:
+        """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
+        return Ask(
+            wire.service_name(service),
+            checked_body(frames),
+            self._timeout if timeout is None else checked_timeout(timeout),
+            self._retries if retries is None else checked_retries(retries),
+            wait,
+            headers,
+            options,
+            None if deadline is None else checked_timeout(deadline, "deadline"),
+        )
 
     def _usable(self) -> Dialog:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.

@@ -50,7 +50,7 @@ LARGE_REQUEST_BYTES: Final = 1 << 20
 MAX_LOSSES: Final = 3
 """Connections that may be lost while such a request is outstanding."""
 RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
-"""Options that a service cannot define for itself.  It can define `wait: true`: the broker waits anyway."""
+"""Options of X1 itself, which other arguments set.  `wait` is one too, but `wait: true`, the default, is allowed."""
 _CANCEL: Final = 5
 """CANCEL's command byte."""
 

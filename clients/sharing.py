@@ -10,15 +10,16 @@ import socket as sockets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import zmq
 
 from ..mdp.errors import ClosedError, RequestTimeout
 from ..mdp.transport.multipart import milliseconds
 from .connection import ClientConnection
+from .dialog import Ask
 from .endpoints import Endpoints
 from .inbox import Inbox
 from .reply import Reply
@@ -144,7 +145,7 @@ class SharedConnection:
         self._woken = False
         """A wake-up is on its way to the driver."""
         self._unwanted: deque[Call] = deque()
-        """Calls to be cancelled by a thread that holds the lock: the thread that gave them up may be unable to wait."""
+        """Calls given up by threads that could not wait for the lock: the next thread to hold it cancels them."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_descriptor = self._wake_out.fileno()
@@ -159,28 +160,28 @@ class SharedConnection:
     def begin(
         self,
         receiver: Receiver,
-        service: bytes,
-        body: Sequence[bytes],
+        ask: Ask,
+        headers: Mapping[str, str] | None = None,
         *,
         timeout: float | None = None,
         silence: float | None = None,
         stream: bool = False,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
     ) -> Call:
-        """Begin a request, as `ClientSession.request` does, without sending it.  Under the lock."""
+        """Begin a request, as `ClientSession.request` does, without sending it.  Under the lock.
+
+        `headers` and the limits replace those of `ask`.
+        """
         if self.closed:
             raise ClosedError("this client was closed")
         now = time.monotonic()
         if self.session.outstanding >= self._max_outstanding:
             began = now
-            now = self._await_slot(now, service, timeout or silence)
+            now = self._await_slot(now, ask.service, timeout or silence)
             if timeout is not None:
                 timeout -= now - began
         return self.session.request(
-            service, body, now, timeout=timeout, silence=silence, stream=stream, wait=wait, headers=headers,
-            options=options, receiver=receiver,
+            ask.service, ask.body, now, timeout=timeout, silence=silence, stream=stream, wait=ask.wait,
+            headers=headers, options=ask.options, receiver=receiver,
         )  # fmt: skip
 
     def _await_slot(self, now: float, service: bytes, limit: float | None) -> float:

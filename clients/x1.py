@@ -2,14 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import zmq
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
+from .dialog import Ask
 from .endpoints import Endpoints
 from .futures import FutureThread, ReplyFuture
 from .inbox import Inbox
@@ -44,27 +44,14 @@ class X1Dialog:
         """The endpoint of the broker in use."""
         return self._shared.connection.endpoint
 
-    def request(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Reply:
+    def request(self, ask: Ask) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        headers, finish = tracing.calling(service.decode(), headers)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers)
         outcome, shared = SingleOutcome(), self._shared
         call: Call | None = None
         try:
             with shared.lock:
-                call = shared.begin(
-                    outcome, service, body, timeout=timeout * (1 + retries), wait=wait, headers=headers,
-                    options=options,
-                )  # fmt: skip
+                call = shared.begin(outcome, ask, headers, timeout=ask.timeout * (1 + ask.retries))
                 if shared.driver is not None:  # otherwise this thread is about to drive
                     shared.send()
                 shared.wait(outcome.__bool__, receiver=outcome)
@@ -82,29 +69,16 @@ class X1Dialog:
             finish(None)
         return reply
 
-    def stream(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        deadline: float | None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Generator[Reply, None, None]:
+    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        headers, finish = tracing.calling(service.decode(), headers)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers)
         parts, shared = StreamInbox(), self._shared
         call: Call | None = None
         error: ZmdpError | None = None
         try:
             with shared.lock:
-                call = shared.begin(
-                    parts, service, body, timeout=deadline, silence=timeout * (1 + retries), stream=True, wait=wait,
-                    headers=headers, options=options,
-                )  # fmt: skip
+                silence = ask.timeout * (1 + ask.retries)
+                call = shared.begin(parts, ask, headers, timeout=ask.deadline, silence=silence, stream=True)
                 shared.send()
             shared.cancel_unwanted()
             while True:
@@ -122,26 +96,14 @@ class X1Dialog:
                 shared.cancel(call)
             finish(error)
 
-    def submit(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float,
-        retries: int,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> "Future[Reply]":
+    def submit(self, ask: Ask) -> "Future[Reply]":
         """Send a request and return the future of its reply."""
-        headers, finish = tracing.calling(service.decode(), headers)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers)
         futures, shared = self._futures, self._shared
         future = ReplyFuture(futures)
         try:
             with shared.lock:
-                call = shared.begin(
-                    future, service, body, timeout=timeout * (1 + retries), wait=wait, headers=headers, options=options
-                )
+                call = shared.begin(future, ask, headers, timeout=ask.timeout * (1 + ask.retries))
                 futures.submitted(future, call)
             shared.cancel_unwanted()
         except BaseException as error:
@@ -155,11 +117,10 @@ class X1Dialog:
 
     def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
         """Send a request whose reply `recv` returns.  Without a connection, it is sent when `recv` makes one."""
-        del timeout  # an X1 client never waits to send
         shared = self._shared
         sent = _SentRequest(self)
         with shared.lock:
-            sent.call = shared.begin(sent, service, body, stream=True)
+            sent.call = shared.begin(sent, Ask(service, body, timeout), stream=True)
             self._unfinished[sent.call] = None
             shared.send()
         shared.cancel_unwanted()

@@ -49,8 +49,13 @@ def cli(context: click.Context) -> None:
     neither.
 
     \b
-    Exit codes: 0 success; 1 other failure, or a failed check of doctor; 2 invalid usage; 3 timeout; 4 not found;
-    5 no broker reachable; 6 the job failed; 7 refused for now, retry later; 130 interrupted.
+    Exit codes:
+      0  success                     5  no broker reachable
+      1  other failure, or a failed  6  the job failed
+         check of doctor             7  refused for now, retry later
+      2  invalid usage             130  interrupted
+      3  timeout
+      4  not found
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -45,7 +45,7 @@ LIVENESS: Final = 3
 LEASE: Final = 2.0
 PATIENCE: Final = 3.0
 """Seconds that callers wait for an answer."""
-AT_WORK: Final = {"broker": "ready on", "titanic": "serving titanic.", "worker": "serving crash."}
+AT_WORK: Final = {"broker": "ready on", "titanic": "serving titanic.", "worker": ": serving at "}
 """What programs say in their logs once they have started."""
 GRACEFUL_END: Final = 20.0
 """Seconds within which a program that was sent SIGTERM has ended."""

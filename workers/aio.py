@@ -65,7 +65,13 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Serve until `stop` is called or this task is cancelled, then finish the requests in progress."""
+        """Serve until `stop` is called or this task is cancelled, then finish the requests in progress.
+
+        On Ctrl-C, `asyncio.run` cancels its task and, once that has ended, raises `KeyboardInterrupt`:
+
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(worker.run())
+        """
         self.start()
         try:
             await self.wait()
@@ -153,12 +159,12 @@ class _AsyncConnection(Connection):
         self._in_turn = False
 
     def opened(self, descriptor: int) -> None:
-        """There is a new socket with this descriptor."""
+        """Watch a new descriptor."""
         self._loop.add_reader(descriptor, self._turn)
         self._schedule()
 
     def closing(self, descriptor: int) -> None:
-        """The socket with this descriptor is about to be closed."""
+        """Stop watching a descriptor that is about to be closed."""
         self._loop.remove_reader(descriptor)
 
     def leave(self) -> None:

@@ -27,7 +27,6 @@ from ..mdp.cli.console import (
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
 from ..mdp.loading import load
-from ..mdp.transport.reach import why_unreachable
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
 from .handling import is_async
 from .mdworker import Worker
@@ -126,7 +125,10 @@ def cli(
     Try it: mdworker zmdp.workers.echo:worker
 
     \b
-    Exit codes: 0 stopped; 1 stopped by a second signal; 2 invalid usage, or MODULE:WORKER cannot be used.
+    Exit codes:
+      0  stopped
+      1  stopped by a second signal
+      2  invalid usage, or MODULE:WORKER cannot be used
     """
     log_to_stderr(log_level)
     worker = _load(target, service, codec)
@@ -150,7 +152,8 @@ def cli(
 
 def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
     _on_signals(_Stopper(worker, alone=supervised_by is None))
-    started = f"offers {worker.service.decode()}, credit {worker.concurrency}, at {worker.broker}; Ctrl-C stops it"
+    service, concurrency = worker.service.decode(), worker.concurrency
+    started = f"offering {service} at {worker.broker}, concurrency {concurrency}; Ctrl-C stops it"
 
     def check_parent() -> None:
         if supervised_by is not None and os.getppid() != supervised_by:
@@ -162,22 +165,14 @@ def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
         return 0
     worker.start()
     log.info(started)
-    _look_for_broker(worker.broker)
     while not worker.wait(PARENT_CHECK_SECONDS):
         check_parent()
     return 0
 
 
-def _look_for_broker(endpoint: str) -> None:
-    reason = why_unreachable(endpoint)
-    if reason is not None:
-        log.warning("no broker at %s yet: %s; still trying to connect", endpoint, reason)
-
-
 async def _serve_async(worker: AsyncWorker, started: str, check_parent: Callable[[], None]) -> None:
     worker.start()
     log.info(started)
-    await asyncio.to_thread(_look_for_broker, worker.broker)
     ended = asyncio.ensure_future(worker.wait())
     while not (await asyncio.wait([ended], timeout=PARENT_CHECK_SECONDS))[0]:
         check_parent()

@@ -5,10 +5,12 @@ import os
 import socket as sockets
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from .. import __version__
 from ..mdp import wire
@@ -26,6 +28,8 @@ SEND_RETRY_SECONDS: Final = 0.01
 """Time after which a message that the broker did not accept is sent again."""
 FLUSH_SECONDS: Final = 0.0005
 """Time after which replies are sent even if more are about to follow."""
+MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CONNECT_RETRIED)
+"""Events that show whether a broker is there: the connection is established, or an attempt has failed."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -47,7 +51,8 @@ def ready_options(name: str, *, dialect: bool = False) -> bytes:
 class Connection:
     """A session, its socket, and the messages that the broker has not accepted yet.
 
-    The socket is replaced when the connection is lost, which is logged at `level`.  Not thread-safe.
+    The socket is replaced when the connection is lost, which is logged at `level`.  If that is WARNING, a missing
+    broker is logged too, and when the worker begins to serve.  Not thread-safe.
     """
 
     def __init__(self, session: WorkerSession, endpoint: str, context: Context, level: int = logging.WARNING) -> None:
@@ -60,21 +65,29 @@ class Connection:
         self._level = level
         self._socket: zmq.Socket[bytes] | None = None
         self._descriptor = -1
+        self._monitor: zmq.Socket[bytes] | None = None  # until the broker answers: reports `MONITORED` events
+        self._monitor_descriptor = -1
+        self._waiting = False  # it was logged that there is no broker, and none has answered since
         self._unsent: list[Message] = []
         self._stalled_since = 0.0
         self._broker_restarts = False  # it said DISCONNECT, and has not been heard since
 
     def opened(self, descriptor: int) -> None:
-        """Called with the descriptor of a new socket."""
+        """Called with a new descriptor: when it is readable, `step` is due."""
 
     def closing(self, descriptor: int) -> None:
-        """Called with the descriptor of a socket that is about to be closed."""
+        """Called with a descriptor that is about to be closed."""
 
     def open(self) -> None:
         """Open a socket.  Raises `SettingError` if the endpoint is invalid."""
-        self._socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER_MS})
+        monitored = MONITORED if self._level == logging.WARNING else 0
+        self._socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER_MS}, monitored=monitored)
         self._descriptor = int(self._socket.get(zmq.FD))
         self.opened(self._descriptor)
+        if monitored:
+            self._monitor = self._socket.get_monitor_socket()
+            self._monitor_descriptor = int(self._monitor.get(zmq.FD))
+            self.opened(self._monitor_descriptor)
         self.session.connected(time.monotonic())
 
     def step(self, now: float) -> None:
@@ -93,6 +106,8 @@ class Connection:
                 self.flush(now)
                 while self._socket is not None and session.lost is None and (message := receive(self._socket)):
                     session.receive(message, now)
+                if self._monitor is not None:
+                    self._look_for_broker(self._monitor)
                 if now >= session.deadline():  # after receiving: this process may have been suspended
                     session.tick(now)
                 if not session.unsent and (session.lost is None or self._socket is None or self.stalled):
@@ -144,6 +159,31 @@ class Connection:
         """Close the socket immediately, without telling the broker."""
         self._drop(0)
 
+    def _look_for_broker(self, monitor: zmq.Socket[bytes]) -> None:
+        """Log when the worker begins to serve, or at the first failure that it waits for a broker."""
+        name, connected = self.session.service.decode(), self.session.heard  # inproc:// has no events
+        while not connected and (message := receive(monitor)):
+            if parse_monitor_message(message)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+                connected = True
+            elif not self._waiting:
+                self._waiting = True
+                level = logging.INFO if self._broker_restarts else logging.WARNING
+                text = "%s: waiting for a broker at %s: nothing answers there. `mdp-broker --bind %s` starts one"
+                log.log(level, text, name, self._endpoint, self._endpoint)
+        if connected:
+            self._waiting = False
+            log.info("%s: serving at %s", name, self._endpoint)
+            self._end_monitor()
+
+    def _end_monitor(self) -> None:
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            self.closing(self._monitor_descriptor)
+            with suppress(zmq.ZMQError):  # the context was terminated
+                if self._socket is not None:
+                    self._socket.disable_monitor()
+            monitor.close(0)
+
     def _note_progress(self, progress: bool, now: float) -> None:
         if progress or not self.stalled:
             self._stalled_since = now
@@ -180,6 +220,7 @@ class Connection:
         self._drop(LINGER_MS if session.keep_messages else 0)
 
     def _drop(self, linger: int) -> None:
+        self._end_monitor()
         socket, self._socket = self._socket, None
         self._unsent.clear()
         self.stalled = False

@@ -101,9 +101,13 @@ class HandlerAdapter:
 
 def failed(error: BaseException, request: Request) -> Failed:
     """Return what to report to the client for an exception.  Only the log gets the traceback."""
-    if isinstance(error, ServiceError) and _sendable(error):
-        log.info("%s: the handler failed with %d: %s", request.service, error.code, error.text)
-        return Failed(error.code, error.text, (error.detail or b"",))  # a detail marks the service's own errors
+    if isinstance(error, ServiceError):
+        problem = _problem(error)
+        if problem is None:
+            log.info("%s: the handler failed with %d: %s", request.service, error.code, error.text)
+            return Failed(error.code, error.text, (error.detail or b"",))  # a detail marks the service's own errors
+        log.error("%s: the handler raised an invalid ServiceError: %s", request.service, problem, exc_info=error)
+        return Failed(Code.FAILED, f"invalid ServiceError ({problem}): {error}"[:MAX_ERROR_CHARACTERS])
     if isinstance(error, RequestCancelled) or (request.cancelled and not isinstance(error, Exception)):
         log.info("%s: a request was cancelled", request.service)
         return Failed(Code.CANCELLED, "cancelled")
@@ -114,11 +118,19 @@ def failed(error: BaseException, request: Request) -> Failed:
     return Failed(Code.FAILED, "".join(traceback.format_exception_only(error)).strip()[:MAX_ERROR_CHARACTERS])
 
 
-def _sendable(error: ServiceError) -> bool:
-    """Return whether an ERROR can carry this: a code of three digits, a text and a detail within the size limit."""
-    detail = b"" if error.detail is None else error.detail
-    valid = isinstance(error.code, int) and isinstance(error.text, str) and isinstance(detail, bytes)
-    return valid and 0 <= error.code <= 999 and 4 * len(error.text) + len(detail) <= MAX_BODY
+def _problem(error: ServiceError) -> str | None:
+    """Return why an ERROR cannot carry this, or None: it has a code of three digits, a text, and perhaps a detail."""
+    given: Any = error  # a handler can pass values of any type
+    code, text, detail = given.code, given.text, b"" if given.detail is None else given.detail
+    if not (isinstance(code, int) and 0 <= code <= 999):
+        return f"code is {code!r:.100}: it must be a whole number from 0 to 999"
+    if not isinstance(text, str):
+        return f"text is of type {type(text).__name__}: it must be str"
+    if not isinstance(detail, bytes):
+        return f"detail is of type {type(detail).__name__}: it must be bytes or None"
+    if 4 * len(text) + len(detail) > MAX_BODY:
+        return f"text and detail are longer than {MAX_BODY} bytes"
+    return None
 
 
 def _frames(result: object) -> list[bytes]:

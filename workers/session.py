@@ -219,7 +219,8 @@ class WorkerSession:
             return
         elif isinstance(command, wire.Disconnect):
             # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
-            self.lose("the broker sent DISCONNECT", now, wait=not self.heard)
+            expected = ", as it does when it restarts" if self.heard and not self._winding_down else ""
+            self.lose(f"the broker sent DISCONNECT{expected}", now, wait=not self.heard)
         elif isinstance(command, wire.Heartbeat):
             self._beaten(now)
         else:

@@ -45,7 +45,7 @@ class ThreadedConnection(Connection):
         self._io_waits = False  # for a handler to begin
         self._io_leads = False
         self._leads = False  # whether a handler thread leads
-        self._progress = 0  # grows with requests begun and ended, PARTIALs, and turns of a leader
+        self._progress = 0  # counts requests begun and ended, PARTIALs, and turns of a leader
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -59,11 +59,11 @@ class ThreadedConnection(Connection):
             raise
 
     def opened(self, descriptor: int) -> None:
-        """Watch a new socket."""
+        """Watch a new descriptor."""
         self._poller.register(descriptor, select.POLLIN)
 
     def closing(self, descriptor: int) -> None:
-        """Stop watching a socket that is about to be closed."""
+        """Stop watching a descriptor that is about to be closed."""
         self._poller.unregister(descriptor)
 
     # ── handler threads ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -60,9 +60,7 @@ REPORTS: Final[dict[Drop, Report]] = {
     Drop.CLOSING: Report(
         Code.DRAINING.value, "the broker shut down before the request was done: retry later, or at another broker"
     ),
-    Drop.WORKERS_LOST: Report(
-        Code.WORKER_LOST.value, "its worker was lost, and it is not retried; workers that received it: {request.handed}"
-    ),
+    Drop.WORKERS_LOST: Report(Code.WORKER_LOST.value, "its worker was lost, {why}"),
     Drop.LOST_AFTER_PARTIAL: Report(
         Code.WORKER_LOST.value, "its worker was lost after a PARTIAL, so it cannot be retried"
     ),
@@ -79,6 +77,12 @@ REPORTS: Final[dict[Drop, Report]] = {
 
 def text_of(drop: Drop, request: Request, limits: Limits) -> str:
     """Return the text of the ERROR that tells the client why `request` was dropped."""
+    if drop is Drop.WORKERS_LOST:
+        attempts, most = request.attempts, limits.max_attempts
+        why = "no other worker offers the service, and wait is false"
+        if attempts >= most:
+            why = f"and this was attempt {attempts} of {most} (max_attempts)"
+        return REPORTS[drop].text.format(why=why)
     if drop not in {Drop.EXPIRED, Drop.TTL_PASSED}:
         return REPORTS[drop].text.format(request=request, limits=limits)
     if request.attempt is not None:

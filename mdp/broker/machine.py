@@ -707,7 +707,10 @@ class Broker:
     def _refuse(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
         self.stats.disconnected[reason] += 1
         self._refusals += 1
-        self._journal.note(now, logging.WARNING, f"disconnect-{reason}", "disconnected a worker: %s", reason)
+        level, text = logging.WARNING, "disconnected a worker: %s"
+        if reason is Refusal.NOT_REGISTERED:  # the worker registers again
+            level, text = logging.INFO, "asked a worker to register again, as after a restart of the broker: %s"
+        self._journal.note(now, level, f"disconnect-{reason}", text, reason)
         self._out.append(wire.disconnect(route, header))
 
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────

@@ -19,8 +19,9 @@ from ..limits import Limits
 from .console import (
     CONTEXT_SETTINGS,
     FILE_SPELLING,
-    Endpoint,
+    Endpoints,
     Number,
+    all_endpoints,
     log_level_option,
     log_to_stderr,
     run,
@@ -71,17 +72,19 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
 @click.command(
     context_settings={"auto_envvar_prefix": "MDP", **CONTEXT_SETTINGS},
     epilog="Each option can also be set in the environment (MDP_HEARTBEAT=2, MDP_BIND with endpoints separated by "
-    "spaces) or in the TOML file (heartbeat = 2, bind = [...]). Flags override the environment, which overrides the "
+    "commas) or in the TOML file (heartbeat = 2, bind = [...]). Flags override the environment, which overrides the "
     "file. SIGTERM or Ctrl-C drains the broker: it accepts no new requests and finishes those in flight. A second "
     "signal stops it immediately.",
 )
 @click.option(
     "--bind",
-    type=Endpoint(),
+    type=Endpoints(),
     multiple=True,
+    callback=all_endpoints,
     default=[DEFAULT_ENDPOINT],
     help=with_default(
-        "Endpoint to listen on: tcp://HOST:PORT (* for a free port) or ipc://PATH. Can be repeated.",
+        "Endpoint to listen on: tcp://HOST:PORT (* for a free port) or ipc://PATH. Can be repeated, or separate "
+        "endpoints with commas.",
         DEFAULT_ENDPOINT,
     ),
 )
@@ -109,7 +112,10 @@ def cli(*, bind: tuple[str, ...], drain_timeout: float, config: Path | None, log
     authentication: listen only on addresses that untrusted programs cannot reach.
 
     \b
-    Exit codes: 0 drained; 1 cannot listen, or stopped by a second signal; 2 invalid usage.
+    Exit codes:
+      0  drained
+      1  cannot listen, or stopped by a second signal
+      2  invalid usage
     """
     del config  # its values have become the options' defaults
     if not bind:

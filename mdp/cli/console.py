@@ -15,6 +15,7 @@ from ... import __version__
 from .. import compiled
 from ..errors import (
     BrokerUnreachable,
+    RequestError,
     RequestTimeout,
     RetryLater,
     ServiceError,
@@ -27,6 +28,7 @@ from ..errors import (
     ZmdpError,
 )
 from ..limits import LARGEST
+from ..transport.sockets import port_problem
 
 CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
 """Click settings of every command."""
@@ -37,8 +39,10 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-_ENDPOINT: Final = re.compile(r"(ipc|inproc)://.+|tcp://([^\s/,]+):(\d+|\*)")
-_MAX_PORT: Final = 65535
+MAX_DETAIL_CHARACTERS: Final = 1000
+"""Characters of the detail of an error that are printed."""
+
+_ENDPOINT: Final = re.compile(r"(ipc|inproc)://.+|tcp://[^\s/,]+:[^:/,]+")
 
 EXIT_CODES: Final[dict[type[ZmdpError], int]] = {
     BrokerUnreachable: 5,
@@ -51,13 +55,37 @@ EXIT_CODES: Final[dict[type[ZmdpError], int]] = {
     WorkerLost: 6,
     RetryLater: 7,
 }
-"""Exit codes by error type.  The first match counts; any other error exits with 1."""
+"""Exit codes by error type; see `exit_code`."""
+
+
+def exit_code(error: ZmdpError) -> int:
+    """Return the exit code for `error`: that of its first type in `EXIT_CODES`, or else 1.
+
+    If a stream is interrupted because its worker is lost, the code is that of `WorkerLost`, as for any other request.
+    """
+    if isinstance(error, StreamInterrupted) and error.code is not None:
+        return EXIT_CODES[WorkerLost]
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), EXIT_FAILED)
+
+
+def explanation(error: ZmdpError) -> str:
+    """Return the text of `error`, with the detail that the service added."""
+    detail = error.detail if isinstance(error, RequestError) else None
+    if not detail:
+        return str(error)
+    try:
+        text = detail.decode()
+    except UnicodeDecodeError:
+        text = f"{len(detail)} bytes that are not text"
+    if len(text) > MAX_DETAIL_CHARACTERS:
+        text = f"{text[:MAX_DETAIL_CHARACTERS]}…"
+    return f"{error}; detail: {text}"
 
 
 def run(name: str, command: click.Command) -> NoReturn:
     """Run the command `name` and exit.  Errors are printed to stderr in one line.
 
-    Errors of zmdp exit with their code in `EXIT_CODES`, invalid usage with 2, Ctrl-C with 130.
+    Errors of zmdp exit with their `exit_code`, invalid usage with 2, Ctrl-C with 130.
     """
     _open_closed_streams()
     try:
@@ -72,8 +100,7 @@ def run(name: str, command: click.Command) -> NoReturn:
     except SettingError as error:
         _fail(name, EXIT_USAGE, str(error))
     except ZmdpError as error:
-        code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), EXIT_FAILED)
-        _fail(name, code, str(error))
+        _fail(name, exit_code(error), explanation(error))
     except BrokenPipeError:
         _discard(sys.stdout)  # the reader of our output has gone
         sys.exit(EXIT_FAILED)
@@ -184,16 +211,21 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return `value` if it can be an endpoint."""
-        match = _ENDPOINT.fullmatch(value) if isinstance(value, str) else None
-        port = match.group(3) if match else None
-        if match is None or (port and port != "*" and int(port) > _MAX_PORT):
+        problem = port_problem(value) if isinstance(value, str) else None
+        if problem is not None:
+            self.fail(f"{value!r} is not a valid endpoint: {problem}", param, ctx)
+        if not (isinstance(value, str) and _ENDPOINT.fullmatch(value)):
             expected = "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker"
             self.fail(f"{expected}, got {value!r}", param, ctx)
-        return str(value)
+        return value
 
 
 class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """One ZeroMQ endpoint, or several separated by commas."""
+    """One ZeroMQ endpoint, or several separated by commas.
+
+    The option is `multiple`, so that Click splits the value of an environment variable at spaces as well.  Its callback
+    is `all_endpoints` or `one_broker`.
+    """
 
     name = "ENDPOINT"
 
@@ -204,16 +236,22 @@ class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in ol
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
         """Return the list of endpoints in `value`."""
-        endpoints = [each.strip() for each in value.split(",") if each.strip()]
+        endpoints = [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else []
         return [Endpoint().convert(each, param, ctx) for each in endpoints or [value]]
+
+
+def all_endpoints(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the endpoints of all values of an option: its callback."""
+    del context, option
+    return tuple(endpoint for value in values for endpoint in value)
 
 
 def one_broker(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> str | None:
     """Check a `--broker` option of a command that uses one broker only: the option's callback.
 
-    The option has the type `Endpoints`, and is `multiple`: otherwise Click would silently use the last of several.
+    If the option were not `multiple`, Click would silently use the last of several.
     """
-    endpoints = [endpoint for value in values for endpoint in value]
+    endpoints = all_endpoints(context, option, values)
     if len(endpoints) > 1:
         command, origin = context.command_path, "--broker names"
         if context.get_parameter_source(option.name or "") is ParameterSource.ENVIRONMENT:

@@ -2,9 +2,15 @@
 
 import socket as sockets
 from collections.abc import Sequence
+from typing import Final
 from urllib.parse import urlsplit
 
 from ..errors import BrokerUnreachable
+
+PROBE_SECONDS: Final = 1.0
+"""How long a program may take to accept a connection, and then to send the first byte."""
+GREETING: Final = b"\xff"
+"""The first byte that a ZeroMQ socket sends over a new connection."""
 
 
 def why_unreachable(endpoint: str) -> str | None:
@@ -12,10 +18,13 @@ def why_unreachable(endpoint: str) -> str | None:
     try:
         parts = urlsplit(endpoint)
         if parts.scheme == "tcp" and parts.hostname and parts.port:
-            sockets.create_connection((parts.hostname, parts.port), timeout=1).close()
-        elif parts.scheme == "ipc" and not endpoint.startswith("ipc://@"):
+            with sockets.create_connection((parts.hostname, parts.port), timeout=PROBE_SECONDS) as probe:
+                return _why_not_a_broker(probe)
+        if parts.scheme == "ipc" and not endpoint.startswith("ipc://@"):
             with sockets.socket(sockets.AF_UNIX) as probe:
+                probe.settimeout(PROBE_SECONDS)
                 probe.connect(endpoint.removeprefix("ipc://"))
+                return _why_not_a_broker(probe)
     except (ConnectionRefusedError, FileNotFoundError):
         return f"nothing is listening there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
     except (PermissionError, sockets.gaierror) as error:
@@ -25,8 +34,19 @@ def why_unreachable(endpoint: str) -> str | None:
     return None
 
 
+def _why_not_a_broker(probe: sockets.socket) -> str | None:
+    """Return why the program at the other end of a new connection cannot be a broker, or None."""
+    try:
+        greeting = probe.recv(1)
+    except TimeoutError:
+        greeting = b""
+    if greeting != GREETING:
+        return "a program listens there, but it does not answer like a broker: is the port right?"
+    return None
+
+
 def check_listening(broker: Sequence[str]) -> None:
-    """Raise `BrokerUnreachable` if nothing is listening at any of these endpoints, so that no retries are wasted."""
+    """Raise `BrokerUnreachable` if no broker can be listening at any of these endpoints: retries would be wasted."""
     reasons = [why_unreachable(endpoint) for endpoint in broker]
     if all(reasons):
         each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))

@@ -1,6 +1,7 @@
 """ZeroMQ contexts that are terminated cleanly, and the DEALER sockets of clients and workers."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import zmq
 
@@ -9,6 +10,8 @@ from ..errors import SettingError
 Context = zmq.Context[zmq.Socket[bytes]]
 
 Socket = zmq.Socket[bytes]
+
+_MAX_PORT: Final = 65535
 
 _open: set[Context] = set()
 
@@ -31,20 +34,43 @@ def end(context: Context) -> None:
 
 
 def checked_endpoint(endpoint: object) -> str:
-    """Return `endpoint`.  Raises `SettingError` if it is not a string."""
+    """Return `endpoint`.  Raises `SettingError` if it is not a string, or has no valid port."""
     if not isinstance(endpoint, str):
         raise SettingError(f"broker is {endpoint!r}: it must be one endpoint such as 'tcp://127.0.0.1:5555'")
+    problem = port_problem(endpoint)
+    if problem is not None:
+        raise SettingError(f"{endpoint!r} is not a valid endpoint: {problem}")
     return endpoint
 
 
-def dealer(context: Context, endpoint: str, options: Mapping[int, int]) -> Socket:
-    """Return a DEALER with these options, connected to `endpoint`.  Raises `SettingError` if that is invalid."""
+def port_problem(endpoint: str) -> str | None:
+    """Return what is wrong with the port of a tcp:// endpoint, or None."""
+    if not endpoint.startswith("tcp://"):
+        return None
+    _, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not colon or port.endswith("]"):  # of an IPv6 address
+        return "it has no port, such as :5555 at its end"
+    if port != "*" and not (port.isdecimal() and int(port) <= _MAX_PORT):
+        return f"its port is {port!r}, but a port is a number up to {_MAX_PORT}"
+    return None
+
+
+def dealer(context: Context, endpoint: str, options: Mapping[int, int], *, monitored: int = 0) -> Socket:
+    """Return a DEALER with these options, connected to `endpoint`.  Raises `SettingError` if that is invalid.
+
+    With `monitored` events, `get_monitor_socket` returns a socket that has reported them from the beginning.
+    """
     socket = context.socket(zmq.DEALER)
+    monitor: Socket | None = None
     try:
         for option, value in options.items():
             socket.set(option, value)
+        if monitored:
+            monitor = socket.get_monitor_socket(monitored)
         socket.connect(endpoint)
     except zmq.ZMQError as error:
+        if monitor is not None:
+            monitor.close(0)
         socket.close(0)
         raise SettingError(f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555") from None
     return socket

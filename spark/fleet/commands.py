@@ -192,7 +192,10 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     Try it: mdp-spark fleet zmdp.workers.echo:echo --service echo --master 'local[2]'
 
     \b
-    Exit codes: 0 stopped; 1 Spark cannot be reached, or stopped by a second signal; 2 invalid usage.
+    Exit codes:
+      0  stopped
+      1  Spark cannot be reached, or stopped by a second signal
+      2  invalid usage
     """
     log_to_stderr(log_level)
     silence_py4j()

@@ -6,10 +6,13 @@ from contextlib import contextmanager
 import click
 import pytest
 from click.testing import CliRunner
+from support.processes import eventually
 from support.router import Router
 
+from zmdp.clients import Client
 from zmdp.clients.cli import cli
-from zmdp.mdp.errors import RequestTimeout, ServiceNotFound
+from zmdp.mdp.errors import RequestTimeout, ServiceNotFound, WorkerLost
+from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
@@ -112,6 +115,30 @@ def test_the_broker_that_answers_is_named(given, protocol):
 def test_an_invalid_endpoint(given):
     with pytest.raises(click.BadParameter, match="endpoint such as tcp"):
         run("ping", "--broker", given)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_request_whose_worker_is_lost(waits):
+    with running_broker(limits=Limits(max_attempts=1)) as server, Worker("held", broker=server.endpoints[0]) as worker:
+
+        def lose():
+            worker.recv()
+            worker.close()
+
+        thread = threading.Thread(target=lose)
+        thread.start()
+        hint = "without --wait, a request does not wait for a worker to be started" if not waits else r"\(502\)$"
+        with Client(server.endpoints[0], timeout=20) as client:
+            eventually(lambda: client.available("held"))
+        with pytest.raises(WorkerLost, match=hint) as caught:
+            run("call", "held", "--broker", server.endpoints[0], *(["--wait"] if waits else []))
+        assert caught.value.code == 502
+        thread.join()
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)
+def test_help_fits_a_terminal(command):
+    assert max(map(len, run(*command, "--help").decode().splitlines())) <= 80
 
 
 @pytest.mark.parametrize("command", ["call", "stream"])

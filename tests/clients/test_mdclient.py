@@ -343,6 +343,7 @@ def test_a_timeout_of_months(client):
         (lambda c: Client(None), "broker is None"),
         (lambda c: Client(b"tcp://127.0.0.1:5555"), "broker is b'tcp"),
         (lambda c: Client("nonsense"), "'nonsense' is not a valid endpoint"),
+        (lambda c: Client("tcp://h:99999"), "'tcp://h:99999' is not a valid endpoint: its port is '99999'"),
         (lambda c: Client(protocol="3"), "protocol is '3': it must be one of X1, 0.2, 0.1"),
     ],
 )

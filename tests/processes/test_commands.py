@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def endpoint():
     with broker() as (_, endpoint), process("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint) as worker:
-        worker.line("offers echo, credit 1, at ")
+        worker.line("echo: serving at ")
         eventually(lambda: run("mdclient", "call", "echo", "--broker", endpoint).returncode == 0)
         yield endpoint
 
@@ -57,7 +57,7 @@ def test_call_as_json(mdclient):
 
 def test_stream_prints_part_by_part(endpoint, mdclient):
     with process("mdworker", "text_services:count", "--broker", endpoint, cwd=HERE.parents[1] / "examples") as worker:
-        worker.line("offers text.count")
+        worker.line("text.count: serving at ")
         text = "# one\na b c\n# two\nd e\n"
         assert mdclient("stream", "--wait", "text.count", text).stdout == b"one\n3\ntwo\n2\ntotal\n5\n"
         lines = mdclient("stream", "--json", "text.count", text).stdout.splitlines()
@@ -121,7 +121,7 @@ def test_what_goes_wrong_is_told_in_one_line_with_a_code(mdclient, arguments, co
 
 def test_a_handler_that_fails_has_a_code_of_its_own(endpoint, mdclient):
     with process("mdworker", "os:getcwd", "--service", "wrong", "--broker", endpoint) as worker:
-        worker.line("offers wrong")
+        worker.line("wrong: serving at ")
         result = mdclient("call", "--wait", "wrong")
         assert result.returncode == 6
         assert "TypeError" in one_line(result)
@@ -131,7 +131,7 @@ def test_headers(endpoint, mdclient, tmp_path):
     text = "import json\ndef look(request):\n    return json.dumps(dict(request.headers)).encode()\n"
     (tmp_path / "looking.py").write_text(text)
     with process("mdworker", "looking:look", "--service", "look", "--broker", endpoint, cwd=tmp_path) as worker:
-        worker.line("offers look")
+        worker.line("look: serving at ")
         for command in ("call", "stream"):
             result = mdclient(command, "--wait", "look", "--header", "a=b", "--header", "größe=x=y", "--header", "c=")
             assert json.loads(result.stdout) == {"a": "b", "größe": "x=y", "c": ""}
@@ -149,7 +149,7 @@ def test_another_protocol(endpoint, mdclient):
     assert json.loads(bench.stdout)["replies"] > 0
     assert json.loads(bench.stdout)["errors"] == {}
     with process("mdworker", "os:getpid", "--service", "pid", "--broker", endpoint, *speak) as worker:
-        worker.line("offers pid")
+        worker.line("pid: serving at ")
         result = mdclient("call", "--wait", "pid", *speak)
         assert (result.returncode, "HandlerError" in one_line(result) or "TypeError" in one_line(result)) == (6, True)
 
@@ -281,8 +281,12 @@ def test_a_module_that_starts_its_worker_itself(tmp_path, call):
         assert "cannot use eager:worker: module eager runs a worker when it is imported" in running.stderr
 
 
-def test_several_binds(tmp_path):
-    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--bind", f"ipc://{tmp_path}/b") as running:
+@pytest.mark.parametrize("separator", [None, ",", " "])
+def test_several_binds(tmp_path, separator):
+    binds = ["tcp://127.0.0.1:*", f"ipc://{tmp_path}/b"]
+    flags = [] if separator else ["--bind", binds[0], "--bind", binds[1]]
+    env = {"MDP_BIND": separator.join(binds)} if separator else {}
+    with process("mdp-broker", *flags, **env) as running:
         for at in (running.line("tcp://", "stdout"), running.line("ipc://", "stdout")):
             assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
 
@@ -298,8 +302,9 @@ def test_several_binds(tmp_path):
         (["--heartbeat", "0.001"], {}, "", "heartbeat is 0.001: it must be 0.01 seconds or more"),
         (["--max-queue", "1.5"], {}, "", "expected a whole number of requests (greater than 0), got '1.5'"),
         (["--drain-timeout", "-1"], {}, "", "expected a number of seconds (0 or more), got '-1'"),
-        (["--bind", "tcp://127.0.0.1:99999"], {}, "", "expected an endpoint"),
-        (["--bind", "tcp://a:1,tcp://b:2"], {}, "", "got 'tcp://a:1,tcp://b:2'"),
+        (["--bind", "tcp://127.0.0.1:99999"], {}, "", "its port is '99999', but a port is a number up to 65535"),
+        (["--bind", "tcp://a:1,b:2"], {}, "", "got 'b:2'"),
+        ([], {}, "bind = [5555]", "got 5555"),
         (["--bind", "5555"], {}, "", "got '5555'"),
         (["--beat", "1"], {}, "", "No such option"),
         ([], {"MDP_LIVENESS": "x"}, "", "Invalid value for MDP_LIVENESS (environment variable): expected a whole"),
@@ -386,8 +391,9 @@ def test_a_worker_waits_for_its_broker(tmp_path):
         probe.bind(("127.0.0.1", 0))
         at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
-        worker.line("offers echo, credit 1, at ")
+        worker.line(f"echo: waiting for a broker at {at}: nothing answers there. `mdp-broker --bind {at}` starts one")
         with broker(bind=at):
+            worker.line(f"echo: serving at {at}")
             assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
         assert worker.end() == 0
 
@@ -412,7 +418,7 @@ def test_a_worker_that_is_told_of_several_brokers_serves_none_of_them(flags, var
 
 def test_one_broker_in_the_environment(endpoint):
     with process("mdworker", "services:pid", "--service", "pid", cwd=HERE, MDP_BROKER=endpoint) as worker:
-        worker.line(f"offers pid, credit 1, at {endpoint}")
+        worker.line(f"pid: serving at {endpoint}")
         assert worker.end() == 0
 
 
@@ -423,7 +429,7 @@ def test_a_restart_of_the_broker_is_nothing_to_warn_of(tmp_path):
             with broker(bind=at) as (running, _):
                 assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
                 assert running.end() == 0
-        worker.line("echo: the broker sent DISCONNECT; reconnecting to", count=2)
+        worker.line("echo: the broker sent DISCONNECT, as it does when it restarts; reconnecting to", count=2)
         assert worker.end() == 0
     lines = [line for line in worker.stderr.splitlines() if "DISCONNECT" in line]
     assert [line.split()[1] for line in lines] == ["I", "I"]
@@ -476,7 +482,7 @@ def module(tmp_path):
 def test_a_coroutine_function_with_a_codec(endpoint, mdclient, module):
     command = ("mdworker", "services:double", "--service", "double", "--codec", "json", "--broker", endpoint)
     with process(*command, cwd=HERE) as worker:
-        worker.line("offers double, credit 64, at ")
+        worker.line("double: serving at ")
         assert mdclient("call", "--wait", "double", "21").stdout == b"42"
         result = mdclient("call", "double", "{")
         assert (result.returncode, "cannot be read as json" in one_line(result)) == (1, True)
@@ -491,7 +497,7 @@ def test_a_coroutine_function_with_a_codec(endpoint, mdclient, module):
 def test_an_async_worker_finishes_what_is_worked_on(endpoint, mdclient, module, number):
     held = module / "held"
     with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
-        worker.line("offers hold, credit 2, at ")
+        worker.line("hold: serving at ")
         with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint) as asking:
             eventually(held.exists)
             worker.send_signal(number)
@@ -515,14 +521,14 @@ def test_a_second_signal_ends_an_async_worker_at_once(endpoint, module):
 def test_an_idle_async_worker_ends_at_once(endpoint, mdclient, module):
     command = ("mdworker", "services_of_mine:worker", "--service", "other", "--concurrency", "3", "--protocol", "0.2")
     with process(*command, "--broker", endpoint, cwd=module) as worker:
-        worker.line("offers other, credit 3, at ")
+        worker.line("other: serving at ")
         eventually(lambda: b'"other", "workers": 3' in mdclient("services", "--json").stdout)
         assert worker.end() == 0
 
 
 def test_what_a_service_says_is_not_taken_for_what_the_broker_says(mdclient, endpoint):
     with process("mdworker", "services:records", "--service", "records", "--broker", endpoint, cwd=HERE) as worker:
-        worker.line("offers records")
+        worker.line("records: serving at ")
         eventually(lambda: mdclient("call", "mmi.service", "records").stdout == b"200")
         told = mdclient("call", "records")
         assert told.returncode == 6

@@ -120,8 +120,8 @@ def test_a_killed_asyncio_worker_loses_nothing():
             worker("services:double", endpoint, *options) as first,
             worker("services:double", endpoint, *options) as second,
         ):
-            first.line("offers double, credit 4")
-            second.line("offers double, credit 4")
+            first.line("double: serving at ")
+            second.line("double: serving at ")
             asyncio.run(scenario(endpoint, first, second))
             assert second.end() == 0
 
@@ -133,7 +133,7 @@ def test_cancelled_at_a_worker_in_another_process():
             eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
             assert future.cancel()
             assert client.request("sleep", b"0") == [b"0"]  # the one worker is free again, long before its time
-            sleeper.line("offers sleep")
+            sleeper.line("sleep: serving at ")
 
 
 SCRIPT = """

@@ -4,13 +4,15 @@ import asyncio
 import contextvars
 import functools
 import json
+import signal
+import sys
 import threading
 import time
 
 import pyarrow as pa
 import pytest
 import zmq
-from support.processes import eventually
+from support.processes import eventually, process
 from support.router import Router
 from support.x1_broker import Peer
 
@@ -629,6 +631,50 @@ def test_the_broker_is_restarted_during_a_handler(protocol, logged):
     asyncio.run(scenario())
     assert logged("work: the broker sent DISCONNECT", timeout=0)
     assert cancelled == [True, False]
+
+
+INTERRUPTED = """
+import asyncio, contextlib, pathlib, sys
+from zmdp.workers import AsyncWorker
+
+worker = AsyncWorker("hold", broker=sys.argv[1])
+
+@worker
+async def hold(request):
+    path = pathlib.Path(request[0].decode())
+    path.write_text("held")
+    while path.exists():
+        await asyncio.sleep(0.01)
+    return b"let go"
+
+with contextlib.suppress(KeyboardInterrupt):
+    asyncio.run(worker.run())
+"""
+
+
+def test_ctrl_c_finishes_the_requests_in_progress(endpoint, tmp_path):
+    held = tmp_path / "held"
+    with process(sys.executable, "-c", INTERRUPTED, endpoint) as running, Client(endpoint, timeout=20) as client:
+        future = client.submit("hold", str(held).encode())
+        eventually(held.exists)
+        running.send_signal(signal.SIGINT)
+        eventually(lambda: not json.loads(client.request("mmi.services")[0])["services"][0]["idle"])
+        held.unlink()
+        assert future.result() == [b"let go"]
+        assert running.wait() == 0
+    assert running.stderr == ""
+
+
+def test_a_worker_says_whether_there_is_a_broker(tmp_path, logged):
+    at = f"ipc://{tmp_path}/broker"
+
+    async def scenario():
+        async with AsyncWorker("echo", echo, broker=at):
+            assert await asyncio.to_thread(logged, f"echo: waiting for a broker at {at}: nothing answers there")
+            with running_broker(at):
+                assert await asyncio.to_thread(logged, f"echo: serving at {at}")
+
+    asyncio.run(scenario())
 
 
 def test_a_restart_of_the_broker_is_one_line_for_all_connections(caplog):

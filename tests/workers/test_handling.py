@@ -118,22 +118,24 @@ def test_what_the_client_is_told(error, cancelled, told):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "problem"),
     [
-        ServiceError(1000, "x"),
-        ServiceError(-1, "x"),
-        ServiceError("500", "x"),
-        ServiceError(500, None),
-        ServiceError(500, "x", "text"),
-        ServiceError(500, "x" * MAX_BODY),
-        ServiceError(500, "x", b"x" * (MAX_BODY + 1)),
+        (ServiceError(1000, "x"), "code is 1000: it must be a whole number from 0 to 999): failed with 1000: x"),
+        (ServiceError(-1, "x"), "code is -1: it must be a whole number from 0 to 999): failed with -1: x"),
+        (ServiceError("500", "x"), "code is '500': it must be a whole number from 0 to 999): failed with 500: x"),
+        (ServiceError(500, None), "text is of type NoneType: it must be str): failed with 500: None"),
+        (ServiceError(500, "x", "text"), "detail is of type str: it must be bytes or None): failed with 500: x"),
+        (ServiceError(500, "x" * MAX_BODY), f"text and detail are longer than {MAX_BODY} bytes): failed with 500: xx"),
+        (ServiceError(500, "x", b"x" * (MAX_BODY + 1)), f"longer than {MAX_BODY} bytes): failed with 500: x"),
     ],
     ids=range(7),
 )
-def test_a_failure_that_cannot_be_told_as_it_is(error):
+def test_a_failure_that_cannot_be_told_as_it_is(error, problem, caplog):
     code, text, detail = failed(error, request())
     assert (code, detail) == (500, ())
-    assert text.startswith("zmdp.mdp.errors.ServiceError")
+    assert text.startswith("invalid ServiceError (")
+    assert problem in text
+    assert problem.partition("):")[0] in caplog.text
     assert len(text) <= 1000
 
 

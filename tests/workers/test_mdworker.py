@@ -287,6 +287,8 @@ def test_wrong_settings_are_told(settings, message):
 def test_wrong_use_is_told(endpoint):
     with pytest.raises(SettingError, match="'nonsense' is not a valid endpoint"):
         Worker("echo", list, broker="nonsense").start()
+    with pytest.raises(SettingError, match="'tcp://h' is not a valid endpoint: it has no port"):
+        Worker("echo", list, broker="tcp://h")
     with pytest.raises(SettingError, match="has no handler"):
         Worker("echo", broker=endpoint).start()
     with Worker("echo", list, broker=endpoint) as worker:
@@ -389,7 +391,7 @@ def test_a_worker_that_cannot_open_a_socket_tries_again(endpoint, client, monkey
         assert client.request("echo", b"x") == [b"x"]
         opening = connection.dealer
 
-        def fail(*arguments):
+        def fail(*arguments, **more):
             monkeypatch.setattr(connection, "dealer", opening)
             raise zmq.ZMQError(24)
 
@@ -652,6 +654,25 @@ def test_a_codec_that_makes_no_frames(client, endpoint, encoded):
 
 
 # ── brokers that come and go ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_says_whether_there_is_a_broker(protocol, tmp_path, logged, caplog):
+    at = f"ipc://{tmp_path}/broker"
+    with Worker("echo", list, broker=at, protocol=protocol, concurrency=2):
+        assert logged(f"echo: waiting for a broker at {at}: nothing answers there. `mdp-broker --bind {at}` starts one")
+        with running_broker(at):
+            assert logged(f"echo: serving at {at}")
+    said = [each.levelname for each in caplog.records if each.message.startswith(("echo: waiting", "echo: serving"))]
+    assert said == ["WARNING", "INFO"]  # the first failure only, and of one connection
+
+
+def test_a_worker_in_the_process_of_its_broker_says_that_it_serves(logged):
+    context = zmq.Context()
+    at = "inproc://broker"  # has no events
+    with running_broker(at, context=context, limits=Limits(heartbeat=0.05)):
+        with Worker("echo", list, broker=at, context=context):
+            assert logged("echo: serving at inproc://broker")
+    context.term()
 
 
 def test_the_broker_is_restarted_during_a_handler(protocol, logged):

@@ -727,7 +727,7 @@ def test_disconnect_from_a_broker_that_knew_this_worker(protocol: str, heard: Ca
     session = connected(protocol=protocol)
     session.receive(heard(protocol), 100.5)
     session.receive(disconnect(protocol), 101.0)
-    assert (session.lost, session.held) == ("the broker sent DISCONNECT", {})
+    assert (session.lost, session.held) == ("the broker sent DISCONNECT, as it does when it restarts", {})
     assert session.retry_at == session.deadline() == 101.0
     session.connected(101.0)
     assert sent(session, protocol) == [ready(protocol)]

@@ -69,8 +69,11 @@ def cli(context: click.Context) -> None:
     `serve` open the database directly.
 
     \b
-    Exit codes: 0 success; 1 other failure; 2 invalid usage; 3 no reply yet, or a timeout; 4 unknown request, or
-    no Titanic; 5 no broker reachable; 6 the request, Titanic or its database failed; 130 interrupted.
+    Exit codes:
+      0  success                     4  unknown request, or no Titanic
+      1  other failure               5  no broker reachable
+      2  invalid usage               6  the request, Titanic or its database failed
+      3  no reply yet, or timeout  130  interrupted
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -84,6 +84,7 @@ BUSY = "its time passed before a worker was free for it: 1 offer it, all busy"
 NOBODY = "its time passed before a worker was free for it: none offers it"
 RUNNING = "its time passed while a worker held it"
 NO_WORKER = "no worker offers the service"
+LAST_WORKER_LOST = "its worker was lost, no other worker offers the service, and wait is false"
 DRAINING = "the broker is draining and takes no new requests: retry later, or at another broker"
 CLOSING = "the broker shut down before the request was done: retry later, or at another broker"
 
@@ -527,7 +528,7 @@ def test_who_does_not_wait_waits_as_long_as_any_worker_is_there():
 def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(leave):
     broker = broker_with(b"w")
     feed(broker, request(wait=False))
-    assert leave(broker) == [error(502, "its worker was lost, and it is not retried; workers that received it: 1")]
+    assert leave(broker) == [error(502, LAST_WORKER_LOST)]
     assert books(broker) == ([], [], 0, 0, [])
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
     assert holds_nothing(broker)
@@ -549,7 +550,7 @@ def test_who_does_not_wait_is_not_told_that_nobody_is_there_if_somebody_had_begu
     assert books(broker) == ([b"echo"], [b"w2"], 2, 1, ["1", "2", "3"])
     assert broker.gone(b"w2", now=0) == [
         error(404, NO_WORKER, b"3"),
-        error(502, "its worker was lost, and it is not retried; workers that received it: 1", b"1"),
+        error(502, LAST_WORKER_LOST, b"1"),
     ]
     assert broker.stats.dropped == {Drop.NO_WORKER: 1, Drop.WORKERS_LOST: 1}
 
@@ -559,7 +560,7 @@ def test_all_workers_die_together():
     feed(broker, request(b"1", wait=False), request(b"2"), request(b"3", wait=False))
     assert broker.tick(100) == [
         error(404, NO_WORKER, b"3"),
-        error(502, "its worker was lost, and it is not retried; workers that received it: 1", b"1"),
+        error(502, LAST_WORKER_LOST, b"1"),
     ]
     assert books(broker) == ([b"echo"], [], 1, 0, ["2"])
 
@@ -779,7 +780,7 @@ DROPS = {
     ),
     Drop.DRAINING: (draining, 503, DRAINING),
     Drop.CLOSING: (closing, 503, CLOSING),
-    Drop.WORKERS_LOST: (workers_lost, 502, "its worker was lost, and it is not retried; workers that received it: 2"),
+    Drop.WORKERS_LOST: (workers_lost, 502, "its worker was lost, and this was attempt 2 of 2 (max_attempts)"),
     Drop.LOST_AFTER_PARTIAL: (lost_after_partial, 502, "its worker was lost after a PARTIAL, so it cannot be retried"),
     Drop.REPLY_TOO_LARGE: (reply_too_large, 413, "the reply exceeds the limits of 500 bytes and 1024 frames"),
     Drop.NO_WORKER: (no_worker, 404, NO_WORKER),

@@ -3,7 +3,17 @@
 import click
 import pytest
 
-from zmdp.mdp.cli.console import Number, run, with_default
+from zmdp.mdp.cli.console import Endpoints, Number, all_endpoints, run, with_default
+from zmdp.mdp.errors import (
+    BrokerUnreachable,
+    RequestTimeout,
+    RetryLater,
+    ServiceError,
+    ServiceNotFound,
+    StreamInterrupted,
+    WorkerLost,
+    ZmdpError,
+)
 
 
 @pytest.fixture
@@ -79,3 +89,79 @@ def test_a_missing_option_names_its_environment_variable_too(outcome):
 )
 def test_defaults_have_their_unit(default, unit, shown):
     assert with_default("Text.", default, unit) == f"Text.  [default: {shown}]"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (ZmdpError("other"), 1, "other"),
+        (RequestTimeout("late", code=408, text="late"), 3, "late"),
+        (StreamInterrupted("silent"), 3, "silent"),
+        (ServiceNotFound("nobody"), 4, "nobody"),
+        (BrokerUnreachable("nothing"), 5, "nothing"),
+        (ServiceError(422, "no such colour"), 6, "failed with 422: no such colour"),
+        (ServiceError(422, "no", b'{"given":1}'), 6, 'failed with 422: no; detail: {"given":1}'),
+        (ServiceError(422, "no", b"\xff\0"), 6, "failed with 422: no; detail: 2 bytes that are not text"),
+        (ServiceError(422, "no", b"x" * 2000), 6, f"failed with 422: no; detail: {'x' * 1000}…"),
+        (WorkerLost("lost", code=502, text="lost"), 6, "lost"),
+        (StreamInterrupted("lost", code=502, text="lost"), 6, "lost"),
+        (RetryLater("full"), 7, "full"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_kind_of_error_has_its_exit_code(outcome, error, code, told):
+    @click.command()
+    def cli():
+        raise error
+
+    assert outcome(cli) == (code, f"prog: {told}\n")
+
+
+@pytest.mark.parametrize("given", ["tcp://h:1 ipc:///s", "tcp://h:1,ipc:///s", "tcp://h:1, ipc:///s,"])
+def test_endpoints_in_the_environment_are_separated_by_commas_or_spaces(outcome, monkeypatch, given):
+    found = []
+
+    @click.command()
+    @click.option("--bind", type=Endpoints(), multiple=True, callback=all_endpoints, envvar="PROG_BIND")
+    def cli(bind):
+        found.extend(bind)
+
+    monkeypatch.setenv("PROG_BIND", given)
+    assert outcome(cli) == (0, "")
+    assert found == ["tcp://h:1", "ipc:///s"]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("tcp://h", "'tcp://h' is not a valid endpoint: it has no port, such as :5555 at its end"),
+        ("tcp://[::1]", "'tcp://[::1]' is not a valid endpoint: it has no port, such as :5555 at its end"),
+        ("tcp://h:", "'tcp://h:' is not a valid endpoint: its port is '', but a port is a number up to 65535"),
+        ("tcp://h:x", "'tcp://h:x' is not a valid endpoint: its port is 'x', but a port is a number up to 65535"),
+        ("tcp://h:65536", "its port is '65536', but a port is a number up to 65535"),
+        ("h:1", "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker, got 'h:1'"),
+        ("tcp://:1", "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker, got 'tcp://:1'"),
+        ("", "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker, got ''"),
+    ],
+)
+def test_what_is_wrong_with_an_endpoint_is_told(outcome, given, problem):
+    @click.command()
+    @click.option("--bind", type=Endpoints(), multiple=True)
+    def cli(bind):
+        raise AssertionError(bind)
+
+    code, told = outcome(cli, "--bind", given)
+    assert code == 2
+    assert problem in told
+
+
+@pytest.mark.parametrize(
+    "given", ["tcp://h:65535", "tcp://*:*", "tcp://[::1]:1", "tcp://[::1]:*", "ipc:///s", "inproc://x"]
+)
+def test_valid_endpoints(outcome, given):
+    @click.command()
+    @click.option("--bind", type=Endpoints(), multiple=True, callback=all_endpoints)
+    def cli(bind):
+        assert bind == (given,)
+
+    assert outcome(cli, "--bind", given) == (0, "")
