@@ -394,7 +394,11 @@ class _Poller:
 
 def _with_connections(limits: Limits) -> Limits:
     """Return `limits` with the defaults of the maximum numbers of connections."""
-    maximum = limits.max_connections or default_max_connections()
+    room = default_max_connections()
+    maximum = limits.max_connections or room
+    if maximum > room:
+        text = "max_connections is %d, but the limit of open files leaves room for %d: raise it (ulimit -n)"
+        log.warning(text, maximum, room)
     share = limits.max_connections_per_address or max(1, maximum // 2)
     return replace(limits, max_connections=maximum, max_connections_per_address=share)
 

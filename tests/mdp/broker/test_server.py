@@ -10,6 +10,7 @@ import zmq
 from support.zmtp import RawPeer
 
 from zmdp.mdp import compiled
+from zmdp.mdp.broker.connections import default_max_connections
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.server import Server
 from zmdp.mdp.limits import Limits
@@ -23,6 +24,23 @@ def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
         server.broker.receive([b"c", b"MDPC02", b"\x01", b"nobody", b"x"], 0.0)
         assert server._wait(0.0, None) == 2000
         assert server._wait(59.0, None) in range(900, 1100)
+
+
+def test_it_has_as_many_connections_as_the_limit_of_open_files_allows():
+    room = default_max_connections()
+    with Server(("inproc://server",)) as server:
+        assert (server.limits.max_connections, server.limits.max_connections_per_address) == (room, room // 2)
+        assert server.broker.limits is server.limits
+    with Server(("inproc://server",), limits=Limits(max_connections=7)) as server:
+        assert (server.limits.max_connections, server.limits.max_connections_per_address) == (7, 3)
+
+
+def test_it_warns_if_there_are_not_enough_descriptors(caplog):
+    room = default_max_connections()
+    with Server(("inproc://server",), limits=Limits(max_connections=room + 1)):
+        pass
+    text = "max_connections is %d, but the limit of open files leaves room for %d: raise it (ulimit -n)"
+    assert caplog.messages == [text % (room + 1, room)]
 
 
 @pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
