@@ -264,8 +264,8 @@ class Server:
 
     def _note_gone(self, identity: bytes, turn: int) -> None:
         """Remember that a peer was not connected to receive a message of `turn`."""
-        if identity not in self._gone:
-            self._gone[identity] = turn, LAST_TURNS
+        first, turns = self._gone.get(identity, (turn, LAST_TURNS))
+        self._gone[identity] = min(first, turn), turns
 
     def _lose_gone(self, now: float, *, drained: bool) -> bool:
         """Report peers that are gone to the machine, once everything that they sent before has been taken in."""
