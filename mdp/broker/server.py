@@ -321,8 +321,8 @@ class Server:
 
     def _note_gone(self, identity: bytes, turn: int) -> None:
         """Remember that a peer was not connected to receive a message of `turn`."""
-        if identity not in self._gone:
-            self._gone[identity] = turn, LAST_TURNS
+        first, turns = self._gone.get(identity, (turn, LAST_TURNS))
+        self._gone[identity] = min(first, turn), turns
 
     def _lose_gone(self, now: float, *, drained: bool) -> bool:
         """Report peers that are gone to the machine, once everything that they sent before has been taken in."""
@@ -516,7 +516,11 @@ def _is_loopback(host: str) -> bool:
 
 def _with_connections(limits: Limits) -> Limits:
     """Return `limits` with the defaults of the maximum numbers of connections."""
-    maximum = limits.max_connections or default_max_connections()
+    room = default_max_connections()
+    maximum = limits.max_connections or room
+    if maximum > room:
+        text = "max_connections is %d, but the limit of open files leaves room for %d: raise it (ulimit -n)"
+        log.warning(text, maximum, room)
     share = limits.max_connections_per_address or max(1, maximum // 2)
     return replace(limits, max_connections=maximum, max_connections_per_address=share)
 
