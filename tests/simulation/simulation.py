@@ -469,7 +469,7 @@ class Simulation:
         machine, referee = self.broker.machine, self.broker.referee
         registry = machine.registry
         check(registry.services == {} and registry.workers == {}, "a service or worker stays for ever")
-        check(registry.behind == {}, "a connection stays for ever")
+        check(registry.proxies == {}, "a connection stays for ever")
         check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), "a count is not 0 in the end")
         check(registry.numbered == [], "X1: a number stays for ever")
         check(registry.clients == {}, "a client stays for ever")
