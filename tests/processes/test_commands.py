@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,9 @@ def endpoint():
 
 
 @pytest.fixture
-def mdclient(endpoint):
-    def call(*arguments, **more):
-        return run("mdclient", *arguments, MDP_BROKER=endpoint, **more)
-
-    return call
+def mdclient(in_this_process, endpoint):
+    """The command `mdclient` in this process, with the broker in its environment."""
+    return partial(in_this_process, "mdclient", MDP_BROKER=endpoint)
 
 
 def one_line(result):
@@ -220,8 +219,10 @@ def test_output_that_nobody_reads(endpoint):
 # ── mdp-broker ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_default_endpoint_is_loopback():
-    assert b"default: tcp://127.0.0.1:5555]" in run("mdp-broker", "--help").stdout.replace(b"\n" + b" " * 34, b" ")
+def test_the_default_endpoint_is_loopback(in_this_process):
+    assert b"default: tcp://127.0.0.1:5555]" in in_this_process("mdp-broker", "--help").stdout.replace(
+        b"\n" + b" " * 34, b" "
+    )
 
 
 def test_a_port_already_taken(endpoint):
@@ -315,10 +316,10 @@ def test_several_binds(tmp_path):
         (["--config", "/"], {}, "", "cannot read /: Is a directory"),
     ],
 )  # fmt: skip
-def test_bad_settings_are_told_in_one_line(tmp_path, arguments, env, config, told):
+def test_bad_settings_are_told_in_one_line(tmp_path, in_this_process, arguments, env, config, told):
     (tmp_path / "broker.toml").write_text(config)
     files = ["--config", str(tmp_path / "broker.toml")] if config else []
-    result = run("mdp-broker", *files, *arguments, **env)
+    result = in_this_process("mdp-broker", *files, *arguments, **env)
     assert (result.returncode, result.stdout) == (2, b"")
     assert told in one_line(result)
 
@@ -389,7 +390,7 @@ def test_a_worker_waits_for_its_broker(tmp_path):
         worker.line("offers echo, credit 1, at ")
         with broker(bind=at):
             assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
-        assert worker.end() == 0
+            assert worker.end() == 0
 
 
 @pytest.mark.parametrize(
@@ -402,9 +403,9 @@ def test_a_worker_waits_for_its_broker(tmp_path):
         ([], "tcp://h:1,tcp://h:2", "MDP_BROKER names 2 endpoints, tcp://h:1, tcp://h:2"),
     ],
 )
-def test_a_worker_that_is_told_of_several_brokers_serves_none_of_them(flags, variable, origin):
+def test_a_worker_that_is_told_of_several_brokers_serves_none_of_them(in_this_process, flags, variable, origin):
     brokers = [argument for flag in flags for argument in ("--broker", flag)]
-    result = run("mdworker", "zmdp.workers.echo:worker", *brokers, MDP_BROKER=variable)
+    result = in_this_process("mdworker", "zmdp.workers.echo:worker", *brokers, MDP_BROKER=variable)
     remedy = "mdworker uses one broker. Run it once for each broker, with its own --broker"
     assert (result.returncode, result.stdout) == (2, b"")
     assert one_line(result) == f"mdworker: {origin}: {remedy}. See 'mdworker --help'"
@@ -430,14 +431,15 @@ def test_a_restart_of_the_broker_is_nothing_to_warn_of(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker", "titanic", "mdp-spark"])
-def test_short_help(command):
-    short, long = run(command, "-h"), run(command, "--help")
+def test_short_help(in_this_process, command):
+    short, long = in_this_process(command, "-h"), in_this_process(command, "--help")
     assert (short.returncode, short.stdout) == (0, long.stdout)
     assert b"  -h, --help " in short.stdout
 
 
-def test_short_help_of_subcommands():
-    assert run("mdclient", "call", "-h").stdout == run("mdclient", "call", "--help").stdout != b""
+def test_short_help_of_subcommands(in_this_process):
+    short, long = (in_this_process("mdclient", "call", option).stdout for option in ("-h", "--help"))
+    assert short == long != b""
 
 
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker"])

@@ -7,13 +7,12 @@ import shutil
 import signal
 import socket
 import sqlite3
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from support.postgres import cluster as new_cluster
@@ -74,37 +73,16 @@ def db(endpoint, tmp_path_factory):
         yield path
 
 
-class Ended(NamedTuple):
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-
-
 @pytest.fixture
-def here(monkeypatch, capsysbinary):
-    """The command in this process, where it starts faster."""
-
-    def call(*arguments, **env):
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["titanic", *arguments])
-        capsysbinary.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Ended(ended.value.code, *capsysbinary.readouterr())
-
-    return call
+def here(in_this_process):
+    """The command `titanic` in this process."""
+    return partial(in_this_process, "titanic")
 
 
 @pytest.fixture
 def titanic(here, endpoint, db):
     """The command, with the broker and the database in its environment."""
-
-    def call(*arguments, stdin=None):
-        env = {"MDP_BROKER": endpoint, "TITANIC_DB": str(db)}
-        return here(*arguments, **env) if stdin is None else run("titanic", *arguments, stdin=stdin, **env)
-
-    return call
+    return partial(here, MDP_BROKER=endpoint, TITANIC_DB=str(db))
 
 
 @pytest.fixture
@@ -298,7 +276,8 @@ def test_errors_are_one_line_with_an_exit_code(here, endpoint, db, wrong):
     assert "secret" not in one_line(result)
 
 
-def test_no_titanic(here):
+def test_no_titanic(here, monkeypatch):
+    monkeypatch.setattr(cli, "REGISTRATION_SECONDS", 0.1)
     with running_broker(limits=LIMITS) as server:
         at = server.endpoints[0]
         for arguments in (["request", "echo"], ["reply", STRANGE, "--wait"], ["reply", STRANGE, "--stream"],
@@ -847,7 +826,7 @@ def test_serve_waits_for_its_broker(tmp_path):
             with Client(at, timeout=20) as client:
                 eventually(lambda: client.available("titanic.request"))
             assert UUID.fullmatch(done(run("titanic", "request", "echo", "--broker", at)))
-        assert serving.end() == 0
+            assert serving.end() == 0
 
 
 def test_settings_of_serve(port):
