@@ -954,8 +954,10 @@ def test_c31_requests_outlive_the_broker_that_is_killed(tmp_path, url):
     held = tmp_path / "held"
     with ExitStack() as stack:
         first, endpoint = stack.enter_context(broker(*QUICK))
-        stack.enter_context(process("mdworker", "services:slow", "--broker", endpoint, *QUICK, cwd=PROCESSES))
-        stack.enter_context(serving(endpoint, url))
+        # The workers notice that the broker is gone by its silence, for which the test waits.
+        alert = ("--heartbeat", "0.2", "--liveness", "10")
+        stack.enter_context(process("mdworker", "services:slow", "--broker", endpoint, *alert, cwd=PROCESSES))
+        stack.enter_context(serving(endpoint, url, liveness=10))
         titanic = Titanic(stack.enter_context(Client(endpoint, timeout=20)))
         tickets = [titanic.submit("slow", str(held).encode()) for _ in range(3)]
         held_by(held)
