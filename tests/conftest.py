@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis
 import pytest
@@ -32,6 +33,13 @@ class _Listener(logging.Handler):
         """Wait for a line that contains `text`; whether it came."""
         with self._changed:
             return self._changed.wait_for(lambda: any(text in line for line in self.lines), timeout)
+
+
+@pytest.fixture
+def pool():
+    """Threads for calls that block."""
+    with ThreadPoolExecutor(40) as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import queue
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from typing import Any, Final
 
 import click
 import sqlalchemy as sa
-from support.processes import BIN, eventually
+from support.processes import BIN, eventually, free_endpoint
 
 from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
 from zmdp.titanic import Ticket, Titanic, UnknownTicket, schema
@@ -43,7 +42,7 @@ WORKERS: Final = ("echo", "echo", "parts", "parts")
 HEARTBEAT: Final = 0.2
 LIVENESS: Final = 3
 LEASE: Final = 2.0
-PATIENCE: Final = 3.0
+CALL_TIMEOUT_SECONDS: Final = 3.0
 """Seconds that callers wait for an answer."""
 AT_WORK: Final = {"broker": "ready on", "titanic": "serving titanic.", "worker": "serving crash."}
 """What programs say in their logs once they have started."""
@@ -260,7 +259,7 @@ class Site:
         self.done = Counter[str]()
         """What was done to them."""
         self._troubles = troubles
-        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.endpoint = free_endpoint()
         beats = ("--heartbeat", str(HEARTBEAT), "--liveness", str(LIVENESS))
         commands: list[tuple[str, str, tuple[str, ...]]] = [
             ("broker", "broker", ("mdp-broker", "--bind", self.endpoint, "--drain-timeout", "2", *beats))
@@ -273,7 +272,7 @@ class Site:
         self.programs = [Program(*each, folder, {"CRASH_LOG": str(self.executions)}) for each in commands]
 
     def wait_until_ready(self) -> None:
-        with Client(self.endpoint, timeout=PATIENCE) as client:
+        with Client(self.endpoint, timeout=CALL_TIMEOUT_SECONDS) as client:
             for each in ("titanic.request", "titanic.reply", "titanic.close", "crash.echo", "crash.parts"):
                 eventually(lambda each=each: client.available(each))
 
@@ -399,12 +398,6 @@ class Site:
                 self._troubles.add(f"{each.name} ended with {code} at the end of the run")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -476,7 +469,9 @@ class Caller:
         self._pause = 1 / rate
         self._keyed = keyed
         self._seed = seed
-        self._client = Client(site.endpoint, timeout=PATIENCE, retries=0, heartbeat=HEARTBEAT, liveness=LIVENESS)
+        self._client = Client(
+            site.endpoint, timeout=CALL_TIMEOUT_SECONDS, retries=0, heartbeat=HEARTBEAT, liveness=LIVENESS
+        )
         self._titanic = Titanic(self._client)
         self._no_more = threading.Event()
         self._given_up = threading.Event()
@@ -577,9 +572,9 @@ class Caller:
             self._given_up.wait(0.02)
             return False
         if way == "follow":
-            errand.follow(PATIENCE)
+            errand.follow(CALL_TIMEOUT_SECONDS)
         for _ in range(rng.choice((1, 1, 2))):
-            self._book.saw(errand.task, errand.result(PATIENCE if way != "look" else 0))
+            self._book.saw(errand.task, errand.result(CALL_TIMEOUT_SECONDS if way != "look" else 0))
         return True
 
 
@@ -733,7 +728,7 @@ class Audit:
 
     def fetch_all_again(self, deadline: float) -> None:
         """Each reply is there, the right one, and the one that was seen before; what was closed is not."""
-        with Client(self._site.endpoint, timeout=PATIENCE) as client, ThreadPoolExecutor(8) as pool:
+        with Client(self._site.endpoint, timeout=CALL_TIMEOUT_SECONDS) as client, ThreadPoolExecutor(8) as pool:
             titanic = Titanic(client)
             for _ in pool.map(lambda pair: self._fetch_again(titanic, *pair, deadline), self._book.uuids.items()):
                 pass
@@ -745,7 +740,7 @@ class Audit:
             if number in self._book.closed:
                 check_gone(errand.ticket)
                 return
-            left = max(0.0, min(PATIENCE, deadline - time.monotonic()))
+            left = max(0.0, min(CALL_TIMEOUT_SECONDS, deadline - time.monotonic()))
             mark = errand.result(left)
             self._book.saw(task, mark)
             errand.check_parts(mark, left)

@@ -20,16 +20,10 @@ FINAL_TO_CLIENT = 3
 
 
 @pytest.fixture
-def native(monkeypatch):
-    """The benchmarks are programs and no package: their folder is on the path as when they run."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
+def native():
     import native
 
-    yield native
-    for name in set(sys.modules) - before:
-        if name == "native":
-            del sys.modules[name]
+    return native
 
 
 class Broker(threading.Thread):

@@ -12,24 +12,18 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-def load(name, monkeypatch):
-    """A module of the benchmarks, which are programs and no package."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def report():
+    import report
+
+    return report
 
 
 @pytest.fixture
-def report(monkeypatch):
-    return load("report", monkeypatch)
+def suite():
+    import suite
 
-
-@pytest.fixture
-def suite(monkeypatch, report):
-    return load("suite", monkeypatch)
+    return suite
 
 
 def cost(peer, rounds, **params):
@@ -235,8 +229,9 @@ def test_the_suite_refuses_a_part_that_there_is_not():
     assert "no part tea" in done.stderr
 
 
-def test_publishing_replaces_the_targets_and_nothing_else(report, monkeypatch):
-    publish = load("publish", monkeypatch)
+def test_publishing_replaces_the_targets_and_nothing_else():
+    import publish
+
     page = f"before\n{publish.BEGIN}\nold\n{publish.END}\nafter\n"
     assert publish.with_targets(page, "new") == f"before\n{publish.BEGIN}\nnew\n{publish.END}\nafter\n"
     performance = (publish.DOCS / "performance.md").read_text()

@@ -4,25 +4,9 @@ import argparse
 import asyncio
 import json
 import struct
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-BENCH = Path(__file__).parents[2] / "bench"
-PROGRAMS = {path.stem for path in BENCH.glob("*.py")} | {"stacks"}
-
-
-@pytest.fixture(autouse=True)
-def bench(monkeypatch):
-    """The benchmarks are programs and no package: their folder is on the path as when they run, and then is not."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] in PROGRAMS:
-            del sys.modules[name]
 
 
 def test_percentiles():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zmq
 from support.peers import Bench
-from support.router import proxied
+from support.router import Router, proxied
 
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
@@ -43,6 +43,13 @@ def start() -> Iterator[Start]:
 def bench(start: Start) -> Bench:
     """A broker in which nothing happens by the clock."""
     return start()
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    """A broker made by hand, for tests of zmdp's clients and workers."""
+    with Router() as router:
+        yield router
 
 
 @pytest.fixture

@@ -1,23 +1,9 @@
 """C1 to C5: what a client says, seen by a broker made by hand."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from support.router import Router
 
 from zmdp.clients import Client, RequestTimeout, StreamInterrupted
-
-
-@pytest.fixture
-def router():
-    with Router() as router:
-        yield router
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
 
 
 def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):

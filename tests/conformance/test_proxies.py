@@ -17,7 +17,8 @@ from support.peers import (
     X1Client,
     request_of,
 )
-from support.router import PATIENCE, proxied
+from support.processes import TIMEOUT_SECONDS
+from support.router import proxied
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.workers import AsyncWorker, Request
@@ -245,13 +246,13 @@ OURS = [{}, {"protocol": "0.1"}]
 
 
 def own_client(proxy: str, settings: dict[str, Any]) -> None:
-    with Client(proxy, timeout=PATIENCE, **settings) as client:
+    with Client(proxy, timeout=TIMEOUT_SECONDS, **settings) as client:
         for number in range(5):
             assert client.request("echo", b"%d" % number) == [b"%d" % number]
 
 
 async def own_async_client(proxy: str, settings: dict[str, Any]) -> None:
-    async with AsyncClient(proxy, timeout=PATIENCE, **settings) as client:
+    async with AsyncClient(proxy, timeout=TIMEOUT_SECONDS, **settings) as client:
         replies = await asyncio.gather(*[client.request("echo", b"%d" % number) for number in range(50)])
         assert replies == [[b"%d" % number] for number in range(50)]
 

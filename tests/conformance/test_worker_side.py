@@ -3,18 +3,11 @@
 import threading
 
 import pytest
-from support.router import Router
 
 from zmdp.workers import Worker
 
 BEAT = 0.05
 """The heartbeat interval here, in seconds."""
-
-
-@pytest.fixture
-def router():
-    with Router() as router:
-        yield router
 
 
 def counting(request):

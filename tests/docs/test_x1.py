@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.processes import PATIENCE, broker
+from support.processes import TIMEOUT_SECONDS, broker
 from support.router import Router
 
 from zmdp.clients.session import ClientSession
@@ -244,18 +244,18 @@ def test_the_programs_print_what_the_page_says():
     with broker() as (_, at), running(0, at) as worker:
         wait_for_worker(at)
         with running(1, at) as client:
-            out, _ = client.communicate(timeout=PATIENCE)
+            out, _ = client.communicate(timeout=TIMEOUT_SECONDS)
         assert client.returncode == 0
         assert sorted(out.splitlines()) == sorted(printed.splitlines())
         worker.terminate()
-        assert worker.wait(PATIENCE) == 0
+        assert worker.wait(TIMEOUT_SECONDS) == 0
 
 
 def wait_for_worker(endpoint):
     with zmq.Context() as context, context.socket(zmq.REQ) as asking:
-        asking.linger, asking.rcvtimeo = 0, int(PATIENCE * 1000)
+        asking.linger, asking.rcvtimeo = 0, int(TIMEOUT_SECONDS * 1000)
         asking.connect(endpoint)
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT_SECONDS
         while True:
             asking.send_multipart([b"MDPC02", b"\1", b"mmi.service", b"shout"])
             if asking.recv_multipart()[-1] == b"200":

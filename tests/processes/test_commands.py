@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import socket
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, process, run
+from support.processes import broker, eventually, free_endpoint, process, run
 
 HERE = Path(__file__).parent
 
@@ -383,9 +382,7 @@ def test_what_cannot_be_served_is_told_in_one_line(tmp_path, arguments, told):
 
 
 def test_a_worker_waits_for_its_broker(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    at = free_endpoint()
     with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
         worker.line("offers echo, credit 1, at ")
         with broker(bind=at):

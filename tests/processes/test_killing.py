@@ -4,12 +4,11 @@ import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, process
+from support.processes import alive, broker, eventually, process
 
 from zmdp.clients import Client, RetryLater, WorkerLost
 from zmdp.workers import Worker
@@ -22,12 +21,6 @@ SLOW = ("--heartbeat", "600")
 """Of a broker: no heartbeat is due while a test runs, so what it notices it notices at once, or never."""
 PATIENT = ("--heartbeat", "0.2", "--liveness", "3000")
 """Of its workers."""
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 def worker(target, endpoint, *options):
@@ -74,13 +67,6 @@ class Gate:
     def open(self):
         """Let the requests go on."""
         self.file.unlink()
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_request_outlives_its_worker(tmp_path, pool):

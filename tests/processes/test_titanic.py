@@ -5,18 +5,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 from support.postgres import cluster as new_cluster
-from support.processes import BIN, broker, eventually, process, run
+from support.processes import BIN, broker, eventually, free_endpoint, process, run
 from support.titanics import BEATS, LIMITS, row, state
 
 from zmdp.clients import Client
@@ -691,12 +689,6 @@ def port(tmp_path):
             yield server.endpoints[0], Titanic(client), str(tmp_path / "titanic.db")
 
 
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
 @contextmanager
 def holding(at):
     """Offer the service `hold`; yield an event that it sets, and one that it waits for."""
@@ -758,9 +750,7 @@ def broker_at(at):
 
 
 def test_a_submission_is_stored_once_although_the_broker_dies_before_the_answer(tmp_path, pool):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    at = free_endpoint()
     db = tmp_path / "titanic.db"
     with ExitStack() as stack:
         first = stack.enter_context(broker_at(at))
@@ -815,9 +805,7 @@ def test_two_titanics_share_a_database(port):
 
 
 def test_serve_waits_for_its_broker(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    at = free_endpoint()
     with serve(at, tmp_path / "titanic.db") as serving:
         assert serving.end() == 0
     with serve(at, tmp_path / "titanic.db") as serving:

@@ -20,8 +20,7 @@ import zmq
 
 from zmdp.mdp.broker.server import Server
 
-PATIENCE = 10.0
-"""Seconds that what must come may take."""
+from .processes import TIMEOUT_SECONDS
 
 Message = list[bytes]
 Number = bytes | tuple[bytes, ...]
@@ -47,7 +46,7 @@ class Peer:
     ) -> None:
         self.socket = context.socket(kind)
         self.socket.linger = 0
-        self.socket.sndtimeo = int(PATIENCE * 1000)
+        self.socket.sndtimeo = int(TIMEOUT_SECONDS * 1000)
         for option, value in (options or {}).items():
             self.socket.set(option, value)
         self.socket.connect(endpoint)
@@ -56,7 +55,7 @@ class Peer:
     def send(self, *frames: bytes) -> None:
         self.socket.send_multipart(frames)
 
-    def recv(self, timeout: float = PATIENCE) -> Message:
+    def recv(self, timeout: float = TIMEOUT_SECONDS) -> Message:
         """The next message; raises `Silence` if there is none in time."""
         return self._came.popleft() if self._came else self._take(timeout)
 
@@ -84,7 +83,7 @@ class Peer:
         self._keep_until([b"", b"MDPC02", b"\x03", name, b"501"])
 
     def _keep_until(self, answer: Message) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while (message := self._take(deadline - time.monotonic())) != answer:
             self._came.append(message)
 
@@ -157,7 +156,7 @@ class Worker(Peer):
     def disconnect(self) -> None:
         self.send(*self.head, self.DISCONNECT)
 
-    def command(self, timeout: float = PATIENCE) -> Message:
+    def command(self, timeout: float = TIMEOUT_SECONDS) -> Message:
         """The next message that is not a HEARTBEAT."""
         deadline = time.monotonic() + timeout
         while self._is_heartbeat(message := self.recv(deadline - time.monotonic())):
@@ -575,10 +574,10 @@ class Bench:
 
     def until(self, what: Callable[[], bool]) -> None:
         """Ask again and again until `what` is so; raises `Silence` if it does not come to be."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not what():
             if time.monotonic() > deadline:
-                raise Silence(f"it did not come to be within {PATIENCE} s; {self.stats()}")
+                raise Silence(f"it did not come to be within {TIMEOUT_SECONDS} s; {self.stats()}")
             self._observer.socket.poll(5)  # nothing comes here: only a breath between two questions
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.processes import PATIENCE, eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 ROOT = os.geteuid() == 0
 NOBODY = pwd.getpwnam("nobody") if ROOT else None
@@ -102,7 +102,7 @@ class Cluster:
         server, self._server = self._server, None
         postmaster = int((self._data / "postmaster.pid").read_text().split("\n", 1)[0])
         os.kill(postmaster, SIGNALS[how])
-        server.wait(PATIENCE)
+        server.wait(TIMEOUT_SECONDS)
         assert server.stdin is not None
         server.stdin.close()
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
-PATIENCE = 20.0
-"""Seconds that what must happen may take."""
+TIMEOUT_SECONDS = 20.0
+"""How long tests wait for something that must happen."""
 
 
 class Process:
@@ -38,14 +39,14 @@ class Process:
                 self._lines[name].append(line.rstrip("\n"))
                 self._changed.notify_all()
 
-    def line(self, text: str, stream: str = "stderr", count: int = 1, patience: float = PATIENCE) -> str:
+    def line(self, text: str, stream: str = "stderr", count: int = 1, timeout: float = TIMEOUT_SECONDS) -> str:
         """Wait for `count` lines that contain `text`; returns the last of them."""
 
         def found() -> list[str]:
             return [line for line in self._lines[stream] if text in line]
 
         with self._changed:
-            assert self._changed.wait_for(lambda: len(found()) >= count, patience), (text, self._lines)
+            assert self._changed.wait_for(lambda: len(found()) >= count, timeout), (text, self._lines)
             return found()[count - 1]
 
     @property
@@ -61,7 +62,7 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        code = self._popen.wait(PATIENCE)
+        code = self._popen.wait(TIMEOUT_SECONDS)
         for reader in self._readers:
             reader.join()
         self._popen.stdout.close()  # type: ignore[union-attr]
@@ -99,9 +100,24 @@ def run(*command: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def eventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Wait until `condition()` is true, by asking it again and again; returns what it gave."""
-    until = time.monotonic() + patience
+def free_endpoint() -> str:
+    """Return an endpoint on loopback at which nothing listens yet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def eventually(condition: Callable[[], Any], timeout: float = TIMEOUT_SECONDS) -> Any:
+    """Call `condition` until it returns something true, and return that."""
+    until = time.monotonic() + timeout
     while not (value := condition()):
-        assert time.monotonic() < until, "that did not become true"
+        assert time.monotonic() < until, f"the condition was still false after {timeout} s"
     return value

@@ -8,8 +8,7 @@ from typing import Any, Self
 
 import zmq
 
-PATIENCE = 10.0
-"""Seconds that what must come may take."""
+from .processes import TIMEOUT_SECONDS
 
 
 class Router:
@@ -21,12 +20,12 @@ class Router:
         self._socket.bind(bind)
         self.endpoint = self._socket.get(zmq.LAST_ENDPOINT).decode().rstrip("\0")
 
-    def recv(self, timeout: float = PATIENCE) -> list[bytes]:
+    def recv(self, timeout: float = TIMEOUT_SECONDS) -> list[bytes]:
         """The next message, the sender's identity first."""
         assert self._socket.poll(int(timeout * 1000)), f"nothing came within {timeout} s"
         return self._socket.recv_multipart()
 
-    def command(self, timeout: float = PATIENCE) -> list[bytes]:
+    def command(self, timeout: float = TIMEOUT_SECONDS) -> list[bytes]:
         """The next message that is no worker's HEARTBEAT."""
         while (message := self.recv(timeout))[1:] == [b"MDPW02", b"\x05"]:
             pass

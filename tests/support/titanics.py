@@ -12,7 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 import zmq
 from support.peers import Bench
-from support.processes import PATIENCE
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
@@ -54,7 +54,7 @@ def serving(endpoint: str, db: str, **settings: Any) -> Iterator[Server]:
         running = thread.submit(lambda: asyncio.run(serve()))
         running.add_done_callback(lambda done: started.set())
         try:
-            assert started.wait(PATIENCE)
+            assert started.wait(TIMEOUT_SECONDS)
             yield server
         finally:
             if not running.done():

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from support.router import PATIENCE, Router
+from support.processes import TIMEOUT_SECONDS
+from support.router import Router
 
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
@@ -40,7 +41,7 @@ class Peer:
     def disconnect(self) -> None:
         self._router.send(self._identity, b"", *DISCONNECT)
 
-    def next(self, timeout: float = PATIENCE) -> Any:
+    def next(self, timeout: float = TIMEOUT_SECONDS) -> Any:
         """The next command, `wire.Disconnect` included."""
         while not self._commands:
             self._identity, empty, *frames = self._router.recv(timeout)

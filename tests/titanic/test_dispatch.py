@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -64,12 +63,6 @@ def titanic(client, server):
 def quick_retries(monkeypatch):
     """Make the pauses before further attempts short."""
     monkeypatch.setattr(dispatcher, "BACKOFF_SECONDS", (0.01, 0.02))
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(40) as pool:
-        yield pool
 
 
 def given(worker):

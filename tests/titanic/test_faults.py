@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from support.processes import PATIENCE, eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, connected, lease, row, running_bench, serving, state, stored
 
 from zmdp.clients import Client, SettingError
@@ -126,7 +126,7 @@ class Load:
     def _wait_for(self, answers, more):
         before = len(answers)
         with self._changed:
-            assert self._changed.wait_for(lambda: len(answers) >= before + more, PATIENCE)
+            assert self._changed.wait_for(lambda: len(answers) >= before + more, TIMEOUT_SECONDS)
 
     def check(self, url):
         """Assert that every request that was answered with 200 is in the database."""
