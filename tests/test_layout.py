@@ -153,7 +153,7 @@ def loaded_by(statement):
     )
 
 
-def test_errors_come_without_sockets_and_without_the_broker():
+def test_importing_errors_loads_neither_sockets_nor_the_broker():
     loaded = loaded_by("import zmdp.mdp.errors")
     assert "zmdp.mdp.errors" in loaded
     assert not [name for name in loaded if name.split(".")[0] in {"zmq", "socket", "click", "sqlalchemy"}]
@@ -161,19 +161,19 @@ def test_errors_come_without_sockets_and_without_the_broker():
     assert ours == {"zmdp", "zmdp.pure", "zmdp.mdp", "zmdp.mdp.errors"}
 
 
-def test_the_package_comes_without_its_subpackages():
+def test_importing_the_package_loads_no_subpackage():
     assert {name for name in loaded_by("import zmdp") if name.startswith("zmdp")} == {"zmdp", "zmdp.pure"}
 
 
 @pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.cli"])
-def test_a_client_comes_without_workers_titanic_and_the_broker(statement):
+def test_importing_a_client_loads_no_workers_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "clients" in packages
     assert not packages & {"workers", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
 
 
 @pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.cli"])
-def test_a_worker_comes_without_clients_titanic_and_the_broker(statement):
+def test_importing_a_worker_loads_no_clients_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "workers" in packages
     assert not packages & {"clients", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}

@@ -19,7 +19,7 @@ def test_percentiles():
     assert percentile([], 50) == 0.0
 
 
-def test_moments_are_the_same_each_time_and_as_many_as_was_asked_for():
+def test_the_schedule_is_reproducible_and_has_the_requested_rate():
     from stacks.load import schedule
 
     moments = schedule(200.0, 50.0, 0.05)
@@ -31,7 +31,7 @@ def test_moments_are_the_same_each_time_and_as_many_as_was_asked_for():
     assert 0 < moments[0][0] < moments[-1][0] < 50
 
 
-def test_a_body_says_which_request_it_is_of():
+def test_a_body_identifies_its_request():
     from stacks.load import SIZE, body
 
     assert {len(body(each)) for each in (0, 7, 499)} == {SIZE}
@@ -48,7 +48,7 @@ def test_figures_of_a_window():
     assert figures == pytest.approx({"rate": 50.0, "p50": 50.0, "p99": 99.0})
 
 
-def test_a_closed_loop_has_as_many_outstanding_as_it_should():
+def test_a_closed_loop_keeps_its_number_of_outstanding_requests():
     from stacks.load import Window, body, closed_sync
 
     class Echo:
@@ -110,7 +110,7 @@ def every_peer():
     return {peer.name: peer for part in parts for peer in part}
 
 
-def test_each_peer_says_what_is_missing_and_how_it_is_installed(monkeypatch):
+def test_each_peer_names_what_is_missing_and_how_to_install_it(monkeypatch):
     from stacks import peer
 
     monkeypatch.setattr(peer.shutil, "which", lambda name: None)
@@ -125,7 +125,7 @@ def test_each_peer_says_what_is_missing_and_how_it_is_installed(monkeypatch):
     assert all(told.values())
 
 
-def test_modules_are_looked_for_as_programs_are(monkeypatch):
+def test_missing_modules_are_reported_like_missing_programs(monkeypatch):
     from stacks import celery, peer
 
     monkeypatch.setattr(peer.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "redis-server" else None)
@@ -135,7 +135,7 @@ def test_modules_are_looked_for_as_programs_are(monkeypatch):
     assert celery.Celery().missing() is None
 
 
-def test_jetstream_that_cannot_sync_before_it_accepts(monkeypatch):
+def test_jetstream_is_skipped_if_it_cannot_sync_before_it_accepts(monkeypatch):
     from stacks import nats, peer
 
     monkeypatch.setattr(peer.shutil, "which", lambda name: name)
@@ -156,7 +156,7 @@ def test_a_child_process_makes_the_same_peer(monkeypatch):
         assert getattr(importlib.import_module(module), name)(**settings) == peer
 
 
-def test_peers_take_turns_and_one_that_fails_is_left_out():
+def test_peers_take_turns_and_a_failed_peer_is_skipped():
     from stacks import running
     from stacks.peer import Peer
     from stacks.processes import FailedError
@@ -208,7 +208,7 @@ def test_a_quick_run_measures_fewer_peers():
     assert alone.wanted(argparse.Namespace(quick=False), "Celery", ("zmdp", "NATS"))
 
 
-def test_workers_do_the_same_as_those_of_peers():
+def test_zmdps_services_do_the_same_work_as_those_of_peers():
     import services
     from stacks import peer
 
@@ -227,7 +227,7 @@ def figure_of(peers, params):
     return report.Figure("p", "rate", rows=[report.Row(name, tuple(params.items()), r) for name, r in peers.items()])
 
 
-def test_a_target_is_a_ratio_formed_in_each_round():
+def test_a_target_is_the_median_of_the_ratios_of_each_round():
     from targets import Target
 
     target = Target("t", "≥", 3, "p", "rate", "zmdp", "NATS", {"outstanding": 64})
@@ -240,7 +240,7 @@ def test_a_target_is_a_ratio_formed_in_each_round():
     assert not Target("t", "≤", 3.5, "p", "rate", "zmdp", every=True).reached(found)
 
 
-def test_what_was_not_measured_is_no_target_reached():
+def test_a_target_that_was_not_measured_is_not_reached():
     from targets import Target, judge
 
     target = Target("t", "≥", 3, "p", "rate", "zmdp", "NATS", {"outstanding": 64})
@@ -250,7 +250,7 @@ def test_what_was_not_measured_is_no_target_reached():
     assert not any("reached" in row for row in judge([]))
 
 
-def test_each_target_is_a_figure_of_its_part():
+def test_each_target_names_a_figure_and_peers_of_its_part():
     """What a target names is measured: its part announces the figure, and its peers take part."""
     import cost
     import death

@@ -219,7 +219,7 @@ def script(name):
     return module
 
 
-def test_the_command_reference_is_what_help_says():
+def test_the_command_reference_matches_help():
     assert (ROOT / "docs" / "commands.md").read_text() == script("generate").reference(), "run python docs/generate.py"
 
 
@@ -253,7 +253,7 @@ def test_every_limit_is_an_option():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_have_a_target(page):
     links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
     targets = [(page.parent / path if path else page, anchor) for path, _, anchor in (x.partition("#") for x in links)]
     assert [path for path, _ in targets if not path.exists()] == []

@@ -42,7 +42,7 @@ def test_the_commands_of_the_page(tmp_path):
         assert fleet.wait() == 0
 
 
-def test_the_numbers_of_the_page_are_those_of_the_code():
+def test_numbers_in_the_text_match_the_code():
     assert f"`--lease`, {DEFAULT_LEASE_SECONDS:g} s, randomly varied by {slots.JITTER * 100:g} %" in PAGE
     assert DEFAULT_IDLE_SECONDS == 60
     assert slots.BACKOFF_SECONDS == (1, 32)

@@ -167,7 +167,7 @@ def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
             assert client.request("pid", timeout=5) == [b"%d" % frozen.pid]
 
 
-def test_a_broker_that_was_frozen_declares_nobody_dead_whose_heartbeats_wait():
+def test_a_frozen_broker_reads_waiting_heartbeats_before_it_gives_workers_up():
     patience = 0.2
     with broker("--heartbeat", "0.05", "--liveness", "4") as (frozen, endpoint), Client(endpoint, timeout=20) as client:
         with ExitStack() as ends:
@@ -202,7 +202,7 @@ def test_the_broker_drains(tmp_path, pool):
             at_work.line("the broker sent DISCONNECT")
 
 
-def test_a_second_signal_ends_the_broker_at_once(tmp_path, pool):
+def test_a_second_signal_stops_the_broker_immediately(tmp_path, pool):
     held = tmp_path / "held"
     with broker(*QUICK, "--drain-timeout", "600") as (server, endpoint), worker("services:slow", endpoint):
         with Client(endpoint) as asker, Client(endpoint, timeout=30, retries=0) as client:
@@ -227,7 +227,7 @@ def test_the_drain_is_bounded(tmp_path):
             held.unlink()
 
 
-def test_a_worker_ends_gracefully(tmp_path, pool):
+def test_a_worker_finishes_its_request_before_it_ends(tmp_path, pool):
     held = tmp_path / "held"
     with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as ending:
         with Client(endpoint, timeout=30, retries=0) as client:
@@ -241,7 +241,7 @@ def test_a_worker_ends_gracefully(tmp_path, pool):
             server.line("of service slow is gone: disconnected")
 
 
-def test_a_second_signal_ends_a_worker_at_once(tmp_path):
+def test_a_second_signal_stops_a_worker_immediately(tmp_path):
     held = tmp_path / "held"
     with broker(*QUICK) as (_, endpoint), worker("services:slow", endpoint) as ending, Client(endpoint) as client:
         eventually(lambda: workers_of(client, b"slow"))
@@ -253,7 +253,7 @@ def test_a_second_signal_ends_a_worker_at_once(tmp_path):
         held.unlink()
 
 
-def test_a_signal_to_all_processes_at_once_is_graceful(tmp_path, pool):
+def test_ctrl_c_in_a_terminal_stops_all_processes_gracefully(tmp_path, pool):
     held = tmp_path / "held"
     command = ("mdworker", "services:slow", "--processes", "2", *QUICK)
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30, retries=0) as client:
@@ -277,7 +277,7 @@ def test_a_large_reply_is_not_lost_when_its_worker_ends(pool):
             assert ending.wait() == 0
 
 
-def test_several_processes_are_restarted_and_ended_together():
+def test_a_supervisor_restarts_killed_processes_and_stops_all():
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
             eventually(lambda: len(workers_of(client, b"pid")) == 2)
@@ -293,7 +293,7 @@ def test_several_processes_are_restarted_and_ended_together():
         assert client.request("mmi.service", b"pid") == [b"404"]
 
 
-def test_the_processes_of_a_killed_parent_end():
+def test_worker_processes_end_when_their_supervisor_is_killed():
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
             eventually(lambda: len(workers_of(client, b"pid")) == 2)
