@@ -1,4 +1,4 @@
-"""The benchmark suite's report: ratios, spreads, tables and plots of records, without measuring anything."""
+"""The benchmark suite's report: ratios, spreads, tables and plots, made of given records."""
 
 import argparse
 import importlib.util
@@ -167,7 +167,7 @@ def test_a_page_begins_with_the_targets(report):
 
 
 def part(*records, then=None):
-    """A part that yields these and then raises, or not."""
+    """Return a part that yields these records and then raises `then`, if given."""
 
     class Module:
         TITLE = "Some part"

@@ -1,4 +1,4 @@
-"""The benchmarks' full stacks: what they compute and what they say is missing, without a server."""
+"""The benchmarks' full stacks: what they compute, and what they report as missing, without a server."""
 
 import argparse
 import asyncio
@@ -95,7 +95,7 @@ def test_gearman_packets():
 def test_one_queue_for_all_workers():
     from mixed import ideal
 
-    # Four slow ones keep all busy until 0.2; the short one waits for the first of them.
+    # Four slow requests keep all workers busy until 0.2; the short one waits for the first of them.
     moments = [(0.0, True)] * 4 + [(0.1, False), (1.0, False)]
     assert ideal(moments) == pytest.approx([0.101, 0.001])
     assert ideal([(0.0, True), (0.1, False)], workers=1) == pytest.approx([0.101])
@@ -221,7 +221,7 @@ def test_zmdps_services_do_the_same_work_as_those_of_peers():
 
 
 def figure_of(peers, params):
-    """A figure with the rounds of these peers."""
+    """Return a figure with the rounds of these peers."""
     import report
 
     return report.Figure("p", "rate", rows=[report.Row(name, tuple(params.items()), r) for name, r in peers.items()])
@@ -251,7 +251,7 @@ def test_a_target_that_was_not_measured_is_not_reached():
 
 
 def test_each_target_names_a_figure_and_peers_of_its_part():
-    """What a target names is measured: its part announces the figure, and its peers take part."""
+    """The part of each target measures its figure, with its peers."""
     import cost
     import death
     import durable

@@ -1,4 +1,4 @@
-"""The page about fleets: its commands run, in order, and print what it says."""
+"""The commands of the page about fleets run in order and print what it shows."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""docs/x1.md is true: the broker sends what its examples show, its programs run, its tables name all there is.
+"""Checks docs/x1.md: the broker sends what the examples show, the programs run, and the tables are complete.
 
 An example shows who sends what to whom.  The test feeds the peers' messages to a broker, on a clock that moves only
 where the example says how much time passes, and compares what the broker sends with what the example shows.
@@ -108,7 +108,7 @@ TOKEN = re.compile(r"""([0-9]+) × "(.)"|"(.*?)"(?= |$)|([0-9a-f]{2})(?= |$)|(re
 
 
 def parsed(block):
-    """The entries of an example: events in parentheses, and messages; indented lines have more frames or records."""
+    """Return the entries of an example: messages, and events in parentheses; indented lines continue a message."""
     entries = []
     for line in block.splitlines():
         if line.startswith("("):
@@ -177,7 +177,7 @@ def test_examples_are_what_the_broker_sends(service, block):
 
 
 def test_zmdps_client_and_worker_send_the_batched_example():
-    """They receive the broker's messages of the example, and must send the others."""
+    """They get the messages that the example's broker sends, and must send the others."""
     (entries,) = [parsed(block) for name, _, block in EXAMPLES if name == "batched"]
     expected = {way: [each.frames for each in entries if each.heading.startswith(way)] for way in ("client", "worker")}
     told = [each.frames for each in entries if each.heading.startswith("broker → ")]
@@ -220,7 +220,7 @@ def test_zmdps_client_and_worker_send_the_batched_example():
 
 @contextmanager
 def running(number, endpoint, interval="1.0"):
-    """Run one of the two programs of the page with the broker at `endpoint`."""
+    """Run one of the page's two programs with the broker at `endpoint`."""
     program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", endpoint)
     assert endpoint in program
     assert ", 1.0, 5 " in program or "= 1.0, 5 " in program
@@ -289,7 +289,7 @@ def test_the_worker_leaves_a_broker_that_is_silent_and_registers_again():
 
 
 def rows(heading):
-    """The cells of the tables under a heading, without their first two lines."""
+    """Return the cells of the tables under a heading, without their header lines."""
     section = re.search(rf"^#+ {heading}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     header = [at for at, cells in enumerate(lines) if set("".join(cells)) == {"-", "|"}]
@@ -330,7 +330,7 @@ SIZES = {"u8": 1, "u16": 2, "u32": 4}
 
 
 def packed_as_described(code, number, fields):
-    """A record packed as its row describes, and its attachments."""
+    """Return a record packed as its row describes, and its attachments."""
     data, attachments = b"", []
     for told in [] if fields == "none" else fields.strip("`").split(", "):
         if told == "body":
@@ -492,7 +492,7 @@ LARGE = (23).to_bytes(4) + b"\1" + (9).to_bytes(8) + b"\0\0\0\0" + b"\1e" + b"\0
 
 @pytest.mark.parametrize(("beginning", "record"), BAD_RECORDS.items(), ids=BAD_RECORDS)
 def test_the_page_says_what_a_receiver_does(beginning, record):
-    """The record is followed by a valid one, by one with an attachment, and by one attachment too many."""
+    """Behind the record are a valid one, one with an attachment, and an unused attachment."""
     ((_, reason, consequence),) = [cells for cells in rows("What receivers do") if cells[0].startswith(beginning)]
     message = [b"", wire.CX1, b"\x09", record + CANCEL + LARGE, b"attached"]
     if not record:

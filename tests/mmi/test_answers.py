@@ -1,4 +1,4 @@
-"""What the broker says of itself, compared as whole values."""
+"""The answers to `mmi.*` requests, compared as whole values."""
 
 import json
 import subprocess
@@ -18,14 +18,14 @@ READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"], "X1": [b"MDPW
 
 
 def ask(broker, name, *body, now=0):
-    """The one frame that answers, as JSON where it is JSON."""
+    """Return the one frame of the answer, decoded if it is JSON."""
     (frame,) = answers.answer(name, list(body), broker, now)
     return json.loads(frame) if frame.startswith(b"{") else frame
 
 
 @pytest.fixture
 def broker():
-    """Two workers of echo, one of them busy; one worker of sum; one request that waits for lost."""
+    """A broker with two workers of echo, one of them busy, one worker of sum, and a request that waits for lost."""
     broker = Broker(Limits(heartbeat=2), now=0, first_address=1)
     broker.receive([b"\x01", *READY["0.2"], b"echo"], now=1)
     broker.receive([b"\x02", *READY["0.1"], b"echo"], now=2)
@@ -41,7 +41,7 @@ def broker():
     [
         (b"echo", b"200"),
         (b"sum", b"200"),
-        (b"lost", b"404"),  # only ever asked for
+        (b"lost", b"404"),  # requested, but never offered
         (b"ech", b"404"),
         (b"", b"404"),
         (b"\xff", b"404"),
@@ -75,7 +75,7 @@ def test_any_other_mmi_is_not_implemented(broker, name):  # C26
 
 
 def service(name, **values):
-    """A row of `mmi.services`."""
+    """Return a row of `mmi.services`."""
     return {"name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "dispatched": 0, **values}
 
 
@@ -92,7 +92,7 @@ def test_services_are_listed(broker, wanted, rows):
 
 
 def worker(number, service, protocol, **values):
-    """A row of `mmi.workers`."""
+    """Return a row of `mmi.workers`."""
     return {
         "id": number, "service": service, "protocol": protocol, "name": "", "host": "", "pid": 0, "version": "",
         "credit": 1, "held": 0, "suspects": 0, "busy": False, "leaving": False, **values,

@@ -1,4 +1,4 @@
-"""The commands as a user meets them: output, exit codes, errors."""
+"""The commands as users see them: output, exit codes, errors."""
 
 import json
 import os
@@ -240,7 +240,7 @@ def test_a_unix_socket_in_use_is_an_error_and_a_stale_one_is_replaced(tmp_path):
         assert run("mdp-broker", "--bind", at).returncode == 1
         assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
         first.kill()
-    with broker(bind=at):  # the socket file of a killed broker is no obstacle
+    with broker(bind=at):  # which replaces the socket file of the killed broker
         assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
 
 

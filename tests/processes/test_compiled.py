@@ -1,4 +1,4 @@
-"""What runs compiled, and what does not when that is asked for."""
+"""Which modules run compiled, and that `ZMDP_PURE=1` disables them."""
 
 import json
 import os

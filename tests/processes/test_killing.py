@@ -1,4 +1,4 @@
-"""Real processes, really killed."""
+"""Brokers, workers and clients in real processes, some of which are killed."""
 
 import json
 import os
@@ -18,9 +18,9 @@ QUICK = ("--heartbeat", "0.1", "--liveness", "20")
 
 
 SLOW = ("--heartbeat", "600")
-"""Of a broker: no heartbeat is due while a test runs, so what it notices it notices at once, or never."""
+"""For brokers: no heartbeat is due during a test, so the broker notices an end immediately or never."""
 PATIENT = ("--heartbeat", "0.2", "--liveness", "3000")
-"""Of its workers."""
+"""For the workers of such a broker."""
 
 
 def worker(target, endpoint, *options):
@@ -28,7 +28,7 @@ def worker(target, endpoint, *options):
 
 
 def gated(endpoint):
-    """A worker process whose handlers await, with the default credit of 64."""
+    """Run a worker process whose handlers await, with the default credit of 64."""
     return process("mdworker", "services:gated", "--service", "gated", "--broker", endpoint, *PATIENT, cwd=HERE)
 
 
@@ -41,7 +41,7 @@ def stats(client):
 
 
 class Gate:
-    """Where requests for `gated` wait until it is opened."""
+    """Requests for `gated` that run until the gate is opened."""
 
     def __init__(self, folder):
         folder.mkdir()
@@ -51,21 +51,21 @@ class Gate:
         self.replies = []
 
     def send(self, client, *more):
-        """Send one more request to this gate; returns the future of its reply."""
+        """Send one more request to this gate; return the future of its reply."""
         begun = self.folder / str(len(self.replies))
         self.replies.append(client.submit("gated", str(self.file).encode(), str(begun).encode(), *more))
         return self.replies[-1]
 
     def await_all(self):
-        """Wait until all requests have begun; returns the pids of the processes in which they have.
+        """Wait until all requests run; return the pids of the processes in which they do.
 
-        The broker's word that they are held is not enough: a worker returns what it has not begun while it is slow.
+        It is not enough that the broker has dispatched them: a slow worker releases requests that have not begun.
         """
         files = [self.folder / str(number) for number in range(len(self.replies))]
         return set(map(int, eventually(lambda: all(pids := [f.exists() and f.read_text() for f in files]) and pids)))
 
     def open(self):
-        """Let the requests go on."""
+        """Let the requests finish."""
         self.file.unlink()
 
 
@@ -105,7 +105,7 @@ def test_64_requests_outlive_the_worker_that_holds_them(tmp_path):
 
 
 def test_a_poisonous_request_fails_alone(tmp_path):
-    """It kills three workers.  Each of them holds other requests as well, and those complete elsewhere."""
+    """It kills three workers, each of which holds other requests, and those complete elsewhere."""
     with ExitStack() as ends:
         server, endpoint = ends.enter_context(broker(*SLOW))
         client = ends.enter_context(Client(endpoint, timeout=60))
@@ -176,7 +176,7 @@ def test_a_frozen_broker_reads_waiting_heartbeats_before_it_gives_workers_up():
             eventually(lambda: len(workers_of(client, b"echo")) == 20)
             frozen.send_signal(signal.SIGSTOP)
             since = time.monotonic()
-            eventually(lambda: time.monotonic() > since + 3 * patience)  # the time is what this is about
+            eventually(lambda: time.monotonic() > since + 3 * patience)  # the test is about this time
             frozen.send_signal(signal.SIGCONT)
             assert client.request("echo", b"x") == [b"x"]
             assert "is gone: silent" not in frozen.stderr
@@ -195,7 +195,7 @@ def test_the_broker_drains(tmp_path, pool):
                 late.request("slow", b"too late")
             assert told.value.code == 503
             with Client(endpoint, timeout=0.3, retries=0, protocol="0.2") as old, pytest.raises(TimeoutError):
-                old.request("slow", b"too late")  # it cannot be told
+                old.request("slow", b"too late")  # 0.2 has no ERROR
             held.unlink()
             assert reply.result() == [b"%d" % at_work.pid]
             assert server.wait() == 0

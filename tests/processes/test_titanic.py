@@ -25,7 +25,7 @@ from zmdp.workers import ServiceError, Worker
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 STRANGE = "0123456789abcdef0123456789abcdef"
-"""A UUID of no request."""
+"""A UUID that no request has."""
 UUID = re.compile(rb"[0-9a-f]{32}\n")
 
 
@@ -280,7 +280,7 @@ def test_no_titanic(here, monkeypatch):
         at = server.endpoints[0]
         for arguments in (["request", "echo"], ["reply", STRANGE, "--wait"], ["reply", STRANGE, "--stream"],
                           ["close", STRANGE]):  # fmt: skip
-            result = here(*arguments, "--broker", at, "--timeout", "1d")  # which is not waited for
+            result = here(*arguments, "--broker", at, "--timeout", "1d")  # the command fails sooner
             assert (result.returncode, result.stdout) == (4, b"")
             told = f"titanic: no Titanic is registered at {at}: start one with `titanic serve`"
             assert one_line(result) == told
@@ -663,7 +663,7 @@ def test_postgresql(here):
         result = here("serve", **env)
         assert (result.returncode, result.stdout) == (6, b"")
         told = re.search(r"has no tables yet: run `(titanic db upgrade --db (\S+))`", one_line(result))
-        assert b"no tables" in done(run(*told[1].split()))  # as it says
+        assert b"no tables" in done(run(*told[1].split()))  # the command that the error suggests
         assert b"as required" in done(here("db", "check"))
         with serve(at, cluster.url()) as serving:
             uuid = done(here("request", "echo", "hello")).decode().strip()

@@ -1,4 +1,4 @@
-"""Clients of X1, when brokers and workers are really killed."""
+"""X1 clients when brokers and workers are killed."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def worker(target, endpoint, *options):
 
 
 def test_500_outstanding_requests_outlive_the_broker():
-    """All are answered, none twice."""
+    """Each is answered once."""
 
     async def scenario(first, endpoint, ends):
         async with AsyncClient(endpoint, timeout=60) as client:

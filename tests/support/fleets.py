@@ -1,4 +1,4 @@
-"""Real fleets on clusters on this machine, and load on them."""
+"""Runs real fleets on clusters on this machine, under load."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ class Running:
 
 @contextmanager
 def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
-    """Run a fleet as a process; removes all files that it leaves."""
+    """Run a fleet as a process; afterwards remove the files that it leaves."""
     command = ("mdp-spark", "fleet", handler, "--service", service, "--name", f"fleet-{service}",
                "--broker", endpoint, *BEATS, *SMALL, *options)  # fmt: skip
     with process(*command, cwd=cwd, **env) as running, Client(endpoint, timeout=60, retries=0) as client:
@@ -84,7 +84,7 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
 
 
 class Calls:
-    """Callers that call without a pause.  Counts answers and failures, and records the longest call."""
+    """Callers that call without a pause.  Counts replies and failures, and records the longest call."""
 
     def __init__(self, endpoint, service, callers=4):
         self.done = 0
@@ -120,7 +120,7 @@ class Calls:
             thread.join()
 
     def go_on(self, number=50):
-        """Wait for `number` more answers."""
+        """Wait for `number` more replies."""
         until = self.done + number
         eventually(lambda: self.done >= until, SPARK_TIMEOUT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Real processes of zmdp's commands, which tests start, watch and kill."""
+"""Runs zmdp's commands as processes, which tests watch and kill."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 20.0
 
 
 class Process:
-    """A running command; its output is read as it comes."""
+    """A running command, whose output is read as it arrives."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None, new_group: bool) -> None:
         self._popen = subprocess.Popen(
@@ -40,7 +40,7 @@ class Process:
                 self._changed.notify_all()
 
     def line(self, text: str, stream: str = "stderr", count: int = 1, timeout: float = TIMEOUT_SECONDS) -> str:
-        """Wait for `count` lines that contain `text`; returns the last of them."""
+        """Wait for `count` lines that contain `text`; return the last of them."""
 
         def found() -> list[str]:
             return [line for line in self._lines[stream] if text in line]
@@ -57,7 +57,7 @@ class Process:
         self._popen.send_signal(number)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; returns the exit code."""
+        """Send a signal and wait until the process has ended; return the exit code."""
         self.send_signal(number)
         return self.wait()
 
@@ -77,7 +77,7 @@ class Process:
 
 @contextmanager
 def process(*command: str, cwd: Path | None = None, new_group: bool = False, **env: str) -> Iterator[Process]:
-    """Run a command of zmdp's; it is killed at the end of the block if it still runs."""
+    """Run a command; kill it at the end of the block if it still runs."""
     running = Process(command, env, cwd, new_group)
     try:
         yield running
@@ -87,13 +87,13 @@ def process(*command: str, cwd: Path | None = None, new_group: bool = False, **e
 
 @contextmanager
 def broker(*options: str, bind: str = "tcp://127.0.0.1:*") -> Iterator[tuple[Process, str]]:
-    """An `mdp-broker` that is ready, and its endpoint."""
+    """Run `mdp-broker`; yield its process and its endpoint once it is ready."""
     with process("mdp-broker", "--bind", bind, *options) as running:
         yield running, running.line("://", "stdout")
 
 
 def run(*command: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command of zmdp's to its end."""
+    """Run a command and wait until it has ended."""
     return subprocess.run(
         [str(BIN / command[0]), *command[1:]],
         input=stdin, capture_output=True, timeout=60, env={**os.environ, **env}, check=False,

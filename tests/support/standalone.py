@@ -17,7 +17,7 @@ CLASS = "org.apache.spark.deploy"
 
 @dataclass(frozen=True)
 class Standalone:
-    """The URL of the Master, and of its web page."""
+    """The URLs of the Master and of its web page."""
 
     url: str
     page: str
@@ -25,7 +25,7 @@ class Standalone:
 
 @contextmanager
 def standalone(folder: Path, *, cores: int) -> Iterator[Standalone]:
-    """Run a cluster with one worker of `cores` cores; its files are in `folder`."""
+    """Run a cluster with one worker of `cores` cores, which keeps its files in `folder`."""
     env = {
         "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": OPTIONS, "SPARK_LOG_DIR": str(folder),

@@ -1,4 +1,4 @@
-"""What all commands share: errors in one line that name what is wrong by the user's own word for it."""
+"""What all commands share: one-line errors that name the setting as the user did."""
 
 import click
 import pytest
