@@ -226,7 +226,7 @@ def test_the_suite_lists_its_parts():
 def test_the_suite_refuses_an_unknown_part():
     done = suite_process("--parts", "cost,tea")
     assert done.returncode == 2
-    assert "no part tea" in done.stderr
+    assert "unknown part: tea" in done.stderr
 
 
 def test_publishing_replaces_the_targets_and_nothing_else():
