@@ -36,7 +36,7 @@ BUSY, IDLE, ENDED = "until its request runs in another worker", "until mmi.servi
 KILLS = 25
 SPARE = 3
 """Workers that are running while one of them is killed."""
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 PAUSE = 0.001
 
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[di
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         server = opened.enter_context(zmdp.Zmdp().server(folder))
-        client = opened.enter_context(Client(server.address, timeout=PATIENCE))
+        client = opened.enter_context(Client(server.address, timeout=TIMEOUT_SECONDS))
         tell(f"{PART}: {KILLS} busy workers")
         for ended, noticed in kill_busy(opened, client, server.address, folder):
             yield from _records("busy", {ENDED: ended, BUSY: noticed})
@@ -134,10 +134,10 @@ def ready_workers(client: Client, service: str) -> int:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Wait until `condition` holds.  Raises `FailedError` if it takes too long."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         if time.monotonic() > until:
-            raise processes.FailedError(f"nothing happened for {PATIENCE:g} s")
+            raise processes.FailedError(f"nothing happened for {TIMEOUT_SECONDS:g} s")
         time.sleep(0.005)
 
 

@@ -254,8 +254,8 @@ def about(results: Mapping[str, Any]) -> list[str]:
     if versions:
         lines.append("- " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     lines.append(
-        "- What is compared was measured in turn, round by round; a ratio is the median of the ratios of all rounds, "
-        "with the least and the most. Ratios hold on other machines, absolute numbers do not."
+        "- All contenders of a comparison take turns in each round. A ratio is the median of the ratios of all rounds, "
+        "with the minimum and the maximum. Ratios hold on other machines, absolute numbers do not."
     )
     if results.get("interrupted"):
         lines.append("- **Interrupted**: not everything was measured.")

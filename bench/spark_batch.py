@@ -103,7 +103,7 @@ def main(rounds: int) -> None:
                 for name, value in found.items() if number else ():
                     figures.setdefault(name, []).append(value)
     pool.close()
-    print(f"milliseconds, median of {rounds} (least to most)")
+    print(f"milliseconds, median of {rounds} (minimum to maximum)")
     for name, values in figures.items():
         shown(name, values)
 

@@ -84,7 +84,7 @@ def compared(title: str, count: int, ways: dict[str, Callable[[], object]], coun
             way()
             if number:  # the first is to warm up
                 rates[name].append(counts.get(name, count) / (time.perf_counter() - began))
-    print(f"\n{title}: median of {ROUNDS} rounds (least–most), load {os.getloadavg()[0]:.1f}")
+    print(f"\n{title}: median of {ROUNDS} rounds (minimum–maximum), load {os.getloadavg()[0]:.1f}")
     first = statistics.median(next(iter(rates.values())))
     for name, found in rates.items():
         median = statistics.median(found)

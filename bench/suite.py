@@ -128,18 +128,18 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n", maxsplit=1)[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter ones, fewer points and peers")
-    parser.add_argument("--rounds", type=int, help="rounds of everything [3; --quick: 2]")
-    parser.add_argument("--seconds", type=float, help="of one measurement of a full stack [1; --quick: 0.5]")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for what comes out")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, separated by commas [%(default)s]")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, fewer points and peers")
+    parser.add_argument("--rounds", type=int, help="rounds of every measurement [3; --quick: 2]")
+    parser.add_argument("--seconds", type=float, help="duration of one measurement of a full stack [1; --quick: 0.5]")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     parser.add_argument("--guide", metavar="DIR", help="the ZeroMQ Guide's examples/C [$ZMDP_BENCH_GUIDE]")
-    parser.add_argument("--list", action="store_true", help="only tell which parts there are")
+    parser.add_argument("--list", action="store_true", help="list the parts and exit")
     options = parser.parse_args()
     options.parts = [part.strip() for part in options.parts.split(",") if part.strip()]
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:
-        parser.error(f"there is no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
+        parser.error(f"unknown part: {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     options.rounds = options.rounds or (2 if options.quick else 3)
     options.seconds = options.seconds or (0.5 if options.quick else 1.0)
     return options

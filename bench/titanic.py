@@ -142,14 +142,14 @@ def accepting(database: Database) -> None:
             with database.titanic(endpoint, found):
                 rates.setdefault("titanic", []).append(asyncio.run(accepts(endpoint, OUTSTANDING)))
             batch = batch or max(1, round(found["batch"]))
-            rates.setdefault(f"executemany, {batch} a commit", []).append(bare_loop(database, batch, SECONDS))
-            rates.setdefault("one commit a request", []).append(bare_loop(database, 1, SECONDS))
+            rates.setdefault(f"executemany, {batch} per commit", []).append(bare_loop(database, batch, SECONDS))
+            rates.setdefault("one commit per request", []).append(bare_loop(database, 1, SECONDS))
             with database.engine.begin() as connection:
                 connection.execute(sa.delete(tables.REQUESTS))
         ours = statistics.median(rates["titanic"])
-        print(f"\n1. {database.name}: durable accepts a second, {OUTSTANDING} outstanding:")
+        print(f"\n1. {database.name}: durable accepts per second, {OUTSTANDING} outstanding:")
         for name, values in rates.items():
-            ratio = "" if name == "titanic" else f"   titanic makes {ours / statistics.median(values):.2f} of it"
+            ratio = "" if name == "titanic" else f"   titanic ÷ this: {ours / statistics.median(values):.2f}"
             print(f"   {name:32} {median(values):>24}{ratio}", flush=True)
 
 
@@ -175,7 +175,7 @@ def there_and_back(database: Database) -> None:
         with database.titanic(endpoint):
             for outstanding in (1, 64):
                 rates = [asyncio.run(round_trips(endpoint, outstanding)) for _ in range(ROUNDS)]
-                print(f"2. {database.name}: durable round trips a second, {outstanding} outstanding: {median(rates)}")
+                print(f"2. {database.name}: durable round trips per second, {outstanding} outstanding: {median(rates)}")
 
 
 # ── 3 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,7 +274,7 @@ def side_by_side(database: Database) -> None:
             f"{'beside a queue of 200 × 10 s' if slow else 'alone'}: p50 {of[len(of) // 2]:.1f}, "
             f"p99 {of[len(of) * 99 // 100]:.1f} ms"
         )
-    print(f"4. {database.name}: a fast service, accepted to fetched, 20 a second: {'; '.join(shown)}", flush=True)
+    print(f"4. {database.name}: a fast service, accepted to fetched, 20 per second: {'; '.join(shown)}", flush=True)
 
 
 def main() -> None:

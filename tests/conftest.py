@@ -3,20 +3,21 @@
 import logging
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("zmdp", deadline=None)  # what one example takes says nothing on a busy machine
+hypothesis.settings.register_profile("zmdp", deadline=None)  # on a busy machine, the time of an example says nothing
 hypothesis.settings.load_profile("zmdp")
 
-# A shell starts its background jobs with SIGINT ignored, and so would be every process that a test interrupts.
+# Shells start background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Listener(logging.Handler):
-    """Keeps log lines and wakes whoever waits for one."""
+    """Keeps log lines, and wakes the threads that wait for one."""
 
     def __init__(self):
         super().__init__()
@@ -29,14 +30,21 @@ class _Listener(logging.Handler):
             self._changed.notify_all()
 
     def wait(self, text, timeout=10.0):
-        """Wait for a line that contains `text`; whether it came."""
+        """Wait for a line that contains `text`; return whether it came."""
         with self._changed:
             return self._changed.wait_for(lambda: any(text in line for line in self.lines), timeout)
 
 
 @pytest.fixture
+def pool():
+    """Threads for calls that block."""
+    with ThreadPoolExecutor(40) as pool:
+        yield pool
+
+
+@pytest.fixture
 def logged():
-    """`logged(text)`: wait until zmdp has logged a line with `text` in it."""
+    """`logged(text)` waits until zmdp has logged a line that contains `text`."""
     logger = logging.getLogger("zmdp")
     listener = _Listener()
     level = logger.level

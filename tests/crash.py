@@ -1,10 +1,10 @@
-"""Kill a broker, Titanics and workers under load, for real, and see that nothing which was accepted is lost.
+"""Kill real brokers, Titanics and workers under load, and check that no accepted request is lost.
 
 python tests/crash.py --kills 200 --db sqlite --titanics 1 --seed 1
 python tests/crash.py --kills 200 --db postgres --titanics 2
 
-The seed gives what is done to whom, and after which pause; when that hits is up to the machine.  Exit code 1: something
-is wrong; then the folder with the database, the logs and the report is kept.
+The seed decides what happens to which program, and the pauses in between; what the program is doing at that moment
+depends on the machine.  Exit code 1 means that something is wrong; the folder with database, logs and report is kept.
 """
 
 import itertools
@@ -14,7 +14,6 @@ import queue
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from typing import Any, Final
 
 import click
 import sqlalchemy as sa
-from support.processes import BIN, eventually
+from support.processes import BIN, eventually, free_endpoint
 
 from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
 from zmdp.titanic import Ticket, Titanic, UnknownTicket, schema
@@ -43,23 +42,23 @@ WORKERS: Final = ("echo", "echo", "parts", "parts")
 HEARTBEAT: Final = 0.2
 LIVENESS: Final = 3
 LEASE: Final = 2.0
-PATIENCE: Final = 3.0
-"""Seconds that callers wait for an answer."""
+CALL_TIMEOUT_SECONDS: Final = 3.0
+"""How long callers wait for a reply."""
 AT_WORK: Final = {"broker": "ready on", "titanic": "serving titanic.", "worker": ": serving at "}
-"""What programs say in their logs once they have started."""
+"""What programs log once they have started."""
 GRACEFUL_END: Final = 20.0
-"""Seconds within which a program that was sent SIGTERM has ended."""
+"""Maximum seconds from SIGTERM until a program has ended."""
 TICK: Final = 0.02
 SHOWN: Final = 20
-"""Troubles that are told one by one."""
+"""Maximum number of troubles that are printed one by one."""
 
 
-# ── requests: all about one follows from its number ──────────────────────────────────────────────────────────────────
+# ── requests: everything about one is derived from its number ────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Task:
-    """The request with this number: what is sent, what has to come back, and what its caller does with it."""
+    """The request with this number: what is sent, which reply is right, and what its caller does with it."""
 
     seed: int
     number: int
@@ -77,7 +76,7 @@ class Task:
 
     @property
     def count(self) -> int:
-        """How many PARTIALs it has: now and then more than Titanic takes ahead."""
+        """How many PARTIALs it has: occasionally more than Titanic buffers."""
         return 150 if self.number % 60 == 0 else 1 + self.number % 17
 
     @property
@@ -105,7 +104,7 @@ class Task:
         return self._random("close").random() < 0.3
 
     def mark_of(self, outcome: Reply | ServiceError) -> str:
-        """The mark of the execution that `outcome` is of.  Raises `Wrong` if it is not what this task's should be."""
+        """Return the mark of the execution that produced `outcome`.  Raises `Wrong` if it is wrong for this task."""
         if isinstance(outcome, ServiceError):
             mark, _, payload = (outcome.detail or b"").partition(b" ")
             right = self.fails and not self.streams and outcome.code == 422 and payload == self.payload
@@ -120,7 +119,7 @@ class Task:
         return mark.decode()
 
     def mark_of_part(self, at: int, part: Reply) -> str:
-        """The same for the PARTIAL with this number."""
+        """Do the same for the PARTIAL with this number."""
         if not self.streams or at >= self.count:
             raise Wrong(f"PARTIAL {at} is one too many: {part!r:.200}")
         number, mark, told, slice_ = (*part, b"", b"", b"", b"")[:4]
@@ -130,14 +129,14 @@ class Task:
 
 
 class Wrong(Exception):
-    """Something that must not be."""
+    """An observation that must not occur."""
 
 
 # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Program:
-    """A command that is started again whenever it has ended."""
+    """A command that is restarted whenever it has ended."""
 
     def __init__(self, role: str, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         self.role = role
@@ -146,9 +145,9 @@ class Program:
         self._log = (folder / f"{name}.log").open("a+b")
         self._env = {**os.environ, **env}
         self.thaw_at: float | None = None
-        """When it goes on, if it is frozen."""
+        """When it continues, if it is frozen."""
         self.must_end_by: float | None = None
-        """When it must have ended, if it was asked to."""
+        """When it must have ended, if it was sent SIGTERM."""
         self.start()
 
     def start(self) -> None:
@@ -160,12 +159,12 @@ class Program:
         )
 
     def note(self, what: str) -> None:
-        """A line of ours in its log."""
+        """Write a line of the harness to its log."""
         self._log.write(f"───── {datetime.now():%H:%M:%S.%f} {what}\n".encode())
         self._log.flush()
 
     def has_said(self, text: str) -> bool:
-        """Whether that is in its log since it was started."""
+        """Return whether its log since the last start contains the text."""
         self._log.seek(self._started_at)
         return text.encode() in self._log.read()
 
@@ -178,14 +177,14 @@ class Program:
         self._popen.wait()
 
     def ended(self) -> int | None:
-        """Its exit code, if it has ended."""
+        """Return its exit code, or None while it runs."""
         return self._popen.poll()
 
     def is_undisturbed(self) -> bool:
         return self.thaw_at is None and self.must_end_by is None and self.ended() is None
 
     def close(self) -> int:
-        """End it for good; returns the exit code."""
+        """End it for good; return the exit code."""
         if self.ended() is None:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
@@ -209,14 +208,14 @@ class Database:
         self.engine = sa.create_engine(parsed, poolclass=sa.NullPool)
 
     def cut(self) -> None:
-        """End all connections but ours."""
+        """Terminate all connections except the harness's own."""
         self.disturbed_at = time.monotonic()
         ours = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND "
         with self.engine.connect() as connection:
             connection.exec_driver_sql(ours + "backend_type = 'client backend'")
 
     def restart(self) -> None:
-        """As a crash: `immediate` does not wait for anybody."""
+        """Restart the server like after a crash: `immediate` waits for no connection."""
         self.disturbed_at = time.monotonic()
         self.cluster.restart("immediate")
         self.disturbed_at = time.monotonic()
@@ -226,7 +225,7 @@ class Database:
             return list(connection.execute(sa.select(*columns)).all())
 
     def all_ended(self) -> bool:
-        """Whether no request waits or runs; False if the database does not say."""
+        """Return whether no request waits or runs; False if the database does not answer."""
         waiting = sa.exists().where(StoredRequest.state.in_(("pending", "delayed", "running")))
         try:
             with self.engine.connect() as connection:
@@ -237,7 +236,7 @@ class Database:
 
 @contextmanager
 def database(kind: str, folder: Path) -> Iterator[Database]:
-    """The database for one run, its tables made if it is PostgreSQL."""
+    """Yield the database for one run; on PostgreSQL with its tables."""
     if kind == "sqlite":
         yield Database(f"sqlite:///{folder / 'titanic.db'}")
         return
@@ -250,7 +249,7 @@ def database(kind: str, folder: Path) -> Iterator[Database]:
 
 
 class Site:
-    """All the programs, and what is done to them."""
+    """All programs, and the faults that are injected into them."""
 
     def __init__(self, db: Database, titanics: int, folder: Path, troubles: "Troubles") -> None:
         self.db = db
@@ -258,9 +257,9 @@ class Site:
         self.executions = folder / "executions"
         self.executions.touch()
         self.done = Counter[str]()
-        """What was done to them."""
+        """Counts of the injected faults."""
         self._troubles = troubles
-        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.endpoint = free_endpoint()
         beats = ("--heartbeat", str(HEARTBEAT), "--liveness", str(LIVENESS))
         commands: list[tuple[str, str, tuple[str, ...]]] = [
             ("broker", "broker", ("mdp-broker", "--bind", self.endpoint, "--drain-timeout", "2", *beats))
@@ -273,12 +272,12 @@ class Site:
         self.programs = [Program(*each, folder, {"CRASH_LOG": str(self.executions)}) for each in commands]
 
     def wait_until_ready(self) -> None:
-        with Client(self.endpoint, timeout=PATIENCE) as client:
+        with Client(self.endpoint, timeout=CALL_TIMEOUT_SECONDS) as client:
             for each in ("titanic.request", "titanic.reply", "titanic.close", "crash.echo", "crash.parts"):
                 eventually(lambda each=each: client.available(each))
 
     def look(self) -> None:
-        """Start again what has ended, let go on what was frozen long enough."""
+        """Restart programs that have ended, and continue those that were frozen long enough."""
         now = time.monotonic()
         for each in self.programs:
             code = each.ended()
@@ -307,7 +306,7 @@ class Site:
             self._kill(program)
 
     def kill_all(self, rng: random.Random) -> None:
-        """As when the power fails, but for the database."""
+        """Kill all programs at once, except the database."""
         for each in rng.sample(self.programs, len(self.programs)):
             self._kill(each)
 
@@ -321,14 +320,14 @@ class Site:
         return sum(number for what, number in self.done.items() if what.startswith("kill"))
 
     def end(self, role: str, rng: random.Random) -> None:
-        """Ask one to end; `look` will start it again."""
+        """Send SIGTERM to a program; `look` will restart it."""
         for program in filter(Program.is_undisturbed, self._one_of(role, rng)):
             self.done[f"SIGTERM {role}"] += 1
             program.must_end_by = time.monotonic() + GRACEFUL_END
             program.signal(signal.SIGTERM)
 
     def freeze(self, role: str, rng: random.Random) -> None:
-        """Stop one for so long that it is taken for dead; `look` will let it go on."""
+        """Freeze a program for so long that its lease or liveness expires; `look` will continue it."""
         for program in filter(Program.is_undisturbed, self._one_of(role, rng)):
             self.done[f"SIGSTOP {role}"] += 1
             taken_for_dead = LEASE if role == "titanic" else HEARTBEAT * LIVENESS
@@ -338,7 +337,7 @@ class Site:
             program.signal(signal.SIGSTOP)
 
     def _one_of(self, role: str, rng: random.Random) -> list[Program]:
-        """A program to disturb, mostly one that is at work: on a slow machine none would ever have come so far."""
+        """Choose a program to disturb, usually one that has started: on a slow machine, none ever would otherwise."""
         found = [each for each in self.programs if each.role == role]
         if rng.random() < 0.75:
             found = [each for each in found if each.is_undisturbed() and each.has_said(AT_WORK[role])]
@@ -355,31 +354,31 @@ class Site:
         self.done["database restarted"] += 1
         self.db.restart()
 
-    def deeds(self) -> list[tuple[float, Callable[[random.Random], None]]]:
-        """What can be done to them, and how often that shall be."""
+    def faults(self) -> list[tuple[float, Callable[[random.Random], None]]]:
+        """Return the possible faults and their weights."""
         found: list[tuple[float, Callable[[random.Random], None]]] = [(0.15, self.kill_all)]
         for role, kills, ends, freezes in (
             ("broker", 2.0, 0.3, 0.3), ("titanic", 4.0, 0.7, 1.2), ("worker", 4.0, 0.5, 0.5),
         ):  # fmt: skip
-            for weight, deed in ((kills, self.kill), (ends, self.end), (freezes, self.freeze)):
-                found.append((weight, lambda rng, deed=deed, role=role: deed(role, rng)))
+            for weight, fault in ((kills, self.kill), (ends, self.end), (freezes, self.freeze)):
+                found.append((weight, lambda rng, fault=fault, role=role: fault(role, rng)))
         if self.db.cluster is not None:
             found += [(1.0, self.cut), (1.0, self.restart_database)]
         return found
 
     def disturb(self, kills: int, pause: float, rng: random.Random, tell: Callable[[], None]) -> None:
-        """Until so many have been killed; `pause` seconds between two deeds, on the average."""
-        weights, deeds = zip(*self.deeds(), strict=True)
+        """Inject faults until `kills` programs have been killed, on average every `pause` seconds."""
+        weights, faults = zip(*self.faults(), strict=True)
         while self.kills < kills:
             until = time.monotonic() + max(0.02, rng.expovariate(1 / pause))
             while time.monotonic() < until:
                 self.look()
                 tell()
                 time.sleep(TICK)
-            rng.choices(deeds, weights)[0](rng)
+            rng.choices(faults, weights)[0](rng)
 
     def settle(self, done: Callable[[], bool], deadline: float, tell: Callable[[], None]) -> bool:
-        """Leave them alone until all is `done`; False if it is not in time."""
+        """Inject no more faults, and wait until `done` returns true; return False if it does not in time."""
         for each in self.programs:
             if each.thaw_at is not None:
                 each.thaw_at = 0.0
@@ -392,24 +391,18 @@ class Site:
         return True
 
     def close(self) -> None:
-        """End them in order: callers of others first."""
+        """End the programs, those that depend on others first."""
         for each in sorted(self.programs, key=lambda each: each.role, reverse=True):
             code = each.close()
             if code not in {0, -signal.SIGTERM}:
                 self._troubles.add(f"{each.name} ended with {code} at the end of the run")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Troubles:
-    """What must not be."""
+    """Collects observations that must not occur."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -420,24 +413,24 @@ class Troubles:
 
 
 class Book:
-    """What callers know: which requests were accepted, what came for them."""
+    """What callers know: which requests were accepted, and their outcomes."""
 
     def __init__(self, troubles: Troubles) -> None:
         self._troubles = troubles
         self._lock = threading.Lock()
         self.uuids: dict[int, str] = {}
-        """By number, of what was accepted."""
+        """UUIDs of the accepted requests, by number."""
         self.keys: dict[int, str] = {}
         self.marks: dict[int, str] = {}
-        """By number, the execution whose reply was seen."""
+        """The execution whose reply was fetched, by number."""
         self.closed: set[int] = set()
         self.finished = 0
-        """Of what was accepted, how many have been seen to their end: read, or closed."""
+        """Number of accepted requests whose reply was read, or that were closed."""
         self.errors: dict[str, Counter[str]] = defaultdict(Counter)
-        """What was tried, and what came of it instead."""
+        """Counts of errors by attempted step."""
 
         self.submitting: list[float] = []
-        """Seconds that those submits took which were answered with a uuid."""
+        """Durations, in seconds, of the submissions that returned a UUID."""
 
     def error(self, what: str, error: Exception) -> None:
         text = "" if isinstance(error, RequestTimeout) else f": {error}"
@@ -451,7 +444,7 @@ class Book:
             self.wrong(task, f"its key stands for {before} and for {uuid}")
 
     def saw(self, task: Task, mark: str) -> None:
-        """A reply was fetched: it must never be another."""
+        """Record a fetched reply: a request must never have two different ones."""
         with self._lock:
             before = self.marks.setdefault(task.number, mark)
         if before != mark:
@@ -466,7 +459,7 @@ class Book:
 
 
 class Caller:
-    """Hands requests over at a steady rate, and at the same time fetches their replies."""
+    """Submits requests at a steady rate, and fetches their replies concurrently."""
 
     FETCHERS: Final = 4
 
@@ -476,7 +469,9 @@ class Caller:
         self._pause = 1 / rate
         self._keyed = keyed
         self._seed = seed
-        self._client = Client(site.endpoint, timeout=PATIENCE, retries=0, heartbeat=HEARTBEAT, liveness=LIVENESS)
+        self._client = Client(
+            site.endpoint, timeout=CALL_TIMEOUT_SECONDS, retries=0, heartbeat=HEARTBEAT, liveness=LIVENESS
+        )
         self._titanic = Titanic(self._client)
         self._no_more = threading.Event()
         self._given_up = threading.Event()
@@ -488,12 +483,12 @@ class Caller:
             each.start()
 
     def stop(self) -> None:
-        """Hand no more over; go on fetching."""
+        """Submit no more requests, but go on fetching."""
         self._no_more.set()
         self._submitter.join()
 
     def close(self) -> None:
-        """End, whatever is still to be fetched."""
+        """Stop, even if replies have not been fetched."""
         self._given_up.set()
         self.stop()
         for _ in self._fetchers:
@@ -514,7 +509,7 @@ class Caller:
                     self._open.put(Errand(task, ticket))
 
     def _submit(self, task: Task) -> Ticket | None:
-        """Hand it over; what got no answer is handed over again, until it does."""
+        """Submit the task, again and again until it is accepted."""
         key = {"key": f"{self._seed}-{task.number}"} if self._keyed else {}
         if key:
             self._book.keys[task.number] = key["key"]
@@ -552,11 +547,11 @@ class Caller:
                 self._open.put(errand)
 
     def _pursue(self, errand: "Errand", rng: random.Random) -> bool:
-        """Try to get further with it; whether it is done.  Raises `RequestError`, `Wrong`."""
+        """Perform the next steps; return whether the errand is done.  Raises `RequestError`, `Wrong`."""
         task = errand.task
         if errand.stage == "fetch":
             if self._keyed and rng.random() < 0.1:
-                self._submit(task)  # handing it over once more changes nothing
+                self._submit(task)  # with its key, submitting it again changes nothing
             if not task.closed_unread and not self._fetch(errand, rng):
                 return False
             if not task.closed_unread and not task.closed_when_read:
@@ -577,24 +572,24 @@ class Caller:
             self._given_up.wait(0.02)
             return False
         if way == "follow":
-            errand.follow(PATIENCE)
+            errand.follow(CALL_TIMEOUT_SECONDS)
         for _ in range(rng.choice((1, 1, 2))):
-            self._book.saw(errand.task, errand.result(PATIENCE if way != "look" else 0))
+            self._book.saw(errand.task, errand.result(CALL_TIMEOUT_SECONDS if way != "look" else 0))
         return True
 
 
 class Errand:
-    """A request that was accepted, on its way to its end."""
+    """An accepted request whose outcome its caller awaits."""
 
     def __init__(self, task: Task, ticket: Ticket) -> None:
         self.task = task
         self.ticket = ticket
         self.stage = "fetch"
         self._parts = 0
-        """PARTIALs that were followed so far."""
+        """Number of PARTIALs read so far."""
 
     def result(self, timeout: float) -> str:
-        """The mark of the execution whose reply it has.  Raises `RequestError`, `Wrong`."""
+        """Return the mark of the execution that produced the reply.  Raises `RequestError`, `Wrong`."""
         try:
             outcome: Reply | ServiceError = self.ticket.result(timeout)
         except ServiceError as error:
@@ -604,7 +599,7 @@ class Errand:
         return self.task.mark_of(outcome)
 
     def follow(self, timeout: float) -> None:
-        """Take the PARTIALs from where we have been; they may be of several executions."""
+        """Read the next PARTIALs, which may come from several executions."""
         try:
             with closing(self.ticket.partials(self._parts, timeout=timeout)) as parts:
                 for part in parts:
@@ -618,7 +613,7 @@ class Errand:
             raise Wrong(f"{self._parts} PARTIALs, and then the end: it has {self.task.count}")
 
     def check_parts(self, mark: str, timeout: float) -> None:
-        """All PARTIALs that are kept are of the execution whose FINAL is."""
+        """Check that all stored PARTIALs come from the execution of the FINAL."""
         if not self.task.streams:
             return
         parts = list(self.ticket.partials(timeout=timeout))
@@ -650,7 +645,7 @@ def check_gone(ticket: Ticket) -> None:
 
 
 class Audit:
-    """What is in the tables once all is quiet, against what callers know."""
+    """Compares the tables, once nothing runs any more, with what callers know."""
 
     def __init__(self, site: Site, book: Book, seed: int) -> None:
         self._site = site
@@ -668,7 +663,7 @@ class Audit:
         self._states = {row.uuid.hex: row.state for row in self._rows}
         self._executed = Counter(int(line.split()[0]) for line in site.executions.read_bytes().splitlines())
         self.stored = Counter(int(unpack(row.body)[0]) for row in self._rows)
-        """By number, how many requests there are."""
+        """Number of stored requests, by task number."""
         for number in book.closed:
             self.stored[number] += 1
 
@@ -696,14 +691,14 @@ class Audit:
 
     @property
     def attempts(self) -> dict[str, int]:
-        """How many requests had so many attempts."""
+        """Number of requests by number of attempts."""
         return {str(n): count for n, count in sorted(Counter(row.attempts for row in self._rows).items())}
 
     def states(self) -> Counter[str]:
         return Counter(row.state for row in self._rows)
 
     def troubles(self) -> Iterator[str]:
-        """What is wrong with the tables."""
+        """Yield what is wrong with the tables."""
         for number in self.lost:
             yield f"request {number} ({self._book.uuids[number]}) was accepted and is not there"
         for number in sorted(self._book.closed):
@@ -724,7 +719,7 @@ class Audit:
                 yield f"{count} requests {number} have ended, of which {self._executed[number]} were executed"
 
     def stale_parts(self) -> int:
-        """PARTIALs of attempts that broke off, which are still kept."""
+        """Return the number of stored PARTIALs that belong to interrupted attempts."""
         latest = {row.id: row.attempts for row in self._rows}
         return sum(
             latest[each.request] != each.attempt
@@ -732,8 +727,8 @@ class Audit:
         )
 
     def fetch_all_again(self, deadline: float) -> None:
-        """Each reply is there, the right one, and the one that was seen before; what was closed is not."""
-        with Client(self._site.endpoint, timeout=PATIENCE) as client, ThreadPoolExecutor(8) as pool:
+        """Check that each reply is right and the one that was seen before, and that closed requests are gone."""
+        with Client(self._site.endpoint, timeout=CALL_TIMEOUT_SECONDS) as client, ThreadPoolExecutor(8) as pool:
             titanic = Titanic(client)
             for _ in pool.map(lambda pair: self._fetch_again(titanic, *pair, deadline), self._book.uuids.items()):
                 pass
@@ -745,7 +740,7 @@ class Audit:
             if number in self._book.closed:
                 check_gone(errand.ticket)
                 return
-            left = max(0.0, min(PATIENCE, deadline - time.monotonic()))
+            left = max(0.0, min(CALL_TIMEOUT_SECONDS, deadline - time.monotonic()))
             mark = errand.result(left)
             self._book.saw(task, mark)
             errand.check_parts(mark, left)
@@ -753,7 +748,7 @@ class Audit:
             self._book.wrong(task, f"in the end: {error}")
 
     def show(self, number: int) -> str:
-        """All that Titanic's own command tells of a request."""
+        """Return what `titanic show` prints about a request."""
         command = [BIN / "titanic", "show", self._book.uuids[number], "--db", self._site.db.url]
         shown = subprocess.run(command, capture_output=True, text=True, check=False)
         return "\n".join(line[:200] for line in (shown.stdout + shown.stderr).splitlines())
@@ -761,25 +756,25 @@ class Audit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run."""
+    """The settings of a run."""
 
     db: str = "sqlite"
     titanics: int = 1
     kills: int = 200
     seed: int = 1
     rate: float = 40.0
-    """Requests handed over in a second, by all callers together."""
+    """Requests submitted per second."""
     callers: int = 4
     pause: float = 0.6
-    """Seconds between two deeds, on the average."""
+    """Average seconds between two faults."""
     least: int = 100
-    """Requests that are to be accepted, at least: on a slow machine also after the last kill."""
+    """Minimum number of accepted requests; on a slow machine the run continues after the last kill to reach it."""
     settle: float = 120.0
-    """Seconds that all may take to come to rest."""
+    """Maximum seconds from the last fault until all requests have ended."""
 
 
 def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
-    """Run it; returns the report, in which `troubles` is empty if all is well."""
+    """Run the plan and return the report, whose `troubles` are empty if all is well."""
     started = time.monotonic()
     troubles = Troubles()
     book = Book(troubles)
@@ -850,14 +845,14 @@ def percentile(values: list[float], at: int) -> float:
 
 
 def settled(site: Site, book: Book, stopping: list[threading.Thread]) -> bool:
-    """Nothing is handed over any more, each accepted request was seen to its end, and no other is waiting."""
+    """Return whether submissions have ended, the outcome of each accepted request was seen, and no request waits."""
     if any(each.is_alive() for each in stopping) or book.finished < len(book.uuids):
         return False
     return site.db.all_ended()
 
 
 def progress(site: Site, book: Book, *, quiet: bool) -> Callable[[], None]:
-    """What tells on stderr how far it is, every few seconds."""
+    """Return a function that prints the progress to stderr every few seconds."""
     started = told_at = time.monotonic()
 
     def tell() -> None:
@@ -868,8 +863,8 @@ def progress(site: Site, book: Book, *, quiet: bool) -> Callable[[], None]:
         told_at = now
         errors = sum(sum(each.values()) for each in book.errors.values())
         click.echo(
-            f"{now - started:5.0f} s: {site.kills} kills, {sum(site.done.values()) - site.kills} other deeds; "
-            f"{len(book.uuids)} accepted, {book.finished} seen to their end, {errors} answers that were errors",
+            f"{now - started:5.0f} s: {site.kills} kills, {sum(site.done.values()) - site.kills} other faults; "
+            f"{len(book.uuids)} accepted, {book.finished} completed, {errors} errors",
             err=True,
         )
 
@@ -877,7 +872,7 @@ def progress(site: Site, book: Book, *, quiet: bool) -> Callable[[], None]:
 
 
 def told(report: dict[str, Any]) -> str:
-    """The report as a short text."""
+    """Return the report as a short text."""
     plan = report["plan"]
     lines = [
         f"{plan['db']}, {plan['titanics']} Titanics, seed {plan['seed']}, {report['seconds']} s",
@@ -885,9 +880,9 @@ def told(report: dict[str, Any]) -> str:
         f"{report['accepted']} accepted: {report['lost']} lost, {report['missing']} without a reply, "
         f"{report['wrong']} troubles; {report['closed']} closed",
         f"{report['executed again']} executed again ({report['executed again, ratio']:.2%}); "
-        f"{report['stored twice, without a key']} stored twice, for want of a key",
+        f"{report['stored twice, without a key']} stored twice, because they have no key",
         f"{report['submits that got an error']} submits got an error and were repeated; "
-        f"all was done {report['settling seconds']} s after the last kill",
+        f"all requests had ended {report['settling seconds']} s after the last kill",
         *(f"WRONG: {each}" for each in report["troubles"][:SHOWN]),
         *(f"\n{each}" for each in report["shown"].values()),
     ]
@@ -895,17 +890,17 @@ def told(report: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--kills", default=200, show_default=True, help="How many processes to kill.")
+@click.option("--kills", default=200, show_default=True, help="Number of processes to kill.")
 @click.option("--db", type=click.Choice(["sqlite", "postgres"]), default="sqlite", show_default=True)
-@click.option("--titanics", default=1, show_default=True, help="How many share the database.")
-@click.option("--seed", default=1, show_default=True, help="Which deeds, and which requests.")
-@click.option("--rate", default=Plan.rate, show_default=True, help="Requests a second.")
-@click.option("--pause", default=Plan.pause, show_default=True, help="Seconds between two deeds, on the average.")
-@click.option("--settle", default=Plan.settle, show_default=True, help="Seconds that all may take to come to rest.")
-@click.option("--keep", is_flag=True, help="Keep the folder even if all is well.")
+@click.option("--titanics", default=1, show_default=True, help="Number of Titanics that share the database.")
+@click.option("--seed", default=1, show_default=True, help="Decides the faults and the requests.")
+@click.option("--rate", default=Plan.rate, show_default=True, help="Requests per second.")
+@click.option("--pause", default=Plan.pause, show_default=True, help="Average seconds between two faults.")
+@click.option("--settle", default=Plan.settle, show_default=True, help="Maximum seconds until all requests have ended.")
+@click.option("--keep", is_flag=True, help="Keep the folder even if nothing is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, not as text.")
 def main(*, keep: bool, as_json: bool, **settings: Any) -> None:
-    """Kill a broker, Titanics and workers under load, and see whether anything is lost."""
+    """Kill brokers, Titanics and workers under load, and check whether a request is lost."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left running
     folder = Path(tempfile.mkdtemp(prefix="crash-"))
     click.echo(f"in {folder}", err=True)

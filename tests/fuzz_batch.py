@@ -1,4 +1,4 @@
-"""Fuzz the batched form (C43): whatever follows the header, both implementations read the same and neither raises.
+"""Fuzz the batched form (C43): both implementations decode any bytes alike, and neither raises.
 
 python tests/fuzz_batch.py --seconds 60          # from a random seed on
 python tests/fuzz_batch.py --seed 1234           # one message, shown
@@ -27,7 +27,7 @@ SERVICES = [b"echo", b"echo", b"echo", b"mmi.service", b"mmi", b"", b"\xff", b"x
 
 
 def implementations() -> dict[str, ModuleType]:
-    """Those that there are here, the pure one first."""
+    """Return the available implementations, pure Python first."""
     found = {"pure": batch_python}
     with suppress(ImportError):
         found["compiled"] = import_module("zmdp.mdp.wire.batch_cython")
@@ -71,7 +71,7 @@ def add(random: Random, batch: Any) -> None:
 
 
 def records_of(random: Random) -> tuple[bytes, list[Any]]:
-    """Records of valid commands, of all directions mixed, and their attachments."""
+    """Return records of valid commands, of all directions mixed, and their attachments."""
     batch = batch_python.Batch((), wire.CX1)
     for _ in range(random.choice([0, 1, 1, 2, 3, 10, 300])):
         add(random, batch)
@@ -80,11 +80,11 @@ def records_of(random: Random) -> tuple[bytes, list[Any]]:
 
 
 def mutated(random: Random, data: bytes) -> bytes:
-    """`data` with something wrong somewhere."""
+    """Return `data` with an error somewhere."""
     at = random.randrange(len(data) + 1)
     size = random.choice([1, 2, 4, 8])
     return random.choice([
-        data[:at],  # it ends too early
+        data[:at],  # truncated
         data[:at] + data[at + size :],
         data[:at] + random.randbytes(size) + data[at:],
         data[:at] + random.randbytes(size) + data[at + size :],
@@ -96,7 +96,7 @@ def mutated(random: Random, data: bytes) -> bytes:
 
 
 def resized(random: Random, data: bytes) -> bytes:
-    """`data` with a record of arbitrary content, but of the right size, in front: what is within it is read."""
+    """Return `data` behind a record of the right size with arbitrary content, so that decoders read the content."""
     content = random.choice(range(12)).to_bytes(1, "big") + random.randbytes(8)
     for _ in range(random.randrange(6)):
         content += integer(random, size := random.choice([1, 2, 4])).to_bytes(size, "big")
@@ -105,7 +105,7 @@ def resized(random: Random, data: bytes) -> bytes:
 
 
 def message_of(random: Random) -> list[Any]:
-    """A message in the batched form, or one that is much like it."""
+    """Return a message in the batched form, or one that is similar."""
     data, attachments = records_of(random)
     for _ in range(random.choice([0, 1, 1, 2, 5])):
         data = random.choice([mutated, mutated, resized])(random, data)[: 1 << 20]
@@ -133,13 +133,13 @@ def size_of(frames: list[Any]) -> int:
 
 
 def shape(command: Any) -> Any:
-    """All of a command that can be compared, types included."""
+    """Return everything about a command that can be compared, types included."""
     fields = [(type(field), tuple(field) if isinstance(field, wire.Options) else field) for field in command]
     return type(command), fields, [type(each) for each in body_of(command)]
 
 
 def check(message: list[Any], max_body: int, max_frames: int) -> list[list[Any]]:
-    """Read `message` in every direction; the commands of each.  Raises `AssertionError` if a rule is broken."""
+    """Return the commands of `message`, decoded in every direction.  Raises `AssertionError` if a rule is broken."""
     route = (b"id", b"")
     read = []
     for name, module in implementations().items():
@@ -163,7 +163,7 @@ def check(message: list[Any], max_body: int, max_frames: int) -> list[list[Any]]
 
 
 def check_packing(seed: int) -> list[list[Any]]:
-    """Pack the commands of `seed`; the messages.  Raises `AssertionError` if the implementations differ."""
+    """Pack the commands of `seed` and return the messages.  Raises `AssertionError` if the implementations differ."""
     packed = []
     for module in implementations().values():
         random = Random(seed)
@@ -179,7 +179,7 @@ def check_packing(seed: int) -> list[list[Any]]:
 
 
 def fuzz(seed: int) -> list[list[Any]]:
-    """What is read of the message of `seed`."""
+    """Decode the message of `seed` and return the commands."""
     check_packing(seed)
     random = Random(seed)
     message = message_of(random)
@@ -196,7 +196,7 @@ def main(seconds: float, seed: int | None) -> None:
     if seed is not None:
         click.echo(fuzz(seed))
         return
-    first, until = Random().getrandbits(48), time.monotonic() + seconds  # seeds nobody has tried
+    first, until = Random().getrandbits(48), time.monotonic() + seconds  # new seeds each time
     seed, read = first, 0
     while time.monotonic() < until:
         try:

@@ -14,7 +14,7 @@ from simulation.simulation import Failed, Simulation
 
 
 def run(seed: int) -> Counter[str] | str:
-    """What happened in the simulation of `seed`, or how it failed."""
+    """Run the simulation of `seed`; return its events, or how it failed."""
     try:
         return Simulation(seed).run()
     except Failed as failure:
@@ -42,12 +42,12 @@ def show(events: Counter[str]) -> None:
 
 
 @click.command()
-@click.option("--seeds", default=300, show_default=True, help="How many to run.")
+@click.option("--seeds", default=300, show_default=True, help="Number of seeds.")
 @click.option("--first", default=0, show_default=True, help="The first seed.")
-@click.option("--seed", type=int, help="Run this one only.")
-@click.option("--trace", is_flag=True, help="With --seed: tell every message and what happens.")
+@click.option("--seed", type=int, help="Run only this seed.")
+@click.option("--trace", is_flag=True, help="With --seed: print every message and event.")
 def main(seeds: int, first: int, seed: int | None, trace: bool) -> None:
-    """Simulate brokers, workers and clients, and all that can befall them."""
+    """Simulate brokers, workers and clients under every kind of fault."""
     if seed is None:
         sys.exit(run_many(first, seeds))
     try:

@@ -14,7 +14,7 @@ import zmdp
 ROOT = Path(__file__).parents[1]
 TOP = ("mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations")
 LEAVES = {"zmdp", "mdp", "mdp.wire", "mdp.transport"}
-"""What every program may use: errors, limits, frames, sockets."""
+"""The packages that every program may use: errors, limits, frames, sockets."""
 CALLERS = LEAVES | {"clients", "workers", "mdp.cli"}
 
 ALLOWED = {
@@ -43,7 +43,7 @@ does not include those inside it."""
 
 
 def sources():
-    """Every module of the product and its file."""
+    """Return every module of the product and its file."""
     found = {}
     for path in sorted(
         [*(ROOT / "src" / "zmdp").glob("*.py"), *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
@@ -59,7 +59,7 @@ PACKAGES = {name for name, path in SOURCES.items() if path.name == "__init__.py"
 
 
 def imports(name):
-    """The modules of the product that `name` imports, each with whether that happens when `name` is loaded."""
+    """Return the modules of the product that `name` imports, and whether each is imported when `name` is loaded."""
     found = []
 
     def visit(node, loading):
@@ -74,14 +74,14 @@ def imports(name):
 
 
 def is_for_later(node):
-    """Whether the imports in `node` are not executed when the module is loaded."""
+    """Return whether the imports in `node` are deferred until after the module is loaded."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test).endswith("TYPE_CHECKING")
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def targets(name, statement):
-    """The modules that an import statement of the module `name` names."""
+    """Return the modules that an import statement in the module `name` names."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names if alias.name in SOURCES]
     base = statement.module or ""
@@ -96,7 +96,7 @@ def targets(name, statement):
 
 
 def package_of(name):
-    """The package that has the module, without `zmdp.`."""
+    """Return the package that contains the module, without `zmdp.`."""
     package = name if name in PACKAGES else name.rpartition(".")[0]
     return package.removeprefix("zmdp.")
 
@@ -136,7 +136,7 @@ def test_no_module_imports_itself_while_it_is_loaded():
     graph = {}
     for name in SOURCES:
         loaded = {target for target, loading in imports(name) if loading}
-        # To import a module loads the packages around it first.  Those around the importer are being loaded already.
+        # Importing a module first loads the packages around it.  Those around the importer are already being loaded.
         around = {".".join(each.split(".")[:depth]) for each in loaded for depth in range(1, each.count(".") + 1)}
         graph[name] = (loaded | {each for each in around if not f"{name}.".startswith(f"{each}.")}) - {name}
     try:
@@ -146,14 +146,14 @@ def test_no_module_imports_itself_while_it_is_loaded():
 
 
 def loaded_by(statement):
-    """The modules that a fresh interpreter has loaded after `statement`."""
+    """Return the modules that a new interpreter has loaded after `statement`."""
     program = f"{statement}\nimport sys\nprint(*sys.modules)"
     return set(
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     )
 
 
-def test_errors_come_without_sockets_and_without_the_broker():
+def test_importing_errors_loads_neither_sockets_nor_the_broker():
     loaded = loaded_by("import zmdp.mdp.errors")
     assert "zmdp.mdp.errors" in loaded
     assert not [name for name in loaded if name.split(".")[0] in {"zmq", "socket", "click", "sqlalchemy"}]
@@ -161,19 +161,19 @@ def test_errors_come_without_sockets_and_without_the_broker():
     assert ours == {"zmdp", "zmdp.pure", "zmdp.mdp", "zmdp.mdp.errors"}
 
 
-def test_the_package_comes_without_its_subpackages():
+def test_importing_the_package_loads_no_subpackage():
     assert {name for name in loaded_by("import zmdp") if name.startswith("zmdp")} == {"zmdp", "zmdp.pure"}
 
 
 @pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.cli"])
-def test_a_client_comes_without_workers_titanic_and_the_broker(statement):
+def test_importing_a_client_loads_no_workers_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "clients" in packages
     assert not packages & {"workers", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
 
 
 @pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.cli"])
-def test_a_worker_comes_without_clients_titanic_and_the_broker(statement):
+def test_importing_a_worker_loads_no_clients_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "workers" in packages
     assert not packages & {"clients", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}

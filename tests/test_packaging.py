@@ -1,4 +1,4 @@
-"""The package has every folder of the product, its data files and its metadata."""
+"""The package contains every folder of the product, its data files and its metadata."""
 
 import tomllib
 from fnmatch import fnmatch

@@ -15,10 +15,10 @@ def main(title: str, run: Callable[[argparse.Namespace, Callable[[str], None]], 
     """Measure and print."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, fewer peers")
-    parser.add_argument("--rounds", type=int, help="how often each peer has its turn")
-    parser.add_argument("--seconds", type=float, help="how long each load lasts")
+    parser.add_argument("--rounds", type=int, help="number of turns of each peer")
+    parser.add_argument("--seconds", type=float, help="seconds that each load lasts")
     parser.add_argument(
-        "--only", metavar="PEER", action="append", help="measure those whose names begin so; repeatable"
+        "--only", metavar="PEER", action="append", help="measure only peers whose names begin with PEER; repeatable"
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all that was started is ended

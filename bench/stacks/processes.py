@@ -15,7 +15,7 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 """Maximum number of seconds that a start may take."""
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
@@ -37,22 +37,22 @@ class Process:
         )  # fmt: skip
         self.pid = self._popen.pid
 
-    def read_line(self, patience: float = PATIENCE) -> str:
+    def read_line(self, timeout: float = TIMEOUT_SECONDS) -> str:
         """Return the next line of its stdout.  Raises `FailedError` if there is none."""
         late = threading.Event()
-        alarm = threading.Timer(patience, lambda: (late.set(), self._popen.kill()))
+        alarm = threading.Timer(timeout, lambda: (late.set(), self._popen.kill()))
         alarm.start()
         try:
             line = self._popen.stdout.readline().strip()
         finally:
             alarm.cancel()
         if not line:
-            raise FailedError(f"nothing came for {patience:g} s" if late.is_set() else self.said())
+            raise FailedError(f"no output for {timeout:g} s" if late.is_set() else self.said())
         return line
 
-    def eventually(self, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    def eventually(self, condition: Callable[[], bool], timeout: float = TIMEOUT_SECONDS) -> None:
         """Wait until `condition` holds.  Raises `FailedError` if the process ends or takes too long."""
-        until = time.monotonic() + patience
+        until = time.monotonic() + timeout
         while not condition():
             if self._popen.poll() is not None or time.monotonic() > until:
                 raise FailedError(self.said())
@@ -60,7 +60,7 @@ class Process:
 
     def succeed(self) -> None:
         """Wait until it has ended.  Raises `FailedError` if it failed."""
-        if self._popen.wait(PATIENCE):
+        if self._popen.wait(TIMEOUT_SECONDS):
             raise FailedError(self.said())
 
     def output(self) -> str:

@@ -40,8 +40,8 @@ def child(role: str, peer: Peer, address: str, plan: str) -> list[str]:
 def ask(peer: Peer, address: str, plan: Sequence[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
     """Return the client's results for each load of the plan, which takes this many seconds in all."""
     with processes.running(*child("client", peer, address, json.dumps(plan))) as process:
-        patience = 2 * seconds + processes.PATIENCE
-        return [json.loads(process.read_line(patience)) for _ in plan]
+        timeout = 2 * seconds + processes.TIMEOUT_SECONDS
+        return [json.loads(process.read_line(timeout)) for _ in plan]
 
 
 def record(part: str, figure: tuple[str, str], peer: str, params: dict[str, Any], value: float) -> Record:

@@ -1,4 +1,4 @@
-"""The load in C, in the batched form of X1: a broker in a few lines reads and answers it with `mdp/wire/batch.py`."""
+"""The load generator in C, in the batched form of X1, against a broker of a few lines that uses `mdp/wire/batch.py`."""
 
 import itertools
 import math
@@ -20,20 +20,14 @@ FINAL_TO_CLIENT = 3
 
 
 @pytest.fixture
-def native(monkeypatch):
-    """The benchmarks are programs and no package: their folder is on the path as when they run."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
+def native():
     import native
 
-    yield native
-    for name in set(sys.modules) - before:
-        if name == "native":
-            del sys.modules[name]
+    return native
 
 
 class Broker(threading.Thread):
-    """Gives all workers as much as they take, and answers what has come together in one message."""
+    """Gives workers as many requests as they have credit for; answers requests that arrived together in one message."""
 
     def __init__(self):
         super().__init__()
@@ -155,7 +149,7 @@ def test_the_load_speaks_the_batched_form(native, tools, broker, body):
     # The first requests of a client go together, as far as one message holds them.
     most = {0: 100, 32: 100, 9000: 64, 70_000: 14}[body]
     assert broker.sizes[0] == most
-    # So do those for the replies that arrived together: a worker's credit is 64, and it answers in one message.
+    # So do the requests that follow replies in one message: a worker's credit is 64, and it answers in one message.
     assert max(broker.sizes[2 * math.ceil(100 / most) :]) > 1
     assert broker.all_gone.wait(10)
 

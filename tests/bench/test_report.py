@@ -1,4 +1,4 @@
-"""The benchmark suite's report: ratios, spreads, tables and plots of records, without measuring anything."""
+"""The benchmark suite's report: ratios, spreads, tables and plots, made of given records."""
 
 import argparse
 import importlib.util
@@ -12,24 +12,18 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-def load(name, monkeypatch):
-    """A module of the benchmarks, which are programs and no package."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def report():
+    import report
+
+    return report
 
 
 @pytest.fixture
-def report(monkeypatch):
-    return load("report", monkeypatch)
+def suite():
+    import suite
 
-
-@pytest.fixture
-def suite(monkeypatch, report):
-    return load("suite", monkeypatch)
+    return suite
 
 
 def cost(peer, rounds, **params):
@@ -44,32 +38,32 @@ def only(report, records):
     return figure
 
 
-def test_a_ratio_is_formed_in_each_round_and_not_of_the_medians(report):
+def test_a_ratio_is_the_median_of_the_ratios_of_each_round(report):
     figure = only(report, [BASE, cost("loop", [1.0, 2.0, 4.0], n=1), cost("zmdp", [2.0, 3.0, 4.0], n=1)])
     ratio = figure.row("zmdp", (("n", 1),)).ratio
     assert (ratio.median, ratio.low, ratio.high) == (1.5, 1.0, 2.0)
 
 
-def test_the_base_of_a_figure_may_come_last(report):
+def test_the_base_may_be_measured_last(report):
     figure = only(report, [cost("zmdp", [2.0]), cost("loop", [1.0]), BASE])
     assert figure.row("zmdp", ()).ratio.median == 2.0
 
 
-def test_without_a_base_and_without_its_figures_there_is_no_ratio(report):
+def test_without_a_measured_base_there_is_no_ratio(report):
     assert only(report, [cost("zmdp", [2.0])]).row("zmdp", ()).ratio is None
     assert (
         only(report, [BASE, cost("zmdp", [2.0], n=1), cost("loop", [1.0], n=2)]).row("zmdp", (("n", 1),)).ratio is None
     )
 
 
-def test_rounds_that_failed_do_not_count_nor_move_the_others(report):
+def test_failed_rounds_are_left_out_of_values_and_ratios(report):
     figure = only(report, [BASE, cost("loop", [1.0, None, 4.0]), cost("zmdp", [None, 5.0, 8.0])])
     row = figure.row("zmdp", ())
     assert (row.value.low, row.value.high) == (5.0, 8.0)
     assert (row.ratio.median, row.ratio.low, row.ratio.high) == (2.0, 2.0, 2.0)
 
 
-def test_records_of_the_same_are_one(report):
+def test_records_of_the_same_measurement_are_merged(report):
     figure = only(report, [cost("zmdp", [1.0], n=1), cost("zmdp", [9.0], n=2), cost("zmdp", [3.0, 2.0], n=1)])
     assert figure.row("zmdp", (("n", 1),)).rounds == [1.0, 3.0, 2.0]
     assert figure.row("zmdp", (("n", 1),)).value.median == 2.0
@@ -103,7 +97,7 @@ def test_a_table_names_what_varies_only_where_it_changes(report):
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0.00"), (0.0312, "0.031"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234")]
 )
-def test_numbers_have_the_digits_that_count(report, value, text):
+def test_numbers_are_rounded_for_reading(report, value, text):
     assert report.number(value) == text
 
 
@@ -116,7 +110,7 @@ def results(*records):
     }
 
 
-def test_a_page_tells_what_was_not_measured(report):
+def test_a_page_lists_what_was_not_measured(report):
     page = report.markdown(
         results({"part": "p", "title": "Costs"}, cost("zmdp", [1.0]), {"part": "p", "skipped": "Y", "why": "no Y"})
     )
@@ -126,11 +120,11 @@ def test_a_page_tells_what_was_not_measured(report):
     assert "nterrupted" not in page
 
 
-def test_a_page_of_nothing_but_a_failure(report):
+def test_a_page_without_figures_shows_the_failure(report):
     assert "failed" in report.markdown(results(BASE, cost("zmdp", [None])))
 
 
-def test_what_is_written_can_be_read_again(report, tmp_path):
+def test_results_can_be_written_and_read_again(report, tmp_path):
     pytest.importorskip("matplotlib")
     peers = ("loop", "zmdp")
     records = [
@@ -150,7 +144,7 @@ def test_what_is_written_can_be_read_again(report, tmp_path):
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
 
 
-def test_without_matplotlib_there_are_the_table_and_the_json(report, monkeypatch, tmp_path):
+def test_without_matplotlib_the_table_and_the_json_are_written(report, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     told = []
     report.write(results(cost("zmdp", [1.0])), tmp_path, told.append)
@@ -173,7 +167,7 @@ def test_a_page_begins_with_the_targets(report):
 
 
 def part(*records, then=None):
-    """A part that yields these and then raises, or not."""
+    """Return a part that yields these records and then raises `then`, if given."""
 
     class Module:
         TITLE = "Some part"
@@ -229,14 +223,15 @@ def test_the_suite_lists_its_parts():
     assert names == ["cost", "stacks", "mixed", "death", "durable", "rows"]
 
 
-def test_the_suite_refuses_a_part_that_there_is_not():
+def test_the_suite_refuses_an_unknown_part():
     done = suite_process("--parts", "cost,tea")
     assert done.returncode == 2
-    assert "no part tea" in done.stderr
+    assert "unknown part: tea" in done.stderr
 
 
-def test_publishing_replaces_the_targets_and_nothing_else(report, monkeypatch):
-    publish = load("publish", monkeypatch)
+def test_publishing_replaces_the_targets_and_nothing_else():
+    import publish
+
     page = f"before\n{publish.BEGIN}\nold\n{publish.END}\nafter\n"
     assert publish.with_targets(page, "new") == f"before\n{publish.BEGIN}\nnew\n{publish.END}\nafter\n"
     performance = (publish.DOCS / "performance.md").read_text()

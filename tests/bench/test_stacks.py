@@ -1,28 +1,12 @@
-"""The benchmarks' full stacks: what they compute and what they say is missing, without a server."""
+"""The benchmarks' full stacks: what they compute, and what they report as missing, without a server."""
 
 import argparse
 import asyncio
 import json
 import struct
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-BENCH = Path(__file__).parents[2] / "bench"
-PROGRAMS = {path.stem for path in BENCH.glob("*.py")} | {"stacks"}
-
-
-@pytest.fixture(autouse=True)
-def bench(monkeypatch):
-    """The benchmarks are programs and no package: their folder is on the path as when they run, and then is not."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] in PROGRAMS:
-            del sys.modules[name]
 
 
 def test_percentiles():
@@ -35,7 +19,7 @@ def test_percentiles():
     assert percentile([], 50) == 0.0
 
 
-def test_moments_are_the_same_each_time_and_as_many_as_was_asked_for():
+def test_the_schedule_is_reproducible_and_has_the_requested_rate():
     from stacks.load import schedule
 
     moments = schedule(200.0, 50.0, 0.05)
@@ -47,7 +31,7 @@ def test_moments_are_the_same_each_time_and_as_many_as_was_asked_for():
     assert 0 < moments[0][0] < moments[-1][0] < 50
 
 
-def test_a_body_says_which_request_it_is_of():
+def test_a_body_identifies_its_request():
     from stacks.load import SIZE, body
 
     assert {len(body(each)) for each in (0, 7, 499)} == {SIZE}
@@ -64,7 +48,7 @@ def test_figures_of_a_window():
     assert figures == pytest.approx({"rate": 50.0, "p50": 50.0, "p99": 99.0})
 
 
-def test_a_closed_loop_has_as_many_outstanding_as_it_should():
+def test_a_closed_loop_keeps_its_number_of_outstanding_requests():
     from stacks.load import Window, body, closed_sync
 
     class Echo:
@@ -111,7 +95,7 @@ def test_gearman_packets():
 def test_one_queue_for_all_workers():
     from mixed import ideal
 
-    # Four slow ones keep all busy until 0.2; the short one waits for the first of them.
+    # Four slow requests keep all workers busy until 0.2; the short one waits for the first of them.
     moments = [(0.0, True)] * 4 + [(0.1, False), (1.0, False)]
     assert ideal(moments) == pytest.approx([0.101, 0.001])
     assert ideal([(0.0, True), (0.1, False)], workers=1) == pytest.approx([0.101])
@@ -126,7 +110,7 @@ def every_peer():
     return {peer.name: peer for part in parts for peer in part}
 
 
-def test_each_peer_says_what_is_missing_and_how_it_is_installed(monkeypatch):
+def test_each_peer_names_what_is_missing_and_how_to_install_it(monkeypatch):
     from stacks import peer
 
     monkeypatch.setattr(peer.shutil, "which", lambda name: None)
@@ -141,7 +125,7 @@ def test_each_peer_says_what_is_missing_and_how_it_is_installed(monkeypatch):
     assert all(told.values())
 
 
-def test_modules_are_looked_for_as_programs_are(monkeypatch):
+def test_missing_modules_are_reported_like_missing_programs(monkeypatch):
     from stacks import celery, peer
 
     monkeypatch.setattr(peer.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "redis-server" else None)
@@ -151,7 +135,7 @@ def test_modules_are_looked_for_as_programs_are(monkeypatch):
     assert celery.Celery().missing() is None
 
 
-def test_jetstream_that_cannot_sync_before_it_accepts(monkeypatch):
+def test_jetstream_is_skipped_if_it_cannot_sync_before_it_accepts(monkeypatch):
     from stacks import nats, peer
 
     monkeypatch.setattr(peer.shutil, "which", lambda name: name)
@@ -172,7 +156,7 @@ def test_a_child_process_makes_the_same_peer(monkeypatch):
         assert getattr(importlib.import_module(module), name)(**settings) == peer
 
 
-def test_peers_take_turns_and_one_that_fails_is_left_out():
+def test_peers_take_turns_and_a_failed_peer_is_skipped():
     from stacks import running
     from stacks.peer import Peer
     from stacks.processes import FailedError
@@ -224,7 +208,7 @@ def test_a_quick_run_measures_fewer_peers():
     assert alone.wanted(argparse.Namespace(quick=False), "Celery", ("zmdp", "NATS"))
 
 
-def test_workers_do_the_same_as_those_of_peers():
+def test_zmdps_services_do_the_same_work_as_those_of_peers():
     import services
     from stacks import peer
 
@@ -237,13 +221,13 @@ def test_workers_do_the_same_as_those_of_peers():
 
 
 def figure_of(peers, params):
-    """A figure with the rounds of these peers."""
+    """Return a figure with the rounds of these peers."""
     import report
 
     return report.Figure("p", "rate", rows=[report.Row(name, tuple(params.items()), r) for name, r in peers.items()])
 
 
-def test_a_target_is_a_ratio_formed_in_each_round():
+def test_a_target_is_the_median_of_the_ratios_of_each_round():
     from targets import Target
 
     target = Target("t", "≥", 3, "p", "rate", "zmdp", "NATS", {"outstanding": 64})
@@ -256,7 +240,7 @@ def test_a_target_is_a_ratio_formed_in_each_round():
     assert not Target("t", "≤", 3.5, "p", "rate", "zmdp", every=True).reached(found)
 
 
-def test_what_was_not_measured_is_no_target_reached():
+def test_a_target_that_was_not_measured_is_not_reached():
     from targets import Target, judge
 
     target = Target("t", "≥", 3, "p", "rate", "zmdp", "NATS", {"outstanding": 64})
@@ -266,8 +250,8 @@ def test_what_was_not_measured_is_no_target_reached():
     assert not any("reached" in row for row in judge([]))
 
 
-def test_each_target_is_a_figure_of_its_part():
-    """What a target names is measured: its part announces the figure, and its peers take part."""
+def test_each_target_names_a_figure_and_peers_of_its_part():
+    """The part of each target measures its figure, with its peers."""
     import cost
     import death
     import durable

@@ -7,7 +7,6 @@ from concurrent.futures import (
     CancelledError,
     Future,
     InvalidStateError,
-    ThreadPoolExecutor,
     as_completed,
     wait,
 )
@@ -30,12 +29,6 @@ def router():
 def client(router):
     with Client(router.endpoint, timeout=60) as client:
         yield client
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
 
 
 def submit(client, router, many=1):

@@ -162,12 +162,6 @@ def begun(endpoint):
             ended.set()
 
 
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-
-
 @pytest.fixture(params=ALL)
 def client(request, endpoint):
     """A client of each protocol."""

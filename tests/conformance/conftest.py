@@ -1,4 +1,4 @@
-"""A real broker on real sockets for each test."""
+"""Fixtures: a real broker on real sockets for each test."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zmq
 from support.peers import Bench
-from support.router import proxied
+from support.router import Router, proxied
 
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
@@ -17,9 +17,9 @@ Start = Callable[..., Bench]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a broker: `start(*binds, **limits)`; with `drain_timeout` it does not end at once when it is stopped.
+    """`start(*binds, **limits)` starts a broker, which stops without draining unless `drain_timeout` is given.
 
-    Unless a test sets `heartbeat`, nothing happens by the clock: no HEARTBEAT comes and nobody dies of silence.
+    Unless a test sets `heartbeat`, no timer fires: the broker sends no HEARTBEAT and loses no silent worker.
     """
     context: zmq.Context[Any] = zmq.Context()
     benches: list[Bench] = []
@@ -41,8 +41,15 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def bench(start: Start) -> Bench:
-    """A broker in which nothing happens by the clock."""
+    """A broker in which no timer fires."""
     return start()
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    """A hand-written broker, for tests of zmdp's clients and workers."""
+    with Router() as router:
+        yield router
 
 
 @pytest.fixture

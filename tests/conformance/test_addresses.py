@@ -22,7 +22,7 @@ def registered(bench: Bench, kind: Callable[..., Any], service: bytes = b"echo")
 
 
 @each_worker
-def test_c32_a_second_final_while_the_worker_is_idle(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_c32_a_second_final_of_an_idle_worker_is_dropped(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.client(), registered(bench, worker_kind)
     client.request(b"echo", b"1")
     address = worker.work(b"1")
@@ -40,7 +40,7 @@ def test_c32_a_second_final_while_the_worker_is_idle(bench: Bench, worker_kind: 
 
 @each_worker
 @each_client
-def test_c32_a_second_final_while_the_worker_has_the_next_request(
+def test_c32_a_second_final_does_not_answer_the_next_request(
     bench: Bench, worker_kind: Callable[..., Any], client_kind: Callable[..., Any]
 ) -> None:
     client, worker = bench.connect(client_kind), registered(bench, worker_kind)
@@ -61,7 +61,7 @@ def test_c32_a_second_final_while_the_worker_has_the_next_request(
 
 
 @each_worker
-def test_c32_twenty_callers_and_a_worker_that_says_everything_twice(
+def test_c32_a_worker_that_repeats_every_message_misleads_none_of_twenty_callers(
     bench: Bench, worker_kind: Callable[..., Any]
 ) -> None:
     # Seen: 7 of 20 callers received somebody else's reply.
@@ -83,7 +83,7 @@ def test_c32_twenty_callers_and_a_worker_that_says_everything_twice(
 
 @pytest.mark.parametrize("late", ["partial", "error", "final", "release"])
 @pytest.mark.parametrize("worker_kind", [X1Worker, BatchWorker])
-def test_c32_whatever_is_said_of_a_request_that_has_ended(
+def test_c32_commands_for_a_request_that_has_ended_are_ignored(
     bench: Bench, worker_kind: Callable[..., Any], late: str
 ) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind)
@@ -99,7 +99,7 @@ def test_c32_whatever_is_said_of_a_request_that_has_ended(
 
 
 @each_worker
-def test_c32_a_late_final_after_the_request_went_to_another_worker(
+def test_c32_a_late_final_is_dropped_after_the_request_went_to_another_worker(
     bench: Bench, worker_kind: Callable[..., Any]
 ) -> None:
     client, slow = bench.client(), registered(bench, worker_kind)
@@ -120,7 +120,7 @@ def test_c32_a_late_final_after_the_request_went_to_another_worker(
     assert bench.stats()["late"] == 2
 
 
-def test_c32_the_address_of_an_earlier_attempt_at_the_same_worker(bench: Bench) -> None:
+def test_c32_the_address_of_an_earlier_attempt_is_not_valid_again(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello")
     released = worker.work(b"hello")
@@ -155,7 +155,7 @@ def test_c32_addresses_are_printable_and_never_repeat(bench: Bench) -> None:
         worker.close()
 
 
-def test_c32_two_brokers_do_not_begin_with_the_same_address(start: Start) -> None:
+def test_c32_two_brokers_start_with_different_addresses(start: Start) -> None:
     # else what a worker sends late, after its broker was restarted, would match
     addresses = set()
     for _ in range(3):
@@ -184,7 +184,7 @@ def test_c32_no_worker_sees_a_routing_id(
 
 
 @each_worker
-def test_c32_nobody_is_told_a_workers_routing_id(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_c32_no_peer_learns_a_workers_routing_id(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.client(), bench.connect(worker_kind, options={zmq.IDENTITY: SECRET})
     worker.ready(b"echo")
     worker.sync()

@@ -91,7 +91,7 @@ def test_the_layouts_of_the_batched_form(bench: Bench) -> None:
     assert bench.stats()["invalid"] == {}
 
 
-def test_without_the_empty_frame(bench: Bench) -> None:
+def test_the_batched_form_works_without_the_empty_frame(bench: Bench) -> None:
     # which only proxies need
     client, worker = bench.peer(), bench.peer()
     worker.send(b"MDPWX1", b"\x09", ready_of(b"echo", 1))
@@ -143,7 +143,7 @@ def test_each_record_is_a_command_of_its_own(bench: Bench) -> None:
     client.nothing()
 
 
-def test_the_same_request_and_cancel_again_and_again_in_one_message(bench: Bench) -> None:
+def test_a_number_can_be_requested_and_cancelled_repeatedly_in_one_message(bench: Bench) -> None:
     # a service is forgotten with its last request, and known again with the next, however fast that is
     client = bench.batch_client()
     client.say(*[each for number in range(1, 10) for each in (request_of(number, b"late", b""), record(5, number))])
@@ -183,7 +183,7 @@ def test_a_number_has_64_bits(bench: Bench, number: int) -> None:
         (b'{"wait":false}', 60_000, b'{"wait":false}'),
     ],
 )
-def test_the_ttl_is_beside_the_options(bench: Bench, options: bytes, ttl: int, told: bytes) -> None:
+def test_the_ttl_of_a_record_is_passed_on(bench: Bench, options: bytes, ttl: int, told: bytes) -> None:
     client, worker = bench.batch_client(), bench.batch_worker(b"echo", credit=2)
     client.request(b"echo", b"hello", options=options, ttl=ttl)
     _, left, attempt, came, _ = worker.told()
@@ -191,7 +191,7 @@ def test_the_ttl_is_beside_the_options(bench: Bench, options: bytes, ttl: int, t
     assert (attempt, came) == (1, told)
 
 
-def test_a_ttl_from_the_batched_form_is_told_in_the_framed(bench: Bench) -> None:
+def test_a_ttl_from_the_batched_form_reaches_a_framed_worker(bench: Bench) -> None:
     client, worker = bench.batch_client(), bench.x1_worker(b"echo", credit=2)
     client.request(b"echo", b"hello", ttl=4_000_000_000)
     client.request(b"echo", b"hello", ttl=4_000_000_000, options=b'{"a":1}')
@@ -201,7 +201,7 @@ def test_a_ttl_from_the_batched_form_is_told_in_the_framed(bench: Bench) -> None
         assert told == more
 
 
-def test_a_ttl_that_a_record_cannot_tell_is_among_the_options(bench: Bench) -> None:
+def test_a_ttl_too_large_for_a_record_stays_in_the_options(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.batch_worker(b"echo")
     client.request(b"echo", b"hello", options=b'{"ttl":1e14}')
     _, ttl, _, options, _ = worker.told()
@@ -209,7 +209,7 @@ def test_a_ttl_that_a_record_cannot_tell_is_among_the_options(bench: Bench) -> N
     assert 9e13 < json.loads(options)["ttl"] <= 1e14
 
 
-def test_a_ttl_that_passes(bench: Bench) -> None:
+def test_a_request_whose_ttl_passes_is_dropped(bench: Bench) -> None:
     client, worker = bench.batch_client(), bench.batch_worker(b"echo")
     client.request(b"echo", b"hello", ttl=50)
     address = worker.work(b"hello")
@@ -221,7 +221,7 @@ def test_a_ttl_that_passes(bench: Bench) -> None:
     worker.nothing()
 
 
-def test_attempts_are_told_up_to_255(start: Start) -> None:
+def test_a_record_counts_attempts_up_to_255(start: Start) -> None:
     bench = start(max_attempts=1000)
     client = bench.batch_client()
     client.request(b"echo", b"hello")
@@ -277,7 +277,7 @@ def test_attachments_of_several_records_come_in_order(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["x1_worker", "worker", "old_worker"])
-def test_large_frames_to_and_from_peers_that_know_no_attachments(bench: Bench, kind: str) -> None:
+def test_large_frames_between_batched_and_framed_peers(bench: Bench, kind: str) -> None:
     client, worker = bench.batch_client(), getattr(bench, kind)(b"echo")
     large = b"x" * 20_000
     client.say(request_of(1, b"echo", None, b"small"), attachments=(large,))
@@ -285,7 +285,7 @@ def test_large_frames_to_and_from_peers_that_know_no_attachments(bench: Bench, k
     client.final(b"echo", b"", large, number=b"1")
 
 
-def test_a_body_of_more_frames_than_a_record_can_tell_is_framed(start: Start) -> None:
+def test_a_body_with_too_many_frames_for_a_record_is_sent_framed(start: Start) -> None:
     bench = start(max_frames=100_000)
     client, worker = bench.client(), bench.batch_worker(b"echo")
     frames = [b"x"] * 70_000
@@ -312,7 +312,7 @@ def waiting_for_credit(bench: Bench, count: int, body: bytes) -> tuple[BatchClie
     return client, worker
 
 
-def test_at_most_256_records(bench: Bench) -> None:
+def test_a_message_to_a_worker_has_at_most_256_records(bench: Bench) -> None:
     client, worker = waiting_for_credit(bench, 600, b"hello")
     worker.send(*WORKER, record(10, 0, struct.pack(">I", 1000)))
     addresses = []
@@ -329,7 +329,7 @@ def test_at_most_256_records(bench: Bench) -> None:
         client.final(b"echo", b"done", number=b"%d" % number)
 
 
-def test_at_most_256_records_to_a_client(bench: Bench) -> None:
+def test_a_message_to_a_client_has_at_most_256_records(bench: Bench) -> None:
     client, worker = bench.peer(), bench.batch_worker(b"echo", credit=600)
     for begin in range(0, 600, 200):
         client.send(*CLIENT, b"".join(request_of(n, b"echo", b"hello") for n in range(begin, begin + 200)))
@@ -343,7 +343,7 @@ def test_at_most_256_records_to_a_client(bench: Bench) -> None:
     assert numbers == list(range(256))
 
 
-def test_at_most_64_kilobytes_of_records(bench: Bench) -> None:
+def test_a_message_has_at_most_64_kilobytes_of_records(bench: Bench) -> None:
     _, worker = waiting_for_credit(bench, 100, b"x" * 5000)
     worker.send(*WORKER, record(10, 0, struct.pack(">I", 100)))
     came = 0
@@ -390,7 +390,7 @@ def test_a_client_is_answered_in_the_form_in_which_it_spoke_last(bench: Bench) -
     assert client.recv() == [b"1", b"", b"MDPCX1", b"\x04", b"echo", b"499", b"cancelled"]
 
 
-def test_a_number_that_is_no_integer_is_answered_framed(bench: Bench) -> None:
+def test_a_number_that_is_not_an_integer_is_answered_framed(bench: Bench) -> None:
     client, worker = bench.peer(), bench.x1_worker(b"echo", credit=9)
     numbers = [b"\x00", b"one", b"01", b"-1", b"+1", b" 1", b"18446744073709551616"]
     for number in numbers:
@@ -437,7 +437,7 @@ def test_a_workers_heartbeats_have_its_form(start: Start, kind: Callable[..., An
         worker.beaten()
 
 
-def test_what_is_said_in_one_turn_keeps_its_order(bench: Bench) -> None:
+def test_commands_of_one_turn_keep_their_order(bench: Bench) -> None:
     # a framed message to a peer goes after what was said to it before in the batched form
     both = bench.peer()
     both.send(*WORKER, ready_of(b"echo", 5))
@@ -500,7 +500,7 @@ ANSWERED: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize(("reason", "packed"), ANSWERED.values(), ids=ANSWERED)
-def test_c43_a_record_that_is_wrong_is_told_and_the_others_are_served(bench: Bench, reason: str, packed: bytes) -> None:
+def test_c43_an_invalid_record_is_answered_and_the_others_are_served(bench: Bench, reason: str, packed: bytes) -> None:
     # C43
     client, worker = bench.batch_client(), bench.batch_worker(b"echo", credit=9)
     client.say(request_of(1, b"echo", b"before"), packed, request_of(3, b"echo", b"after"))
@@ -527,7 +527,7 @@ CUT: dict[str, tuple[list[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize(("told", "packed"), CUT.values(), ids=CUT)
-def test_c43_a_size_that_lies(bench: Bench, told: list[bytes], packed: bytes) -> None:
+def test_c43_a_record_whose_size_is_wrong(bench: Bench, told: list[bytes], packed: bytes) -> None:
     # C43
     client, worker = bench.batch_client(), bench.batch_worker(b"echo", credit=9)
     client.say(request_of(1, b"echo", b"before"), packed)
@@ -566,7 +566,7 @@ def test_c43_a_size_that_ends_within_another_record(bench: Bench) -> None:
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"", b"attachment"], [b"\0" * 13], [b"\xff" * 1000]], ids=str)
 @pytest.mark.parametrize("header", [b"MDPCX1", b"MDPWX1"])
-def test_c43_hardly_anything(bench: Bench, header: bytes, frames: list[bytes]) -> None:
+def test_c43_almost_empty_messages(bench: Bench, header: bytes, frames: list[bytes]) -> None:
     # C43
     peer = bench.peer()
     peer.send(b"", header, b"\x09", *frames)
@@ -576,7 +576,7 @@ def test_c43_hardly_anything(bench: Bench, header: bytes, frames: list[bytes]) -
     assert sum(stats["invalid"].values()) == (0 if frames in ([], [b""]) else 1)
 
 
-def test_c43_attachments_that_are_left_over(bench: Bench) -> None:
+def test_c43_unused_attachments_are_counted_as_invalid(bench: Bench) -> None:
     # C43
     client, worker = bench.batch_client(), bench.batch_worker(b"echo")
     client.say(request_of(1, b"echo", None), attachments=(b"first", b"left over", b"as well"))
@@ -586,7 +586,7 @@ def test_c43_attachments_that_are_left_over(bench: Bench) -> None:
     assert bench.stats()["invalid"] == {"too-many-frames": 1}
 
 
-def test_c43_after_a_record_that_cannot_be_read_attachments_are_nobodys(bench: Bench) -> None:
+def test_c43_after_an_unreadable_record_attachments_are_not_assigned(bench: Bench) -> None:
     # C43: it is not known which belong to it, and a request must not get another's
     client, worker = bench.batch_client(), bench.batch_worker(b"echo", credit=9)
     client.say(
@@ -624,7 +624,7 @@ def test_c43_more_records_than_a_message_may_have(bench: Bench) -> None:
         ({"max_frames": 20}, [b"x"] * 21, (), "too-many-frames"),
     ],
 )
-def test_c43_the_limits_are_those_of_each_record(
+def test_c43_limits_apply_to_each_record(
     start: Start, limits: dict[str, int], body: list[bytes | None], attachments: tuple[bytes, ...], reason: str
 ) -> None:
     # C43
@@ -675,7 +675,7 @@ FROM_WORKER: dict[str, tuple[str, Callable[[int], bytes]]] = {
 
 
 @pytest.mark.parametrize(("reason", "packed"), FROM_WORKER.values(), ids=FROM_WORKER)
-def test_c43_a_worker_keeps_its_place_and_its_other_records_count(
+def test_c43_a_worker_stays_registered_and_its_valid_records_count(
     bench: Bench, reason: str, packed: Callable[[int], bytes]
 ) -> None:
     # C43, C15

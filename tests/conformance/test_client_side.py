@@ -1,23 +1,9 @@
 """C1 to C5: what a client says, seen by a broker made by hand."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from support.router import Router
 
 from zmdp.clients import Client, RequestTimeout, StreamInterrupted
-
-
-@pytest.fixture
-def router():
-    with Router() as router:
-        yield router
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
 
 
 def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):
@@ -71,7 +57,7 @@ def test_c3_a_request_collects_the_partials(router, pool):
         [b"\xff" * 300],
     ],
 )
-def test_c4_what_is_no_reply_to_the_request_is_ignored(router, pool, noise):
+def test_c4_a_message_that_is_not_a_reply_to_the_request_is_ignored(router, pool, noise):
     with Client(router.endpoint, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"x")
         sender, *_ = router.recv()
@@ -101,7 +87,7 @@ def test_c5_it_gives_up_after_so_many_retries(router, pool):
         assert len(senders) == 3
 
 
-def test_c5_the_late_reply_to_a_request_given_up_is_not_taken_for_the_next_ones(router, pool):
+def test_c5_a_late_reply_is_not_taken_for_the_next_requests(router, pool):
     with Client(router.endpoint, timeout=0.05, retries=0, protocol="0.2") as client:
         given_up = pool.submit(client.request, "echo", b"one")
         first, *_ = router.recv()

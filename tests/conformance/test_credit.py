@@ -69,7 +69,7 @@ def test_a_worker_holds_as_many_as_it_gives_credit_for(
     assert bench.stats()["running"] == 0
 
 
-def test_the_default_is_one(bench: Bench) -> None:
+def test_the_default_credit_is_one(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1, 2)
     (address,) = held(worker, 1)
@@ -79,7 +79,7 @@ def test_the_default_is_one(bench: Bench) -> None:
 
 @each_worker
 @pytest.mark.parametrize("credit", [6, 10**4, 2**32 - 1])
-def test_the_broker_has_a_limit(start: Start, worker_kind: Callable[..., Any], credit: int) -> None:
+def test_the_broker_limits_a_workers_credit(start: Start, worker_kind: Callable[..., Any], credit: int) -> None:
     bench = start(max_credit=5)
     client, worker = bench.x1_client(), registered(bench, worker_kind, credit)
     ask(client, *range(1, 9))
@@ -141,7 +141,7 @@ def test_credit_0_is_a_pause(bench: Bench, worker_kind: Callable[..., Any]) -> N
 
 
 @each_worker
-def test_a_worker_may_begin_with_0(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_worker_may_register_with_credit_0(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, 0)
     ask(client, 1)
     worker.nothing()
@@ -150,7 +150,7 @@ def test_a_worker_may_begin_with_0(bench: Bench, worker_kind: Callable[..., Any]
     held(worker, 1)
 
 
-def test_credit_from_a_stranger_is_unexpected(bench: Bench) -> None:
+def test_credit_from_an_unregistered_worker_is_unexpected(bench: Bench) -> None:
     # C14
     for kind in (X1Worker, BatchWorker):
         stranger = bench.connect(kind)
@@ -163,7 +163,7 @@ def test_credit_from_a_stranger_is_unexpected(bench: Bench) -> None:
 # ── which worker, and whose request ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_c21_the_worker_with_the_fewest_outstanding_requests(bench: Bench) -> None:
+def test_c21_the_worker_with_the_fewest_outstanding_requests_is_next(bench: Bench) -> None:
     # C21
     client = bench.x1_client()
     large, small = bench.x1_worker(b"echo", credit=5), bench.x1_worker(b"echo", credit=2)
@@ -191,7 +191,7 @@ def row_of(bench: Bench, worker: int) -> dict[str, Any]:
     return found
 
 
-def test_c21_among_those_the_least_recently_used(bench: Bench) -> None:
+def test_c21_of_equally_loaded_workers_the_least_recently_used_is_next(bench: Bench) -> None:
     # C21: with credit left everywhere, three workers take turns
     client = bench.x1_client()
     workers = [bench.x1_worker(b"echo", credit=9) for _ in range(3)]
@@ -206,7 +206,7 @@ def test_c21_among_those_the_least_recently_used(bench: Bench) -> None:
         held(workers[at], body)
 
 
-def test_c21_workers_of_all_dialects(bench: Bench) -> None:
+def test_c21_workers_of_all_dialects_are_chosen_by_load(bench: Bench) -> None:
     # C21: before X1, a worker has a credit of one
     client = bench.x1_client()
     workers = [bench.old_worker(b"echo"), bench.worker(b"echo"), bench.x1_worker(b"echo", credit=2)]
@@ -233,7 +233,7 @@ def test_c20_clients_take_turns_for_a_workers_credit(bench: Bench) -> None:
     worker.nothing()
 
 
-def test_c20_while_a_full_worker_becomes_free(bench: Bench) -> None:
+def test_c20_clients_take_turns_when_a_full_worker_becomes_free(bench: Bench) -> None:
     # C20
     greedy, modest = bench.x1_client(), bench.x1_client()
     worker = bench.x1_worker(b"echo", credit=2)
@@ -251,7 +251,7 @@ def test_c20_while_a_full_worker_becomes_free(bench: Bench) -> None:
 
 
 @each_worker
-def test_what_a_hanging_worker_holds_ends_with_its_ttl(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_requests_at_a_hanging_worker_end_when_their_ttl_passes(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, 50)
     for _ in range(50):
         client.request(b"echo", b"hello", options=b'{"ttl":50}')
@@ -272,7 +272,7 @@ def test_what_a_hanging_worker_holds_ends_with_its_ttl(bench: Bench, worker_kind
     assert bench.stats()["running"] == 49
 
 
-def test_others_are_served_beside_it(bench: Bench) -> None:
+def test_a_hanging_worker_does_not_delay_other_workers_requests(bench: Bench) -> None:
     client, hanging = bench.x1_client(), bench.x1_worker(b"echo", credit=10)
     ask(client, *range(10))
     held(hanging, *range(10))
@@ -285,7 +285,7 @@ def test_others_are_served_beside_it(bench: Bench) -> None:
 
 
 @each_worker
-def test_when_it_falls_silent_others_get_what_it_held(start: Start, worker_kind: Callable[..., Any]) -> None:
+def test_requests_of_a_worker_that_falls_silent_go_to_others(start: Start, worker_kind: Callable[..., Any]) -> None:
     bench = start(heartbeat=0.05, liveness=10)
     client, hanging = bench.x1_client(), registered(bench, worker_kind, 10)
     ask(client, *range(10))
@@ -328,7 +328,7 @@ def test_a_released_request_goes_to_another_worker_and_no_attempt_is_counted(
 
 
 @each_worker
-def test_it_goes_to_the_front_of_the_queue(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_released_request_goes_to_the_front_of_the_queue(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, other, worker = bench.x1_client(), bench.x1_client(), registered(bench, worker_kind, 1)
     ask(client, 1)
     (address,) = held(worker, 1)
@@ -372,7 +372,7 @@ def test_a_request_released_twice_is_released_once(bench: Bench, worker_kind: Ca
 
 @each_worker
 @pytest.mark.parametrize("address", [b"1", b"18446744073709551615"])
-def test_a_release_of_what_was_never_dispatched_is_unexpected(
+def test_a_release_of_an_unknown_address_is_unexpected(
     bench: Bench, worker_kind: Callable[..., Any], address: bytes
 ) -> None:
     # C14, C18
@@ -388,9 +388,7 @@ def test_a_release_of_what_was_never_dispatched_is_unexpected(
 
 
 @each_worker
-def test_a_release_of_what_another_worker_holds_counts_for_nothing(
-    bench: Bench, worker_kind: Callable[..., Any]
-) -> None:
+def test_a_release_of_another_workers_request_is_ignored(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     # C32
     client, holder, worker = bench.x1_client(), bench.x1_worker(b"echo"), registered(bench, worker_kind, 1)
     ask(client, 1)
@@ -418,7 +416,7 @@ def test_a_stream_that_has_begun_cannot_be_released(bench: Bench, worker_kind: C
 
 
 @each_worker
-def test_a_released_request_that_was_cancelled(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_released_request_that_was_cancelled_is_dropped(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
     ask(client, 1)
     (address,) = held(worker, 1)
@@ -433,7 +431,9 @@ def test_a_released_request_that_was_cancelled(bench: Bench, worker_kind: Callab
 
 
 @each_worker
-def test_a_released_request_that_is_not_to_wait(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_released_request_with_wait_false_waits_only_while_there_is_a_worker(
+    bench: Bench, worker_kind: Callable[..., Any]
+) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
     client.request(b"echo", b"hello", options=b'{"wait":false}')
     address, *_ = worker.any_request()
@@ -491,7 +491,7 @@ def test_a_worker_that_leaves_finishes_what_it_holds(bench: Bench, worker_kind: 
 
 
 @each_worker
-def test_credit_does_not_bring_it_back(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_credit_from_a_leaving_worker_is_ignored(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
     ask(client, 1, 2)
     (address,) = held(worker, 1)
@@ -508,7 +508,7 @@ def test_credit_does_not_bring_it_back(bench: Bench, worker_kind: Callable[..., 
 
 
 @each_worker
-def test_what_it_releases_goes_to_others(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_requests_released_by_a_leaving_worker_go_to_others(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
     ask(client, 1, 2)
     addresses = held(worker, 1, 2)
@@ -525,7 +525,7 @@ def test_what_it_releases_goes_to_others(bench: Bench, worker_kind: Callable[...
 
 
 @each_worker
-def test_what_is_cancelled_still_has_to_be_ended(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_leaving_worker_must_end_its_cancelled_requests(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
     ask(client, 1)
     (address,) = held(worker, 1)
@@ -539,7 +539,9 @@ def test_what_is_cancelled_still_has_to_be_ended(bench: Bench, worker_kind: Call
 
 
 @each_worker
-def test_a_worker_that_dies_while_it_leaves(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_requests_of_a_worker_that_dies_while_leaving_go_to_others(
+    bench: Bench, worker_kind: Callable[..., Any]
+) -> None:
     # C17
     client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
     ask(client, 1, 2)
@@ -554,7 +556,9 @@ def test_a_worker_that_dies_while_it_leaves(bench: Bench, worker_kind: Callable[
 
 
 @each_worker
-def test_what_is_not_to_wait_does_not_wait_for_it(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_request_with_wait_false_does_not_wait_for_a_leaving_worker(
+    bench: Bench, worker_kind: Callable[..., Any]
+) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
     ask(client, 1)
     (address,) = held(worker, 1)
@@ -569,7 +573,7 @@ def test_what_is_not_to_wait_does_not_wait_for_it(bench: Bench, worker_kind: Cal
     worker.disconnected()
 
 
-def test_a_request_waits_while_another_that_waited_beside_it_is_dropped(bench: Bench) -> None:
+def test_a_request_goes_on_waiting_when_another_is_dropped(bench: Bench) -> None:
     # the service is known for as long as anything waits, whatever else ends in the same turn
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1)
@@ -587,7 +591,7 @@ def test_a_request_waits_while_another_that_waited_beside_it_is_dropped(bench: B
 
 
 @each_worker
-def test_mmi_tells_what_a_worker_said_of_itself(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_mmi_reports_what_a_worker_says_in_ready(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), bench.connect(worker_kind)
     worker.ready(b"echo", credit=7, name="resize", host="größer", pid=4294967295, version="1.2\n3", more=[None])
     worker.sync()
@@ -605,7 +609,7 @@ def test_mmi_tells_what_a_worker_said_of_itself(bench: Bench, worker_kind: Calla
     }  # fmt: skip
 
 
-def test_mmi_tells_of_workers_that_say_nothing_of_themselves(bench: Bench) -> None:
+def test_mmi_reports_workers_whose_ready_has_no_options(bench: Bench) -> None:
     for worker in (bench.old_worker(b"echo"), bench.worker(b"echo"), bench.x1_worker(b"echo")):
         worker.nothing()
     rows = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]

@@ -29,7 +29,7 @@ def test_c13_no_more_than_one_heartbeat_an_interval(start: Start) -> None:
     assert time.monotonic() - began > 4 * 0.1
 
 
-def test_c13_so_does_a_busy_worker(start: Start) -> None:
+def test_c13_a_busy_worker_gets_heartbeats(start: Start) -> None:
     # C13: no published broker does it
     bench = start(heartbeat=0.05, liveness=1000)
     client, worker = bench.client(), bench.worker(b"slow")
@@ -256,7 +256,7 @@ def test_c13_an_invalid_message_is_no_sign_of_life(start: Start) -> None:
     assert bench.stats()["lost"] == {"silent": 1}
 
 
-def test_c13_a_worker_declared_dead_is_told_when_it_speaks_and_may_come_back(start: Start) -> None:
+def test_c13_a_worker_declared_dead_gets_disconnect_and_may_register_again(start: Start) -> None:
     # C13, C14
     bench = start(heartbeat=0.05, liveness=4)
     worker = bench.worker(b"echo")

@@ -84,7 +84,7 @@ each_invalid = pytest.mark.parametrize(("reason", "frames"), INVALID.values(), i
 
 
 @each_invalid
-def test_c15_it_is_dropped_and_counted_and_the_peer_is_served(bench: Bench, reason: str, frames: list[bytes]) -> None:
+def test_c15_an_invalid_message_is_dropped_and_counted(bench: Bench, reason: str, frames: list[bytes]) -> None:
     # C15, C19, C23
     peer = bench.client()
     peer.send(*frames)
@@ -100,7 +100,9 @@ def test_c15_it_is_dropped_and_counted_and_the_peer_is_served(bench: Bench, reas
 
 
 @each_invalid
-def test_c15_a_worker_that_sends_it_keeps_its_request(bench: Bench, reason: str, frames: list[bytes]) -> None:
+def test_c15_a_worker_keeps_its_request_after_an_invalid_message(
+    bench: Bench, reason: str, frames: list[bytes]
+) -> None:
     # C15: the peer's other traffic is judged on its own
     client, worker = bench.client(), bench.worker(b"echo")
     client.request(b"echo", b"hello")
@@ -117,7 +119,7 @@ def test_c15_a_worker_that_sends_it_keeps_its_request(bench: Bench, reason: str,
     assert bench.status(b"echo") == b"200"
 
 
-def test_c15_a_thousand_of_them_are_a_thousand_counts(bench: Bench) -> None:
+def test_c15_each_of_a_thousand_invalid_messages_is_counted(bench: Bench) -> None:
     # C15
     peer = bench.peer()
     for _ in range(1000):
@@ -172,7 +174,7 @@ def test_c15_a_message_that_is_too_large(start: Start) -> None:
     client.final(b"echo", b"y" * 90_000)
 
 
-def test_c15_a_frame_far_too_large_harms_nobody_else(start: Start) -> None:
+def test_c15_a_far_too_large_frame_disconnects_only_its_sender(start: Start) -> None:
     # C15: libzmq cuts its sender off before it is all in memory
     bench = start(max_message=100_000, heartbeat=0.05, liveness=1000)
     glutton, client, worker = bench.client(), bench.client(), bench.worker(b"echo")

@@ -83,7 +83,7 @@ def test_an_idle_worker_that_is_killed_is_noticed(bench: Bench, spawn: Spawn, di
 
 
 @pytest.mark.parametrize("dialect", ["0.1", "0.2", "X1"])
-def test_what_a_killed_worker_held_goes_to_another(bench: Bench, spawn: Spawn, dialect: str) -> None:
+def test_requests_of_a_killed_worker_go_to_another(bench: Bench, spawn: Spawn, dialect: str) -> None:
     # C17
     client = bench.client()
     spawn(WORKER, bench.endpoint, dialect, 1, 1)

@@ -7,7 +7,7 @@ from support.peers import Bench
 Start = Callable[..., Bench]
 
 
-def test_c12_requests_that_may_wait_for_a_service(start: Start) -> None:
+def test_c12_the_requests_waiting_for_a_service_are_bounded(start: Start) -> None:
     # C12
     bench = start(max_queue=3)
     amy, bob = bench.client(), bench.client()
@@ -31,7 +31,7 @@ def test_c12_requests_that_may_wait_for_a_service(start: Start) -> None:
     bob.final(b"echo", b"done")
 
 
-def test_c12_memory_of_all_that_waits(start: Start) -> None:
+def test_c12_the_memory_of_waiting_requests_is_bounded(start: Start) -> None:
     # C12
     bench = start(max_request_bytes=1_000_000)
     client, worker = bench.client(), bench.worker(b"served")
@@ -46,7 +46,7 @@ def test_c12_memory_of_all_that_waits(start: Start) -> None:
     client.final(b"served", b"done")
 
 
-def test_c12_memory_is_free_again_when_requests_are_done(start: Start) -> None:
+def test_c12_memory_is_freed_when_requests_are_done(start: Start) -> None:
     # C12
     bench = start(max_request_bytes=100_000)
     client, worker = bench.client(), bench.worker(b"echo")
@@ -63,7 +63,7 @@ def test_c12_memory_is_free_again_when_requests_are_done(start: Start) -> None:
         assert bench.stats()["request_bytes"] == 0
 
 
-def test_c12_services_that_may_be(start: Start) -> None:
+def test_c12_the_number_of_services_is_bounded(start: Start) -> None:
     # C12
     bench = start(max_services=4)
     client = bench.client()
@@ -85,7 +85,7 @@ def test_c12_services_that_may_be(start: Start) -> None:
     assert bench.status(b"one too many") == b"200"
 
 
-def test_c12_workers_that_may_be(start: Start) -> None:
+def test_c12_the_number_of_workers_is_bounded(start: Start) -> None:
     # C12
     bench = start(max_workers=3)
     workers = [bench.worker(b"echo") for _ in range(3)]

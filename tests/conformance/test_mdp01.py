@@ -93,7 +93,7 @@ def test_c24_an_old_client_gets_the_partials_and_the_final_in_one_reply(bench: B
     [({"max_message": 100_000}, [b"x" * 30_000] * 4), ({"max_frames": 30}, [b"x"] * 31)],
     ids=["bytes", "frames"],
 )
-def test_c24_that_reply_is_bounded_by_the_message_limit(
+def test_c24_the_collected_reply_is_bounded_by_the_message_limit(
     start: Start, limits: dict[str, int], parts: list[bytes]
 ) -> None:
     # C24: the request is given up, and the worker is none the worse for it
@@ -114,7 +114,7 @@ def test_c24_that_reply_is_bounded_by_the_message_limit(
     client.final(b"count", parts[0], b"end")
 
 
-def test_c24_partials_for_a_new_client_are_not_bounded_so(start: Start) -> None:
+def test_c24_streamed_partials_are_not_bounded_as_a_whole(start: Start) -> None:
     # C3, C24
     bench = start(max_message=100_000, max_frames=30)
     client, worker = bench.client(), bench.worker(b"count")
@@ -134,7 +134,7 @@ UNEXPECTED: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("frames", UNEXPECTED.values(), ids=UNEXPECTED)
-def test_c24_an_old_stranger_is_disconnected_in_its_own_words(bench: Bench, frames: list[bytes]) -> None:
+def test_c24_an_unregistered_0_1_worker_gets_a_0_1_disconnect(bench: Bench, frames: list[bytes]) -> None:
     # C24, C14
     worker = bench.old_worker()
     worker.send(*frames)
@@ -144,7 +144,7 @@ def test_c24_an_old_stranger_is_disconnected_in_its_own_words(bench: Bench, fram
     assert bench.status(b"echo") == b"200"
 
 
-def test_c24_a_second_ready_of_an_old_worker(bench: Bench) -> None:
+def test_c24_a_second_ready_disconnects_a_0_1_worker(bench: Bench) -> None:
     # C24, C14, C17
     client, worker = bench.old_client(), bench.old_worker(b"echo")
     client.request(b"echo", b"hello")
@@ -193,7 +193,7 @@ def test_c33_a_reply_without_the_empty_frame_is_accepted(bench: Bench, body: lis
     assert bench.stats()["invalid"] == {}
 
 
-def test_c33_a_reply_without_the_empty_frame_is_held_to_its_address(bench: Bench) -> None:
+def test_c33_a_reply_without_the_empty_frame_must_have_a_valid_address(bench: Bench) -> None:
     # C33, C18, C32
     client, worker = bench.client(), bench.old_worker(b"echo")
     client.request(b"echo", b"hello")
@@ -208,7 +208,7 @@ def test_c33_a_reply_without_the_empty_frame_is_held_to_its_address(bench: Bench
     client.nothing()
 
 
-def test_c33_only_0_1_has_it(bench: Bench) -> None:
+def test_c33_only_0_1_may_omit_the_empty_frame(bench: Bench) -> None:
     # C33, C15
     client = bench.client()
     for worker in (bench.worker(b"echo"), bench.x1_worker(b"echo")):

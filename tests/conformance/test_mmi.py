@@ -34,7 +34,7 @@ def test_c26_a_busy_worker_counts(bench: Bench) -> None:
     assert bench.status(b"echo") == b"200"
 
 
-def test_c26_one_of_several_is_enough(bench: Bench) -> None:
+def test_c26_one_of_several_workers_is_enough(bench: Bench) -> None:
     # C26
     first, second = bench.worker(b"echo"), bench.worker(b"echo")
     first.disconnect()
@@ -57,7 +57,7 @@ def test_c26_a_service_only_asked_for_is_404(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "name", [b"mmi.nope", b"mmi.", b"mmi.Service", b"mmi.service.", b"mmi.services.x", b"mmi.mmi."]
 )
-def test_c26_an_unknown_one_is_501(bench: Bench, name: bytes) -> None:
+def test_c26_an_unknown_mmi_service_is_501(bench: Bench, name: bytes) -> None:
     # C26
     client = bench.client()
     client.request(name, b"echo")
@@ -74,7 +74,7 @@ def test_c26_any_bytes_may_be_asked_for(bench: Bench, asked: bytes) -> None:
     assert bench.stats()["services"] == 0
 
 
-def test_c26_more_frames_than_asked_for(bench: Bench) -> None:
+def test_c26_additional_frames_are_ignored(bench: Bench) -> None:
     # C26
     client, worker = bench.client(), bench.worker(b"echo")
     client.request(b"mmi.service", b"echo", b"nobody", b"")
@@ -83,7 +83,7 @@ def test_c26_more_frames_than_asked_for(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", [b"mmi.service", b"mmi.nope", b"mmi.", b"mmi.stats"])
-def test_c25_a_worker_that_registers_one_is_disconnected(bench: Bench, name: bytes) -> None:
+def test_c25_a_worker_that_registers_an_mmi_service_is_disconnected(bench: Bench, name: bytes) -> None:
     # C25
     client, worker = bench.client(), bench.worker()
     worker.ready(name)
@@ -122,7 +122,7 @@ def test_c25_the_broker_answers_between_the_parts_of_a_stream(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("name", [b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker"])
-def test_c25_what_the_broker_tells_beyond_the_rfc_is_json_in_one_frame(bench: Bench, name: bytes) -> None:
+def test_c25_mmi_services_beyond_the_rfc_reply_with_one_frame_of_json(bench: Bench, name: bytes) -> None:
     # C25
     client, worker = bench.client(), bench.worker("größer".encode())
     client.request(b"nobody", b"hello")
@@ -132,7 +132,7 @@ def test_c25_what_the_broker_tells_beyond_the_rfc_is_json_in_one_frame(bench: Be
         assert isinstance(json.loads(bench.mmi(name, about)), dict)
 
 
-def test_c25_what_is_counted_is_told(bench: Bench) -> None:
+def test_c25_mmi_stats_reports_all_counts(bench: Bench) -> None:
     # C25, C15
     client, worker = bench.client(), bench.worker(b"echo")
     client.request(b"echo", b"1")

@@ -17,7 +17,8 @@ from support.peers import (
     X1Client,
     request_of,
 )
-from support.router import PATIENCE, proxied
+from support.processes import TIMEOUT_SECONDS
+from support.router import proxied
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.workers import AsyncWorker, Request
@@ -154,7 +155,7 @@ def breaks_the_rules(worker: Any) -> None:
 
 @pytest.mark.parametrize("end", [leaves, breaks_the_rules])
 @pytest.mark.parametrize("worker_kind", X1_WORKERS)
-def test_c36_the_end_of_one_does_not_touch_the_others(
+def test_c36_the_end_of_one_worker_does_not_affect_others_behind_the_proxy(
     bench: Bench, proxy: str, worker_kind: Callable[..., Any], end: Callable[[Any], None]
 ) -> None:
     # C36
@@ -174,7 +175,7 @@ def test_c36_the_end_of_one_does_not_touch_the_others(
     assert bench.stats()["workers"] == 1
 
 
-def test_c36_one_that_vanished_behind_the_proxy_is_found_silent(start: Start) -> None:
+def test_c36_a_worker_that_vanishes_behind_the_proxy_is_lost_as_silent(start: Start) -> None:
     # C36, C13: the broker's connection to the proxy goes on; what it held goes to the other
     bench = start(heartbeat=0.05, liveness=20)
     with proxied(bench.endpoint) as proxy:
@@ -193,7 +194,7 @@ def test_c36_one_that_vanished_behind_the_proxy_is_found_silent(start: Start) ->
         client.close()
 
 
-def test_c36_when_the_proxy_ends_so_do_all_behind_it(bench: Bench) -> None:
+def test_c36_all_workers_behind_a_proxy_are_lost_with_it(bench: Bench) -> None:
     # C36, C17: at once, without a heartbeat
     direct = bench.x1_client()
     with proxied(bench.endpoint) as proxy:
@@ -245,20 +246,20 @@ OURS = [{}, {"protocol": "0.1"}]
 
 
 def own_client(proxy: str, settings: dict[str, Any]) -> None:
-    with Client(proxy, timeout=PATIENCE, **settings) as client:
+    with Client(proxy, timeout=TIMEOUT_SECONDS, **settings) as client:
         for number in range(5):
             assert client.request("echo", b"%d" % number) == [b"%d" % number]
 
 
 async def own_async_client(proxy: str, settings: dict[str, Any]) -> None:
-    async with AsyncClient(proxy, timeout=PATIENCE, **settings) as client:
+    async with AsyncClient(proxy, timeout=TIMEOUT_SECONDS, **settings) as client:
         replies = await asyncio.gather(*[client.request("echo", b"%d" % number) for number in range(50)])
         assert replies == [[b"%d" % number] for number in range(50)]
 
 
 @pytest.mark.parametrize("worker_settings", OURS, ids=str)
 @pytest.mark.parametrize("client_settings", [*OURS, {"protocol": "0.2", "envelope": True}], ids=str)
-def test_c36_our_own_with_threads(
+def test_c36_zmdps_threaded_client_and_worker_behind_a_proxy(
     bench: Bench, proxy: str, worker_settings: dict[str, Any], client_settings: dict[str, Any]
 ) -> None:
     # C36
@@ -270,7 +271,7 @@ def test_c36_our_own_with_threads(
 
 @pytest.mark.parametrize("worker_settings", OURS, ids=str)
 @pytest.mark.parametrize("client_settings", [*OURS, {"protocol": "0.2", "envelope": True}], ids=str)
-def test_c36_our_own_with_asyncio(
+def test_c36_zmdps_asyncio_client_and_worker_behind_a_proxy(
     bench: Bench, proxy: str, worker_settings: dict[str, Any], client_settings: dict[str, Any]
 ) -> None:
     # C36

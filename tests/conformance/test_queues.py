@@ -57,7 +57,7 @@ def test_c12_a_request_expires(start: Start) -> None:
     client.final(b"late", b"world")
 
 
-def test_c12_only_what_waits_expires(start: Start) -> None:
+def test_c12_only_waiting_requests_expire(start: Start) -> None:
     # C12: a slow worker may take longer than a request may wait
     bench = start(expiry=0.1)
     client, worker = bench.client(), bench.worker(b"slow")
@@ -74,7 +74,7 @@ def test_c12_only_what_waits_expires(start: Start) -> None:
     client.nothing()
 
 
-def test_c12_a_request_that_came_back_expires_too(start: Start) -> None:
+def test_c12_a_requeued_request_expires_too(start: Start) -> None:
     # C12, C17
     bench = start(expiry=0.1)
     client, worker = bench.client(), bench.worker(b"slow")
@@ -120,7 +120,7 @@ def test_c20_ten_thousand_requests_of_one_do_not_delay_another(bench: Bench) -> 
         worker.final(worker.work(b"greedy %d" % number), b"")
 
 
-def test_c20_a_synchronous_client_beside_a_greedy_one(bench: Bench) -> None:
+def test_c20_a_greedy_client_does_not_delay_a_synchronous_one(bench: Bench) -> None:
     # C20: each request waits for the one being worked on and for one turn of every other client, no more
     greedy, modest, worker = bench.client(), bench.client(), bench.worker(b"echo")
     for number in range(50):
@@ -138,7 +138,7 @@ def test_c20_a_synchronous_client_beside_a_greedy_one(bench: Bench) -> None:
         modest.final(b"echo", b"done")
 
 
-def test_c20_each_service_has_its_own_turns(bench: Bench) -> None:
+def test_c20_clients_take_turns_in_each_service_separately(bench: Bench) -> None:
     # C20
     amy, bob = bench.client(), bench.client()
     for service in (b"tea", b"coffee"):

@@ -21,7 +21,7 @@ def resident() -> int:
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_c03_what_a_slow_reader_missed_it_gets_in_order(start: Start) -> None:
+def test_c03_a_slow_reader_gets_delayed_messages_in_order(start: Start) -> None:
     # C3: what the socket does not take is kept for it, and what comes after that waits behind it
     bench = start(INPROC)
     client, worker = bench.client(options=TIGHT), bench.worker(b"stream")
@@ -103,7 +103,7 @@ def test_c12_memory_for_a_client_that_does_not_read_is_bounded(start: Start) -> 
     assert most - before < 100_000_000
 
 
-def test_c12_one_that_asks_and_never_reads_is_dropped(start: Start) -> None:
+def test_c12_a_client_that_sends_and_never_reads_is_dropped(start: Start) -> None:
     # C12: the answers of the broker itself are bounded too
     bench = start(INPROC, max_outbox=50)
     client, worker = bench.client(), bench.worker(b"echo")
@@ -129,7 +129,7 @@ def fill(bench: Bench, peer: Peer, rubbish: int) -> None:
     handled(bench, peer, rubbish)
 
 
-def test_c17_a_slow_worker_that_dies_hands_on_its_request(start: Start) -> None:
+def test_c17_the_request_of_a_slow_worker_that_dies_goes_to_another(start: Start) -> None:
     # C17: it is noticed when what waits for it cannot be sent any more
     bench = start(INPROC)
     client, slow = bench.client(), bench.worker(b"echo", options=TIGHT)
@@ -143,7 +143,7 @@ def test_c17_a_slow_worker_that_dies_hands_on_its_request(start: Start) -> None:
     client.final(b"echo", b"world")
 
 
-def test_c17_from_a_slow_worker_that_dies_to_one_that_has_no_room(start: Start) -> None:
+def test_c17_a_request_is_passed_on_until_a_worker_has_room_for_it(start: Start) -> None:
     # C17: two workers that do not read; one dies, and its request is more than may be kept for the other
     bench = start(INPROC, max_outbox_bytes=500_000)
     client = bench.client()

@@ -3,18 +3,11 @@
 import threading
 
 import pytest
-from support.router import Router
 
 from zmdp.workers import Worker
 
 BEAT = 0.05
 """The heartbeat interval here, in seconds."""
-
-
-@pytest.fixture
-def router():
-    with Router() as router:
-        yield router
 
 
 def counting(request):
@@ -136,7 +129,7 @@ def test_c24_a_0_1_worker_collects_its_partials_into_one_reply(router):
         [b""],
     ],
 )
-def test_c15_what_is_no_command_is_ignored(router, noise):
+def test_c15_an_unknown_command_is_ignored(router, noise):
     with Worker("echo", list, broker=router.endpoint, protocol="0.2"):
         sender, *_ = router.command()
         router.send(sender, *noise)

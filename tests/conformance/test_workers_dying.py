@@ -59,7 +59,7 @@ def test_c17_the_request_goes_to_another_worker(start: Start, death: Death) -> N
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_c17_at_once_if_another_worker_is_idle(start: Start, death: Death) -> None:
+def test_c17_the_request_goes_to_an_idle_worker_immediately(start: Start, death: Death) -> None:
     # C17, C21
     bench = start(**settings(death))
     client, worker = bench.client(), bench.worker(b"echo")
@@ -81,7 +81,7 @@ def test_c17_at_once_if_another_worker_is_idle(start: Start, death: Death) -> No
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_c17_it_goes_to_the_front_of_the_queue(start: Start, death: Death) -> None:
+def test_c17_the_request_goes_to_the_front_of_the_queue(start: Start, death: Death) -> None:
     # C17: before the other requests of its client, and before those of others, whoever's turn it is
     bench = start(**settings(death))
     amy, bob = bench.client(), bench.client()
@@ -103,7 +103,7 @@ def test_c17_it_goes_to_the_front_of_the_queue(start: Start, death: Death) -> No
         client.nothing()
 
 
-def test_c17_it_keeps_its_envelope(start: Start) -> None:
+def test_c17_the_request_keeps_its_envelope(start: Start) -> None:
     # C17, C22
     bench = start()
     peer, worker = bench.peer(), bench.worker(b"echo")
@@ -115,7 +115,7 @@ def test_c17_it_keeps_its_envelope(start: Start) -> None:
     assert peer.recv() == [b"a", b"b", b"", b"MDPC02", b"\x03", b"echo", b"world"]
 
 
-def test_c17_a_third_worker_gets_it_and_a_fourth_does_not(bench: Bench) -> None:
+def test_c17_a_request_is_tried_by_three_workers_and_not_by_a_fourth(bench: Bench) -> None:
     # C17
     client = bench.client()
     client.request(b"echo", b"poison")
@@ -152,7 +152,7 @@ def test_c17_max_attempts_is_a_setting(start: Start, attempts: int) -> None:
 
 
 @pytest.mark.parametrize("death", [disconnect, second_ready, kill])
-def test_c17_max_attempts_counts_workers_that_beat_seldom(start: Start, death: Death) -> None:
+def test_c17_max_attempts_counts_workers_with_rare_heartbeats(start: Start, death: Death) -> None:
     # C17, C13: they are alive for all the broker may know, and one request must not take them all down
     bench = start(heartbeat=0.02, liveness=1000)
     client, workers = bench.client(), [bench.worker(b"echo") for _ in range(5)]
@@ -170,7 +170,7 @@ def test_c17_max_attempts_counts_workers_that_beat_seldom(start: Start, death: D
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_c17_never_again_once_a_partial_has_reached_the_client(start: Start, death: Death) -> None:
+def test_c17_a_request_is_not_repeated_once_a_partial_has_reached_the_client(start: Start, death: Death) -> None:
     # C17
     bench = start(**settings(death))
     client, worker = bench.client(), bench.worker(b"echo")
@@ -184,7 +184,7 @@ def test_c17_never_again_once_a_partial_has_reached_the_client(start: Start, dea
     assert bench.stats()["dropped"] == {"worker-lost-after-partial": 1}
 
 
-def test_c17_the_collected_partials_of_an_old_client_have_not_reached_it(bench: Bench) -> None:
+def test_c17_a_0_1_clients_request_is_repeated_despite_its_collected_partials(bench: Bench) -> None:
     # C17, C24: nothing was sent to it yet, so another worker begins anew
     client, worker = bench.old_client(), bench.worker(b"echo")
     client.request(b"echo", b"hello")
@@ -199,7 +199,7 @@ def test_c17_the_collected_partials_of_an_old_client_have_not_reached_it(bench: 
 
 
 @pytest.mark.parametrize("late", ["partial", "final"])
-def test_c18_what_a_worker_declared_dead_still_says_is_dropped(start: Start, late: str) -> None:
+def test_c18_messages_from_a_worker_declared_dead_are_dropped(start: Start, late: str) -> None:
     # C18, C13, C14: one FINAL, from the one who has the request now; the late one is told to go
     bench = start(**settings(silence))
     client, slow = bench.client(), bench.worker(b"echo")
@@ -218,7 +218,7 @@ def test_c18_what_a_worker_declared_dead_still_says_is_dropped(start: Start, lat
     client.nothing()
 
 
-def test_c18_a_late_final_while_nobody_has_the_request(start: Start) -> None:
+def test_c18_a_late_final_does_not_answer_a_queued_request(start: Start) -> None:
     # C18: not even then, for the request waits and will be done again
     bench = start(heartbeat=0.05, liveness=4, busy_grace=0.2)
     client, slow = bench.client(), bench.worker(b"echo")
@@ -272,7 +272,7 @@ def test_c18_a_dead_worker_that_registers_again_has_no_claim_on_its_old_request(
     client.nothing()
 
 
-def test_c17_a_client_that_is_gone_costs_nobody_anything(start: Start) -> None:
+def test_c17_replies_to_a_client_that_is_gone_are_discarded(start: Start) -> None:
     # C17, C12: its waiting requests go once the broker notices, and its worker is free again
     bench = start(heartbeat=0.05, liveness=1000)
     client, worker, alive = bench.client(), bench.worker(b"echo"), bench.client()

@@ -10,7 +10,7 @@ from support.peers import BatchClient, Bench, Client, OldWorker, Worker, X1Clien
 Start = Callable[..., Bench]
 
 
-def test_a_request_that_waits(bench: Bench) -> None:
+def test_cancel_drops_a_waiting_request(bench: Bench) -> None:
     client, other = bench.x1_client(), bench.x1_client()
     for number in (b"1", b"2", b"3"):
         client.request(b"late", number)
@@ -30,7 +30,7 @@ def test_a_request_that_waits(bench: Bench) -> None:
     other.final(b"late", b"done")
 
 
-def test_nothing_is_left_of_the_only_one_that_waits(bench: Bench) -> None:
+def test_cancel_of_the_only_waiting_request_removes_its_service(bench: Bench) -> None:
     client = bench.x1_client()
     client.request(b"late", b"hello")
     client.cancel(b"late")
@@ -41,7 +41,7 @@ def test_nothing_is_left_of_the_only_one_that_waits(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("end", ["final", "error", "partials"])
-def test_a_request_that_a_worker_has(bench: Bench, end: str) -> None:
+def test_cancel_reaches_the_worker(bench: Bench, end: str) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"slow")
     client.request(b"slow", b"hello")
     address = worker.work(b"hello")
@@ -68,7 +68,7 @@ def test_a_request_that_a_worker_has(bench: Bench, end: str) -> None:
 
 
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-def test_a_worker_that_cannot_be_told_goes_on(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_worker_of_another_dialect_is_not_told_of_cancel(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), bench.connect(worker_kind)
     worker.ready(b"slow")
     worker.sync()
@@ -97,7 +97,7 @@ def test_a_cancelled_request_goes_to_no_other_worker(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("end", ["final", "error", "cancelled", "refused", "mmi", "too late"])
-def test_cancel_that_meets_the_end_has_no_answer(bench: Bench, end: str) -> None:
+def test_cancel_after_the_end_has_no_answer(bench: Bench, end: str) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     service = b"echo"
     if end == "refused":
@@ -130,7 +130,7 @@ def test_cancel_that_meets_the_end_has_no_answer(bench: Bench, end: str) -> None
     assert bench.stats()["invalid"] == {}
 
 
-def test_thousands_of_ends_are_remembered_and_not_all(bench: Bench) -> None:
+def test_the_broker_remembers_thousands_of_ended_requests_but_not_all(bench: Bench) -> None:
     client = bench.x1_client()
     for _ in range(5000):
         client.request(b"mmi.service", b"echo")
@@ -145,7 +145,7 @@ def test_thousands_of_ends_are_remembered_and_not_all(bench: Bench) -> None:
     client.error(b"mmi.service", b"400", number=b"1")
 
 
-def test_cancel_for_something_unknown(bench: Bench) -> None:
+def test_cancel_of_an_unknown_number_is_rejected(bench: Bench) -> None:
     client, other = bench.x1_client(), bench.x1_client()
     client.request(b"late", b"hello")
     client.sync()
@@ -161,7 +161,7 @@ def test_cancel_for_something_unknown(bench: Bench) -> None:
     client.final(b"late", b"world", number=b"1")
 
 
-def test_the_number_of_a_cancelled_request_is_free(bench: Bench) -> None:
+def test_the_number_of_a_cancelled_request_can_be_used_again(bench: Bench) -> None:
     # although a client does better not to use it again
     client, worker = bench.x1_client(), bench.x1_worker(b"slow")
     for body in (b"1", b"2"):
@@ -178,7 +178,7 @@ def test_the_number_of_a_cancelled_request_is_free(bench: Bench) -> None:
     client.nothing()
 
 
-def test_cancel_and_another_connections_request_of_the_same_number(bench: Bench) -> None:
+def test_cancel_does_not_affect_another_connections_request_of_the_same_number(bench: Bench) -> None:
     amy, bob = bench.x1_client(), bench.x1_client()
     worker = bench.x1_worker(b"slow", credit=2)
     amy.request(b"slow", b"amy's")
@@ -217,9 +217,7 @@ def test_a_worker_is_told_that_its_client_is_gone(bench: Bench, client_kind: Cal
 
 
 @pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
-def test_a_client_that_is_gone_is_noticed_without_anything_to_send_it(
-    bench: Bench, client_kind: Callable[..., Any]
-) -> None:
+def test_a_client_that_is_gone_is_noticed_without_sending_to_it(bench: Bench, client_kind: Callable[..., Any]) -> None:
     # nothing happens by the clock here, and nobody says anything
     client, worker = bench.connect(client_kind), bench.x1_worker(b"slow")
     for number in (b"1", b"2", b"3"):
@@ -237,7 +235,7 @@ def test_a_client_that_is_gone_is_noticed_without_anything_to_send_it(
     assert bench.stats()["running"] == 0
 
 
-def test_a_client_that_has_missed_something_hears_nothing_more(start: Start) -> None:
+def test_a_client_that_has_missed_a_message_gets_no_more(start: Start) -> None:
     # else it would wait for ever for what was thrown away; so it finds the broker silent, and starts anew
     bench = start("inproc://broker", max_outbox=50)
     slow, worker = bench.x1_client(options={zmq.RCVHWM: 1}), bench.x1_worker(b"stream")

@@ -33,7 +33,7 @@ def settled(bench: Bench, client: X1Client, dropped: dict[str, int]) -> None:
 # ── 404: no worker ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_404_nobody_offers_the_service_and_it_is_not_to_wait(bench: Bench) -> None:
+def test_404_without_a_worker_if_the_request_does_not_wait(bench: Bench) -> None:
     client = bench.x1_client()
     client.request(b"nobody", b"hello", options=NO_WAIT)
     assert client.error(b"nobody", b"404") == "no worker offers the service"
@@ -41,7 +41,7 @@ def test_404_nobody_offers_the_service_and_it_is_not_to_wait(bench: Bench) -> No
     assert bench.stats()["services"] == 0
 
 
-def test_404_others_wait_but_nobody_offers_it(bench: Bench) -> None:
+def test_404_without_a_worker_although_others_wait(bench: Bench) -> None:
     patient, client = bench.x1_client(), bench.x1_client()
     patient.request(b"late", b"hello")
     patient.sync()
@@ -52,7 +52,7 @@ def test_404_others_wait_but_nobody_offers_it(bench: Bench) -> None:
     patient.final(b"late", b"world")
 
 
-def test_404_the_last_worker_goes_while_it_waits(bench: Bench) -> None:
+def test_404_when_the_last_worker_leaves_while_the_request_waits(bench: Bench) -> None:
     client = bench.x1_client()
     first, last = bench.x1_worker(b"echo"), bench.worker(b"echo")
     client.request(b"echo", b"1")
@@ -94,7 +94,7 @@ def test_408_queued_behind_another(bench: Bench) -> None:
     worker.nothing()
 
 
-def test_408_a_ttl_of_0_is_over_even_if_a_worker_is_idle(bench: Bench) -> None:
+def test_408_for_a_ttl_of_0_even_if_a_worker_is_idle(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello", options=b'{"ttl":0}')
     client.error(b"echo", b"408")
@@ -128,7 +128,7 @@ def test_408_running_and_streaming(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-def test_408_running_at_a_worker_that_cannot_be_told(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_408_running_at_a_worker_without_cancel(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, b"slow")
     client.request(b"slow", b"hello", options=b'{"ttl":50}')
     address = worker.work(b"hello")
@@ -140,7 +140,7 @@ def test_408_running_at_a_worker_that_cannot_be_told(bench: Bench, worker_kind: 
     client.final(b"slow", b"done")
 
 
-def test_408_no_second_worker_when_the_time_has_passed(bench: Bench) -> None:
+def test_408_instead_of_a_second_worker_when_the_ttl_has_passed(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"slow")
     client.request(b"slow", b"hello", options=b'{"ttl":50}')
     address = worker.work(b"hello", options=b'{"ttl":50}')
@@ -152,7 +152,7 @@ def test_408_no_second_worker_when_the_time_has_passed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("options", [b"", b'{"ttl":60000}'])
-def test_408_the_brokers_own_bound(start: Start, options: bytes) -> None:
+def test_408_when_the_brokers_expiry_passes(start: Start, options: bytes) -> None:
     bench = start(expiry=0.05)
     client = bench.x1_client()
     client.request(b"late", b"hello", options=options)
@@ -216,7 +216,7 @@ def test_413_a_cancelled_requests_final(start: Start) -> None:
 
 
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-def test_413_a_final_of_a_worker_that_may_yet_send_another(start: Start, worker_kind: Callable[..., Any]) -> None:
+def test_413_a_final_of_a_worker_that_may_send_another(start: Start, worker_kind: Callable[..., Any]) -> None:
     # the client is told at once; the worker is free when it has sent one that fits (C15)
     bench = start(max_message=100_000)
     client, worker = bench.x1_client(), registered(bench, worker_kind, b"echo")
@@ -366,7 +366,7 @@ def test_500_is_dropped_and_counted_for_other_clients(bench: Bench, old_kind: Ca
 
 
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-def test_500_of_a_worker_without_a_word_for_it_is_a_final(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_500_of_a_worker_without_error_is_a_final(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), registered(bench, worker_kind, b"fails")
     client.request(b"fails", b"hello")
     worker.final(worker.work(b"hello"), b"zmdp.error", b"500", b"ValueError: no good")
@@ -449,7 +449,7 @@ def test_502_after_a_partial(start: Start, worker_kind: Callable[..., Any], deat
     settled(bench, client, {"worker-lost-after-partial": 1})
 
 
-def test_502_its_only_worker_was_lost_and_it_is_not_to_wait(bench: Bench) -> None:
+def test_502_when_the_only_worker_is_lost_and_the_request_does_not_wait(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello", options=NO_WAIT)
     worker.work(b"hello", options=NO_WAIT)
@@ -459,7 +459,7 @@ def test_502_its_only_worker_was_lost_and_it_is_not_to_wait(bench: Bench) -> Non
     settled(bench, client, {"workers-lost": 1})
 
 
-def test_502_not_404_if_a_worker_had_it(bench: Bench) -> None:
+def test_502_and_not_404_if_a_worker_had_the_request(bench: Bench) -> None:
     # 404 says that nobody has begun with it
     client = bench.x1_client()
     first, last = bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
@@ -474,7 +474,7 @@ def test_502_not_404_if_a_worker_had_it(bench: Bench) -> None:
     client.nothing()
 
 
-def test_502_not_while_there_is_another(bench: Bench) -> None:
+def test_502_only_without_another_worker(bench: Bench) -> None:
     client = bench.x1_client()
     worker, other = bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello", options=NO_WAIT)

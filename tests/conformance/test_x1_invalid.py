@@ -20,7 +20,7 @@ def serves(client: X1Client, worker: X1Worker) -> None:
 
 
 @pytest.mark.parametrize("envelope", [[], [b""], [b"1", b""], [b"a", b"b" * 255, b""], [*[b"x"] * 15, b""]])
-def test_a_clients_heartbeat_comes_back(bench: Bench, envelope: list[bytes]) -> None:
+def test_a_clients_heartbeat_is_answered(bench: Bench, envelope: list[bytes]) -> None:
     peer = bench.peer()
     for _ in range(3):
         peer.send(*envelope, b"MDPCX1", b"\x06")
@@ -45,7 +45,7 @@ def test_a_bare_header_is_a_heartbeat(bench: Bench, envelope: list[bytes]) -> No
     assert stats["invalid"] == stats["disconnected"] == {}
 
 
-def test_while_a_request_is_worked_on(bench: Bench) -> None:
+def test_a_heartbeat_is_answered_while_a_request_runs(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"slow")
     client.request(b"slow", b"hello")
     address = worker.work(b"hello")
@@ -58,14 +58,14 @@ def test_while_a_request_is_worked_on(bench: Bench) -> None:
     worker.nothing()
 
 
-def test_from_a_worker_that_is_a_client_too(bench: Bench) -> None:
+def test_a_heartbeat_of_a_worker_that_is_a_client_too_is_answered(bench: Bench) -> None:
     both, client = bench.x1_worker(b"echo"), bench.x1_client()
     both.send(b"1", b"", b"MDPCX1", b"\x06")
     assert both.recv() == [b"1", b"", b"MDPCX1", b"\x06"]
     serves(client, both)
 
 
-def test_a_client_gets_none_that_it_did_not_ask_for(start: Start) -> None:
+def test_a_client_gets_no_heartbeats_unasked(start: Start) -> None:
     bench = start(heartbeat=0.02, liveness=1000)
     client, worker = bench.x1_client(), bench.x1_worker(b"slow")
     client.request(b"slow", b"work")
@@ -75,7 +75,7 @@ def test_a_client_gets_none_that_it_did_not_ask_for(start: Start) -> None:
     client.silent()
 
 
-def test_a_workers_heartbeat_from_nobody(bench: Bench) -> None:
+def test_a_heartbeat_from_an_unregistered_worker_is_unexpected(bench: Bench) -> None:
     # valid but unexpected: C14, for X1 as well
     stranger = bench.x1_worker()
     stranger.heartbeat()
@@ -165,7 +165,7 @@ NOT_TOLD: dict[str, tuple[str, list[bytes]]] = {
 
 
 @pytest.mark.parametrize(("reason", "frames"), TOLD.values(), ids=TOLD)
-def test_it_is_counted_and_told(bench: Bench, reason: str, frames: list[bytes]) -> None:
+def test_an_invalid_request_is_counted_and_answered(bench: Bench, reason: str, frames: list[bytes]) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     envelope = frames[: frames.index(b"MDPCX1")]
     client.send(*frames)
@@ -184,7 +184,7 @@ def test_it_is_counted_and_told(bench: Bench, reason: str, frames: list[bytes]) 
 
 
 @pytest.mark.parametrize(("reason", "frames"), NOT_TOLD.values(), ids=NOT_TOLD)
-def test_it_is_counted_where_nobody_can_be_told(bench: Bench, reason: str, frames: list[bytes]) -> None:
+def test_an_invalid_message_without_a_number_is_only_counted(bench: Bench, reason: str, frames: list[bytes]) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.send(*frames)
     client.nothing()
@@ -198,7 +198,9 @@ def test_it_is_counted_where_nobody_can_be_told(bench: Bench, reason: str, frame
     [each for each in TOLD.values() if each[1][:2] == N],
     ids=[n for n in TOLD if TOLD[n][1][:2] == N],
 )
-def test_a_request_of_that_number_goes_on(bench: Bench, reason: str, frames: list[bytes]) -> None:
+def test_an_invalid_message_does_not_end_the_request_of_its_number(
+    bench: Bench, reason: str, frames: list[bytes]
+) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"busy")
     client.request(b"busy", b"hello", number=b"7")
     address = worker.work(b"hello")
@@ -213,7 +215,7 @@ def test_a_request_of_that_number_goes_on(bench: Bench, reason: str, frames: lis
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["waiting", "running"])
-def test_a_number_that_is_in_use(bench: Bench, busy: bool) -> None:
+def test_a_number_that_is_in_use_is_rejected(bench: Bench, busy: bool) -> None:
     client = bench.x1_client()
     worker = bench.x1_worker(b"echo") if busy else None
     client.request(b"echo", b"first", number=b"7")
@@ -232,7 +234,7 @@ def test_a_number_that_is_in_use(bench: Bench, busy: bool) -> None:
     client.nothing()
 
 
-def test_a_message_over_the_limits_under_a_number_that_is_in_use(start: Start) -> None:
+def test_an_oversized_message_does_not_end_the_request_of_its_number(start: Start) -> None:
     bench = start(max_message=10_000)
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"first", number=b"7")
@@ -306,7 +308,7 @@ FROM_WORKER: dict[str, tuple[str, list[bytes]]] = {
 
 
 @pytest.mark.parametrize(("reason", "frames"), FROM_WORKER.values(), ids=FROM_WORKER)
-def test_a_worker_that_sends_it_keeps_its_request(bench: Bench, reason: str, frames: list[bytes]) -> None:
+def test_a_worker_keeps_its_request_after_an_invalid_message(bench: Bench, reason: str, frames: list[bytes]) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello")
     address = worker.work(b"hello")
@@ -348,7 +350,7 @@ def test_a_worker_is_disconnected_and_another_gets_its_request(bench: Bench, rea
     client.final(b"echo", b"world")
 
 
-def test_an_error_from_a_worker_that_has_no_request_or_is_none(bench: Bench) -> None:
+def test_an_error_without_a_request_or_a_registration_is_unexpected(bench: Bench) -> None:
     client, worker, stranger = bench.x1_client(), bench.x1_worker(b"echo"), bench.x1_worker()
     worker.error(b"amy", b"500", b"text")
     worker.disconnected()

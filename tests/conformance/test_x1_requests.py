@@ -181,7 +181,7 @@ def test_a_hundred_requests_to_one_service(bench: Bench) -> None:
     client.nothing()
 
 
-def test_a_number_is_one_connections_own(bench: Bench) -> None:
+def test_numbers_are_separate_for_each_connection(bench: Bench) -> None:
     amy, bob, worker = bench.x1_client(), bench.x1_client(), bench.x1_worker(b"echo")
     amy.request(b"echo", b"from amy", number=b"1")
     address = worker.work(b"from amy")
@@ -195,7 +195,7 @@ def test_a_number_is_one_connections_own(bench: Bench) -> None:
     bob.final(b"echo", b"to bob")
 
 
-def test_all_frames_of_the_number_count(bench: Bench) -> None:
+def test_all_frames_of_the_number_are_compared(bench: Bench) -> None:
     client = bench.x1_client()
     numbers: list[Any] = [(b"1", b"amy"), (b"1", b"bob"), b"1", (b"amy", b"1"), (b"1amy",)]
     for number in numbers:
@@ -273,7 +273,7 @@ def test_a_worker_gets_the_options_byte_by_byte(bench: Bench, options: bytes) ->
 
 
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-def test_other_workers_get_none(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_workers_of_other_dialects_get_no_options(bench: Bench, worker_kind: Callable[..., Any]) -> None:
     client, worker = bench.x1_client(), bench.connect(worker_kind)
     worker.ready(b"echo")
     worker.sync()
@@ -282,7 +282,7 @@ def test_other_workers_get_none(bench: Bench, worker_kind: Callable[..., Any]) -
     client.final(b"echo", b"world")
 
 
-def test_a_request_that_has_waited_tells_what_is_left_of_its_ttl(bench: Bench) -> None:
+def test_a_worker_gets_the_rest_of_the_ttl(bench: Bench) -> None:
     client = bench.x1_client()
     client.request(b"echo", b"hello", options=b'{"ttl":60000,"headers":{"a":"\xc3\xa9"},"key":[1]}')
     client.request(b"echo", b"hello", options=b' {"key":1}')  # one without is left as it is
@@ -297,7 +297,7 @@ def test_a_request_that_has_waited_tells_what_is_left_of_its_ttl(bench: Bench) -
 
 
 @pytest.mark.parametrize("filler", ["é", "\x7f", '\\"', "\\u00e9"])
-def test_options_that_grow_when_they_are_told_anew_are_no_trouble(bench: Bench, filler: str) -> None:
+def test_options_may_grow_when_they_are_rewritten(bench: Bench, filler: str) -> None:
     head, tail = '{"ttl":60000,"k":"', '"}'
     text = filler * ((65535 - len(head) - len(tail)) // len(filler.encode()))
     client = bench.x1_client()
@@ -310,7 +310,7 @@ def test_options_that_grow_when_they_are_told_anew_are_no_trouble(bench: Bench, 
     client.final(b"echo", b"world")
 
 
-def test_the_second_worker_is_told_so(bench: Bench) -> None:
+def test_the_second_worker_is_told_the_attempt(bench: Bench) -> None:
     client = bench.x1_client()
     client.request(b"echo", b"hello", options=b'{"key":"x"}')
     client.sync()
@@ -326,7 +326,7 @@ def test_the_second_worker_is_told_so(bench: Bench) -> None:
 
 @each_client
 @pytest.mark.parametrize("first_kind", [OldWorker, Worker, X1Worker, EnvelopedX1Worker, BatchWorker])
-def test_whatever_the_dialects_of_client_and_first_worker(
+def test_the_attempt_is_counted_across_dialects(
     bench: Bench, client_kind: Callable[..., Any], first_kind: Callable[..., Any]
 ) -> None:
     client, first = bench.connect(client_kind), bench.connect(first_kind)
@@ -340,7 +340,7 @@ def test_whatever_the_dialects_of_client_and_first_worker(
     client.final(b"echo", b"world")
 
 
-def test_a_request_without_waiting_goes_to_a_worker_that_is_busy(bench: Bench) -> None:
+def test_a_request_with_wait_false_waits_for_a_busy_worker(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"1")
     address = worker.work(b"1")

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 from support.peers import record, records_of, take_body
+from support.processes import TIMEOUT_SECONDS
 from support.router import Router
 
 from zmdp.workers import RequestCancelled, ServiceError, Worker
 
 BEAT = 0.05
 """The heartbeat interval here, in seconds."""
-PATIENCE = 10.0
 HEARTBEAT = [b"", b"MDPWX1"]
 BATCH = [b"", b"MDPWX1", b"\x09"]
 DISCONNECT = [b"", b"MDPWX1", b"\x06"]
@@ -81,7 +81,7 @@ class Broker(Router):
             while not worker.wait(timeout=0):
                 if (message := self.said())[1] == DISCONNECT:
                     self.send(message[0], *DISCONNECT)
-                    assert worker.wait(timeout=PATIENCE)
+                    assert worker.wait(timeout=TIMEOUT_SECONDS)
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ class Held:
         turns = 0
         while not (request.cancelled or self.let_go.wait(0.01)):
             turns += 1
-            assert turns < PATIENCE / 0.01
+            assert turns < TIMEOUT_SECONDS / 0.01
         if self.raises and request.cancelled:
             raise RequestCancelled("nobody waits")
         return b"cancelled" if request.cancelled else b"let go"
@@ -318,7 +318,7 @@ def test_cancel_is_told_to_the_handler_which_still_ends_the_request(router, rais
         for address in (1, 2):
             held.taken.clear()
             router.give(sender, address, b"x")
-            assert held.taken.wait(PATIENCE)
+            assert held.taken.wait(TIMEOUT_SECONDS)
             router.cancel(sender, address)
             command, number, told = router.reply()
             assert number == address
@@ -331,7 +331,7 @@ def test_a_request_that_is_cancelled_before_it_began_is_ended_without_its_handle
     with router.serve("slow", held, heartbeat=BEAT, liveness=200):
         sender = router.registered(b"slow")
         router.give(sender, 1, b"x")
-        assert held.taken.wait(PATIENCE)
+        assert held.taken.wait(TIMEOUT_SECONDS)
         router.give(sender, 2, b"x")
         router.cancel(sender, 2)
         command, number, told = router.reply()
@@ -350,7 +350,7 @@ def test_a_stream_ends_at_the_part_after_cancel(router):
         turns = 0
         while not (request.cancelled or go_on.wait(0.01)):
             turns += 1
-            assert turns < PATIENCE / 0.01
+            assert turns < TIMEOUT_SECONDS / 0.01
         yield b"2"
         raise AssertionError("it is not asked for more")
 
@@ -379,7 +379,7 @@ def test_cancel_that_is_not_for_this_request_is_ignored(router, cancel):
         sender = router.registered(b"slow")
         router.cancel(sender, 7)  # it holds none
         router.give(sender, 7, b"x")
-        assert held.taken.wait(PATIENCE)
+        assert held.taken.wait(TIMEOUT_SECONDS)
         router.send(sender, *cancel)
         router.send(sender, *HEARTBEAT)
         while router.recv() != [sender, *HEARTBEAT]:
@@ -404,7 +404,7 @@ def test_a_request_that_disconnect_took_away_is_cancelled_and_not_ended(router):
     with router.serve("slow", held, heartbeat=BEAT, liveness=200):
         first = router.registered(b"slow")
         router.give(first, 7, b"x")
-        assert held.taken.wait(PATIENCE)
+        assert held.taken.wait(TIMEOUT_SECONDS)
         router.send(first, *DISCONNECT)
         assert router.registered(b"slow") != first
         assert held.requests[0].cancelled
@@ -430,7 +430,7 @@ def test_it_ends_with_disconnect(router):
         worker.stop()
         assert router.said() == (sender, DISCONNECT)
         router.send(sender, *DISCONNECT)
-        assert worker.wait(timeout=PATIENCE)
+        assert worker.wait(timeout=TIMEOUT_SECONDS)
 
 
 def test_it_does_not_wait_for_ever_for_a_broker_that_does_not_answer(router):
@@ -445,7 +445,7 @@ def test_it_finishes_what_it_has_begun_and_waits_for_the_answer(router):
         sender = router.registered(b"slow")
         for address in (1, 2, 3):
             router.give(sender, address, b"%d" % address)
-        assert held.taken.wait(PATIENCE)
+        assert held.taken.wait(TIMEOUT_SECONDS)
         worker.stop()
         said = [router.said() for _ in range(3)]  # what has not begun is returned, perhaps before that already
         assert {message[2] for message in said if message[1] == RELEASE} == {2, 3}
@@ -454,7 +454,7 @@ def test_it_finishes_what_it_has_begun_and_waits_for_the_answer(router):
         assert router.said()[1:] == (FINAL, 1, [b"let go"])
         assert not worker.wait(timeout=0)
         router.send(sender, *DISCONNECT)
-        assert worker.wait(timeout=PATIENCE)
+        assert worker.wait(timeout=TIMEOUT_SECONDS)
     assert [request.body for request in held.requests] == [[b"1"]]
 
 
@@ -463,7 +463,7 @@ def test_what_crosses_its_disconnect_is_returned(router):
     with router.serve("slow", held) as worker:
         sender = router.registered(b"slow")
         router.give(sender, 1, b"x")
-        assert held.taken.wait(PATIENCE)
+        assert held.taken.wait(TIMEOUT_SECONDS)
         worker.stop()
         assert router.said() == (sender, DISCONNECT)
         router.give(sender, 2, b"x")
@@ -471,7 +471,7 @@ def test_what_crosses_its_disconnect_is_returned(router):
         held.let_go.set()
         assert router.said()[1:] == (FINAL, 1, [b"let go"])
         router.send(sender, *DISCONNECT)
-        assert worker.wait(timeout=PATIENCE)
+        assert worker.wait(timeout=TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The documentation is true: its examples run, its reference matches `--help`, its links and citations exist."""
+"""Checks the documentation: examples run, the reference matches `--help`, links and citations exist."""
 
 import importlib.util
 import inspect
@@ -58,7 +58,7 @@ def run_python(page, endpoint):
 
 
 def test_the_first_example_of_the_readme(tmp_path):
-    """The worker and the client run as the programs that the page says they are, and print what it says."""
+    """The worker and the client run as separate programs, and print what the page shows."""
     *programs, _, _ = blocks("README.md", "python")
     session, *_ = blocks("README.md", "console")
     names = [program.splitlines()[0].removeprefix("# ") for program in programs]
@@ -121,13 +121,13 @@ def test_the_make_targets_that_pages_name_exist():
 
 
 def code_of(pages):
-    """What the pages show as code, in blocks and within lines."""
+    """Return the code on the pages, in blocks and within lines."""
     return [code for page in pages for code in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/titanic.md"])
 def test_the_commands_about_titanic(page, tmp_path):
-    """Each command of the session prints what the page says, except that UUIDs differ."""
+    """Each command of the session prints what the page shows, except that UUIDs differ."""
     lines = next(each for each in reversed(blocks(page, "console")) if "titanic" in each).splitlines()
     uuid = next(line for line in lines if re.fullmatch("[0-9a-f]{32}", line))
     with broker() as (_, at):
@@ -148,7 +148,7 @@ def test_the_commands_about_titanic(page, tmp_path):
 
 
 def sessions(lines):
-    """Each command, and the lines it prints."""
+    """Return each command and the lines that it prints."""
     found = []
     for line in lines:
         if line.startswith("$ "):
@@ -188,7 +188,7 @@ def test_the_examples_of_the_python_page(endpoint, capsys):
 
 def test_the_examples_of_the_wire_page(endpoint, capsys):
     with Client(endpoint) as client:
-        client.request("echo")  # by then there is a worker
+        client.request("echo")  # now there is a worker
     run_python("docs/wire.md", endpoint)
     (block,) = blocks("docs/wire.md", "python")
     assert capsys.readouterr().out.strip() == re.search(r"  # (\[.*\])$", block, re.MULTILINE)[1]
@@ -198,7 +198,7 @@ def test_the_command_of_the_mmi_page(endpoint):
     (session,) = blocks("docs/mmi.md", "console")
     ((command, *printed),) = sessions(session.splitlines())
     with Client(endpoint) as client:
-        client.request("echo")  # by then there is a worker
+        client.request("echo")  # now there is a worker
     assert run(*shlex.split(command), MDP_BROKER=endpoint).stdout.decode().splitlines() == printed
 
 
@@ -212,14 +212,14 @@ def test_the_toml_example(tmp_path):
 
 
 def script(name):
-    """A program in `docs/`, as a module."""
+    """Return a program in `docs/` as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_the_command_reference_is_what_help_says():
+def test_the_command_reference_matches_help():
     assert (ROOT / "docs" / "commands.md").read_text() == script("generate").reference(), "run python docs/generate.py"
 
 
@@ -239,7 +239,7 @@ def test_every_reason_and_count_is_documented():
 def test_every_key_of_the_answers_is_documented(endpoint):
     page = (ROOT / "docs" / "mmi.md").read_text()
     with Client(endpoint) as client:
-        client.request("echo")  # by then there is a worker to tell of
+        client.request("echo")  # now there is a worker to report
         for question in ("mmi.services", "mmi.workers", "mmi.stats", "mmi.broker"):
             answer = json.loads(client.request(question)[0])
             rows = next((value for value in answer.values() if isinstance(value, list)), [{}])
@@ -253,7 +253,7 @@ def test_every_limit_is_an_option():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_have_a_target(page):
     links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
     targets = [(page.parent / path if path else page, anchor) for path, _, anchor in (x.partition("#") for x in links)]
     assert [path for path, _ in targets if not path.exists()] == []
@@ -261,7 +261,7 @@ def test_links_lead_somewhere(page):
 
 
 def anchors(page):
-    """The anchors that GitHub gives to the headings of a page."""
+    """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

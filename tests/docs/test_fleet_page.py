@@ -1,4 +1,4 @@
-"""The page about fleets: its commands run, in order, and print what it says."""
+"""The commands of the page about fleets run in order and print what it shows."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.fleets import PATIENCE, SMALL
+from support.fleets import SMALL, SPARK_TIMEOUT_SECONDS
 from support.processes import broker, process, run
 
 from zmdp.spark import session
@@ -32,7 +32,7 @@ def test_the_commands_of_the_page(tmp_path):
     with ExitStack() as stack:
         _, at = stack.enter_context(broker())
         fleet = stack.enter_context(process(*commands[1], *SMALL, cwd=tmp_path, MDP_BROKER=at))
-        fleet.line("fleet words serves words", patience=PATIENCE)
+        fleet.line("fleet words serves words", timeout=SPARK_TIMEOUT_SECONDS)
         answer = run(*commands[2], MDP_BROKER=at)
         assert answer.stdout.decode().strip() == "5", answer.stderr
         assert "$ mdclient" in session_lines.split("5\n")[0]
@@ -42,7 +42,7 @@ def test_the_commands_of_the_page(tmp_path):
         assert fleet.wait() == 0
 
 
-def test_the_numbers_of_the_page_are_those_of_the_code():
+def test_numbers_in_the_text_match_the_code():
     assert f"`--lease`, {DEFAULT_LEASE_SECONDS:g} s, randomly varied by {slots.JITTER * 100:g} %" in PAGE
     assert DEFAULT_IDLE_SECONDS == 60
     assert slots.BACKOFF_SECONDS == (1, 32)

@@ -1,4 +1,4 @@
-"""docs/x1.md is true: the broker sends what its examples show, its programs run, its tables name all there is.
+"""Checks docs/x1.md: the broker sends what the examples show, the programs run, and the tables are complete.
 
 An example shows who sends what to whom.  The test feeds the peers' messages to a broker, on a clock that moves only
 where the example says how much time passes, and compares what the broker sends with what the example shows.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.processes import PATIENCE, broker
+from support.processes import TIMEOUT_SECONDS, broker
 from support.router import Router
 
 from zmdp.clients.session import ClientSession
@@ -108,7 +108,7 @@ TOKEN = re.compile(r"""([0-9]+) × "(.)"|"(.*?)"(?= |$)|([0-9a-f]{2})(?= |$)|(re
 
 
 def parsed(block):
-    """The entries of an example: events in parentheses, and messages; indented lines have more frames or records."""
+    """Return the entries of an example: messages, and events in parentheses; indented lines continue a message."""
     entries = []
     for line in block.splitlines():
         if line.startswith("("):
@@ -167,7 +167,7 @@ def test_every_block_is_an_example_or_a_program():
 
 
 @pytest.mark.parametrize(("service", "block"), [each[1:] for each in EXAMPLES], ids=[name for name, *_ in EXAMPLES])
-def test_an_example_is_what_is_really_sent(service, block):
+def test_examples_are_what_the_broker_sends(service, block):
     world, entries = World(service), parsed(block)
     for entry in entries:
         world.take(entry)
@@ -176,8 +176,8 @@ def test_an_example_is_what_is_really_sent(service, block):
     assert world.failures == 0
 
 
-def test_our_client_and_worker_say_what_the_batched_example_shows():
-    """They receive the broker's messages of the example, and must send the others."""
+def test_zmdps_client_and_worker_send_the_batched_example():
+    """They get the messages that the example's broker sends, and must send the others."""
     (entries,) = [parsed(block) for name, _, block in EXAMPLES if name == "batched"]
     expected = {way: [each.frames for each in entries if each.heading.startswith(way)] for way in ("client", "worker")}
     told = [each.frames for each in entries if each.heading.startswith("broker → ")]
@@ -220,7 +220,7 @@ def test_our_client_and_worker_say_what_the_batched_example_shows():
 
 @contextmanager
 def running(number, endpoint, interval="1.0"):
-    """Run one of the two programs of the page with the broker at `endpoint`."""
+    """Run one of the page's two programs with the broker at `endpoint`."""
     program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", endpoint)
     assert endpoint in program
     assert ", 1.0, 5 " in program or "= 1.0, 5 " in program
@@ -233,7 +233,7 @@ def running(number, endpoint, interval="1.0"):
         running_program.communicate()
 
 
-def test_the_programs_are_as_short_as_they_are_said_to_be():
+def test_the_programs_are_as_short_as_the_page_says():
     assert len(PROGRAMS) == 2
     for program in PROGRAMS:
         assert len([line for line in program.splitlines() if line.strip()]) <= 60
@@ -244,18 +244,18 @@ def test_the_programs_print_what_the_page_says():
     with broker() as (_, at), running(0, at) as worker:
         wait_for_worker(at)
         with running(1, at) as client:
-            out, _ = client.communicate(timeout=PATIENCE)
+            out, _ = client.communicate(timeout=TIMEOUT_SECONDS)
         assert client.returncode == 0
         assert sorted(out.splitlines()) == sorted(printed.splitlines())
         worker.terminate()
-        assert worker.wait(PATIENCE) == 0
+        assert worker.wait(TIMEOUT_SECONDS) == 0
 
 
 def wait_for_worker(endpoint):
     with zmq.Context() as context, context.socket(zmq.REQ) as asking:
-        asking.linger, asking.rcvtimeo = 0, int(PATIENCE * 1000)
+        asking.linger, asking.rcvtimeo = 0, int(TIMEOUT_SECONDS * 1000)
         asking.connect(endpoint)
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT_SECONDS
         while True:
             asking.send_multipart([b"MDPC02", b"\1", b"mmi.service", b"shout"])
             if asking.recv_multipart()[-1] == b"200":
@@ -289,7 +289,7 @@ def test_the_worker_leaves_a_broker_that_is_silent_and_registers_again():
 
 
 def rows(heading):
-    """The cells of the tables under a heading, without their first two lines."""
+    """Return the cells of the tables under a heading, without their header lines."""
     section = re.search(rf"^#+ {heading}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     header = [at for at, cells in enumerate(lines) if set("".join(cells)) == {"-", "|"}]
@@ -330,7 +330,7 @@ SIZES = {"u8": 1, "u16": 2, "u32": 4}
 
 
 def packed_as_described(code, number, fields):
-    """A record packed as its row describes, and its attachments."""
+    """Return a record packed as its row describes, and its attachments."""
     data, attachments = b"", []
     for told in [] if fields == "none" else fields.strip("`").split(", "):
         if told == "body":
@@ -374,7 +374,7 @@ def test_a_record_is_packed_as_its_row_says(name, way, fields):
     assert packed.messages() == [[b"", header, wire.BATCH, *packed_as_described(code, number, fields)]]
 
 
-def test_every_code_has_its_row_which_tells_whether_it_is_the_brokers():
+def test_every_code_has_its_row_and_its_origin():
     table = {int(code): (name, sender) for code, name, sender, *_ in rows("Errors")}
     assert {code: name for code, (name, _) in table.items()} == {code.value: code.name for code in Code}
     assert {code for code, (_, sender) in table.items() if sender == "broker"} == broker_machine.BROKER_CODES
@@ -426,7 +426,7 @@ INVALID = {
 @pytest.mark.parametrize(
     ("keys", "answer"), [(cells[0], cells[2]) for cells in rows("Invalid and unexpected messages") if len(cells) == 3]
 )
-def test_what_is_invalid_is_answered_as_the_table_says(keys, answer):
+def test_invalid_messages_are_answered_as_the_table_says(keys, answer):
     key = re.findall(r"`([a-z-]+)`", keys)[0]
     message = INVALID[key]
     machine = Broker(Limits(max_message=1000), now=0.0)
@@ -469,7 +469,7 @@ def test_every_reason_for_a_disconnect_has_its_row():
 
 
 @pytest.mark.parametrize("reason", UNEXPECTED)
-def test_what_is_unexpected_is_answered_with_disconnect(reason):
+def test_unexpected_commands_are_answered_with_disconnect(reason):
     machine = Broker(Limits(max_workers=2, max_services=1), now=0.0, first_address=FIRST_ADDRESS)
     *before, told = [machine.receive([b"amy", *message], 0.0) for message in UNEXPECTED[reason]]
     assert [command(frames[1:]) for frames in told] == ["DISCONNECT"]
@@ -491,8 +491,8 @@ LARGE = (23).to_bytes(4) + b"\1" + (9).to_bytes(8) + b"\0\0\0\0" + b"\1e" + b"\0
 
 
 @pytest.mark.parametrize(("beginning", "record"), BAD_RECORDS.items(), ids=BAD_RECORDS)
-def test_what_a_receiver_does_is_told(beginning, record):
-    """The record is followed by a valid one, by one with an attachment, and by one attachment too many."""
+def test_the_page_says_what_a_receiver_does(beginning, record):
+    """Behind the record are a valid one, one with an attachment, and an unused attachment."""
     ((_, reason, consequence),) = [cells for cells in rows("What receivers do") if cells[0].startswith(beginning)]
     message = [b"", wire.CX1, b"\x09", record + CANCEL + LARGE, b"attached"]
     if not record:
@@ -509,7 +509,7 @@ def test_what_a_receiver_does_is_told(beginning, record):
     }[consequence]
 
 
-def test_the_numbers_in_the_text_are_those_of_the_code():
+def test_numbers_in_the_text_match_the_code():
     text = " ".join(PAGE.split())
     for number, said in (
         (wire.MAX_OPTIONS, "have at most {} bytes"),

@@ -21,7 +21,7 @@ values = st.recursive(
 
 @pytest.mark.parametrize("name", ["json", "msgpack"])
 @given(value=values)
-def test_what_is_encoded_is_decoded(name, value):
+def test_encoding_and_decoding_round_trips(name, value):
     coder = Coder(name)
     frames = coder.encode(value)
     assert len(frames) == 1
@@ -29,7 +29,7 @@ def test_what_is_encoded_is_decoded(name, value):
 
 
 @given(st.binary(), st.sampled_from(["json", "msgpack", "arrow"]))
-def test_whatever_comes_nothing_but_a_codec_error_is_raised(frame, name):
+def test_decoding_arbitrary_bytes_raises_only_codec_errors(frame, name):
     try:
         Coder(name).decode([frame])
     except CodecError as error:
@@ -40,7 +40,7 @@ def test_json_is_compact_and_utf_8():
     assert Coder("json").encode({"größe": [1, 2]}) == ['{"größe":[1,2]}'.encode()]
 
 
-def test_msgpack_has_bytes():
+def test_msgpack_preserves_bytes():
     assert Coder("msgpack").decode(Coder("msgpack").encode({"a": b"\xff"})) == {"a": b"\xff"}
 
 
@@ -68,7 +68,7 @@ def test_arrow():
         ("arrow", {"a": [1], "b": [1, 2]}),
     ],
 )
-def test_what_cannot_be_encoded(name, value):
+def test_values_that_cannot_be_encoded(name, value):
     with pytest.raises(CodecError, match=rf"cannot be sent as {name}: \w+: ") as caught:
         Coder(name).encode(value)
     assert isinstance(caught.value, ValueError | ZmdpError)
@@ -83,7 +83,7 @@ def test_the_error_for_a_large_value_is_not_large():
 
 @pytest.mark.parametrize("name", ["json", "msgpack", "arrow"])
 @pytest.mark.parametrize("frames", [[], [b"1", b"2"], [b"\xc1"]], ids=str)
-def test_what_cannot_be_decoded(name, frames):
+def test_bytes_that_cannot_be_decoded(name, frames):
     with pytest.raises(CodecError, match=f"the body cannot be read as {name}"):
         Coder(name).decode(frames)
 
@@ -110,7 +110,7 @@ class Own:
     ("made", "frames"),
     [([b"x", bytearray(b"y")], [b"x", b"y"]), ((memoryview(b"x"),), [b"x"]), ([], [b""])],
 )
-def test_a_codec_of_ones_own(made, frames):
+def test_a_custom_codec(made, frames):
     coder = Coder(Own(made))
     assert coder.name == "Own"
     assert coder.encode("value") == frames
@@ -118,13 +118,13 @@ def test_a_codec_of_ones_own(made, frames):
 
 
 @pytest.mark.parametrize("made", [b"bytes", "text", None, ["text"], {b"x"}, 3])
-def test_a_codec_that_makes_no_frames(made):
+def test_a_codec_must_return_frames(made):
     with pytest.raises(CodecError, match=r"Own.encode\(\) returned .*: expected a list of bytes"):
         Coder(Own(made)).encode("value")
 
 
 @pytest.mark.parametrize("codec", ["pickle", "", None, 3, object(), b"json"])
-def test_what_is_no_codec(codec):
+def test_an_invalid_codec_is_rejected(codec):
     with pytest.raises(SettingError, match="it must be one of json, msgpack, arrow, or an object with encode"):
         Coder(codec)
 

@@ -10,7 +10,7 @@ ERRORS = [each for each in vars(errors).values() if isinstance(each, type)]
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_one_tree(kind):
+def test_all_errors_share_one_base_class(kind):
     assert issubclass(kind, errors.ZmdpError)
     assert kind.__name__ in errors.__doc__
 
@@ -34,7 +34,7 @@ def test_an_error_survives_pickling(error):
     assert (type(other), str(other), other.service, other.code) == (type(error), str(error), "echo", error.code)
 
 
-def test_a_code_is_told_if_there_was_one():
+def test_the_message_includes_the_code_if_there_is_one():
     assert errors.RequestTimeout("no reply", service="echo").code is None
     assert errors.RequestTimeout("no reply", service="echo", code=408).code == 408
 
@@ -45,7 +45,7 @@ def test_a_service_error_keeps_its_detail():
     assert (other.code, other.text, other.detail, other.service) == (422, "not that", b"\0detail", "echo")
 
 
-def test_a_service_error_tells_all():
+def test_the_message_of_a_service_error_is_complete():
     assert (
         str(errors.ServiceError(500, "ValueError: x", service="echo"))
         == "service 'echo' failed with 500: ValueError: x"

@@ -28,13 +28,13 @@ def test_a_setting_explains_itself(name):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_takes_what_is_above_0(name):
+def test_a_setting_accepts_positive_numbers(name):
     assert getattr(Limits(**{name: 1}), name) == 1
 
 
 @pytest.mark.parametrize("value", [0, -1, True, None, "1", float("nan"), float("inf")])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_value_out_of_range_is_named(name, value):
+def test_an_error_names_the_value_out_of_range(name, value):
     if value is None and SETTINGS[name].default is None:
         return
     kind = "a whole number" if name in WHOLE else "a number"
@@ -45,7 +45,7 @@ def test_a_value_out_of_range_is_named(name, value):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_only_times_take_fractions(name):
+def test_only_times_accept_fractions(name):
     if name in WHOLE:
         with pytest.raises(SettingError, match=f"{name} is 1.5: it must be a whole number"):
             Limits(**{name: 1.5})
@@ -59,6 +59,6 @@ def test_heartbeats_have_a_shortest_interval():
         Limits(heartbeat=0.009)
 
 
-def test_limits_do_not_change():
+def test_limits_are_immutable():
     with pytest.raises(FrozenInstanceError):
         Limits().heartbeat = 2.0

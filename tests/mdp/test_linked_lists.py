@@ -18,7 +18,7 @@ def names(line):
     return b"".join(NAMES[each] for each in line)
 
 
-def test_a_line_keeps_its_order():
+def test_a_list_keeps_its_order():
     line = LinkedList()
     for name in (b"b", b"c"):
         line.append(named(name))
@@ -26,7 +26,7 @@ def test_a_line_keeps_its_order():
     assert names(line) == b"abc"
 
 
-def test_a_line_can_begin_at_its_front():
+def test_items_can_be_prepended():
     line = LinkedList()
     line.prepend(named(b"b"))
     line.prepend(named(b"a"))
@@ -37,7 +37,7 @@ def test_a_line_can_begin_at_its_front():
 @pytest.mark.parametrize(
     ("leaving", "left"), [("a", b"bc"), ("b", b"ac"), ("c", b"ab"), ("ab", b"c"), ("ca", b"b"), ("bca", b"")]
 )
-def test_anyone_can_leave_a_line(leaving, left):
+def test_any_item_can_be_removed(leaving, left):
     line = LinkedList()
     waiting = {name: named(name.encode()) for name in "abc"}
     for each in waiting.values():
@@ -50,7 +50,7 @@ def test_anyone_can_leave_a_line(leaving, left):
 
 
 @pytest.mark.parametrize("back", ["append", "prepend"])
-def test_whoever_left_a_line_may_come_back(back):
+def test_a_removed_item_can_be_added_again(back):
     line = LinkedList()
     waiting = {name: named(name.encode()) for name in "abc"}
     for each in waiting.values():
@@ -62,7 +62,7 @@ def test_whoever_left_a_line_may_come_back(back):
     assert names(line) == b"ac"
 
 
-def test_a_line_can_be_emptied_while_it_is_walked():
+def test_a_list_can_be_emptied_during_iteration():
     line = LinkedList()
     for name in (b"a", b"b", b"c"):
         line.append(named(name))
@@ -72,7 +72,7 @@ def test_a_line_can_be_emptied_while_it_is_walked():
     assert line.last is None
 
 
-def test_a_line_knows_how_many_stand_in_it():
+def test_a_list_knows_its_size():
     line = LinkedList()
     assert len(line) == 0
     one, two = named(b"1"), named(b"2")

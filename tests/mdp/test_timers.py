@@ -31,13 +31,13 @@ def due_names(timers, now):
     return [NAMES[thing] for thing in timers.pop_due(now)]
 
 
-def test_without_things_nothing_is_due():
+def test_nothing_is_due_without_timers():
     timers = Timers(GRAIN)
     assert timers.next_due() is None
     assert due_names(timers, 1e9) == []
 
 
-def test_a_thing_comes_up_at_the_end_of_its_resolution():
+def test_a_timer_fires_at_the_end_of_its_bucket():
     timers, _ = timers_with(a=1.2)
     assert timers.next_due() == 1.5
     assert due_names(timers, 1.49) == []
@@ -45,25 +45,25 @@ def test_a_thing_comes_up_at_the_end_of_its_resolution():
     assert timers.next_due() is None
 
 
-def test_a_thing_comes_up_once():
+def test_a_timer_fires_once():
     timers, things = timers_with(a=1.2)
     assert due_names(timers, 9) == ["a"]
     assert due_names(timers, 9) == []
     assert things["a"].bucket is None
 
 
-def test_buckets_come_in_order_of_time_and_things_in_order_of_setting():
+def test_buckets_fire_in_order_of_time_and_timers_in_order_of_setting():
     timers, _ = timers_with(late=7, first=1.1, second=1.0, early=0.2)
     assert due_names(timers, 9) == ["early", "first", "second", "late"]
 
 
-def test_a_cleared_thing_does_not_come_up():
+def test_a_cleared_timer_does_not_fire():
     timers, things = timers_with(a=1, b=1, c=2)
     timers.clear(things["a"])
     assert due_names(timers, 9) == ["b", "c"]
 
 
-def test_clearing_a_thing_without_due_time_is_harmless():
+def test_clearing_a_timer_that_is_not_set_does_nothing():
     timers, things = timers_with(a=1)
     timers.clear(TimerNode())
     assert due_names(timers, 9) == ["a"]
@@ -71,7 +71,7 @@ def test_clearing_a_thing_without_due_time_is_harmless():
     assert timers.next_due() is None
 
 
-def test_next_due_passes_over_what_was_cleared():
+def test_next_due_skips_cleared_timers():
     timers, things = timers_with(a=1, b=2, c=3)
     timers.clear(things["a"])
     timers.clear(things["b"])
@@ -80,14 +80,14 @@ def test_next_due_passes_over_what_was_cleared():
     assert timers.next_due() is None
 
 
-def test_a_thing_can_be_set_again_in_the_same_resolution():
+def test_a_timer_can_be_set_again_in_the_same_bucket():
     timers, things = timers_with(a=1)
     timers.clear(things["a"])
     timers.set(things["a"], 1)
     assert due_names(timers, 9) == ["a"]
 
 
-def test_what_is_due_can_be_cleared_while_others_are_dealt_with():
+def test_a_due_timer_can_be_cleared_while_others_fire():
     timers, things = timers_with(a=1, b=1, c=1)
     seen = []
     for thing in timers.pop_due(9):
@@ -96,7 +96,7 @@ def test_what_is_due_can_be_cleared_while_others_are_dealt_with():
     assert seen == ["a", "c"]
 
 
-def test_what_is_due_can_be_set_again_while_others_are_dealt_with():
+def test_a_due_timer_can_be_set_again_while_others_fire():
     timers, things = timers_with(a=1, b=1)
     seen = []
     for thing in timers.pop_due(5):
@@ -109,7 +109,7 @@ def test_what_is_due_can_be_set_again_while_others_are_dealt_with():
     assert due_names(timers, 9) == ["a", "b"]
 
 
-def test_what_is_set_again_in_the_past_comes_up_once_more():
+def test_a_timer_set_again_in_the_past_fires_again():
     timers, _ = timers_with(a=1)
     seen = []
     for thing in timers.pop_due(5):
@@ -119,7 +119,7 @@ def test_what_is_set_again_in_the_past_comes_up_once_more():
     assert seen == ["a", "a", "a"]
 
 
-def test_what_was_cleared_leaves_nothing_behind():
+def test_cleared_timers_leave_nothing_behind():
     # times may be years off: what is kept must not grow until then
     timers, things = timers_with(a=1, b=50_000.25)
     for number in range(10_000):
@@ -133,7 +133,7 @@ def test_what_was_cleared_leaves_nothing_behind():
     assert timers.next_due() is None
 
 
-def test_a_thing_set_again_and_again_in_the_same_resolution_comes_up_once():
+def test_a_timer_set_repeatedly_in_the_same_bucket_fires_once():
     timers, things = timers_with(a=1, z=1e6)
     for _ in range(10):
         timers.clear(things["a"])
@@ -161,7 +161,7 @@ def test_never_early_and_at_most_one_resolution_late(grain, dues, times):
         assert (timers.next_due() is None) == (not waiting)
 
 
-def test_what_is_due_stays_if_the_caller_does_not_go_on():
+def test_due_timers_stay_if_the_caller_stops_iterating():
     timers = Timers(1.0)
     first, second = TimerNode(), TimerNode()
     timers.set(first, 0.5)

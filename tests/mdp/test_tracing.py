@@ -84,7 +84,7 @@ class Handled:
     ],
 )
 @pytest.mark.usefixtures("without_otel")
-def test_what_a_request_is_sent_with(handled, own, sent):
+def test_a_request_carries_the_trace_headers(handled, own, sent):
     if handled is None:
         headers, finish = tracing.calling("service", own)
     else:
@@ -109,7 +109,7 @@ def test_handled_requests_within_handled_requests():
 
 
 @pytest.mark.usefixtures("without_otel")
-def test_headers_are_not_looked_at_before_somebody_asks():
+def test_headers_are_parsed_lazily():
     class Unread:
         @property
         def headers(self):
@@ -121,7 +121,7 @@ def test_headers_are_not_looked_at_before_somebody_asks():
     assert tracing.calling("s", None)[0] is None
 
 
-def test_a_span_that_cannot_be_begun_leaves_nothing(spans):
+def test_a_span_that_fails_to_start_leaves_nothing_behind(spans):
     del spans
 
     class Unread:
@@ -285,7 +285,7 @@ def test_errors_are_recorded(endpoint, spans):
         assert "no good" in event.attributes["exception.message"]
 
 
-def test_each_span_ends_whatever_becomes_of_its_request(endpoint, spans):
+def test_each_span_ends_however_its_request_ends(endpoint, spans):
     def stop(request):
         yield b"first"
         raise ServiceError(502, "lost")
@@ -322,7 +322,7 @@ def test_each_span_ends_whatever_becomes_of_its_request(endpoint, spans):
     assert sorted(ended) == ["inner", "inner", "inner", "inner", "nobody", "nobody", "nobody", "stop", "stop"]
 
 
-def test_the_package_without_the_sdk(endpoint):
+def test_tracing_works_without_the_sdk(endpoint):
     """Nothing is recorded, and the trace context goes on all the same."""
     with Client(endpoint, timeout=20) as inside:
         with (

@@ -1,4 +1,4 @@
-"""What the broker says of itself, compared as whole values."""
+"""The answers to `mmi.*` requests, compared as whole values."""
 
 import json
 import subprocess
@@ -18,14 +18,14 @@ READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"], "X1": [b"MDPW
 
 
 def ask(broker, name, *body, now=0):
-    """The one frame that answers, as JSON where it is JSON."""
+    """Return the one frame of the answer, decoded if it is JSON."""
     (frame,) = answers.answer(name, list(body), broker, now)
     return json.loads(frame) if frame.startswith(b"{") else frame
 
 
 @pytest.fixture
 def broker():
-    """Two workers of echo, one of them busy; one worker of sum; one request that waits for lost."""
+    """A broker with two workers of echo, one of them busy, one worker of sum, and a request that waits for lost."""
     broker = Broker(Limits(heartbeat=2), now=0, first_address=1)
     broker.receive([b"\x01", *READY["0.2"], b"echo"], now=1)
     broker.receive([b"\x02", *READY["0.1"], b"echo"], now=2)
@@ -41,28 +41,28 @@ def broker():
     [
         (b"echo", b"200"),
         (b"sum", b"200"),
-        (b"lost", b"404"),  # only ever asked for
+        (b"lost", b"404"),  # requested, but never offered
         (b"ech", b"404"),
         (b"", b"404"),
         (b"\xff", b"404"),
         (b"mmi.service", b"404"),
     ],
 )
-def test_a_service_is_there_or_not(broker, name, status):  # C26
+def test_mmi_service_reports_whether_a_service_has_workers(broker, name, status):  # C26
     assert ask(broker, b"mmi.service", name) == status
 
 
-def test_a_service_whose_workers_are_all_busy_is_there(broker):  # C26
+def test_a_service_whose_workers_are_all_busy_is_available(broker):  # C26
     broker.receive([b"c", b"MDPC02", b"\x01", b"sum", b"x"], now=4)
     assert ask(broker, b"mmi.service", b"sum") == b"200"
 
 
-def test_a_service_whose_last_worker_went_is_not_there(broker):  # C26
+def test_a_service_without_workers_is_unavailable(broker):  # C26
     broker.receive([b"\x03", b"MDPW02", b"\x06"], now=5)
     assert ask(broker, b"mmi.service", b"sum") == b"404"
 
 
-def test_a_service_that_lost_its_workers_and_has_requests_is_not_there(broker):  # C26
+def test_a_service_with_requests_but_without_workers_is_unavailable(broker):  # C26
     broker.receive([b"\x01", b"MDPW02", b"\x06"], now=5)
     broker.receive([b"\x02", b"MDPW01", b"\x05"], now=5)
     assert broker.registry.queued == 2
@@ -75,7 +75,7 @@ def test_any_other_mmi_is_not_implemented(broker, name):  # C26
 
 
 def service(name, **values):
-    """A row of `mmi.services`."""
+    """Return a row of `mmi.services`."""
     return {"name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "dispatched": 0, **values}
 
 
@@ -92,7 +92,7 @@ def test_services_are_listed(broker, wanted, rows):
 
 
 def worker(number, service, protocol, **values):
-    """A row of `mmi.workers`."""
+    """Return a row of `mmi.workers`."""
     return {
         "id": number, "service": service, "protocol": protocol, "name": "", "host": "", "pid": 0, "version": "",
         "credit": 1, "held": 0, "suspects": 0, "busy": False, "leaving": False, **values,
@@ -121,13 +121,13 @@ def test_workers_that_share_a_connection_are_told_apart():
     assert ids == [1, 2, 3, 4]
 
 
-def test_names_that_are_no_text_are_shown_safely():
+def test_names_that_are_not_text_are_shown_safely():
     broker = Broker(now=0)
     broker.receive([b"w", *READY["0.2"], "größe".encode()], now=0)
     assert ask(broker, b"mmi.services", b"")["services"][0]["name"] == "größe"
 
 
-def test_long_lists_are_cut():
+def test_long_lists_are_truncated():
     broker = Broker(now=0)
     for number in range(answers.MAX_ROWS + 2):
         broker.receive([b"w%d" % number, *READY["0.2"], b"s%d" % number], now=0)
@@ -161,11 +161,11 @@ STATS = {
 }
 
 
-def test_counts_are_told(broker):
+def test_mmi_stats_reports_counts(broker):
     assert ask(broker, b"mmi.stats", b"", now=10.5) == STATS
 
 
-def test_counts_of_what_went_wrong_are_told_by_reason(broker):  # C15
+def test_mmi_stats_reports_failures_by_reason(broker):  # C15
     broker.receive([b"c", b"GET / HTTP/1.1"], now=5)
     broker.receive([b"c", b"GET / HTTP/1.1"], now=5)
     broker.receive([b"stranger", b"MDPW02", b"\x05"], now=5)
@@ -180,7 +180,7 @@ def test_counts_of_what_went_wrong_are_told_by_reason(broker):  # C15
     }
 
 
-def test_the_broker_tells_its_version_and_limits(broker):
+def test_mmi_broker_reports_version_and_limits(broker):
     assert ask(broker, b"mmi.broker", b"", now=10.5) == {
         "name": "zmdp",
         "version": version("zmdp"),
@@ -192,12 +192,12 @@ def test_the_broker_tells_its_version_and_limits(broker):
     }
 
 
-def test_the_broker_tells_that_it_drains(broker):
+def test_mmi_broker_reports_draining(broker):
     broker.drain()
     assert ask(broker, b"mmi.broker", b"")["draining"] is True
 
 
-def test_x1_peers_are_told_like_others(broker):
+def test_x1_peers_are_listed_like_others(broker):
     broker.receive([b"\x04", *READY["X1"], b"sum"], now=4)
     broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], now=5)
     broker.receive([b"x", b"2", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], now=5)
@@ -216,7 +216,7 @@ def test_x1_peers_are_told_like_others(broker):
     }
 
 
-def test_a_worker_tells_who_it_is_and_what_it_holds():
+def test_mmi_workers_reports_identity_and_load():
     broker = Broker(Limits(max_attempts=2), now=0, first_address=1)
     options = {"credit": 3, "name": "resize", "host": "box", "pid": 17, "version": "1.0"}
     broker.receive([b"v", *READY["0.2"], b"echo"], now=0)
@@ -231,12 +231,12 @@ def test_a_worker_tells_who_it_is_and_what_it_holds():
     assert ask(broker, b"mmi.services", b"echo") == {"services": [service("echo", running=2, dispatched=3)], "more": 0}
 
 
-def test_what_arrived_in_this_turn_is_among_what_waits(broker):
+def test_requests_of_the_current_turn_are_counted_as_queued(broker):
     broker.take([b"c", b"MDPC02", b"\x01", b"lost", b"x"], now=4)
     assert ask(broker, b"mmi.services", b"lost")["services"] == [LOST | {"queued": 2}]
 
 
-def test_late_replies_are_told():  # C32
+def test_mmi_stats_reports_late_replies():  # C32
     broker = Broker(now=0, first_address=1)
     broker.receive([b"w", *READY["X1"], b"echo"], now=0)
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_late_replies_are_told():  # C32
     assert ask(broker, b"mmi.stats", b"")["late"] == 2
 
 
-def test_it_does_not_import_the_broker():
+def test_mmi_does_not_import_the_broker():
     code = "import sys, zmdp.mmi.answers; print(*[name for name in sys.modules if name.startswith('zmdp.mdp.broker')])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""

@@ -1,13 +1,13 @@
-"""The commands as a user meets them: output, exit codes, errors."""
+"""The commands as users see them: output, exit codes, errors."""
 
 import json
 import os
 import signal
-import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, process, run
+from support.processes import broker, eventually, free_endpoint, process, run
 
 HERE = Path(__file__).parent
 
@@ -21,11 +21,9 @@ def endpoint():
 
 
 @pytest.fixture
-def mdclient(endpoint):
-    def call(*arguments, **more):
-        return run("mdclient", *arguments, MDP_BROKER=endpoint, **more)
-
-    return call
+def mdclient(in_this_process, endpoint):
+    """The command `mdclient` in this process, with the broker in its environment."""
+    return partial(in_this_process, "mdclient", MDP_BROKER=endpoint)
 
 
 def one_line(result):
@@ -46,7 +44,7 @@ def test_call_prints_one_frame_byte_for_byte(mdclient, tmp_path):
     assert mdclient("call", "echo").stdout == b""
 
 
-def test_call_prints_several_frames_one_a_line(mdclient):
+def test_call_prints_each_of_several_frames_on_a_line(mdclient):
     assert mdclient("call", "echo", "one", "two").stdout == b"one\ntwo\n"
 
 
@@ -112,14 +110,14 @@ def test_services_and_info_and_ping(mdclient):
         (["cal"], 2, "No such command 'cal'"),
     ],
 )
-def test_what_goes_wrong_is_told_in_one_line_with_a_code(mdclient, arguments, code, told):
+def test_errors_are_one_line_with_an_exit_code(mdclient, arguments, code, told):
     result = mdclient(*arguments)
     assert (result.returncode, result.stdout) == (code, b"")
     assert told in one_line(result)
     assert one_line(result).startswith("mdclient: ")
 
 
-def test_a_handler_that_fails_has_a_code_of_its_own(endpoint, mdclient):
+def test_a_failed_handler_has_its_own_exit_code(endpoint, mdclient):
     with process("mdworker", "os:getcwd", "--service", "wrong", "--broker", endpoint) as worker:
         worker.line("wrong: serving at ")
         result = mdclient("call", "--wait", "wrong")
@@ -137,7 +135,7 @@ def test_headers(endpoint, mdclient, tmp_path):
             assert json.loads(result.stdout) == {"a": "b", "größe": "x=y", "c": ""}
 
 
-def test_another_protocol(endpoint, mdclient):
+def test_mdclient_speaks_older_protocols(endpoint, mdclient):
     speak = ("--protocol", "0.2")
     assert mdclient("call", "echo", "hello", *speak).stdout == b"hello"
     assert mdclient("call", "echo", "hello", *speak, "--envelope").stdout == b"hello"
@@ -170,7 +168,7 @@ def test_bench(mdclient, load, kinds):
     assert set(figures["latency_ms"][kinds[0]]) == {"count", "mean", "p50", "p90", "p99", "p99.9", "max"}
 
 
-def test_bench_for_people(mdclient):
+def test_bench_prints_a_summary(mdclient):
     load = ("--load", "mixed", "--slow", "slow", "--share", "0.5")
     shown = mdclient("bench", "echo", "x", "--seconds", "0.3", *load).stdout.decode().splitlines()
     assert " replies in " in shown[0]
@@ -198,7 +196,7 @@ def test_top_until_ctrl_c(endpoint):
         assert top.stderr == ""
 
 
-def test_a_full_queue_has_a_code_of_its_own():
+def test_a_full_queue_has_its_own_exit_code():
     with broker("--max-queue", "1") as (_, at), process("mdclient", "call", "nobody", "--wait", "--broker", at):
         eventually(lambda: b'"queued": 1' in run("mdclient", "services", "--json", "--broker", at).stdout)
         result = run("mdclient", "call", "nobody", "--wait", "--broker", at)
@@ -212,7 +210,7 @@ def test_ctrl_c_while_waiting(endpoint):
     eventually(lambda: b'"nobody"' not in run("mdclient", "services", "--json", "--broker", endpoint).stdout)
 
 
-def test_output_that_nobody_reads(endpoint):
+def test_a_closed_pipe_is_not_an_error(endpoint):
     command = f"{run.__globals__['BIN']}/mdclient stream --broker {endpoint} echo x | true"
     assert os.system(f"bash -c 'set -o pipefail; {command}'") in {0, 256}
 
@@ -220,11 +218,13 @@ def test_output_that_nobody_reads(endpoint):
 # ── mdp-broker ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_default_endpoint_is_loopback():
-    assert b"default: tcp://127.0.0.1:5555]" in run("mdp-broker", "--help").stdout.replace(b"\n" + b" " * 34, b" ")
+def test_the_default_endpoint_is_loopback(in_this_process):
+    assert b"default: tcp://127.0.0.1:5555]" in in_this_process("mdp-broker", "--help").stdout.replace(
+        b"\n" + b" " * 34, b" "
+    )
 
 
-def test_a_port_already_taken(endpoint):
+def test_a_port_in_use_is_an_error(endpoint):
     result = run("mdp-broker", "--bind", endpoint)
     assert (result.returncode, result.stdout) == (1, b"")
     assert (
@@ -234,13 +234,13 @@ def test_a_port_already_taken(endpoint):
     )
 
 
-def test_a_unix_socket_already_taken_and_one_left_behind(tmp_path):
+def test_a_unix_socket_in_use_is_an_error_and_a_stale_one_is_replaced(tmp_path):
     at = f"ipc://{tmp_path}/broker"
     with broker(bind=at) as (first, _):
         assert run("mdp-broker", "--bind", at).returncode == 1
         assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
         first.kill()
-    with broker(bind=at):  # the socket file of a killed broker is no obstacle
+    with broker(bind=at):  # which replaces the socket file of the killed broker
         assert run("mdclient", "ping", "--count", "1", "--broker", at).returncode == 0
 
 
@@ -258,7 +258,7 @@ def test_a_request_may_wait_for_months():
         assert running.end() == 0
 
 
-def test_closed_streams():
+def test_closed_standard_streams_are_not_an_error():
     bin_ = run.__globals__["BIN"]
     assert os.system(f"{bin_}/mdp-broker --help >&- 2>&-") == 0
     assert os.system(f"{bin_}/mdp-broker --heartbeat x 2>/dev/full") >> 8 == 2
@@ -273,7 +273,7 @@ def test_the_bare_command_shows_its_help():
 
 
 @pytest.mark.parametrize("call", ["worker.start()", "worker.run()"])
-def test_a_module_that_starts_its_worker_itself(tmp_path, call):
+def test_a_module_that_runs_its_own_worker_is_refused(tmp_path, call):
     text = f"from zmdp.workers import Worker\nworker = Worker('x', list)\n{call}\n"
     (tmp_path / "eager.py").write_text(text)
     with process("mdworker", "eager:worker", "--processes", "2", cwd=tmp_path) as running:
@@ -282,7 +282,7 @@ def test_a_module_that_starts_its_worker_itself(tmp_path, call):
 
 
 @pytest.mark.parametrize("separator", [None, ",", " "])
-def test_several_binds(tmp_path, separator):
+def test_a_broker_listens_on_several_endpoints(tmp_path, separator):
     binds = ["tcp://127.0.0.1:*", f"ipc://{tmp_path}/b"]
     flags = [] if separator else ["--bind", binds[0], "--bind", binds[1]]
     env = {"MDP_BIND": separator.join(binds)} if separator else {}
@@ -320,15 +320,15 @@ def test_several_binds(tmp_path, separator):
         (["--config", "/"], {}, "", "cannot read /: Is a directory"),
     ],
 )  # fmt: skip
-def test_bad_settings_are_told_in_one_line(tmp_path, arguments, env, config, told):
+def test_invalid_settings_are_one_line(tmp_path, in_this_process, arguments, env, config, told):
     (tmp_path / "broker.toml").write_text(config)
     files = ["--config", str(tmp_path / "broker.toml")] if config else []
-    result = run("mdp-broker", *files, *arguments, **env)
+    result = in_this_process("mdp-broker", *files, *arguments, **env)
     assert (result.returncode, result.stdout) == (2, b"")
     assert told in one_line(result)
 
 
-def test_a_flag_goes_before_the_environment_that_before_the_file(tmp_path):
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path):
     (tmp_path / "broker.toml").write_text('expiry = 1\nmax-queue = 1\nliveness = 11\nbind = "tcp://127.0.0.1:*"\n')
     env = {"MDP_CONFIG": str(tmp_path / "broker.toml"), "MDP_EXPIRY": "2", "MDP_MAX_QUEUE": "2"}
     with process("mdp-broker", "--max-queue", "3", **env) as running:
@@ -337,7 +337,7 @@ def test_a_flag_goes_before_the_environment_that_before_the_file(tmp_path):
     assert (limits["max_queue"], limits["expiry"], limits["liveness"], limits["heartbeat"]) == (3, 2, 11, 1)
 
 
-def test_it_ends_with_0_when_there_is_nothing_to_finish():
+def test_an_idle_broker_exits_with_0():
     for number in (signal.SIGTERM, signal.SIGINT):
         with broker() as (running, _):
             assert running.end(number) == 0
@@ -374,7 +374,7 @@ def test_it_ends_with_0_when_there_is_nothing_to_finish():
         (["raising:worker"], "raising.py:2)"),
     ],
 )
-def test_what_cannot_be_served_is_told_in_one_line(tmp_path, arguments, told):
+def test_a_worker_that_cannot_be_used_is_one_line(tmp_path, arguments, told):
     (tmp_path / "broken.py").write_text("def\n")
     (tmp_path / "raising.py").write_text("\n1/0\n")
     (tmp_path / "missing.py").write_text("import nowhere\n")
@@ -387,15 +387,13 @@ def test_what_cannot_be_served_is_told_in_one_line(tmp_path, arguments, told):
 
 
 def test_a_worker_waits_for_its_broker(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    at = free_endpoint()
     with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
         worker.line(f"echo: waiting for a broker at {at}: nothing answers there. `mdp-broker --bind {at}` starts one")
         with broker(bind=at):
             worker.line(f"echo: serving at {at}")
             assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
-        assert worker.end() == 0
+            assert worker.end() == 0
 
 
 @pytest.mark.parametrize(
@@ -408,21 +406,21 @@ def test_a_worker_waits_for_its_broker(tmp_path):
         ([], "tcp://h:1,tcp://h:2", "MDP_BROKER names 2 endpoints, tcp://h:1, tcp://h:2"),
     ],
 )
-def test_a_worker_that_is_told_of_several_brokers_serves_none_of_them(flags, variable, origin):
+def test_mdworker_refuses_several_brokers(in_this_process, flags, variable, origin):
     brokers = [argument for flag in flags for argument in ("--broker", flag)]
-    result = run("mdworker", "zmdp.workers.echo:worker", *brokers, MDP_BROKER=variable)
+    result = in_this_process("mdworker", "zmdp.workers.echo:worker", *brokers, MDP_BROKER=variable)
     remedy = "mdworker uses one broker. Run it once for each broker, with its own --broker"
     assert (result.returncode, result.stdout) == (2, b"")
     assert one_line(result) == f"mdworker: {origin}: {remedy}. See 'mdworker --help'"
 
 
-def test_one_broker_in_the_environment(endpoint):
+def test_mdworker_takes_its_broker_from_the_environment(endpoint):
     with process("mdworker", "services:pid", "--service", "pid", cwd=HERE, MDP_BROKER=endpoint) as worker:
         worker.line(f"pid: serving at {endpoint}")
         assert worker.end() == 0
 
 
-def test_a_restart_of_the_broker_is_nothing_to_warn_of(tmp_path):
+def test_a_restart_of_the_broker_is_logged_without_a_warning(tmp_path):
     at = f"ipc://{tmp_path}/broker"
     with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
         for _ in range(2):
@@ -436,14 +434,15 @@ def test_a_restart_of_the_broker_is_nothing_to_warn_of(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker", "titanic", "mdp-spark"])
-def test_short_help(command):
-    short, long = run(command, "-h"), run(command, "--help")
+def test_short_help(in_this_process, command):
+    short, long = in_this_process(command, "-h"), in_this_process(command, "--help")
     assert (short.returncode, short.stdout) == (0, long.stdout)
     assert b"  -h, --help " in short.stdout
 
 
-def test_short_help_of_subcommands():
-    assert run("mdclient", "call", "-h").stdout == run("mdclient", "call", "--help").stdout != b""
+def test_short_help_of_subcommands(in_this_process):
+    short, long = (in_this_process("mdclient", "call", option).stdout for option in ("-h", "--help"))
+    assert short == long != b""
 
 
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker"])
@@ -479,7 +478,7 @@ def module(tmp_path):
     return tmp_path
 
 
-def test_a_coroutine_function_with_a_codec(endpoint, mdclient, module):
+def test_mdworker_serves_a_coroutine_function_with_a_codec(endpoint, mdclient, module):
     command = ("mdworker", "services:double", "--service", "double", "--codec", "json", "--broker", endpoint)
     with process(*command, cwd=HERE) as worker:
         worker.line("double: serving at ")
@@ -494,7 +493,7 @@ def test_a_coroutine_function_with_a_codec(endpoint, mdclient, module):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_async_worker_finishes_what_is_worked_on(endpoint, mdclient, module, number):
+def test_an_async_worker_finishes_its_requests_before_it_ends(endpoint, mdclient, module, number):
     held = module / "held"
     with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
         worker.line("hold: serving at ")
@@ -508,7 +507,7 @@ def test_an_async_worker_finishes_what_is_worked_on(endpoint, mdclient, module, 
     assert "Traceback" not in worker.stderr
 
 
-def test_a_second_signal_ends_an_async_worker_at_once(endpoint, module):
+def test_a_second_signal_stops_an_async_worker_immediately(endpoint, module):
     held = module / "held"
     with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
         with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint):
@@ -518,7 +517,7 @@ def test_a_second_signal_ends_an_async_worker_at_once(endpoint, module):
             assert worker.end(signal.SIGINT) == 1
 
 
-def test_an_idle_async_worker_ends_at_once(endpoint, mdclient, module):
+def test_an_idle_async_worker_stops_immediately(endpoint, mdclient, module):
     command = ("mdworker", "services_of_mine:worker", "--service", "other", "--concurrency", "3", "--protocol", "0.2")
     with process(*command, "--broker", endpoint, cwd=module) as worker:
         worker.line("other: serving at ")
@@ -526,7 +525,7 @@ def test_an_idle_async_worker_ends_at_once(endpoint, mdclient, module):
         assert worker.end() == 0
 
 
-def test_what_a_service_says_is_not_taken_for_what_the_broker_says(mdclient, endpoint):
+def test_a_404_of_a_service_is_not_taken_for_one_of_the_broker(mdclient, endpoint):
     with process("mdworker", "services:records", "--service", "records", "--broker", endpoint, cwd=HERE) as worker:
         worker.line("records: serving at ")
         eventually(lambda: mdclient("call", "mmi.service", "records").stdout == b"200")

@@ -1,4 +1,4 @@
-"""What runs compiled, and what does not when that is asked for."""
+"""Which modules run compiled, and that `ZMDP_PURE=1` disables them."""
 
 import json
 import os
@@ -23,11 +23,11 @@ def told(**env):
     return json.loads(run.stdout)
 
 
-def test_python_alone_can_be_asked_for():
+def test_zmdp_pure_disables_all_compiled_modules():
     assert told(ZMDP_PURE="1") == [PURE, "pure Python, as ZMDP_PURE asks"]
 
 
-def test_what_is_compiled_is_used():
+def test_compiled_modules_are_used():
     parts, words = told(ZMDP_PURE="")
     if all(parts.values()):
         assert words == "compiled"
@@ -40,7 +40,7 @@ def test_what_is_compiled_is_used():
 
 
 @pytest.mark.parametrize("pure", ["", "1"], ids=["as built", "pure"])
-def test_large_bodies_come_through_as_they_are(pure, monkeypatch):
+def test_large_bodies_arrive_unchanged(pure, monkeypatch):
     monkeypatch.setenv("ZMDP_PURE", pure)
     sizes = (0, 1, 8191, 8192, 65535, 65536, 65537, 3_000_000)
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30) as client:

@@ -1,15 +1,14 @@
-"""Real processes, really killed."""
+"""Brokers, workers and clients in real processes, some of which are killed."""
 
 import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, process
+from support.processes import alive, broker, eventually, process
 
 from zmdp.clients import Client, RetryLater, WorkerLost
 from zmdp.workers import Worker
@@ -19,15 +18,9 @@ QUICK = ("--heartbeat", "0.1", "--liveness", "20")
 
 
 SLOW = ("--heartbeat", "600")
-"""Of a broker: no heartbeat is due while a test runs, so what it notices it notices at once, or never."""
+"""For brokers: no heartbeat is due during a test, so the broker notices an end immediately or never."""
 PATIENT = ("--heartbeat", "0.2", "--liveness", "3000")
-"""Of its workers."""
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
+"""For the workers of such a broker."""
 
 
 def worker(target, endpoint, *options):
@@ -35,7 +28,7 @@ def worker(target, endpoint, *options):
 
 
 def gated(endpoint):
-    """A worker process whose handlers await, with the default credit of 64."""
+    """Run a worker process whose handlers await, with the default credit of 64."""
     return process("mdworker", "services:gated", "--service", "gated", "--broker", endpoint, *PATIENT, cwd=HERE)
 
 
@@ -48,7 +41,7 @@ def stats(client):
 
 
 class Gate:
-    """Where requests for `gated` wait until it is opened."""
+    """Requests for `gated` that run until the gate is opened."""
 
     def __init__(self, folder):
         folder.mkdir()
@@ -58,29 +51,22 @@ class Gate:
         self.replies = []
 
     def send(self, client, *more):
-        """Send one more request to this gate; returns the future of its reply."""
+        """Send one more request to this gate; return the future of its reply."""
         begun = self.folder / str(len(self.replies))
         self.replies.append(client.submit("gated", str(self.file).encode(), str(begun).encode(), *more))
         return self.replies[-1]
 
     def await_all(self):
-        """Wait until all requests have begun; returns the pids of the processes in which they have.
+        """Wait until all requests run; return the pids of the processes in which they do.
 
-        The broker's word that they are held is not enough: a worker returns what it has not begun while it is slow.
+        It is not enough that the broker has dispatched them: a slow worker releases requests that have not begun.
         """
         files = [self.folder / str(number) for number in range(len(self.replies))]
         return set(map(int, eventually(lambda: all(pids := [f.exists() and f.read_text() for f in files]) and pids)))
 
     def open(self):
-        """Let the requests go on."""
+        """Let the requests finish."""
         self.file.unlink()
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_request_outlives_its_worker(tmp_path, pool):
@@ -119,7 +105,7 @@ def test_64_requests_outlive_the_worker_that_holds_them(tmp_path):
 
 
 def test_a_poisonous_request_fails_alone(tmp_path):
-    """It kills three workers.  Each of them holds other requests as well, and those complete elsewhere."""
+    """It kills three workers, each of which holds other requests, and those complete elsewhere."""
     with ExitStack() as ends:
         server, endpoint = ends.enter_context(broker(*SLOW))
         client = ends.enter_context(Client(endpoint, timeout=60))
@@ -181,7 +167,7 @@ def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
             assert client.request("pid", timeout=5) == [b"%d" % frozen.pid]
 
 
-def test_a_broker_that_was_frozen_declares_nobody_dead_whose_heartbeats_wait():
+def test_a_frozen_broker_reads_waiting_heartbeats_before_it_gives_workers_up():
     patience = 0.2
     with broker("--heartbeat", "0.05", "--liveness", "4") as (frozen, endpoint), Client(endpoint, timeout=20) as client:
         with ExitStack() as ends:
@@ -190,7 +176,7 @@ def test_a_broker_that_was_frozen_declares_nobody_dead_whose_heartbeats_wait():
             eventually(lambda: len(workers_of(client, b"echo")) == 20)
             frozen.send_signal(signal.SIGSTOP)
             since = time.monotonic()
-            eventually(lambda: time.monotonic() > since + 3 * patience)  # the time is what this is about
+            eventually(lambda: time.monotonic() > since + 3 * patience)  # the test is about this time
             frozen.send_signal(signal.SIGCONT)
             assert client.request("echo", b"x") == [b"x"]
             assert "is gone: silent" not in frozen.stderr
@@ -209,14 +195,14 @@ def test_the_broker_drains(tmp_path, pool):
                 late.request("slow", b"too late")
             assert told.value.code == 503
             with Client(endpoint, timeout=0.3, retries=0, protocol="0.2") as old, pytest.raises(TimeoutError):
-                old.request("slow", b"too late")  # it cannot be told
+                old.request("slow", b"too late")  # 0.2 has no ERROR
             held.unlink()
             assert reply.result() == [b"%d" % at_work.pid]
             assert server.wait() == 0
             at_work.line("the broker sent DISCONNECT")
 
 
-def test_a_second_signal_ends_the_broker_at_once(tmp_path, pool):
+def test_a_second_signal_stops_the_broker_immediately(tmp_path, pool):
     held = tmp_path / "held"
     with broker(*QUICK, "--drain-timeout", "600") as (server, endpoint), worker("services:slow", endpoint):
         with Client(endpoint) as asker, Client(endpoint, timeout=30, retries=0) as client:
@@ -241,7 +227,7 @@ def test_the_drain_is_bounded(tmp_path):
             held.unlink()
 
 
-def test_a_worker_ends_gracefully(tmp_path, pool):
+def test_a_worker_finishes_its_request_before_it_ends(tmp_path, pool):
     held = tmp_path / "held"
     with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as ending:
         with Client(endpoint, timeout=30, retries=0) as client:
@@ -255,7 +241,7 @@ def test_a_worker_ends_gracefully(tmp_path, pool):
             server.line("of service slow is gone: disconnected")
 
 
-def test_a_second_signal_ends_a_worker_at_once(tmp_path):
+def test_a_second_signal_stops_a_worker_immediately(tmp_path):
     held = tmp_path / "held"
     with broker(*QUICK) as (_, endpoint), worker("services:slow", endpoint) as ending, Client(endpoint) as client:
         eventually(lambda: workers_of(client, b"slow"))
@@ -267,7 +253,7 @@ def test_a_second_signal_ends_a_worker_at_once(tmp_path):
         held.unlink()
 
 
-def test_a_signal_to_all_processes_at_once_is_graceful(tmp_path, pool):
+def test_ctrl_c_in_a_terminal_stops_all_processes_gracefully(tmp_path, pool):
     held = tmp_path / "held"
     command = ("mdworker", "services:slow", "--processes", "2", *QUICK)
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30, retries=0) as client:
@@ -291,7 +277,7 @@ def test_a_large_reply_is_not_lost_when_its_worker_ends(pool):
             assert ending.wait() == 0
 
 
-def test_several_processes_are_restarted_and_ended_together():
+def test_a_supervisor_restarts_killed_processes_and_stops_all():
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
             eventually(lambda: len(workers_of(client, b"pid")) == 2)
@@ -307,7 +293,7 @@ def test_several_processes_are_restarted_and_ended_together():
         assert client.request("mmi.service", b"pid") == [b"404"]
 
 
-def test_the_processes_of_a_killed_parent_end():
+def test_worker_processes_end_when_their_supervisor_is_killed():
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
             eventually(lambda: len(workers_of(client, b"pid")) == 2)

@@ -5,19 +5,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
-import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from support.postgres import cluster as new_cluster
-from support.processes import BIN, broker, eventually, process, run
+from support.processes import BIN, broker, eventually, free_endpoint, process, run
 from support.titanics import BEATS, LIMITS, row, state
 
 from zmdp.clients import Client
@@ -28,7 +25,7 @@ from zmdp.workers import ServiceError, Worker
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 STRANGE = "0123456789abcdef0123456789abcdef"
-"""A UUID of no request."""
+"""A UUID that no request has."""
 UUID = re.compile(rb"[0-9a-f]{32}\n")
 
 
@@ -74,37 +71,16 @@ def db(endpoint, tmp_path_factory):
         yield path
 
 
-class Ended(NamedTuple):
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-
-
 @pytest.fixture
-def here(monkeypatch, capsysbinary):
-    """The command in this process, where it starts faster."""
-
-    def call(*arguments, **env):
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["titanic", *arguments])
-        capsysbinary.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Ended(ended.value.code, *capsysbinary.readouterr())
-
-    return call
+def here(in_this_process):
+    """The command `titanic` in this process."""
+    return partial(in_this_process, "titanic")
 
 
 @pytest.fixture
 def titanic(here, endpoint, db):
     """The command, with the broker and the database in its environment."""
-
-    def call(*arguments, stdin=None):
-        env = {"MDP_BROKER": endpoint, "TITANIC_DB": str(db)}
-        return here(*arguments, **env) if stdin is None else run("titanic", *arguments, stdin=stdin, **env)
-
-    return call
+    return partial(here, MDP_BROKER=endpoint, TITANIC_DB=str(db))
 
 
 @pytest.fixture
@@ -298,12 +274,13 @@ def test_errors_are_one_line_with_an_exit_code(here, endpoint, db, wrong):
     assert "secret" not in one_line(result)
 
 
-def test_no_titanic(here):
+def test_no_titanic(here, monkeypatch):
+    monkeypatch.setattr(cli, "REGISTRATION_SECONDS", 0.1)
     with running_broker(limits=LIMITS) as server:
         at = server.endpoints[0]
         for arguments in (["request", "echo"], ["reply", STRANGE, "--wait"], ["reply", STRANGE, "--stream"],
                           ["close", STRANGE]):  # fmt: skip
-            result = here(*arguments, "--broker", at, "--timeout", "1d")  # which is not waited for
+            result = here(*arguments, "--broker", at, "--timeout", "1d")  # the command fails sooner
             assert (result.returncode, result.stdout) == (4, b"")
             told = f"titanic: no Titanic is registered at {at}: start one with `titanic serve`"
             assert one_line(result) == told
@@ -686,7 +663,7 @@ def test_postgresql(here):
         result = here("serve", **env)
         assert (result.returncode, result.stdout) == (6, b"")
         told = re.search(r"has no tables yet: run `(titanic db upgrade --db (\S+))`", one_line(result))
-        assert b"no tables" in done(run(*told[1].split()))  # as it says
+        assert b"no tables" in done(run(*told[1].split()))  # the command that the error suggests
         assert b"as required" in done(here("db", "check"))
         with serve(at, cluster.url()) as serving:
             uuid = done(here("request", "echo", "hello")).decode().strip()
@@ -710,12 +687,6 @@ def port(tmp_path):
     with running_broker(limits=LIMITS, drain_timeout=0.1) as server:
         with Client(server.endpoints[0], timeout=20) as client:
             yield server.endpoints[0], Titanic(client), str(tmp_path / "titanic.db")
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor() as pool:
-        yield pool
 
 
 @contextmanager
@@ -779,9 +750,7 @@ def broker_at(at):
 
 
 def test_a_submission_is_stored_once_although_the_broker_dies_before_the_answer(tmp_path, pool):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    at = free_endpoint()
     db = tmp_path / "titanic.db"
     with ExitStack() as stack:
         first = stack.enter_context(broker_at(at))
@@ -836,9 +805,7 @@ def test_two_titanics_share_a_database(port):
 
 
 def test_serve_waits_for_its_broker(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        at = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    at = free_endpoint()
     with serve(at, tmp_path / "titanic.db") as serving:
         assert serving.end() == 0
     with serve(at, tmp_path / "titanic.db") as serving:
@@ -847,7 +814,7 @@ def test_serve_waits_for_its_broker(tmp_path):
             with Client(at, timeout=20) as client:
                 eventually(lambda: client.available("titanic.request"))
             assert UUID.fullmatch(done(run("titanic", "request", "echo", "--broker", at)))
-        assert serving.end() == 0
+            assert serving.end() == 0
 
 
 def test_settings_of_serve(port):

@@ -1,4 +1,4 @@
-"""Clients of X1, when brokers and workers are really killed."""
+"""X1 clients when brokers and workers are killed."""
 
 import asyncio
 import json
@@ -23,8 +23,8 @@ def worker(target, endpoint, *options):
     return process("mdworker", target, "--broker", endpoint, *QUICK, *options, cwd=HERE)
 
 
-def test_the_broker_is_killed_and_restarted_under_500_outstanding_requests():
-    """All are answered, none twice."""
+def test_500_outstanding_requests_outlive_the_broker():
+    """Each is answered once."""
 
     async def scenario(first, endpoint, ends):
         async with AsyncClient(endpoint, timeout=60) as client:
@@ -88,7 +88,7 @@ def test_a_frozen_broker_is_left_for_the_next():
             asyncio.run(scenario(first, [one, other]))
 
 
-def test_a_draining_broker_refuses_and_an_ending_one_says_so(tmp_path):
+def test_requests_are_refused_while_the_broker_drains_and_when_it_ends(tmp_path):
     held = tmp_path / "held"
     with broker(*QUICK, "--drain-timeout", "600") as (server, endpoint), worker("services:slow", endpoint):
         with Client(endpoint, timeout=60) as client:
@@ -126,7 +126,7 @@ def test_a_killed_asyncio_worker_loses_nothing():
             assert second.end() == 0
 
 
-def test_cancelled_at_a_worker_in_another_process():
+def test_a_request_is_cancelled_at_a_worker_in_another_process():
     with broker(*QUICK) as (_, endpoint), worker("zmdp.workers.sleep:worker", endpoint) as sleeper:
         with Client(endpoint, timeout=60) as client:
             future = client.submit("sleep", b"600000")
@@ -149,7 +149,7 @@ Worker("work", work, broker=sys.argv[1]).run()
 """
 
 
-def test_ctrl_c_on_a_script_finishes_what_is_worked_on():
+def test_ctrl_c_on_a_script_finishes_the_running_request():
     def interruptible():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -187,7 +187,7 @@ print("alive")
 """
 
 
-def test_an_asyncio_client_that_nobody_closes_does_not_stop_the_process():
+def test_an_unclosed_asyncio_client_does_not_keep_the_process_alive():
     with broker(*QUICK) as (_, endpoint):
         done = subprocess.run(
             [sys.executable, "-c", ABANDONED, endpoint], capture_output=True, text=True, timeout=60, check=True
@@ -195,7 +195,7 @@ def test_an_asyncio_client_that_nobody_closes_does_not_stop_the_process():
         assert done.stdout == "alive\n"
 
 
-def test_the_connections_of_one_killed_process_are_not_many_lost_workers():
+def test_the_connections_of_a_killed_process_count_as_one_attempt():
     options = ("--concurrency", "5", "--protocol", "0.2")  # before X1 a connection holds one request
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=60) as client:
         with worker("zmdp.workers.sleep:worker", endpoint, *options) as first:

@@ -1,4 +1,4 @@
-"""Those who take part: brokers and workers, the real machines, each run as its shell runs it.
+"""Brokers and workers of a simulation: the real machines, each driven as its shell drives it.
 
 Every `Process` can hang (all that arrives meanwhile is dealt with afterwards, first the messages and then the time)
 and die (its state is lost; whoever restarts it makes a new one).
@@ -28,30 +28,30 @@ from .referee import Referee
 from .rules import check
 
 HANDLER_TIMEOUT = 15.0
-"""Seconds after which a worker gives its request back because its handler is stuck."""
+"""Seconds after which a worker gives up a request whose handler is stuck."""
 MILLISECOND = 0.001
-"""The unit of a ttl, and so the error it may have."""
+"""Resolution of a ttl, and thus its maximum error."""
 MOST_PARTS_01 = 8
 """PARTIALs that a 0.1 worker has at most.  They all go into one REPLY, which must not be past the broker's
 `max_frames`."""
 TURN = 100
-"""Messages that the broker takes in before it sends what follows from them."""
+"""Maximum number of messages that the broker handles in one turn."""
 LONGEST_TURN = 0.005
-"""Seconds for which a worker or client keeps what it has to say, to send it together."""
+"""Seconds for which a worker or client collects commands, to send them together."""
 
 _silent = logging.getLogger("zmdp.simulation")
 _silent.disabled = True
 
 
 class Stage(World):
-    """The world in which all this happens."""
+    """The simulated world: clock, network, randomness and events."""
 
     calm = False
-    """No more faults: what runs is to recover."""
+    """Whether faults have ended, so that everything must recover."""
 
 
 class Process:
-    """Something that runs, hangs and dies."""
+    """A process, which can hang and die."""
 
     def __init__(self, world: Stage, name: str) -> None:
         self.world = world
@@ -63,14 +63,14 @@ class Process:
 
     @abstractmethod
     def tick(self) -> None:
-        """Do what is due."""
+        """Perform whatever is due."""
 
     @abstractmethod
     def deadline(self) -> float | None:
-        """When something is due."""
+        """Return when something is due."""
 
     def do(self, what: Callable[[], None]) -> None:
-        """Do `what`, as soon as this process runs."""
+        """Call `what` as soon as this process runs."""
         if not self.alive:
             return
         if self.world.now < self.hangs_until:
@@ -106,7 +106,7 @@ ROLES = {"b": "callers", "c": "callers", "d": "callers", "p": "both", "r": "rogu
 
 
 class BrokerProcess(Process):
-    """`Broker` under the referee's eyes, run as `Server` runs it."""
+    """A `Broker` that the referee watches, driven as `Server` drives it."""
 
     def __init__(self, world: Stage, limits: Limits, roles: dict[str, Permissions]) -> None:
         super().__init__(world, "broker")
@@ -119,9 +119,9 @@ class BrokerProcess(Process):
         """What has arrived, each with the role of its connection's key."""
         self._turn_due = False
         self._slow = world.rng.choice([0.0, 0.001, 0.05])
-        """Seconds that pass, at most, until the broker takes in what has arrived."""
+        """Maximum seconds until the broker handles messages that have arrived."""
         self._gone: dict[bytes, int] = {}
-        """Peers that are not connected any more, and the first turn whose messages they have not received."""
+        """Peers that are no longer connected, and the first turn whose messages they did not receive."""
         world.network.listener = self._arrived
         world.network.departed = self._departed
 
@@ -139,7 +139,7 @@ class BrokerProcess(Process):
             self.later(self.world.rng.uniform(0, self._slow), self._turn)
 
     def _turn(self) -> None:
-        """Take in what has arrived, and send what follows from it."""
+        """Handle the messages that have arrived, and send the results."""
         self._turn_due = False
         now, most = self.world.now, self.world.rng.choice([2, TURN])
         taken = 0
@@ -152,7 +152,7 @@ class BrokerProcess(Process):
         self._end_turn()
 
     def _end_turn(self) -> None:
-        """Give up those that are gone, once everything that they sent before has been taken in."""
+        """Give up peers that are gone, once everything that they sent before has been handled."""
         while self._gone and not self._inbox:
             identity, turn = self._gone.popitem()
             self._send(self.referee.unreachable(identity, turn, self.world.now))
@@ -160,7 +160,7 @@ class BrokerProcess(Process):
             self._plan_turn()
 
     def _departed(self, identity: bytes) -> None:
-        """libzmq's monitor has said that a connection may have ended."""
+        """Handle an event of libzmq's monitor: a connection may have ended."""
         if self.world.chance(0.7):
             self.later(self.world.rng.choice([0.0, 0.02]), partial(self.probe, identity))
 
@@ -202,13 +202,13 @@ class BrokerProcess(Process):
         self.referee.drain()
 
     def stop(self) -> None:
-        """End in an orderly way: ERROR for all X1 requests, DISCONNECT to all workers."""
+        """Stop gracefully: ERROR for all X1 requests, DISCONNECT to all workers."""
         for message in self.referee.close(self.world.now):
             self.world.network.send(message)
         self.die()
 
     def count(self) -> None:
-        """Add up what this broker has counted."""
+        """Add this broker's counts to the events."""
         stats = self.machine.stats
         for title, counts in (("dropped", stats.dropped), ("refused", stats.disconnected), ("lost", stats.lost)):
             for reason, number in counts.items():
@@ -224,28 +224,28 @@ class BrokerProcess(Process):
 
 
 def part(number: bytes, run: bytes, index: int) -> bytes:
-    """The frame of a PARTIAL: the request's number, the run of a handler that made it, and its place."""
+    """Return the frame of a PARTIAL: the request's number, the handler's run and the part's index."""
     return b"%s|%s|part|%d" % (number, run, index)
 
 
 def end(number: bytes, run: bytes, parts: int) -> bytes:
-    """The frame of a FINAL, and how many PARTIALs went before."""
+    """Return the frame of a FINAL, with the number of PARTIALs before it."""
     return b"%s|%s|end|%d" % (number, run, parts)
 
 
 def failure(number: bytes, run: bytes, parts: int) -> bytes:
-    """The text of a handler's ERROR, and how many PARTIALs went before."""
+    """Return the text of a handler's ERROR, with the number of PARTIALs before it."""
     return b"%s|%s|failure|%d" % (number, run, parts)
 
 
 def tells_failure(frames: list[bytes]) -> bool:
-    """Whether a reply ends with what a worker that has no ERROR sends in its place."""
+    """Return whether a reply ends with the frame that a worker without ERROR sends instead."""
     return frames[-3:-2] == [wire.ERROR_MARK]
 
 
 @dataclass
 class Stream:
-    """What has come of one request: the parts of one run in order, then its end."""
+    """What has arrived for one request: the parts of one run in order, then its end."""
 
     number: bytes
     run: bytes | None = None
@@ -276,28 +276,28 @@ class Habits:
 
     service_time: float
     parts: int
-    """PARTIALs a reply may have at most."""
+    """Maximum number of PARTIALs of a reply."""
     crash: float
     """Chance that the process dies in the middle of a request."""
     stuck: float
-    """Chance that a handler takes a minute more."""
+    """Chance that a handler takes an additional minute."""
     fails: float
-    """Chance that a handler fails instead of going on."""
+    """Chance that a handler fails at a step."""
     looks: bool
-    """Whether a handler ends early when nobody waits any more, or the time has passed."""
+    """Whether handlers end early once their request is cancelled or its time has passed."""
     too_large: int = 0
-    """Frames that are over the broker's limits, or 0 for never."""
+    """Number of frames of replies over the broker's limits, or 0 for none."""
 
 
 @dataclass(eq=False)
 class Run:
-    """A handler at work."""
+    """A running handler."""
 
     request: Request
     name: bytes
     parts: int
     step: int = 0
-    """Counts its steps, so that one that was planned before the handler was cancelled is not done."""
+    """Counts steps, so that a step planned before the handler was cancelled is skipped."""
 
 
 class WorkerProcess(Process):
@@ -332,31 +332,31 @@ class WorkerProcess(Process):
         self.habits = habits
         self._x1 = protocol == "X1"
         self._short = kind == "threads" and world.chance(0.7)
-        """Its handlers take a fraction of a millisecond, but for a few."""
+        """Whether almost all of its handlers take less than a millisecond."""
         self._most_parts = min(habits.parts, MOST_PARTS_01) if protocol == "0.1" else 0 if self._short else habits.parts
         self._connect = connect
         self.dealer: Socket | None = None
         self.runs: dict[int, Run] = {}
-        """The handlers at work, by the id() of their requests."""
+        """The running handlers, by the id() of their requests."""
         self._flush_due = False
         self._leaving = False
         self.do(self._step)
 
     @property
     def route(self) -> Route:
-        """Where the broker is to have it registered."""
+        """The route under which the broker should have it registered."""
         return self.dealer.path if self.dealer is not None else ()
 
     @property
     def well(self) -> bool:
-        """Whether it is connected, as far as it knows, and has nothing to do."""
+        """Return whether it believes to be connected and is idle."""
         session = self.session
         return session.lost is None and not session.held and not self.runs
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _step(self) -> None:
-        """Do all that is due: connect, begin, and send, now or soon."""
+        """Perform what is due: connect, start handlers, and send, now or soon."""
         session, now = self.session, self.world.now
         if self.dealer is None and now >= session.connect_at():
             self.dealer = self._connect(self.world.network, self.name, self._arrived)
@@ -422,7 +422,7 @@ class WorkerProcess(Process):
         self._step()
 
     def _check(self, request: Request) -> None:
-        """What an X1 client sent with a request has come as well, if this worker speaks X1."""
+        """Check that the options of an X1 client have arrived, if this worker speaks X1."""
         until = request.headers.get("until")
         if until is not None:
             check(request.headers["number"].encode() == request[0], f"X1: {request!r} has another's headers")
@@ -447,7 +447,7 @@ class WorkerProcess(Process):
         return None if due == math.inf else due
 
     def leave(self) -> None:
-        """Take no more requests, and end when those that have begun are done."""
+        """Accept no more requests, and end when the running ones are done."""
         if not self._leaving:
             self.world.note(f"{self.name} leaves")
             self._leaving = True
@@ -471,7 +471,7 @@ class WorkerProcess(Process):
         self._work(run, 0)
 
     def _look(self) -> None:
-        """Those whose requests nobody waits for, and those that have exceeded their time: tasks are cancelled."""
+        """Cancel the tasks of requests that were cancelled or have exceeded their time."""
         session = self.session
         self.world.events["handler given up"] += len(session.stuck)
         if self._awaits:
@@ -484,7 +484,7 @@ class WorkerProcess(Process):
         session.cancelled.clear()
 
     def _end_task(self, run: Run) -> None:
-        """A task has been cancelled."""
+        """Handle the end of a cancelled task."""
         if self.runs.pop(id(run.request), None) is None:
             return  # it was cancelled twice
         if run.request.cancelled:
@@ -495,7 +495,7 @@ class WorkerProcess(Process):
         self._step()
 
     def _work(self, run: Run, index: int) -> None:
-        """Take some time, then go on with part `index`."""
+        """Wait for a while, then continue with part `index`."""
         rng, time = self.world.rng, self.habits.service_time
         if self._short and self.world.chance(0.97):
             time = 0.0001  # so that the credit grows, until another takes longer

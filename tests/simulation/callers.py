@@ -1,4 +1,4 @@
-"""X1's client, run as its shell runs it: many requests at once, over one connection after the other."""
+"""The X1 client, driven as its shell drives it: concurrent calls, over one connection after the other."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from .referee import EPSILON, GRAIN
 from .rules import Broken, check
 
 MOST_CALLS = 40
-"""Calls that a client has outstanding at most: all are sent again with each new connection."""
+"""Maximum number of outstanding calls of a client: all are sent again over each new connection."""
 NEVER = float("inf")
 EXCEPTIONS = {
     Code.NO_WORKER: ServiceNotFound,
@@ -44,13 +44,13 @@ EXCEPTIONS = {
     500: ServiceError,
     418: ServiceError,
 }
-"""What a client is to raise for each code that it can get; it sends nothing malformed, nor too large."""
+"""The error that a client must raise for each code that it can get; it sends nothing malformed or too large."""
 UNLIMITED = Limits(max_message=1 << 30, max_frames=1 << 30)
 
 
 @dataclass(frozen=True)
 class Wish:
-    """How an X1 client asks."""
+    """Options of a call of an X1 client."""
 
     service: bytes
     timeout: float | None = None
@@ -59,9 +59,9 @@ class Wish:
     wait: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     about: bytes = b""
-    """What an `mmi.*` service is asked about."""
+    """The service that an `mmi.*` request asks about."""
     large: bool = False
-    """The body has a frame that travels as an attachment."""
+    """Whether the body has a frame that is sent as an attachment."""
 
     @property
     def is_mmi(self) -> bool:
@@ -70,26 +70,26 @@ class Wish:
 
 @dataclass(eq=False)
 class Asked:
-    """A call, and what has come of it."""
+    """A call and its state."""
 
     call: Call
     wish: Wish
     body: list[bytes]
     began: float
     heard: float
-    """When it began, or something of its reply came."""
+    """When it began or the last part of its reply arrived."""
     came: Stream
-    """What came of it on this connection."""
+    """What has arrived for it on this connection."""
     handed_out: Stream
-    """What the caller has got."""
+    """What the caller has received."""
     sent: bool = False
-    """It was sent on this connection."""
+    """Whether it was sent on this connection."""
     ended: bool = False
-    """Its FINAL or ERROR came on this connection."""
+    """Whether its FINAL or ERROR arrived on this connection."""
     over: bool = False
-    """The caller has got its last outcome, or has cancelled it."""
+    """Whether the caller has received its outcome or has cancelled it."""
     to_cancel: bool = False
-    """CANCEL must be among what is sent next."""
+    """Whether CANCEL must be among the next commands."""
 
     @property
     def deadline(self) -> float:
@@ -97,7 +97,7 @@ class Asked:
 
     @property
     def due(self) -> float:
-        """When it must be over, whatever happens."""
+        """Return when it must be over, whatever happens."""
         due = self.deadline
         if self.wish.timeout is not None:
             due += min(self.wish.timeout * GRACE[0], GRACE[1])
@@ -105,7 +105,7 @@ class Asked:
 
 
 class CallerProcess(Process):
-    """`ClientSession`, run as its shell runs it, with many calls at once."""
+    """A `ClientSession` with concurrent calls, driven as its shell drives it."""
 
     def __init__(
         self,
@@ -125,22 +125,22 @@ class CallerProcess(Process):
         self._choose = choose
         self._pause = pause
         self._cancels = cancels
-        """Chance that a call is cancelled, if it is not over by then."""
+        """Chance that a call is cancelled while it is outstanding."""
         self._connect_to = connect
         self._proxied = connect is not Dealer
-        """Nobody tells it when the proxy's connection to the broker ends: then only a timeout helps."""
+        """It cannot notice that the proxy's connection to the broker ends, except by a timeout."""
         self._dealer: Socket | None = None
         self._connected_at = 0.0
         self._flush_due = False
         self._asked: dict[Any, Asked] = {}
-        """By number."""
+        """Calls by number."""
         self._open: dict[Any, Asked] = {}
-        """Those that are not over."""
+        """Calls that are not over."""
         self.later(world.rng.expovariate(1 / pause), self._next)
 
     @property
     def idle(self) -> bool:
-        """No call is outstanding."""
+        """Return whether no call is outstanding."""
         return not self._open
 
     def _next(self) -> None:
@@ -237,7 +237,7 @@ class CallerProcess(Process):
         self._settle()
 
     def _check_outcomes(self, expected: list[tuple[Asked, Any]]) -> None:
-        """The session hands out what has come, and nothing else."""
+        """Check that the session delivers what has arrived, and nothing else."""
         events = self.session.events
         calls = [call for call, _ in events]
         wanted = [asked.call for asked, _ in expected]
@@ -254,7 +254,7 @@ class CallerProcess(Process):
             check(type(outcome) is kind, f"X1: {self.name} raises {outcome!r} for {command}")
 
     def _check_error(self, asked: Asked, error: wire.Error, *, over: bool) -> None:
-        """What the broker or a worker says about a request fits what was asked."""
+        """Check that the message about a request fits the call."""
         if error.detail or error.code in {500, 418}:
             asked.came.add([error.text])
             check(asked.came.ended, f"X1: {error} is not what the worker sent")
@@ -266,7 +266,7 @@ class CallerProcess(Process):
             raise Broken(f"X1: {self.name} was told 499, but has not cancelled {asked.call.number}")
 
     def _settle(self) -> None:
-        """Hand out what is to be handed out, send now or soon, close the connection if it is lost."""
+        """Deliver events, send now or soon, and close the connection if it is lost."""
         for call, outcome in self.session.events:
             self._hand_out(self._asked[call.number], outcome)
         self.session.events.clear()
@@ -310,7 +310,7 @@ class CallerProcess(Process):
         check(not silent, f"X1: {self.name} did not send CANCEL of {silent}")
 
     def _check_sent(self, command: Any) -> None:
-        """A request goes out under its number, once on each connection, and never again once a part was handed out."""
+        """Check that a request is sent under its number, once per connection, and never after a part was delivered."""
         if isinstance(command, wire.Heartbeat):
             return
         check(isinstance(command, wire.Request | wire.Cancel), f"X1: {self.name} sends {command}")
@@ -339,7 +339,7 @@ class CallerProcess(Process):
     # ── the caller ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _hand_out(self, asked: Asked, outcome: Outcome) -> None:
-        """The caller gets a part, or how its call has ended."""
+        """Deliver a part or the outcome of a call to its caller."""
         events, now, wish = self.world.events, self.world.now, asked.wish
         check(not asked.over, f"X1: {self.name} hands out {outcome!r} after the end of {asked.call.number}")
         if isinstance(outcome, Reply):
@@ -368,7 +368,7 @@ class CallerProcess(Process):
         self._over(asked)
 
     def _check_punctual(self) -> None:
-        """A call is over when its time has passed, or as soon as this process runs again."""
+        """Check that a call is over when its time has passed, or as soon as this process runs again."""
         late = self.world.now - GRAIN - EPSILON
         if late > self.hangs_until:
             for asked in self._open.values():
@@ -400,7 +400,7 @@ class CallerProcess(Process):
         return self.session.deadline()
 
     def leave(self) -> None:
-        """End in an orderly way: what is outstanding is cancelled."""
+        """Close the client, which cancels outstanding calls."""
         self.session.close(partial(ClosedError, "this client was closed"))
         for call, _ in self.session.events:
             self._asked[call.number].to_cancel = self.session.lost is None

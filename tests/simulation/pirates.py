@@ -1,4 +1,4 @@
-"""Clients of MDP/0.2 and 0.1: one that asks again, as its shell does, and one that sends many requests at once."""
+"""MDP/0.2 and 0.1 clients: one that retries, driven as its shell drives it, and one that sends bursts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from .rules import check
 
 @dataclass(frozen=True)
 class Call:
-    """How a 0.2 or 0.1 client asks."""
+    """Options of a call of a 0.2 or 0.1 client."""
 
     service: bytes
     timeout: float
     retries: int
     stream: bool
     about: bytes = b""
-    """What an `mmi.*` service is asked about."""
+    """The service that an `mmi.*` request asks about."""
 
     @property
     def is_mmi(self) -> bool:
@@ -32,7 +32,7 @@ class Call:
 
 
 class PirateProcess(Process):
-    """`LegacySession`, run as `Client` runs it: one call after the other."""
+    """A `LegacySession`, driven as `Client` drives it: one call after the other."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class PirateProcess(Process):
         self._dealer: Socket | None = None
         self._call: Call | None = None
         self._heard_at = 0.0
-        """When the call was sent, or something of its reply came."""
+        """When the call was sent or the last part of its reply arrived."""
         self._came = Stream(b"")
-        """What came on this connection of the request sent there last."""
+        """What has arrived on this connection for the request that was sent there last."""
         self._handed_out = Stream(b"")
-        """What the caller has got of the call."""
+        """What the caller has received."""
         self.later(world.rng.expovariate(1 / pause), self._next)
 
     @property
     def connected(self) -> bool:
-        """Whether its connection works, or it has none and makes one when needed."""
+        """Return whether its connection works, or it has none and would open one."""
         return self._dealer is None or self._dealer.whole
 
     def _next(self) -> None:
@@ -155,7 +155,7 @@ class PirateProcess(Process):
 
 
 class BurstProcess(Process):
-    """A client that sends many requests at once and takes the replies as they come; nothing is sent again."""
+    """A client that sends many requests at once, reads replies in any order, and never retries."""
 
     def __init__(self, world: Stage, name: str, protocol: str, choose: Callable[[], Call], pause: float) -> None:
         super().__init__(world, name)

@@ -1,4 +1,4 @@
-"""Which request goes to which worker, as the rules say it (C17, C20, C21): slow, and easy to read."""
+"""The dispatch policy (C17, C20, C21), implemented a second time: slow, but easy to read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from .ledger import Seat, Ticket
 
 Step = tuple["Ticket", "Seat | None"]
-"""A request and its worker; None if its time had passed when its turn came."""
+"""A request and its worker, or None if its time had passed when its turn came."""
 
 
 class Line:
-    """Requests that wait; their clients take turns (C20)."""
+    """Waiting requests, whose clients take turns (C20)."""
 
     def __init__(self, turns: Sequence[tuple[Peer, list[Ticket]]] = ()) -> None:
         self.turns = [(client, list(tickets)) for client, tickets in turns]
@@ -30,7 +30,7 @@ class Line:
         return iter([ticket for _, tickets in self.turns for ticket in tickets])
 
     def append(self, ticket: Ticket) -> None:
-        """Behind the others of its client, who keeps its place."""
+        """Add a request behind its client's others; the client keeps its place."""
         for client, tickets in self.turns:
             if client == ticket.client:
                 tickets.append(ticket)
@@ -38,13 +38,13 @@ class Line:
         self.turns.append((ticket.client, [ticket]))
 
     def prepend(self, ticket: Ticket) -> None:
-        """In front of all others (C17)."""
+        """Add a request in front of all others (C17)."""
         mine = [each for client, tickets in self.turns if client == ticket.client for each in tickets]
         others = [turn for turn in self.turns if turn[0] != ticket.client]
         self.turns = [(ticket.client, [ticket, *mine]), *others]
 
     def take(self) -> Ticket:
-        """The next one; its client then waits for the turns of all others."""
+        """Remove and return the next request; its client goes behind all others."""
         client, tickets = self.turns.pop(0)
         if tickets[1:]:
             self.turns.append((client, tickets[1:]))
@@ -58,12 +58,12 @@ class Line:
 
 
 class Waiting:
-    """The requests that wait for one service."""
+    """The requests waiting for one service."""
 
     def __init__(self) -> None:
         self.line = Line()
         self.suspects = Line()
-        """Those whose worker died."""
+        """Requests whose worker died."""
 
     def copy(self) -> Waiting:
         copy = Waiting()
@@ -81,13 +81,13 @@ class Waiting:
 
     @property
     def order(self) -> list[list[tuple[Peer, list[bytes]]]]:
-        """Who waits, to be compared."""
+        """Return the waiting requests in a form that can be compared."""
         lines = (self.suspects, self.line)
         return [[(client, [each.body[0] for each in tickets]) for client, tickets in line.turns] for line in lines]
 
 
 class _Desk:
-    """A worker, while requests are given out."""
+    """A worker during dispatch."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -97,7 +97,7 @@ class _Desk:
 
 
 def plan(waiting: Waiting, seats: Sequence[Seat], now: float) -> list[Step]:
-    """Give out what `waiting` has, as far as the credit of `seats` goes; what is left stays there.
+    """Dispatch requests from `waiting` while `seats` have credit; the others remain.
 
     Suspects go first, and never to a worker that has one.  Of the workers that have free credit, the one with the
     fewest requests is chosen, then the one at which nothing has changed for longest.

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class Socket(Protocol):
-    """A peer's socket: a `Dealer`, or what is connected to a proxy."""
+    """A peer's socket: a `Dealer`, or a socket connected to a proxy."""
 
     @property
     def path(self) -> Route:
-        """What the broker knows its owner by; empty while there is no connection."""
+        """The route by which the broker knows its owner; empty while there is no connection."""
 
     @property
     def whole(self) -> bool:
-        """Whether nothing has happened to its connection."""
+        """Return whether its connection is intact."""
 
     def send(self, message: Message) -> None: ...
 
@@ -30,7 +30,7 @@ class Socket(Protocol):
 
 
 class Proxy:
-    """Passes messages on, with the sender's routing id in front.  It knows no rules, and never ends."""
+    """Forwards messages with the sender's routing id in front.  It knows no protocol, and never ends."""
 
     def __init__(self, world: Stage, name: str) -> None:
         self.peers: dict[bytes, Proxied] = {}
@@ -46,7 +46,7 @@ class Proxy:
         *,
         lost: object = None,
     ) -> Proxied:
-        """A socket that is connected to this proxy; its owner does not notice what happens behind."""
+        """Return a socket connected to this proxy, whose owner does not notice what happens behind the proxy."""
         del network, lost
         name = f"{owner}~{next(self._count)}".encode()
         peer = self.peers[name] = Proxied(self, name, receive)

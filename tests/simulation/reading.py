@@ -1,4 +1,4 @@
-"""What passes at the broker's socket, as values: the same whichever form of X1 it came in."""
+"""Messages at the broker's socket, decoded to values that do not depend on the form of X1."""
 
 from typing import Any, NamedTuple
 
@@ -9,11 +9,11 @@ from zmdp.mdp.wire import Kind, Message, RequestId, Route, batch
 from .rules import Broken, check
 
 Peer = tuple[bytes, ...]
-"""Who a client or worker is to the broker: its routing id; behind a proxy that of the proxy, and its own."""
+"""How the broker identifies a peer: by its routing id, behind a proxy by the proxy's and its own."""
 
 
 def peer_of(route: Route) -> Peer:
-    """The peer whose messages have `route` in front of the header; an X1 request's number is not in it."""
+    """Return the peer whose messages have `route` in front of the header, without an X1 request's number."""
     return route if len(route) == 1 or route[-1] else route[:-1]
 
 
@@ -21,22 +21,22 @@ class Said(NamedTuple):
     """A command of the broker to a client, or CANCEL or DISCONNECT to a worker."""
 
     to: Route
-    """For an answer of X1 the peer; else all that is in front of the header (C22)."""
+    """For answers to X1 clients the peer, otherwise all frames before the header (C22)."""
     kind: Kind
     batched: bool
     number: RequestId = None
-    """The number of an X1 request; the address of a worker's."""
+    """The number of an X1 request, or the address at a worker."""
     service: bytes = b""
     """Empty in the batched form."""
     body: tuple[bytes, ...] | None = ()
-    """The detail of an ERROR.  None: one frame, whatever it is."""
+    """The body, or the detail of an ERROR; None stands for any single frame."""
     code: int = 0
     text: str | None = ""
-    """None: the broker's own words."""
+    """The text of an ERROR; None stands for any text of the broker."""
 
 
 def matches(said: Said, expected: Said) -> bool:
-    """Whether the broker said what was expected."""
+    """Return whether the broker sent what was expected."""
     if expected.text is None:
         said = said._replace(text=None)
     if expected.body is None and said.body is not None and len(said.body) == 1:
@@ -47,7 +47,7 @@ def matches(said: Said, expected: Said) -> bool:
 def to_client(
     path: Peer, number: RequestId, kind: Kind, *, batched: bool, service: bytes = b"", **details: Any
 ) -> Said:
-    """What an X1 client is to be told of its request `number`.  Only integers can stand in records."""
+    """Return what an X1 client must be sent for its request `number`; records can contain only integers."""
     if batched and isinstance(number, int):
         return Said(path, kind, True, number, b"", **details)
     to, number = _split((*path, *wire.envelope_of(number)))
@@ -55,7 +55,7 @@ def to_client(
 
 
 def _split(route: Route) -> tuple[Route, RequestId]:
-    """An X1 client, and the number in front of the header."""
+    """Return an X1 client and the number before the header."""
     return (route[:-2], wire.id_of(route[-2])) if len(route) > 2 else (route[:-1], None)
 
 
@@ -68,11 +68,11 @@ class Heard(NamedTuple):
     batched: bool
     commands: list[Any]
     bare: bool = False
-    """It is a HEARTBEAT in the batched form."""
+    """Whether it is a HEARTBEAT in the batched form."""
 
 
 def hear(message: Message, limits: Limits) -> Heard:
-    """Read a message that a peer sent to the broker."""
+    """Decode a message from a peer to the broker."""
     found = wire.decode_peer(message, limits.max_message, limits.max_frames)
     if isinstance(found, wire.Batched):
         if found.bare:
@@ -100,7 +100,7 @@ class Beat(NamedTuple):
 
 
 def read(message: Message) -> list[Said | Work | Beat]:
-    """Read a message that the broker sends, its peer's routing id first."""
+    """Decode a message from the broker, which begins with the peer's routing id."""
     found = wire.decode_broker(message[1:])
     if isinstance(found, wire.Invalid):
         raise Broken(f"the broker sent an invalid message: {message}")

@@ -1,4 +1,4 @@
-"""Peers that know no rules."""
+"""Peers that follow no rules."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,7 +25,7 @@ BROKEN_OPTIONS = [
 
 
 class Rogue(Process):
-    """Sends whatever it likes, in both forms: noise, broken commands, and valid ones that nobody expects.
+    """Sends anything in both forms: noise, invalid commands, and valid but unexpected ones.
 
     One that registers as a worker (`registers`) takes requests and never answers them, but answers those of others; any
     other answers requests that it was never given.
@@ -48,7 +48,7 @@ class Rogue(Process):
         self._pause = pause
         self._dealer = Dealer(world.network, name, self._arrived)
         self._bodies: set[bytes] = set()
-        """The first frames of all requests that were sent."""
+        """The first frames of all requests that it sent."""
         self._next()
 
     def _next(self) -> None:
@@ -70,11 +70,11 @@ class Rogue(Process):
         self.later(self.world.rng.expovariate(1 / self._pause), self._next)
 
     def _body(self) -> list[bytes]:
-        """A body by which the referee can tell a request from others."""
+        """Return a body that identifies a request to the referee."""
         return [f"{self.name}.{self.world.number()}".encode()]
 
     def _is_known(self, requests: list[wire.Request]) -> bool:
-        """Whether these requests have bodies of which there are no others."""
+        """Return whether the bodies of these requests are unique."""
         bodies = {request.body[0] for request in requests if not request.service.startswith(b"mmi.")}
         mine = all(body.startswith(self.name.encode() + b".") for body in bodies)
         fresh = len(bodies) == len(requests) and not bodies & self._bodies
@@ -86,7 +86,7 @@ class Rogue(Process):
         return not requests
 
     def _address(self) -> wire.Address:
-        """That of somebody else's request, or one that was never given out."""
+        """Return the address of another worker's request, or one that was never used."""
         return self.world.rng.choice([b"nobody", 7, *self._addresses(self.name)[:3]])
 
     def _message(self) -> Message:
@@ -112,7 +112,7 @@ class Rogue(Process):
         )
 
     def _message_x1(self, route: wire.Route, service: bytes) -> Message:
-        """What an X1 client might send, or should not; its few numbers are soon used again."""
+        """Return a valid or invalid X1 client message; it has few numbers, so they are soon reused."""
         rng = self.world.rng
         number = rng.choice([route, (b"1", b""), (b"1", b""), (b"2", b"3", b"")])
         return rng.choice(
@@ -126,7 +126,7 @@ class Rogue(Process):
         )
 
     def _batch(self) -> Message:
-        """Records of all sorts in one message: what a client says, or what a worker says."""
+        """Return a message with records of all kinds, a client's or a worker's."""
         rng = self.world.rng
         header = rng.choice([wire.CX1, wire.WX1])
         packed = batch.Batch((b"",), header)
@@ -170,7 +170,7 @@ class Rogue(Process):
                 packed.reply(rng.choice([3, 4, 88]), number, [b"a reply that nobody asked for"])
 
     def _spoil(self, message: Message) -> Message:
-        """Lose, double, empty or change a frame."""
+        """Remove, repeat, empty or change a frame."""
         at = self.world.rng.randrange(len(message))
         changed = self.world.rng.choice([[], [message[at]] * 2, [b""], [self.world.rng.randbytes(3)]])
         return [*message[:at], *changed, *message[at + 1 :]] or [b""]

@@ -1,4 +1,4 @@
-"""How a simulation says that a rule was broken."""
+"""How the simulation reports a broken rule."""
 
 
 class Broken(AssertionError):
@@ -6,6 +6,6 @@ class Broken(AssertionError):
 
 
 def check(holds: bool, rule: str) -> None:
-    """`rule` says what is wrong if it does not hold, beginning with its number in CONFORMANCE.md if it has one."""
+    """Raise `Broken` with `rule`, which says what is wrong and begins with the number of the rule, if it has one."""
     if not holds:
         raise Broken(rule)

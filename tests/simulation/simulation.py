@@ -1,6 +1,6 @@
-"""One simulation: who takes part, what befalls them, and what must be true in the end.
+"""One simulation: its participants, the faults, and what must be true at the end.
 
-`Simulation(seed).run()` raises `Failed`, with the command that repeats it, or returns how often what has happened.
+`Simulation(seed).run()` returns counts of events, or raises `Failed` with the command that reproduces the failure.
 """
 
 from collections import Counter
@@ -26,9 +26,9 @@ SERVICES = [b"echo", b"resize", b"count"]
 UNSERVED = b"nobody-does-this"
 MOST_WORKERS = 8
 RECOVERY = 600.0
-"""Seconds in which all must have recovered when the faults have ended."""
+"""Seconds within which everything must recover after the last fault."""
 STEADY = 30.0
-"""Seconds without a new connection after which connections are taken to be settled; no stall lasts longer."""
+"""Seconds without a new connection after which connections count as stable; no stall lasts longer."""
 
 
 class Failed(AssertionError):
@@ -36,7 +36,7 @@ class Failed(AssertionError):
 
 
 class Simulation:
-    """All that happens by one seed."""
+    """A simulated system, whose every event follows from its seed."""
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.seed = seed
@@ -44,7 +44,7 @@ class Simulation:
         rng = self.world.rng
         self.duration = rng.uniform(10.0, 30.0)
         self.pause = rng.choice([0.1, 0.3, 1.0, 3.0])
-        """Seconds between two faults, on average, and between two calls of a client."""
+        """Average seconds between two faults, and between two calls of a client."""
         self.services = SERVICES[: rng.randint(1, 3)]
         self.limits = self._limits()
         self.roles = self._roles() if self.world.chance(0.5) else {}
@@ -61,11 +61,11 @@ class Simulation:
         self.proxy = Proxy(self.world, "p") if self.world.chance(0.3) else None
         self.broker: BrokerProcess | None = None
         self.processes: dict[str, Process] = {}
-        """The workers and clients by name; one that is dead stays until another takes its place."""
+        """The workers and clients by name; a dead one stays until it is replaced."""
         self._makers: dict[str, Callable[[], Process]] = {}
 
     def _limits(self) -> Limits:
-        """Half of all brokers have as good as no limits, half very tight ones."""
+        """Return limits: for half of all seeds the defaults, for the others very tight ones."""
         rng = self.world.rng
         heartbeat, liveness = rng.choice([0.5, 1.0, 2.0]), rng.choice([2, 3, 5])
         if self.world.chance(0.5):
@@ -114,11 +114,11 @@ class Simulation:
         except Exception as error:
             raise Failed(
                 f"seed {self.seed}, after {self.world.now - START:.3f} s: {error!r}\n"
-                f"to see it: python tests/simulate.py --seed {self.seed} --trace"
+                f"to reproduce it: python tests/simulate.py --seed {self.seed} --trace"
             ) from error
         return self.world.events
 
-    # ── who takes part ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── participants ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def workers(self) -> list[WorkerProcess]:
@@ -153,7 +153,7 @@ class Simulation:
         self._next_fault()
 
     def _way(self) -> Callable[..., Socket]:
-        """How a peer reaches the broker."""
+        """Choose how a peer connects: directly or through the proxy."""
         return Dealer if self.proxy is None or self.world.chance(0.5) else self.proxy.connect
 
     def _worker_maker(self, name: str, service: bytes) -> Callable[[], Process]:
@@ -198,7 +198,7 @@ class Simulation:
         self.broker = BrokerProcess(self.world, self.limits, self.roles)
 
     def _supervise(self, name: str) -> None:
-        """Start a process after a while, and look again and again whether it still lives."""
+        """Start a process after a delay, and restart it whenever it has died."""
 
         def look() -> None:
             if self.world.calm:
@@ -219,14 +219,14 @@ class Simulation:
         return rng.choices([rng.choice(self.services), UNSERVED, mmi], [20, 1, 2])[0]
 
     def _choose(self) -> Call:
-        """How a 0.2 or 0.1 client asks next."""
+        """Choose the next call of a 0.2 or 0.1 client."""
         rng = self.world.rng
         timeout = rng.choice([0.5, 2.0, 10.0])
         about = rng.choice(self.services)
         return Call(self._choose_service(), timeout, rng.randint(0, 3), self.world.chance(0.5), about=about)
 
     def _wish(self) -> Wish:
-        """How an X1 client asks next."""
+        """Choose the next call of an X1 client."""
         rng = self.world.rng
         service = self._choose_service()
         wait = self.world.chance(0.75)
@@ -243,12 +243,12 @@ class Simulation:
         )
 
     def _addresses(self, name: str) -> list[int]:
-        """The addresses of requests that workers hold, but those of `name`."""
+        """Return the addresses of all requests at workers other than `name`."""
         seats = [] if self.broker is None else self.broker.referee.ledger.seats.items()
         others = [seat for place, seat in seats if not place[0].startswith(name.encode())]
         return [address for seat in others for address in seat.held]
 
-    # ── what befalls them ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _next_fault(self) -> None:
         self.world.clock.after(self.world.rng.expovariate(1 / self.pause), self._fault)
@@ -328,7 +328,7 @@ class Simulation:
             self.broker.hang(10 * self.world.rng.random() ** 2)
 
     def _probe_somebody(self) -> None:
-        """The descriptor of a connection that has ended was another's before."""
+        """Have the broker probe a peer that may be alive: a reused descriptor can point to the wrong one."""
         identities = [*self.world.network.routes, b"nobody"]
         if self.broker is not None:
             self.broker.do(partial(self.broker.probe, self.world.rng.choice(identities)))
@@ -357,7 +357,7 @@ class Simulation:
             self.broker.arrived(rng.choice(messages), "impostors")
 
     def _end_broker(self) -> None:
-        """By a crash, or in an orderly way; another is started later."""
+        """Kill or drain the broker; start another one later."""
         broker = self.broker
         if broker is None:
             return
@@ -375,16 +375,16 @@ class Simulation:
             self.world.events["broker started again"] += 1
             self.world.clock.after(self.world.rng.uniform(0, 8), self._start_broker)
 
-    # ── what must be true in the end ─────────────────────────────────────────────────────────────────────────────────
+    # ── what must be true at the end ─────────────────────────────────────────────────────────────────────────────────
 
     def _calm_down(self) -> None:
-        """No more faults, no more calls."""
+        """End the faults and the calls."""
         self.world.note("no more faults")
         self.world.calm = True
         self.world.network.slowness = 0.01
 
     def _recover(self) -> None:
-        """Every call ends, every worker is registered again and idle, and then it stays so."""
+        """Check that every call ends, and that every worker is registered and idle again and stays so."""
         began = well_since = self.world.now
         connections: list[Route] = []
         while self.world.now < well_since + STEADY:
@@ -399,7 +399,7 @@ class Simulation:
             check(self.world.now < began + RECOVERY, f"not recovered: {unwell or 'workers connect again and again'}")
 
     def _unwell(self) -> list[str]:
-        """Who is not as it should be when nothing happens."""
+        """Return the names of those that have not recovered."""
         if self.broker is None or self.broker.machine.draining:
             return ["broker"]
         seats = self.broker.referee.ledger.seats
@@ -414,7 +414,7 @@ class Simulation:
         return unwell + [name for name, process in self.processes.items() if not process.alive]
 
     def _serve_everybody(self) -> None:
-        """Connections stay, and every call is answered."""
+        """Check that connections last and that every call is answered."""
         assert self.broker is not None
         connections = [worker.route for worker in self.workers]
         lost = self.broker.machine.stats.lost.copy()
@@ -440,7 +440,7 @@ class Simulation:
         check(not +rogues, f"C13: workers were lost without need: {dict(rogues)}")
 
     def _serve(self, calls: list[tuple[PirateProcess | CallerProcess, bytes]]) -> None:
-        """Each client calls its service, all at once, and gets its reply."""
+        """Have all clients call their services at once, and check that each gets its reply."""
         replies = sum(client.replies for client in {client for client, _ in calls})
         for client, service in calls:
             stream = self.world.chance(0.5)
@@ -457,7 +457,7 @@ class Simulation:
         check(got == len(calls), f"{calls[0][0].name} and others were not served though all is well")
 
     def _end(self) -> None:
-        """Nothing stays for ever: without workers and clients, all is empty again when the last request has expired."""
+        """Check that nothing is left once all peers are gone and the last request has expired."""
         assert self.broker is not None
         self.world.note("all leave")
         for process in list(self.processes.values()):
@@ -468,14 +468,14 @@ class Simulation:
         self.world.clock.run(self.limits.expiry + max(self.limits.patience, self.limits.busy_grace) + 30.0)
         machine, referee = self.broker.machine, self.broker.referee
         registry = machine.registry
-        check(registry.services == {} and registry.workers == {}, "a service or worker stays for ever")
-        check(registry.proxies == {}, "a connection stays for ever")
-        check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), "a count is not 0 in the end")
-        check(registry.numbered == [], "X1: a number stays for ever")
-        check(registry.clients == {}, "a client stays for ever")
-        check(machine.deadline() is None, "a timer stays for ever")
+        check(registry.services == {} and registry.workers == {}, "a service or worker is left")
+        check(registry.proxies == {}, "a connection is left")
+        check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), "a count is not 0 at the end")
+        check(registry.numbered == [], "X1: a number is left")
+        check(registry.clients == {}, "a client is left")
+        check(machine.deadline() is None, "a timer is left")
         buckets = {**machine._beats._buckets, **registry.expiries._buckets}
-        check(buckets == {}, "a timer's bucket stays for ever")
+        check(buckets == {}, "a timer's bucket is left")
         check(
             referee.ledger.tickets == {} and referee.ledger.seats == {},
             "the referee knows of something that the broker forgot",

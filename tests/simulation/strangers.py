@@ -1,4 +1,4 @@
-"""Third-party peers: they write their frames by hand, in the framed form, and keep to the rules more or less."""
+"""Third-party peers, which write frames by hand in the framed form and follow the rules loosely."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,11 +16,11 @@ from .rules import check
 INTERVAL = 0.4
 """Seconds between two heartbeats."""
 PATIENCE = 20.0
-"""Seconds after which a silent broker is left."""
+"""Seconds of silence after which they leave a broker."""
 
 
 class FramedWorker(Process):
-    """A worker that sends some FINALs twice, takes no notice of CANCEL, and changes its mind about its credit."""
+    """A worker that sends some FINALs twice, ignores CANCEL, and changes its credit at random."""
 
     def __init__(
         self, world: Stage, name: str, service: bytes, *, header: bytes, credit: int, connect: Callable[..., Socket]
@@ -34,7 +34,7 @@ class FramedWorker(Process):
         self._connect = connect if self._x1 else Dealer
         self._held: set[wire.Address] = set()
         self._done: list[Message] = []
-        """FINALs that were sent on this connection."""
+        """FINALs that it sent on this connection."""
         self._open()
         self._beat()
 
@@ -45,7 +45,7 @@ class FramedWorker(Process):
         self._told = self._credit
         self._leaves = False
         self._left_on: object = None
-        """The connection on which it said DISCONNECT."""
+        """The connection on which it sent DISCONNECT."""
         options = b'{"credit":%d}' % self._credit if self._x1 else b""
         self._dealer.send(wire.ready(self._route, self._header, self._service, options))
 

@@ -1,4 +1,4 @@
-"""The simulator: many seeds, and proofs that it can be repeated, that it explores, and that it finds what is broken."""
+"""Runs the simulator for many seeds: it is reproducible, reaches rare events, and detects broken machines."""
 
 import ast
 import hashlib
@@ -18,11 +18,11 @@ from zmdp.mdp import compiled
 
 SEEDS = 1000
 CHUNK = 25
-"""Seeds of one test: they take seconds, and none on a busy machine takes as long as a test may."""
+"""Seeds per test, few enough for the timeout of a test on a busy machine."""
 EXPLORED = 100
-"""Seeds in which all that is rare must happen."""
+"""Seeds in which every event in `RARE` must happen."""
 MUTANT_SEEDS = 300
-"""Seeds in which what is broken must be found."""
+"""Seeds in which each mutant must be detected."""
 
 RARE = [
     "CANCEL met the FINAL on the way",
@@ -187,31 +187,32 @@ RARE = [
     "worker killed that held many",
     "worker process left",
 ]
-"""What must have happened in `EXPLORED` seeds, or else they prove too little."""
+"""Events that must happen in the first `EXPLORED` seeds; otherwise the simulation covers too little."""
 
 
 def events_of(first: int, seeds: int) -> Counter[str]:
-    """What happens in so many seeds from `first` on."""
+    """Return the events of `seeds` seeds, from `first` on."""
     return sum((Simulation(seed).run() for seed in range(first, first + seeds)), Counter())
 
 
 COMPILED = compiled.parts()["machines"]
-"""Then a few seeds show that the compiled machines do the same: the rest runs with ZMDP_PURE=1."""
+"""Whether the machines are compiled; then a few seeds suffice, because all run with ZMDP_PURE=1."""
 
 
-@pytest.mark.parametrize("first", range(0, 100 if COMPILED else SEEDS, CHUNK))
+# The test that follows runs the first seeds, unless the machines are compiled.
+@pytest.mark.parametrize("first", range(0, 100, CHUNK) if COMPILED else range(EXPLORED, SEEDS, CHUNK))
 def test_no_rule_is_broken(first: int) -> None:
     assert events_of(first, CHUNK)["client got its reply"] > 0
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(COMPILED, reason="it takes many seeds: ZMDP_PURE=1 runs them")
+@pytest.mark.skipif(COMPILED, reason="needs many seeds: ZMDP_PURE=1 runs this test")
 def test_the_seeds_explore() -> None:
     totals = events_of(0, EXPLORED)
     assert [name for name in RARE if not totals[name]] == []
 
 
-# ── it can be repeated ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── it is reproducible ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def trace_of(seed: int) -> list[str]:
@@ -241,13 +242,13 @@ def test_nothing_depends_on_the_order_of_hashes(hash_seed: str) -> None:
     assert hashlib.sha256(told.encode()).digest() == hashlib.sha256("\n".join(lines).encode()).digest()
 
 
-# ── it runs the machines, and decides nothing itself ─────────────────────────────────────────────────────────────────
+# ── it runs the machines, and makes no decisions itself ──────────────────────────────────────────────────────────────
 
 HERE = Path(__file__).parent
 WIRE = [HERE.parents[1] / "mdp" / "wire" / f"{name}.py" for name in ("mdp", "x1")]
-"""The sources of the encoders: `__file__` is the compiled module where there is one."""
+"""The sources of the encoders; `__file__` would be the compiled module, if there is one."""
 OURS = ["actors.py", "callers.py", "pirates.py", "simulation.py"]
-"""Those that run our machines.  Rogues and strangers write their own messages: they are not ours."""
+"""The modules that run the machines.  Rogues and strangers are third-party peers, which write their own messages."""
 JUDGES = ["ledger.py", "policy.py", "reading.py", "referee.py"]
 
 
@@ -256,14 +257,14 @@ def parsed(path: Path) -> ast.Module:
 
 
 def encoders() -> set[str]:
-    """The functions of `wire` that make messages, or parts of them."""
+    """Return the names of the functions in `wire` that encode messages, or parts of them."""
     functions = [each for path in WIRE for each in parsed(path).body if isinstance(each, ast.FunctionDef)]
     makers = {each.name for each in functions if each.returns is not None and ast.unparse(each.returns) == "Message"}
     return makers | {"encode_options", "error_body"}
 
 
 def used(name: str, module: str) -> set[str]:
-    """What a file uses of `module`."""
+    """Return the names that a file uses from `module`."""
     nodes = list(ast.walk(parsed(HERE / name)))
     attributes = {
         node.attr
@@ -318,15 +319,15 @@ def test_judges_send_nothing() -> None:
     assert [name for name, text in texts.items() if "Dealer" in text or ".send(" in text] == []
 
 
-# ── it finds what is broken ──────────────────────────────────────────────────────────────────────────────────────────
+# ── it detects broken machines ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_all(seeds: int) -> None:
-    for seed in range(seeds):
+def run_until_it_fails(mutant: Callable[..., Any]) -> None:
+    for seed in (mutants.FIRST_SEEDS.get(mutant, 0), *range(MUTANT_SEEDS)):
         Simulation(seed).run()
 
 
-@pytest.mark.skipif(COMPILED, reason="what is compiled cannot be broken: ZMDP_PURE=1 has it not")
+@pytest.mark.skipif(COMPILED, reason="compiled machines cannot be patched: ZMDP_PURE=1 runs this test")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("owner", "name", "mutant", "rule"), mutants.MUTANTS, ids=[mutants.name_of(each[2]) for each in mutants.MUTANTS]
@@ -335,6 +336,6 @@ def test_a_broken_machine_is_found_out(
     owner: Any, name: str, mutant: Callable[..., Any], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, mutant)
-    with pytest.raises(Failed, match=r"to see it: python tests/simulate\.py --seed \d+ --trace") as caught:
-        run_all(MUTANT_SEEDS)
+    with pytest.raises(Failed, match=r"to reproduce it: python tests/simulate\.py --seed \d+ --trace") as caught:
+        run_until_it_fails(mutant)
     assert rule in str(caught.value)

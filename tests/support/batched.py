@@ -1,4 +1,4 @@
-"""What an X1 client sends in the batched form, and replies to it, by hand: on a ROUTER or beside a socket."""
+"""Reads requests of X1 clients in the batched form, and writes replies to them; with or without a ROUTER."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from .router import Router
 
 @dataclass(frozen=True)
 class Asked:
-    """A REQUEST, and who sent it."""
+    """A REQUEST and its sender."""
 
     sender: bytes
     number: int
@@ -19,7 +19,7 @@ class Asked:
 
 
 def requests(message: list[bytes]) -> list[Asked]:
-    """The REQUESTs in a message, the sender's identity first; other commands are left out."""
+    """Return the REQUESTs in a message that begins with the sender's routing id; other commands are ignored."""
     commands = batch.from_client(message, 2, (message[0], b""), 1 << 30, 1 << 30) if len(message) > 3 else []
     return [
         Asked(message[0], command.id, command.service, command.body)
@@ -29,7 +29,7 @@ def requests(message: list[bytes]) -> list[Asked]:
 
 
 def replies(*told: tuple[Asked, list[bytes]], final: bool = True) -> list[bytes]:
-    """FINALs, or PARTIALs, for requests of one sender, as one message."""
+    """Return a message with FINALs, or PARTIALs, for requests of one sender."""
     packed = batch.Batch((told[0][0].sender, b""), wire.CX1)
     for asked, body in told:
         packed.reply(3 if final else 2, asked.number, body)
@@ -38,10 +38,10 @@ def replies(*told: tuple[Asked, list[bytes]], final: bool = True) -> list[bytes]
 
 
 class BatchedRouter(Router):
-    """A broker made by hand that speaks the batched form."""
+    """A hand-written broker that speaks the batched form."""
 
     def requests(self, count: int) -> list[Asked]:
-        """The next `count` requests, however they are packed."""
+        """Receive `count` requests, in any number of messages."""
         found: list[Asked] = []
         while len(found) < count:
             found += requests(self.recv())

@@ -1,4 +1,4 @@
-"""Real fleets on clusters on this machine, and load on them."""
+"""Runs real fleets on clusters on this machine, under load."""
 
 import os
 import shutil
@@ -16,8 +16,8 @@ from zmdp.mdp.errors import ZmdpError
 from zmdp.spark import control
 
 HERE = Path(__file__).parents[1] / "spark"
-PATIENCE = 90.0
-"""Seconds that Spark may take to start on a busy machine."""
+SPARK_TIMEOUT_SECONDS = 90.0
+"""How long tests wait for something that starts Spark, on a busy machine."""
 BEATS = ("--heartbeat", "0.2", "--liveness", "50")
 SMALL = (
     "--conf", "spark.ui.enabled=false",
@@ -26,13 +26,6 @@ SMALL = (
     "--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )  # fmt: skip
 LOCAL_CLUSTER = ("--master", "local-cluster[2,1,1024]", "--reserve", "0")
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def parent(pid):
@@ -63,7 +56,7 @@ class Running:
                 and len(rows) == number
                 and rows
             ),
-            PATIENCE,
+            SPARK_TIMEOUT_SECONDS,
         )
 
     def replaced(self, slot, what):
@@ -73,16 +66,16 @@ class Running:
             rows = [row for row in self.status()["slots"] if row["slot"] == slot["slot"]]
             return [row for row in rows if row["state"] == "serving" and row[what] != slot[what]]
 
-        return eventually(found, PATIENCE)[0]
+        return eventually(found, SPARK_TIMEOUT_SECONDS)[0]
 
 
 @contextmanager
 def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
-    """Run a fleet as a process; removes all files that it leaves."""
+    """Run a fleet as a process; afterwards remove the files that it leaves."""
     command = ("mdp-spark", "fleet", handler, "--service", service, "--name", f"fleet-{service}",
                "--broker", endpoint, *BEATS, *SMALL, *options)  # fmt: skip
     with process(*command, cwd=cwd, **env) as running, Client(endpoint, timeout=60, retries=0) as client:
-        running.line(f"serves {service} at", patience=PATIENCE)
+        running.line(f"serves {service} at", timeout=SPARK_TIMEOUT_SECONDS)
         found = Running(running, client, f"fleet-{service}")
         eventually(lambda: client.available(control.PREFIX + found.name))
         application = found.status()["application"]
@@ -91,7 +84,7 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
 
 
 class Calls:
-    """Callers that call without a pause.  Counts answers and failures, and records the longest call."""
+    """Callers that call without a pause.  Counts replies and failures, and records the longest call."""
 
     def __init__(self, endpoint, service, callers=4):
         self.done = 0
@@ -104,7 +97,7 @@ class Calls:
         self._threads = [threading.Thread(target=self._call) for _ in range(callers)]
 
     def _call(self):
-        with Client(self._endpoint, timeout=PATIENCE, retries=0) as client:
+        with Client(self._endpoint, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client:
             while not self._stop.is_set():
                 began = time.monotonic()
                 try:
@@ -127,9 +120,9 @@ class Calls:
             thread.join()
 
     def go_on(self, number=50):
-        """Wait for `number` more answers."""
+        """Wait for `number` more replies."""
         until = self.done + number
-        eventually(lambda: self.done >= until, PATIENCE)
+        eventually(lambda: self.done >= until, SPARK_TIMEOUT_SECONDS)
 
 
 def kill(pid):

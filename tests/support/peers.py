@@ -1,10 +1,10 @@
-"""Clients and workers made by hand on raw ZeroMQ sockets, to see a broker from outside.
+"""Hand-written clients and workers on raw ZeroMQ sockets, which test a broker from outside.
 
-Nothing of zmdp's own encoding, clients or workers is used here: what these peers send and expect is written out as in
-the specification, so that a test proves the wire and not that two halves of one program agree.
+They use none of zmdp's encoders, clients or workers: the frames are written out as in the specification, so that a test
+checks the protocol, and not only that two halves of one program agree.
 
-That *nothing* comes is proved by order and not by waiting: a ROUTER keeps the order of what it sends to one peer, so
-what has not come before the answer to a later request on the same connection does not come at all (`Peer.nothing`).
+That *no* message arrives is proved by order instead of by waiting: a ROUTER keeps the order of messages to one peer, so
+a message that does not precede the answer to a later request on the same connection never comes (`Peer.nothing`).
 """
 
 import json
@@ -20,18 +20,17 @@ import zmq
 
 from zmdp.mdp.broker.server import Server
 
-PATIENCE = 10.0
-"""Seconds that what must come may take."""
+from .processes import TIMEOUT_SECONDS
 
 Message = list[bytes]
 Number = bytes | tuple[bytes, ...]
-"""The frames of an X1 request's envelope but for the empty one."""
+"""The frames of an X1 request's envelope, without the empty one."""
 
 _fences = count(1)
 
 
 class Silence(AssertionError):
-    """What had to come did not come."""
+    """An expected message did not arrive in time."""
 
 
 class Peer:
@@ -47,7 +46,7 @@ class Peer:
     ) -> None:
         self.socket = context.socket(kind)
         self.socket.linger = 0
-        self.socket.sndtimeo = int(PATIENCE * 1000)
+        self.socket.sndtimeo = int(TIMEOUT_SECONDS * 1000)
         for option, value in (options or {}).items():
             self.socket.set(option, value)
         self.socket.connect(endpoint)
@@ -56,47 +55,47 @@ class Peer:
     def send(self, *frames: bytes) -> None:
         self.socket.send_multipart(frames)
 
-    def recv(self, timeout: float = PATIENCE) -> Message:
-        """The next message; raises `Silence` if there is none in time."""
+    def recv(self, timeout: float = TIMEOUT_SECONDS) -> Message:
+        """Return the next message.  Raises `Silence` if none arrives in time."""
         return self._came.popleft() if self._came else self._take(timeout)
 
     def _take(self, timeout: float) -> Message:
         if not self.socket.poll(max(0, int(timeout * 1000))):
-            raise Silence(f"nothing came within {timeout} s")
+            raise Silence(f"no message arrived within {timeout} s")
         return self.socket.recv_multipart()
 
     @property
     def waiting(self) -> int:
-        """How many messages `sync` has kept for `recv`."""
+        """Number of messages that `sync` has kept for `recv`."""
         return len(self._came)
 
     def sync(self) -> Self:
-        """Have the broker handle all that was sent here; what comes meanwhile is kept for `recv`."""
-        # Twice: the broker dispatches at the end of a turn, after the answers to what it read in that turn.
+        """Wait until the broker has handled everything sent here; messages that arrive are kept for `recv`."""
+        # Twice: the broker answers during a turn, but dispatches at its end.
         for _ in range(2):
             self._fence(b"mmi.fence-%d" % next(_fences))
         return self
 
     def _fence(self, name: bytes) -> None:
-        """Ask something that the broker answers itself, and wait for the answer."""
-        # With an empty frame in front, as proxies need it.
+        """Send a request that the broker itself answers, and wait for the answer."""
+        # With a leading empty frame, which proxies need.
         self.send(b"", b"MDPC02", b"\x01", name, b"")
         self._keep_until([b"", b"MDPC02", b"\x03", name, b"501"])
 
     def _keep_until(self, answer: Message) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while (message := self._take(deadline - time.monotonic())) != answer:
             self._came.append(message)
 
     def nothing(self) -> None:
-        """Assert that nothing has come and that nothing comes of what was sent here, HEARTBEATs apart."""
+        """Assert that nothing but HEARTBEATs has arrived or arrives in response to what was sent here."""
         self.sync()
         came = [message for message in self._came if not self._is_heartbeat(message)]
         assert came == []
         self._came.clear()
 
     def silent(self) -> None:
-        """Assert that nothing at all has come since the last `recv`, `sync` or `nothing`."""
+        """Assert that nothing has arrived since the last `recv`, `sync` or `nothing`, not even a HEARTBEAT."""
         self.sync()
         assert not self._came
 
@@ -115,16 +114,16 @@ class Client(Peer):
         self.send(b"MDPC02", b"\x01", service, *body)
 
     def partial(self, service: bytes, *body: bytes) -> None:
-        """Expect a PARTIAL with that body."""
+        """Expect a PARTIAL with this body."""
         assert self.recv() == [b"MDPC02", b"\x02", service, *body]
 
     def final(self, service: bytes, *body: bytes) -> None:
-        """Expect a FINAL with that body."""
+        """Expect a FINAL with this body."""
         assert self.recv() == [b"MDPC02", b"\x03", service, *body]
 
 
 class OldClient(Client):
-    """An MDP/0.1 client: the leading empty frame is on the wire."""
+    """An MDP/0.1 client, which sends the leading empty frame."""
 
     def request(self, service: bytes, *body: bytes) -> None:
         self.send(b"", b"MDPC01", service, *body)
@@ -137,7 +136,7 @@ class OldClient(Client):
 
 
 class Worker(Peer):
-    """An MDP/0.2 worker.  It does nothing by itself: no HEARTBEAT that a test does not send."""
+    """An MDP/0.2 worker, which sends only what the test tells it to, HEARTBEATs included."""
 
     head: tuple[bytes, ...] = (b"MDPW02",)
     READY, REQUEST, PARTIAL, FINAL, HEARTBEAT, DISCONNECT = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06"
@@ -157,15 +156,15 @@ class Worker(Peer):
     def disconnect(self) -> None:
         self.send(*self.head, self.DISCONNECT)
 
-    def command(self, timeout: float = PATIENCE) -> Message:
-        """The next message that is not a HEARTBEAT."""
+    def command(self, timeout: float = TIMEOUT_SECONDS) -> Message:
+        """Return the next message that is not a HEARTBEAT."""
         deadline = time.monotonic() + timeout
         while self._is_heartbeat(message := self.recv(deadline - time.monotonic())):
             pass
         return message
 
     def work(self, *body: bytes) -> bytes:
-        """Expect a REQUEST with that body and return the client's address."""
+        """Expect a REQUEST with this body; return its address."""
         message = self.command()
         at = len(self.head) + 1
         assert message[:at] == [*self.head, self.REQUEST]
@@ -182,7 +181,7 @@ class Worker(Peer):
         assert self.command() == [*self.head, self.DISCONNECT]
 
     def break_rules(self) -> None:
-        """Do what loses a worker of any dialect its place: a second READY."""
+        """Send a second READY, for which the broker disconnects workers of any dialect."""
         self.ready(b"another")
         self.disconnected()
 
@@ -191,7 +190,7 @@ class Worker(Peer):
 
 
 class OldWorker(Worker):
-    """An MDP/0.1 worker: the leading empty frame is on the wire, and there is no PARTIAL."""
+    """An MDP/0.1 worker, which sends the leading empty frame and no PARTIALs."""
 
     head = (b"", b"MDPW01")
     FINAL, HEARTBEAT, DISCONNECT = b"\x03", b"\x04", b"\x05"
@@ -203,7 +202,7 @@ class OldWorker(Worker):
 class X1Client(Client):
     """An X1 client that speaks the framed form.
 
-    It counts its requests; what is expected is expected for the latest, unless a number is given.
+    It numbers its requests; expectations are for the latest one, unless a number is given.
     """
 
     number: Number = b"0"
@@ -215,7 +214,7 @@ class X1Client(Client):
         self.send(*self.envelope(), b"MDPCX1", b"\x01", service, options, *body)
 
     def envelope(self, number: Number | None = None) -> list[bytes]:
-        """The frames before the header."""
+        """Return the frames before the header."""
         number = self.number if number is None else number
         return [*([number] if isinstance(number, bytes) else number), b""]
 
@@ -229,7 +228,7 @@ class X1Client(Client):
         assert self.recv() == [*self.envelope(number), b"MDPCX1", b"\x03", service, *body]
 
     def error(self, service: bytes, code: bytes, *told: bytes, number: Number | None = None) -> str:
-        """Expect an ERROR; with `told`, the text and the detail are exactly that.  Returns the text."""
+        """Expect an ERROR, with exactly the text and detail in `told` if given; return the text."""
         message = self.recv()
         head = [*self.envelope(number), b"MDPCX1", b"\x04", service, code]
         assert message[: len(head)] == head
@@ -247,7 +246,7 @@ class X1Worker(Worker):
     ERROR, CANCEL, CREDIT, RELEASE = b"\x07", b"\x08", b"\x0a", b"\x0b"
 
     def ready(self, service: bytes, **told: Any) -> None:
-        """READY, with `told` as its options."""
+        """Send READY with `told` as its options."""
         self.send(*self.head, self.READY, service, *([json.dumps(told).encode()] if told else []))
 
     def error(self, client: bytes, code: bytes, text: bytes, *detail: bytes) -> None:
@@ -260,19 +259,19 @@ class X1Worker(Worker):
         self.send(*self.head, self.RELEASE, client, b"")
 
     def work(self, *body: bytes, options: bytes = b"") -> bytes:
-        """Expect a REQUEST with those options and that body and return the client's address."""
+        """Expect a REQUEST with these options and this body; return its address."""
         address, told = self.request(*body)
         assert told == options
         return address
 
     def request(self, *body: bytes) -> tuple[bytes, bytes]:
-        """Expect a REQUEST with that body and return the client's address and the options."""
+        """Expect a REQUEST with this body; return its address and options."""
         address, options, came = self.any_request()
         assert came == [*body]
         return address, options
 
     def any_request(self) -> tuple[bytes, bytes, list[bytes]]:
-        """Expect a REQUEST and return the client's address, the options and the body."""
+        """Expect a REQUEST; return its address, options and body."""
         message = self.command()
         at = len(self.head) + 1
         assert message[:at] == [*self.head, self.REQUEST]
@@ -285,7 +284,7 @@ class X1Worker(Worker):
 
 
 class EnvelopedX1Worker(X1Worker):
-    """An X1 worker that speaks the framed form, with an empty frame in front, as proxies need it."""
+    """An X1 worker that speaks the framed form with a leading empty frame, which proxies need."""
 
     head = (b"", b"MDPWX1")
 
@@ -293,34 +292,34 @@ class EnvelopedX1Worker(X1Worker):
 # ── the batched form ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 ATTACHED = 0xFFFFFFFF
-"""In place of a frame's length."""
+"""Stands for a frame's length if the frame is an attachment."""
 
 
 def record(command: int, id: int, rest: bytes = b"") -> bytes:  # noqa: A002 - the wire's word
-    """A record of the batched form."""
+    """Return a record of the batched form."""
     return struct.pack(">IBQ", 9 + len(rest), command, id) + rest
 
 
 def body_of(*frames: bytes | None) -> bytes:
-    """A body as it stands in a record; None stands for the next attachment."""
+    """Return a body as records contain it; None stands for the next attachment."""
     parts = [struct.pack(">I", ATTACHED) if f is None else struct.pack(">I", len(f)) + f for f in frames]
     return struct.pack(">H", len(frames)) + b"".join(parts)
 
 
 def request_of(number: int, service: bytes, *body: bytes | None, ttl: int = 0, options: bytes = b"") -> bytes:
-    """A client's REQUEST as a record."""
+    """Return the record of a client's REQUEST."""
     head = struct.pack(">IB", ttl, len(service)) + service + struct.pack(">H", len(options)) + options
     return record(1, number, head + body_of(*body))
 
 
 def ready_of(service: bytes, credit: int, options: bytes = b"") -> bytes:
-    """A worker's READY as a record."""
+    """Return the record of a worker's READY."""
     head = struct.pack(">IB", credit, len(service)) + service
     return record(1, 0, head + struct.pack(">H", len(options)) + options)
 
 
 def records_of(message: Message, at: int) -> list[tuple[int, int, bytes]]:
-    """The records of a message whose header is at `at`: command, id and the rest of each."""
+    """Return command, id and rest of each record of a message whose header is at index `at`."""
     assert message[at + 1] == b"\x09"
     data, found, begin = message[at + 2], [], 0
     while begin < len(data):
@@ -332,7 +331,7 @@ def records_of(message: Message, at: int) -> list[tuple[int, int, bytes]]:
 
 
 def take_body(rest: bytes, attachments: deque[bytes]) -> list[bytes]:
-    """The frames of a body, which is all of `rest`."""
+    """Return the frames of a body, which must be all of `rest`."""
     (count,) = struct.unpack_from(">H", rest)
     begin, frames = 2, []
     for _ in range(count):
@@ -349,10 +348,9 @@ def take_body(rest: bytes, attachments: deque[bytes]) -> list[bytes]:
 
 
 class BatchPeer(Peer):
-    """What both sides of the batched form have in common.
+    """Base of the clients and workers that speak the batched form.
 
-    A batched message comes out of `recv` record by record: the head, the command, the id in decimal, and what each
-    command has besides.
+    `recv` returns a batched message record by record: head, command, id in decimal, and the fields of the command.
     """
 
     head: tuple[bytes, ...]
@@ -473,7 +471,7 @@ class BatchWorker(BatchPeer, X1Worker):
         return address, options, body
 
     def told(self) -> tuple[bytes, int, int, bytes, list[bytes]]:
-        """Expect a REQUEST and return the client's address, the ttl, the attempt, the options and the body."""
+        """Expect a REQUEST; return its address, ttl, attempt, options and body."""
         message = self.command()
         assert message[:3] == [*self.head, self.REQUEST]
         return message[3], int(message[4]), int(message[5]), message[6], message[7:]
@@ -494,7 +492,7 @@ class BatchWorker(BatchPeer, X1Worker):
 
 
 class Bench:
-    """A running broker and the peers of a test, which are closed with it."""
+    """A running broker, and a test's peers, which `close` closes."""
 
     def __init__(self, server: Server, context: zmq.Context[Any]) -> None:
         self.server = server
@@ -528,7 +526,7 @@ class Bench:
         return made
 
     def worker(self, service: bytes | None = None, **settings: Any) -> Worker:
-        """A worker; with a service, one that the broker has registered by the time this returns."""
+        """Return a worker; if `service` is given, the broker has registered it."""
         return self._registered(self.connect(Worker, **settings), service)
 
     def old_worker(self, service: bytes | None = None, **settings: Any) -> OldWorker:
@@ -560,7 +558,7 @@ class Bench:
         return worker
 
     def mmi(self, name: bytes, *body: bytes) -> bytes:
-        """The broker's own answer, asked on a connection that is used for nothing else."""
+        """Ask the broker itself, over a separate connection."""
         self._observer.request(name, *body)
         head, command, service, answer = self._observer.recv()
         assert (head, command, service) == (b"MDPC02", b"\x03", name)
@@ -574,12 +572,12 @@ class Bench:
         return self.mmi(b"mmi.service", service)
 
     def until(self, what: Callable[[], bool]) -> None:
-        """Ask again and again until `what` is so; raises `Silence` if it does not come to be."""
-        deadline = time.monotonic() + PATIENCE
+        """Poll until `what` returns true.  Raises `Silence` if it does not in time."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not what():
             if time.monotonic() > deadline:
-                raise Silence(f"it did not come to be within {PATIENCE} s; {self.stats()}")
-            self._observer.socket.poll(5)  # nothing comes here: only a breath between two questions
+                raise Silence(f"the condition was still false after {TIMEOUT_SECONDS} s; {self.stats()}")
+            self._observer.socket.poll(5)  # no message can come: this is a pause between two polls
 
     def close(self) -> None:
         self._peers.close()

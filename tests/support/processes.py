@@ -1,7 +1,8 @@
-"""Real processes of zmdp's commands, which tests start, watch and kill."""
+"""Runs zmdp's commands as processes, which tests watch and kill."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
-PATIENCE = 20.0
-"""Seconds that what must happen may take."""
+TIMEOUT_SECONDS = 20.0
+"""How long tests wait for something that must happen."""
 
 
 class Process:
-    """A running command; its output is read as it comes."""
+    """A running command, whose output is read as it arrives."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None, new_group: bool) -> None:
         self._popen = subprocess.Popen(
@@ -38,14 +39,14 @@ class Process:
                 self._lines[name].append(line.rstrip("\n"))
                 self._changed.notify_all()
 
-    def line(self, text: str, stream: str = "stderr", count: int = 1, patience: float = PATIENCE) -> str:
-        """Wait for `count` lines that contain `text`; returns the last of them."""
+    def line(self, text: str, stream: str = "stderr", count: int = 1, timeout: float = TIMEOUT_SECONDS) -> str:
+        """Wait for `count` lines that contain `text`; return the last of them."""
 
         def found() -> list[str]:
             return [line for line in self._lines[stream] if text in line]
 
         with self._changed:
-            assert self._changed.wait_for(lambda: len(found()) >= count, patience), (text, self._lines)
+            assert self._changed.wait_for(lambda: len(found()) >= count, timeout), (text, self._lines)
             return found()[count - 1]
 
     @property
@@ -63,12 +64,12 @@ class Process:
             return None
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; returns the exit code."""
+        """Send a signal and wait until the process has ended; return the exit code."""
         self.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:
-        code = self._popen.wait(PATIENCE)
+        code = self._popen.wait(TIMEOUT_SECONDS)
         for reader in self._readers:
             reader.join()
         self._popen.stdout.close()  # type: ignore[union-attr]
@@ -83,7 +84,7 @@ class Process:
 
 @contextmanager
 def process(*command: str, cwd: Path | None = None, new_group: bool = False, **env: str) -> Iterator[Process]:
-    """Run a command of zmdp's; it is killed at the end of the block if it still runs."""
+    """Run a command; kill it at the end of the block if it still runs."""
     running = Process(command, env, cwd, new_group)
     try:
         yield running
@@ -93,22 +94,37 @@ def process(*command: str, cwd: Path | None = None, new_group: bool = False, **e
 
 @contextmanager
 def broker(*options: str, bind: str = "tcp://127.0.0.1:*") -> Iterator[tuple[Process, str]]:
-    """An `mdp-broker` that is ready, and its endpoint."""
+    """Run `mdp-broker`; yield its process and its endpoint once it is ready."""
     with process("mdp-broker", "--bind", bind, *options) as running:
         yield running, running.line("://", "stdout")
 
 
 def run(*command: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command of zmdp's to its end."""
+    """Run a command and wait until it has ended."""
     return subprocess.run(
         [str(BIN / command[0]), *command[1:]],
         input=stdin, capture_output=True, timeout=60, env={**os.environ, **env}, check=False,
     )  # fmt: skip
 
 
-def eventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Wait until `condition()` is true, by asking it again and again; returns what it gave."""
-    until = time.monotonic() + patience
+def free_endpoint() -> str:
+    """Return an endpoint on loopback at which nothing listens yet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def eventually(condition: Callable[[], Any], timeout: float = TIMEOUT_SECONDS) -> Any:
+    """Call `condition` until it returns something true, and return that."""
+    until = time.monotonic() + timeout
     while not (value := condition()):
-        assert time.monotonic() < until, "that did not become true"
+        assert time.monotonic() < until, f"the condition was still false after {timeout} s"
     return value

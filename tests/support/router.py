@@ -1,4 +1,4 @@
-"""A broker made by hand, a raw ROUTER, to see zmdp's clients and workers from outside; and a real proxy."""
+"""A hand-written broker (a raw ROUTER) that tests zmdp's clients and workers from outside, and a real proxy."""
 
 import threading
 from collections.abc import Iterator
@@ -8,12 +8,11 @@ from typing import Any, Self
 
 import zmq
 
-PATIENCE = 10.0
-"""Seconds that what must come may take."""
+from .processes import TIMEOUT_SECONDS
 
 
 class Router:
-    """A ROUTER on a free loopback port that says what the test tells it to say."""
+    """A ROUTER on a free loopback port, which sends only what the test tells it to."""
 
     def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -21,13 +20,13 @@ class Router:
         self._socket.bind(bind)
         self.endpoint = self._socket.get(zmq.LAST_ENDPOINT).decode().rstrip("\0")
 
-    def recv(self, timeout: float = PATIENCE) -> list[bytes]:
-        """The next message, the sender's identity first."""
-        assert self._socket.poll(int(timeout * 1000)), f"nothing came within {timeout} s"
+    def recv(self, timeout: float = TIMEOUT_SECONDS) -> list[bytes]:
+        """Return the next message, which begins with the sender's routing id."""
+        assert self._socket.poll(int(timeout * 1000)), f"no message arrived within {timeout} s"
         return self._socket.recv_multipart()
 
-    def command(self, timeout: float = PATIENCE) -> list[bytes]:
-        """The next message that is no worker's HEARTBEAT."""
+    def command(self, timeout: float = TIMEOUT_SECONDS) -> list[bytes]:
+        """Return the next message that is not a worker's HEARTBEAT."""
         while (message := self.recv(timeout))[1:] == [b"MDPW02", b"\x05"]:
             pass
         return message
@@ -44,7 +43,7 @@ class Router:
 
 @contextmanager
 def proxied(endpoint: str) -> Iterator[str]:
-    """A ROUTER–DEALER proxy in front of a broker, which ends with the block; yields its endpoint."""
+    """Run a ROUTER–DEALER proxy in front of a broker for the block; yield its endpoint."""
     context: zmq.Context[Any] = zmq.Context()
     front, back = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     front.linger = back.linger = 0

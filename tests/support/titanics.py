@@ -1,4 +1,4 @@
-"""Titanics in threads of this process, and a look into their databases."""
+"""Runs Titanics in threads of this process, and reads their databases."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 import zmq
 from support.peers import Bench
-from support.processes import PATIENCE
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
@@ -20,13 +20,13 @@ from zmdp.titanic import admin, schema
 from zmdp.titanic.server import Server
 
 BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 50}
-"""Of all that is in one test: nobody is taken for dead because a machine is slow."""
+"""For all peers of a test: long enough that a slow machine makes none seem dead."""
 LIMITS = Limits(**BEATS)
 
 
 @contextmanager
 def running_bench() -> Iterator[Bench]:
-    """A broker in a thread, and peers made by hand."""
+    """Run a broker in a thread, for hand-written peers."""
     context: zmq.Context[Any] = zmq.Context()
     with ExitStack() as stack:
         stack.callback(context.term)
@@ -39,7 +39,7 @@ def running_bench() -> Iterator[Bench]:
 
 @contextmanager
 def serving(endpoint: str, db: str, **settings: Any) -> Iterator[Server]:
-    """A Titanic in a thread; its event loop must have nothing to complain of."""
+    """Run a Titanic in a thread; its event loop must report no errors."""
     server = Server(db, broker=endpoint, **{**BEATS, "drain_timeout": 0.0, **settings})
     started = Event()
     loops: list[asyncio.AbstractEventLoop] = []
@@ -54,7 +54,7 @@ def serving(endpoint: str, db: str, **settings: Any) -> Iterator[Server]:
         running = thread.submit(lambda: asyncio.run(serve()))
         running.add_done_callback(lambda done: started.set())
         try:
-            assert started.wait(PATIENCE)
+            assert started.wait(TIMEOUT_SECONDS)
             yield server
         finally:
             if not running.done():
@@ -65,14 +65,14 @@ def serving(endpoint: str, db: str, **settings: Any) -> Iterator[Server]:
 
 @contextmanager
 def connected(db: str) -> Iterator[sa.Connection]:
-    """A transaction on the database."""
+    """Yield a connection in a transaction."""
     engine = sa.create_engine(schema.database_url(db), poolclass=sa.NullPool)
     with engine.begin() as connection:
         yield connection
 
 
 def stored(db: str) -> dict[str, list[dict[str, Any]]]:
-    """All that is in the tables, the oldest first."""
+    """Return all rows of the tables, oldest first."""
     with connected(db) as connection:
         return {
             name: [dict(row) for row in connection.execute(sa.text(f"SELECT * FROM titanic_{name} {order}")).mappings()]
@@ -85,7 +85,7 @@ def stored(db: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def row(db: str, uuid: str) -> dict[str, Any]:
-    """All there is of one request."""
+    """Return everything about one request."""
     with connected(db) as connection:
         found = admin.show(connection, UUID(uuid))
     assert found is not None
@@ -93,17 +93,17 @@ def row(db: str, uuid: str) -> dict[str, Any]:
 
 
 def state(db: str, uuid: str) -> str:
-    """The state of one request."""
+    """Return the state of one request."""
     return str(row(db, uuid)["state"])
 
 
 def lease(db: str) -> float:
-    """Until when the Titanics have what they run: the latest moment."""
+    """Return when the last of the leases expires."""
     with connected(db) as connection:
         return float(connection.scalar(sa.text("SELECT max(lease) FROM titanic_owners")) or 0)
 
 
 def operate(db: str, what: Callable[..., Any], *uuids: str) -> list[str]:
-    """Have an operator do something to requests: `admin.retry` or `admin.cancel`; returns those that were changed."""
+    """Apply `admin.retry` or `admin.cancel` to requests; return the UUIDs of those that changed."""
     with connected(db) as connection:
         return [uuid.hex for uuid in what(connection, [UUID(uuid) for uuid in uuids], time.time())]

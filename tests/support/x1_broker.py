@@ -1,9 +1,10 @@
-"""What a broker says to a worker in the batched form of X1, by hand over a `Router`."""
+"""Hand-written messages to an X1 worker in the batched form, over a `Router`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from support.router import PATIENCE, Router
+from support.processes import TIMEOUT_SECONDS
+from support.router import Router
 
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
@@ -12,14 +13,14 @@ DISCONNECT = [b"MDPWX1", b"\x06"]
 
 
 class Peer:
-    """One worker that has connected to `router`.  HEARTBEATs are ignored."""
+    """The one worker that is connected to `router`.  Its HEARTBEATs are ignored."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._identity = b""
         self._commands: list[Any] = []
         self.messages = 0
-        """Messages from the worker that had commands in them."""
+        """Number of messages from the worker that contained commands."""
 
     def ready(self) -> wire.Ready:
         """Wait for READY."""
@@ -40,8 +41,8 @@ class Peer:
     def disconnect(self) -> None:
         self._router.send(self._identity, b"", *DISCONNECT)
 
-    def next(self, timeout: float = PATIENCE) -> Any:
-        """The next command, `wire.Disconnect` included."""
+    def next(self, timeout: float = TIMEOUT_SECONDS) -> Any:
+        """Return the next command, which may be `wire.Disconnect`."""
         while not self._commands:
             self._identity, empty, *frames = self._router.recv(timeout)
             assert empty == b""
@@ -55,7 +56,7 @@ class Peer:
         return self._commands.pop(0)
 
     def ends(self, count: int) -> dict[int, Any]:
-        """Wait for the ends of `count` requests: for each address the one frame of its FINAL, or (code, text)."""
+        """Wait until `count` requests have ended; return by address the frame of the FINAL, or (code, text)."""
         found: dict[int, Any] = {}
         while len(found) < count:
             command = self.next()
@@ -68,7 +69,7 @@ class Peer:
         return found
 
     def let_go(self, stop: Callable[[], None]) -> list[Any]:
-        """Have the worker leave; returns what it said before DISCONNECT."""
+        """Have the worker leave; return the commands that it sent before DISCONNECT."""
         stop()
         said = []
         while not isinstance(command := self.next(), wire.Disconnect):

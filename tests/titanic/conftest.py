@@ -1,7 +1,6 @@
 """Databases for the tests of Titanic: each test that asks for one runs on a SQLite file and on PostgreSQL."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from uuid import uuid4
@@ -182,13 +181,6 @@ def _submission():
 def _a_round():
     """`a_round(lease, now, …)` returns a request for maintenance."""
     return a_round
-
-
-@pytest.fixture
-def pool():
-    """Threads for concurrent transactions."""
-    with ThreadPoolExecutor() as pool:
-        yield pool
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID
@@ -158,12 +157,6 @@ def server(endpoint, url):
 def titanic(twin, endpoint, server):
     with opened(twin, endpoint) as titanic:
         yield titanic
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(30) as pool:
-        yield pool
 
 
 @pytest.fixture

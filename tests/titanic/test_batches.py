@@ -449,9 +449,8 @@ def test_a_restart_of_the_server_goes_unnoticed(tables, submission, cluster, how
 
 
 @only_sqlite
-def test_a_locked_file_fails_each_item_until_it_is_unlocked(own_url, submission, monkeypatch):
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_SECONDS", 0.05)
-    engine = schema.open_engine(schema.database_url(own_url))
+def test_a_locked_file_fails_each_item_until_it_is_unlocked(own_url, submission):
+    engine = schema.open_engine(schema.database_url(own_url), busy_timeout=0.05)
     other = sqlite3.connect(engine.url.database, isolation_level=None)
 
     async def scenario():

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -64,12 +63,6 @@ def titanic(client, server):
 def quick_retries(monkeypatch):
     """Make the pauses before further attempts short."""
     monkeypatch.setattr(dispatcher, "BACKOFF_SECONDS", (0.01, 0.02))
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(40) as pool:
-        yield pool
 
 
 def given(worker):
@@ -954,8 +947,10 @@ def test_c31_requests_outlive_the_broker_that_is_killed(tmp_path, url):
     held = tmp_path / "held"
     with ExitStack() as stack:
         first, endpoint = stack.enter_context(broker(*QUICK))
-        stack.enter_context(process("mdworker", "services:slow", "--broker", endpoint, *QUICK, cwd=PROCESSES))
-        stack.enter_context(serving(endpoint, url))
+        # The workers notice that the broker is gone by its silence, for which the test waits.
+        alert = ("--heartbeat", "0.2", "--liveness", "10")
+        stack.enter_context(process("mdworker", "services:slow", "--broker", endpoint, *alert, cwd=PROCESSES))
+        stack.enter_context(serving(endpoint, url, liveness=10))
         titanic = Titanic(stack.enter_context(Client(endpoint, timeout=20)))
         tickets = [titanic.submit("slow", str(held).encode()) for _ in range(3)]
         held_by(held)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from support.processes import PATIENCE, eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, connected, lease, row, running_bench, serving, state, stored
 
 from zmdp.clients import Client, SettingError
@@ -43,9 +43,16 @@ def client(bench):
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    """Make timeouts of locks short."""
+def impatient(monkeypatch):
+    """Shorten the timeouts of locks to a second; `impatient(seconds)` shortens them further."""
+
+    def shorten(seconds):
+        monkeypatch.setitem(schema.open_engine.__kwdefaults__, "lock_timeout", seconds)
+        monkeypatch.setitem(schema.open_engine.__kwdefaults__, "busy_timeout", seconds)
+
     monkeypatch.setattr(schema, "BUSY_TIMEOUT_SECONDS", 1)
+    shorten(1)
+    return shorten
 
 
 class Load:
@@ -119,7 +126,7 @@ class Load:
     def _wait_for(self, answers, more):
         before = len(answers)
         with self._changed:
-            assert self._changed.wait_for(lambda: len(answers) >= before + more, PATIENCE)
+            assert self._changed.wait_for(lambda: len(answers) >= before + more, TIMEOUT_SECONDS)
 
     def check(self, url):
         """Assert that every request that was answered with 200 is in the database."""
@@ -230,8 +237,8 @@ def test_a_database_that_rejects_writes(bench, own_url, writing, pragma, told):
 
 
 @on_sqlite
-def test_a_database_that_another_has_locked(bench, own_url, monkeypatch):
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_SECONDS", 0.05)
+def test_a_database_that_another_has_locked(bench, own_url, impatient):
+    impatient(0.05)
     path = sa.make_url(own_url).database
     with loaded(bench, own_url) as load:
         code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=20, isolation_level=None); "
@@ -245,8 +252,8 @@ def test_a_database_that_another_has_locked(bench, own_url, monkeypatch):
 
 
 @on_sqlite
-def test_a_running_request_outlives_an_outage_that_is_longer_than_its_lease(bench, own_url, client, monkeypatch):
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_SECONDS", 0.05)
+def test_a_running_request_outlives_an_outage_that_is_longer_than_its_lease(bench, own_url, client, impatient):
+    impatient(0.05)
     with serving(bench.endpoint, own_url, lease=2):
         ticket = Titanic(client).submit("count", b"body")
         worker = bench.x1_worker(b"count")

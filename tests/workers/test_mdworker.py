@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -54,12 +53,6 @@ def client(endpoint):
 def protocol(request):
     """What the worker speaks."""
     return request.param
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 def test_a_handler_gets_a_request_that_is_its_frames(client, endpoint, protocol):

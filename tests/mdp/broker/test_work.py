@@ -1,8 +1,8 @@
-"""What a request costs the broker's machine, counted: a bound that no noise can fool.
+"""Bounds on what a request costs the broker's machine, counted, so that they do not depend on the load.
 
-Counted are the bytecode instructions and the calls of builtin functions of a request and its reply, and the memory that
-a request holds while it waits.  The bounds are what it took when they were set, and a few in a
-hundred more: whoever goes over one has made the broker slower for everybody, or raises it and says why.
+The tests count the bytecode instructions and builtin calls of a request and its reply, and the memory that a request
+holds while it waits.  Each bound is the measured value plus a few percent: a change that exceeds one makes the broker
+slower for everybody, or must raise the bound and say why.
 """
 
 import gc
@@ -60,7 +60,7 @@ def request(dialect, number, client=b"c"):
 
 
 def final(work):
-    """The FINAL with which an echo answers `work`."""
+    """Return the FINAL with which an echo worker answers `work`."""
     head = work[:3] if work[2] == b"MDPWX1" else work[:2]
     return [*head, b"\x04", work[len(head) + 1], b"", BODY]
 
@@ -139,24 +139,23 @@ INSTRUCTIONS = {
     "X1, 64 in a message": (lambda: Batched(64, 0), 2950),
     "X1, 64 in a message, 64 waiting": (lambda: Batched(64, 64), 3410),
 }
-"""Of a request and its reply in this form, while so many others wait.
+"""Bytecode instructions of a request and its reply, by the form of the messages and the number of waiting requests.
 
 Charging what a request takes in memory, also while a worker holds it (C40), takes 200 of them; that it may belong to a
 role, 100.
 
-Linked lists of our own (`mdp/linked_lists.py`) take more of these than the dicts before them, and where they are
-compiled a third fewer of the processor's.  A third of what the batched form takes is for packing and reading, which
-are compiled.
+Linked lists (`mdp/linked_lists.py`) take more of them than dicts would, but compiled they take a third fewer processor
+instructions.  A third of the batched form's is spent in encoding and decoding, which are compiled as well.
 """
 SLACK = 1.1
-"""Other versions of Python compile to other instructions."""
+"""For other versions of Python, which compile to other instructions."""
 
 
 @pytest.mark.skipif(parts()["machines"], reason="compiled code cannot be counted so: ZMDP_PURE=1 runs it")
 @pytest.mark.parametrize(("traffic", "bound"), INSTRUCTIONS.values(), ids=INSTRUCTIONS)
 def test_a_request_takes_no_more_instructions_than_it_did(traffic, bound):
     going = traffic()
-    going.exchange(Meter())  # what is done only once is done
+    going.exchange(Meter())  # warm-up: fills caches
     meter = Meter()
     requests = sum(going.exchange(meter) for _ in range(20))
     assert meter.steps / requests <= bound * SLACK
@@ -174,9 +173,10 @@ HELD = {
     "X1, framed": (lambda number: request("X1", number, b"client"), 1, 6, 418),
     "X1, 50 in a message": (batched_requests, 50, 6, 417),
 }
-"""What brings how many requests; blocks of memory, and bytes beside its body, that each holds while it waits.
+"""Message, its number of requests; memory blocks and bytes, besides its body, that each holds while it waits.
 
-One block of 32 bytes is the number of bytes charged for it, where the machine is not compiled."""
+Where the machine is not compiled, one block of 32 bytes is the number of bytes charged for it.
+"""
 
 
 @pytest.mark.parametrize(("message", "count", "blocks", "size"), HELD.values(), ids=HELD)
@@ -203,4 +203,4 @@ def test_a_request_that_waits_holds_no_more_memory_than_it_did(message, count, b
 
 
 MOST_HELD = 440
-"""Bytes that a waiting request may take beside its body; the broker charges more (`REQUEST_OVERHEAD`)."""
+"""Maximum bytes that a waiting request takes besides its body; the broker charges more (`REQUEST_OVERHEAD`)."""

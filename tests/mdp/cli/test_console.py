@@ -1,4 +1,4 @@
-"""What all commands share: errors in one line that name what is wrong by the user's own word for it."""
+"""What all commands share: one-line errors that name the setting as the user did."""
 
 import click
 import pytest
@@ -54,7 +54,7 @@ def test_an_error_of_the_system_without_a_file_is_about_the_output(outcome):
         ([], "y", "PROG_SIZE (environment variable)", "y"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_origin(outcome, monkeypatch, arguments, variable, origin, value):
+def test_an_invalid_value_is_reported_with_its_origin(outcome, monkeypatch, arguments, variable, origin, value):
     names = ("--size", "-s") if "/" in origin else ("--size",)
 
     @click.command()

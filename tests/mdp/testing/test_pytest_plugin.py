@@ -1,4 +1,4 @@
-"""The fixtures that zmdp brings to its users' tests."""
+"""The pytest fixtures that zmdp provides for its users' tests."""
 
 import asyncio
 

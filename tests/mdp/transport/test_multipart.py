@@ -62,7 +62,7 @@ SIZES = [0, 1, 2, 255, SHARED - 1, SHARED, ZERO_COPY_BYTES - 1, ZERO_COPY_BYTES,
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("share", [False, True])
-def test_frames_of_any_size_come_as_they_were_sent(make, pair, size, share):
+def test_frames_of_any_size_arrive_unchanged(make, pair, size, share):
     one, two = pair
     message = [b"", b"x", bytes(range(256)) * (size // 256) + b"y" * (size % 256), b"", b"end"]
     assert make.send(one, message) == 0
@@ -81,7 +81,7 @@ def test_frames_of_any_size_come_as_they_were_sent(make, pair, size, share):
         max_size=20,
     )
 )
-def test_it_is_what_pyzmq_receives_and_sends(make, context, message):
+def test_multipart_interoperates_with_pyzmq(make, context, message):
     one, two = pair_in(context)
     try:
         make.send(one, message)
@@ -94,7 +94,7 @@ def test_it_is_what_pyzmq_receives_and_sends(make, context, message):
         two.close(0)
 
 
-def test_nothing_is_there(make, pair):
+def test_receiving_without_a_message_returns_nothing(make, pair):
     assert make.receive(pair[0]) is None
 
 
@@ -146,7 +146,7 @@ class Sources:
         self.offenders.append(descriptor)
 
 
-def test_a_router_tells_of_peers_that_are_not_known(make, context):
+def test_a_router_reports_unknown_peers(make, context):
     router, dealer = pair_in(context, zmq.ROUTER, zmq.DEALER)
     sources = Sources()
     for _ in range(2):
@@ -239,14 +239,14 @@ def test_the_rest_of_a_message_of_too_many_frames_is_discarded(make, context, le
     dealer.close(0)
 
 
-def test_nobody_takes_it(make, context):
+def test_sending_without_a_peer_returns_eagain(make, context):
     alone = context.socket(zmq.DEALER)
     assert make.send(alone, [b"a", b"b"]) == EAGAIN
     assert make.send(alone, [b"x" * ZERO_COPY_BYTES, b"b"]) == EAGAIN
     alone.close(0)
 
 
-def test_a_peer_that_is_not_there_and_nothing_is_sent_to_others(make, context):
+def test_a_message_to_an_unknown_peer_reaches_no_other(make, context):
     router, dealer = pair_in(context, zmq.ROUTER, zmq.DEALER)
     router.set(zmq.ROUTER_MANDATORY, 1)
     dealer.send(b"hello")
@@ -436,11 +436,11 @@ def test_a_context_that_was_terminated(make):
     ending.join()
 
 
-def test_what_is_no_message(make, pair):
+def test_an_invalid_message_is_rejected(make, pair):
     with pytest.raises(TypeError):
         make.send(pair[0], ["text"])
 
 
-def test_the_one_in_use_is_told():
+def test_the_implementation_in_use_is_reported():
     made = "multipart_cython" if multipart.COMPILED else "multipart_python"
     assert multipart.receive.__module__.endswith(made)

@@ -167,7 +167,7 @@ def test_a_batch_waits_for_broker_and_master():
         assert "retrying in 2 s" in line
         assert waiting.end(signal.SIGTERM) == 0
     with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
-        waiting.line("no broker at tcp://127.0.0.1:9 yet: nothing is listening there", patience=PATIENCE)
+        waiting.line("no broker at tcp://127.0.0.1:9 yet: nothing is listening there", timeout=PATIENCE)
         assert waiting.end(signal.SIGTERM) == 0
 
 

@@ -546,7 +546,7 @@ rows.write.format("titanic").option("db", sys.argv[1]).option("service", "s").op
 def test_a_killed_driver_writes_nothing_and_its_job_can_be_repeated(spark, db, write, tmp_path):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, db.url], cwd=tmp_path, start_new_session=True)
     try:
-        eventually(lambda: db.count("titanic_staged"), patience=100)
+        eventually(lambda: db.count("titanic_staged"), timeout=100)
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait(20)

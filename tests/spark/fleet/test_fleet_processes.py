@@ -3,8 +3,8 @@
 import signal
 
 import pytest
-from support.fleets import HERE, LOCAL_CLUSTER, PATIENCE, Calls, alive, fleet, java_of, kill
-from support.processes import broker, eventually, process
+from support.fleets import HERE, LOCAL_CLUSTER, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of, kill
+from support.processes import alive, broker, eventually, process
 
 from zmdp.spark import control, session
 
@@ -33,7 +33,7 @@ def test_killed_python_processes_and_executors_lose_no_call():
             processes = {row["pid"] for row in status["slots"]} | {java_of(row["pid"]) for row in status["slots"]}
             assert control.ask(running.client, running.name, "drain")["draining"] is True
             assert running.command.wait() == 0
-            eventually(lambda: not any(map(alive, processes)), PATIENCE)
+            eventually(lambda: not any(map(alive, processes)), SPARK_TIMEOUT_SECONDS)
 
 
 @pytest.mark.spark_long
@@ -46,7 +46,10 @@ def test_renewed_leases_and_draining_lose_no_call():
             with Calls(endpoint, "pid", callers=8) as calls:
                 for _ in range(10):
                     before = [row["since"] for row in running.serving(2)]
-                    eventually(lambda before=before: [row["since"] for row in running.serving(2)] != before, PATIENCE)
+                    eventually(
+                        lambda before=before: [row["since"] for row in running.serving(2)] != before,
+                        SPARK_TIMEOUT_SECONDS,
+                    )
             assert calls.failed == []
             assert running.status()["failures"] == 0
             replies = [running.client.submit("pid") for _ in range(100)]
@@ -66,7 +69,7 @@ def test_a_second_signal_exits_immediately():
             running.command.send_signal(signal.SIGTERM)
             running.command.line("interrupt again to exit immediately")
             assert running.command.end() == 1
-            eventually(lambda: not alive(slot["pid"]), PATIENCE)
+            eventually(lambda: not alive(slot["pid"]), SPARK_TIMEOUT_SECONDS)
 
 
 @pytest.mark.spark_long
@@ -111,9 +114,9 @@ print("ended in order", flush=True)
 def test_a_lost_session_is_reopened():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
-            running.line("the Spark session on local[2] has ended; opening another", patience=PATIENCE)
-            running.line("opened a new session on local[2]", patience=PATIENCE)
-            running.line("ended in order", "stdout", patience=PATIENCE)
+            running.line("the Spark session on local[2] has ended; opening another", timeout=SPARK_TIMEOUT_SECONDS)
+            running.line("opened a new session on local[2]", timeout=SPARK_TIMEOUT_SECONDS)
+            running.line("ended in order", "stdout", timeout=SPARK_TIMEOUT_SECONDS)
             assert running.wait() == 0
 
 
@@ -124,7 +127,7 @@ def test_a_driver_restarts_its_killed_java_process():
         with fleet(endpoint, "fleet_handlers:pid", "pid", "--master", "local[2]") as running:
             (slot,) = running.serving(1)
             kill(java_of(slot["pid"]))
-            running.command.line("opened a new session on local[2]", patience=PATIENCE)
-            eventually(lambda: not alive(slot["pid"]), PATIENCE)
-            eventually(lambda: running.serving(1)[0]["pid"] != slot["pid"], PATIENCE)
+            running.command.line("opened a new session on local[2]", timeout=SPARK_TIMEOUT_SECONDS)
+            eventually(lambda: not alive(slot["pid"]), SPARK_TIMEOUT_SECONDS)
+            eventually(lambda: running.serving(1)[0]["pid"] != slot["pid"], SPARK_TIMEOUT_SECONDS)
             assert "Traceback" not in running.command.stderr

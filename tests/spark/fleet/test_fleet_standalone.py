@@ -5,8 +5,8 @@ import tarfile
 import urllib.request
 
 import pytest
-from support.fleets import HERE, PATIENCE, Calls, alive, fleet, java_of
-from support.processes import broker, eventually, process
+from support.fleets import HERE, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of
+from support.processes import alive, broker, eventually, process
 from support.standalone import standalone
 
 from zmdp.spark.fleet import packaging
@@ -35,7 +35,7 @@ def on(cluster, *options):
 
 def page(cluster):
     """Return what the Master's web page reports."""
-    with urllib.request.urlopen(f"{cluster.page}/json/", timeout=PATIENCE) as answer:
+    with urllib.request.urlopen(f"{cluster.page}/json/", timeout=SPARK_TIMEOUT_SECONDS) as answer:
         return json.load(answer)
 
 
@@ -49,9 +49,9 @@ def test_executors_scale_with_the_queue(cluster, endpoint, tmp_path):
             assert len({slot["executor"] for slot in slots}) == 3
             calls.go_on(20)
         assert calls.failed == []
-        eventually(lambda: running.status()["slots"] == [], PATIENCE)
-        eventually(lambda: not any(alive(slot["pid"]) for slot in slots), PATIENCE)
-        eventually(lambda: page(cluster)["coresused"] == 0, PATIENCE)
+        eventually(lambda: running.status()["slots"] == [], SPARK_TIMEOUT_SECONDS)
+        eventually(lambda: not any(alive(slot["pid"]) for slot in slots), SPARK_TIMEOUT_SECONDS)
+        eventually(lambda: page(cluster)["coresused"] == 0, SPARK_TIMEOUT_SECONDS)
         assert running.client.request("nap")  # and again
         assert running.command.end() == 0
 
@@ -73,8 +73,8 @@ def test_a_missing_python_of_an_archive_is_reported(cluster, endpoint, tmp_path)
         archive.add(HANDLERS, "bin/fleet_handlers.py")
     options = on(cluster, "--archive", str(tmp_path / "other.tar.gz"))
     with fleet(endpoint, "fleet_handlers:pid", "pid", *options, cwd=tmp_path) as running:
-        running.command.line("executors have no Python at ./environment/bin/python", patience=PATIENCE)
-        eventually(lambda: running.status()["failures"] >= 2, PATIENCE)
+        running.command.line("executors have no Python at ./environment/bin/python", timeout=SPARK_TIMEOUT_SECONDS)
+        eventually(lambda: running.status()["failures"] >= 2, SPARK_TIMEOUT_SECONDS)
         assert running.command.end() == 0
 
 
@@ -83,13 +83,13 @@ def test_no_process_survives_a_killed_driver(cluster, endpoint, tmp_path):
         slots = running.serving(2)
         processes = {slot["pid"] for slot in slots} | {java_of(slot["pid"]) for slot in slots}
         running.command.kill()
-        eventually(lambda: not any(map(alive, processes)), PATIENCE)
+        eventually(lambda: not any(map(alive, processes)), SPARK_TIMEOUT_SECONDS)
         eventually(lambda: not running.client.available("pid"))
 
 
 def test_doctor_on_a_cluster(cluster, endpoint, tmp_path):
     options = ("--master", cluster.url, "--broker", endpoint, *MEMORY)
     with process("mdp-spark", "doctor", *options, cwd=tmp_path) as running:
-        running.line("ok       executors reach the broker", "stdout", patience=PATIENCE)
+        running.line("ok       executors reach the broker", "stdout", timeout=SPARK_TIMEOUT_SECONDS)
         running.line("ok       cores", "stdout")
         assert running.wait() == 0

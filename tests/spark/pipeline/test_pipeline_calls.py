@@ -5,7 +5,7 @@ from contextlib import closing
 from itertools import count
 
 import pytest
-from support.processes import PATIENCE, eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.mdp.errors import ServiceError, SettingError
@@ -32,7 +32,7 @@ def server():
 
 
 def settings(server, **given):
-    return CallSettings(broker=server.endpoints[0], **{"window": 4, "timeout": PATIENCE, **given})
+    return CallSettings(broker=server.endpoints[0], **{"window": 4, "timeout": TIMEOUT_SECONDS, **given})
 
 
 def worker(server, handler, service="up", **given):
@@ -68,7 +68,7 @@ def test_answers_keep_the_order_of_rows(server, most):
 
     def slow_first(request):
         if request[0] == b"0":
-            second.wait(PATIENCE)
+            second.wait(TIMEOUT_SECONDS)
         elif request[-1] >= b"2":
             second.set()
         return up(request)
@@ -109,7 +109,7 @@ def test_chunks_are_requested_lazily(server):
 
 def test_small_chunks_share_the_window(server):
     """Six rows in six chunks are outstanding at once: the handlers wait for each other."""
-    together = threading.Barrier(6, timeout=PATIENCE)
+    together = threading.Barrier(6, timeout=TIMEOUT_SECONDS)
 
     def handler(request):
         together.wait()
@@ -125,7 +125,7 @@ def test_closing_early_cancels_outstanding_requests(server):
 
     def handler(request):
         if request[0] == b"first":
-            begun.wait(PATIENCE)
+            begun.wait(TIMEOUT_SECONDS)
             return request
         begun.set()
         while not request.cancelled:
@@ -137,7 +137,7 @@ def test_closing_early_cancels_outstanding_requests(server):
         chunks = (Chunk(each) for each in (rows(b"first", *[None] * 200), rows(b"second", *[None] * 200)))
         with closing(answer_chunks(chunks, settings(server))) as found:
             assert next(found).answers[0] == Answer("first", 200)
-        assert cancelled.wait(PATIENCE)
+        assert cancelled.wait(TIMEOUT_SECONDS)
     eventually(lambda: not server.broker.registry.numbered)
 
 
