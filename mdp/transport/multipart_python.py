@@ -173,7 +173,7 @@ def send(socket: zmq.Socket[bytes], message: Message, unsent: Unsent | None = No
             else:
                 _send_large(socket, frame, _MORE)
         last = message[-1]
-        if peer is not None and peer.uncounted >= COUNTED_BYTES:
+        if unsent is not None and peer is not None and peer.uncounted >= COUNTED_BYTES:
             report = _send(socket, zmq.Frame(last, track=True, copy=False), _NOBLOCK, False, True)
             before = peer.waiting
             peer.add(report)
