@@ -4,6 +4,7 @@
 PYTHON ?= python3
 SEEDS ?= 10000
 KILLS ?= 200
+AMOUNT ?= 50000
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py $(shell find src mdp mmi clients workers titanic migrations spark -name '*.py' -o -name '*.pyx')
@@ -15,7 +16,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark test test-spark java lint unit sim crash bench bench-more clean help
+.PHONY: demo demo-spark test test-spark java lint unit sim crash attack bench bench-more clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make unit            run the tests without sockets, with coverage of the protocol's core"
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
 	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and PostgreSQL; nothing may be lost"
+	@echo "make attack          attack a broker in every way there is; a canary's calls must not fail, memory must stay bounded"
 	@echo "make bench           measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery and others"
 	@echo "make bench-more      measure recovery, Titanic and Spark"
 	@echo "make clean           remove everything that these targets create"
@@ -114,6 +116,9 @@ sim: $(VENV)/dev.installed
 crash: $(VENV)/dev.installed
 	$(BIN)/python tests/crash.py --kills $(KILLS) --db sqlite --titanics 1
 	$(BIN)/python tests/crash.py --kills $(KILLS) --db postgres --titanics 2
+
+attack: $(VENV)/dev.installed
+	PYTHONPATH=tests $(BIN)/python -m attacks --amount $(AMOUNT)
 
 bench: $(VENV)/bench.installed
 	$(BIN)/python bench/suite.py $(if $(GUIDE),--guide $(GUIDE))

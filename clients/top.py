@@ -38,7 +38,7 @@ def with_rates(view: View, before: View | None) -> dict[str, Any]:
         "services": services,
         "workers": view.workers,
         "totals": {
-            **{name: view.stats[name] for name in ("up_seconds", "workers", "queued", "queued_bytes", "running")},
+            **{name: view.stats[name] for name in ("up_seconds", "workers", "queued", "request_bytes", "running")},
             "requests_per_second": rate(view.stats["requests"], old.get("requests", 0)),
             "replies_per_second": rate(view.stats["replies"], old.get("replies", 0)),
             "errors_per_second": rate(view.stats["errors"], old.get("errors", 0)),

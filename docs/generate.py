@@ -9,6 +9,7 @@ import click
 from zmdp.clients.cli import cli as mdclient
 from zmdp.mdp.cli.broker import cli as mdp_broker
 from zmdp.mdp.cli.console import CONTEXT_SETTINGS
+from zmdp.mdp.cli.keys import cli as mdp_keys
 from zmdp.spark.cli import cli as mdp_spark
 from zmdp.titanic.cli.main import cli as titanic
 from zmdp.workers.cli import cli as mdworker
@@ -21,6 +22,7 @@ def reference() -> str:
     parts = ["# Commands\n\nThe `--help` of every command, written by `docs/generate.py`.\n"]
     for name, command in (
         ("mdp-broker", mdp_broker),
+        ("mdp-keys", mdp_keys),
         ("mdclient", mdclient),
         ("mdworker", mdworker),
         ("titanic", titanic),

@@ -6,8 +6,9 @@ from typing import Any, Final
 from .errors import SettingError
 
 
-def _setting(default: Any, unit: str, text: str) -> Any:
-    return field(default=default, metadata={"unit": unit, "help": text})
+def _setting(default: Any, unit: str, text: str, derived: str = "") -> Any:
+    """Describe a setting; `derived` says what its value is by default, if `default` is None."""
+    return field(default=default, metadata={"unit": unit, "help": text, "derived": derived})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +30,33 @@ class Limits:
         3, "workers", "Maximum number of workers that may die while handling a request before it is dropped."
     )
     max_queue: int = _setting(1_000_000, "requests", "Maximum number of requests waiting for one service.")
-    max_queued_bytes: int = _setting(1 << 30, "bytes", "Maximum memory of all waiting requests together.")
+    max_request_bytes: int = _setting(
+        1 << 30,
+        "bytes",
+        "Maximum memory of all requests together, waiting or held by workers; of one connection, half.",
+    )
     max_services: int = _setting(10_000, "services", "Maximum number of services with a worker or a waiting request.")
+    max_unserved: int = _setting(
+        100, "services", "Maximum number of services without a worker for which one client's requests wait."
+    )
     max_workers: int = _setting(100_000, "workers", "Maximum number of registered workers.")
     max_credit: int = _setting(
         10_000, "requests", "Maximum number of requests held by one worker, whatever its credit."
     )
     max_message: int = _setting(64 << 20, "bytes", "Maximum size of a message, all frames together.")
     max_frames: int = _setting(1024, "frames", "Maximum number of frames in a message, including routing.")
+    max_connections: int | None = _setting(
+        None,
+        "connections",
+        "Maximum number of open connections; further ones are ended.",
+        "as many as the limit of open files allows",
+    )
+    max_connections_per_address: int | None = _setting(
+        None,
+        "connections",
+        "Maximum number of open connections from one address, except loopback.",
+        "half of max-connections",
+    )
     max_outbox: int = _setting(
         10_000, "messages", "Maximum number of messages kept for a slow reader before it is dropped."
     )
@@ -45,7 +65,9 @@ class Limits:
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
-            whole = setting.type in {int, "int"}
+            if value is None and setting.default is None:
+                continue
+            whole = setting.type not in {float, "float"}
             valid = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
             if not valid or not 0 < value < LARGEST:
                 kind = "a whole number" if whole else "a number"

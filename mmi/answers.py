@@ -25,6 +25,14 @@ from ..mdp.wire import DIALECTS
 from ..mdp.wire.names import show
 
 MAX_ROWS: Final = 1000
+Sees = Callable[[bytes], bool]
+"""Returns whether the client may know of the service of that name."""
+
+
+def _everything(service: bytes) -> bool:
+    del service
+    return True
+
 
 
 class Schedule(Protocol):
@@ -86,8 +94,8 @@ class Registry(Protocol):
     """All services, workers and requests."""
 
     queued: int
-    queued_bytes: int
     running: int
+    request_bytes: int
 
     @property
     def services(self) -> Mapping[bytes, Service]:
@@ -110,7 +118,10 @@ class Broker(Protocol):
 
     limits: Limits
     started: float
-    draining: bool
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are accepted."""
 
     @property
     def registry(self) -> Registry:
@@ -121,21 +132,25 @@ class Broker(Protocol):
         """Its counts."""
 
 
-def answer(name: bytes, body: list[bytes], broker: Broker, now: float) -> list[bytes]:
-    """Return the body of the FINAL that answers a request for `name`, which begins with `mmi.`."""
+def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: Sees = _everything) -> list[bytes]:
+    """Return the body of the FINAL that answers a request for `name`, which begins with `mmi.`.
+
+    It leaves out services of which `sees` is not true.
+    """
     if name == b"mmi.service":
         # C26: busy workers count; a service without a worker is 404.
         service = broker.registry.services.get(body[0])
-        return [b"200" if service is not None and service.available else b"404"]
+        return [b"200" if service is not None and service.available and sees(service.name) else b"404"]
     describe = _ANSWERS.get(name)
     if describe is None:
         return [b"501"]
-    return [json.dumps(describe(broker, body[0], now)).encode()]
+    return [json.dumps(describe(broker, body[0], sees, now)).encode()]
 
 
-def _services(broker: Broker, wanted: bytes, _: float) -> dict[str, Any]:
+def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, Any]:
     services = broker.registry.services
-    found: Collection[Service] = [services[wanted]] if wanted in services else () if wanted else services.values()
+    named = [services[wanted]] if wanted in services else () if wanted else services.values()
+    found = [service for service in named if sees(service.name)]
     return _rows(
         "services",
         len(found),
@@ -154,10 +169,11 @@ def _services(broker: Broker, wanted: bytes, _: float) -> dict[str, Any]:
     )
 
 
-def _workers(broker: Broker, wanted: bytes, now: float) -> dict[str, Any]:
+def _workers(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str, Any]:
     registry = broker.registry
     service = registry.services.get(wanted)
-    workers: Collection[Worker] = (service.workers if service else ()) if wanted else registry.workers.values()
+    named = (service.workers if service else ()) if wanted else registry.workers.values()
+    workers = [worker for worker in named if sees(worker.service.name)]
     return _rows(
         "workers",
         len(workers),
@@ -188,20 +204,20 @@ def _rows(title: str, count: int, rows: Iterable[dict[str, Any]]) -> dict[str, A
     return {title: shown, "more": count - len(shown)}
 
 
-def _stats(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
+def _stats(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
     registry = broker.registry
     return {
         "up_seconds": round(now - broker.started, 3),
         "services": len(registry.services),
         "workers": len(registry.workers),
         "queued": registry.queued,
-        "queued_bytes": registry.queued_bytes,
         "running": registry.running,
+        "request_bytes": registry.request_bytes,
         **broker.stats.as_dict(),
     }
 
 
-def _broker(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
+def _broker(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
     return {
         "name": "zmdp",
         "version": __version__,
@@ -213,7 +229,7 @@ def _broker(broker: Broker, _: bytes, now: float) -> dict[str, Any]:
     }
 
 
-_ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, float], dict[str, Any]]]] = {
+_ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any]]]] = {
     b"mmi.services": _services,
     b"mmi.workers": _workers,
     b"mmi.stats": _stats,

@@ -15,6 +15,11 @@ class Drop(StrEnum):
     QUEUE_FULL = "queue-full"
     MEMORY_FULL = "memory-full"
     TOO_MANY_SERVICES = "too-many-services"
+    TOO_MANY_UNSERVED = "too-many-unserved-services"
+    NOT_ALLOWED = "not-allowed"
+    ROLE_OUTSTANDING = "role-outstanding"
+    ROLE_QUEUED = "role-queued"
+    ROLE_MEMORY_FULL = "role-memory-full"
     DRAINING = "draining"
     CLIENT_GONE = "client-gone"
     WORKERS_LOST = "workers-lost"
@@ -48,11 +53,36 @@ REPORTS: Final[dict[Drop, Report]] = {
     ),
     Drop.MEMORY_FULL: Report(
         Code.QUEUE_FULL.value,
-        "requests waiting at the broker already take {limits.max_queued_bytes} bytes: retry later",
+        "the broker has {limits.max_request_bytes} bytes for requests, and this connection's share of them is used up: "
+        "retry later",
     ),
     Drop.TOO_MANY_SERVICES: Report(
         Code.QUEUE_FULL.value,
         "no worker offers the service, and {limits.max_services} services are in use: retry later",
+    ),
+    Drop.TOO_MANY_UNSERVED: Report(
+        Code.QUEUE_FULL.value,
+        "no worker offers the service, and requests of this client already wait for {limits.max_unserved} such "
+        "services: retry later",
+    ),
+    Drop.NOT_ALLOWED: Report(
+        Code.NOT_ALLOWED.value,
+        "role {request.client.role.name} may not call it: the broker's access file decides",
+    ),
+    Drop.ROLE_OUTSTANDING: Report(
+        Code.QUEUE_FULL.value,
+        "role {request.client.role.name} may have {request.client.role.max_outstanding} outstanding requests, "
+        "and has: retry later",
+    ),
+    Drop.ROLE_QUEUED: Report(
+        Code.QUEUE_FULL.value,
+        "role {request.client.role.name} may have {request.client.role.max_queued} waiting requests, "
+        "and has: retry later",
+    ),
+    Drop.ROLE_MEMORY_FULL: Report(
+        Code.QUEUE_FULL.value,
+        "requests of role {request.client.role.name} may take {request.client.role.max_request_bytes} bytes, "
+        "and that is used up: retry later",
     ),
     Drop.DRAINING: Report(
         Code.DRAINING.value, "the broker is draining and takes no new requests: retry later, or at another broker"

@@ -28,6 +28,7 @@ class Refusal(StrEnum):
     RESERVED_NAME = "reserved-name"
     TOO_MANY_WORKERS = "too-many-workers"
     TOO_MANY_SERVICES = "too-many-services"
+    NOT_ALLOWED = "not-allowed"
 
 
 class Loss(StrEnum):
@@ -52,6 +53,8 @@ class Stats:
     errors: int = 0
     late: int = 0
     """Replies, ERRORs and RELEASEs that matched no live attempt (C32)."""
+    other_role: int = 0
+    """Messages about something that belongs to another role, which were ignored (C45)."""
     mmi: int = 0
     heartbeats: int = 0
     internal_errors: int = 0

@@ -1,5 +1,7 @@
 """Sans-I/O broker: given messages and the current time, it returns messages to send.  No socket, no clock.
 
+Each message is taken in with the role of its connection's key, if the broker has access control (`roles`).
+
 A *turn* takes in any number of messages (`take`) and ends with `flush`, which dispatches the requests that arrived, and
 puts everything for one peer into one message if the peer speaks the batched form.  `receive`, `tick`, `unreachable`,
 `gone` and `close` each do one thing and end the turn.  Messages are lists of frames that begin with the peer's routing
@@ -10,24 +12,24 @@ import logging
 import math
 import secrets
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from ...mmi import answers
 from .. import wire
+from ..access import Permissions
 from ..codes import Code
 from ..limits import Limits
 from ..timers import Timers
 from ..wire import Message, Reason, batch
+from .admission import Admission
 from .drops import REPORTS, Drop, text_of
+from .given_up import GivenUp
 from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
-from .registry import NEVER, Attempt, Client, Collected, PeerKey, Registry, Request, Service, Worker, key_of
+from .outgoing import Outgoing
+from .registry import NEVER, Attempt, Client, Collected, Registry, Request, Service, Worker, key_of
+from .roles import Role, Roles
 
-GIVEN_UP: Final = 60.0
-"""An X1 client that missed messages is not answered until it has been silent for this many seconds, so that it
-reconnects."""
-MAX_GIVEN_UP: Final = 5000
-"""Maximum number of such clients that are remembered."""
 MS_PER_SECOND: Final = 1000
 ROUNDING_MS: Final = 0.001
 """Rounding error, in milliseconds, allowed for in the difference of two times."""
@@ -35,8 +37,8 @@ BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 
-# The command bytes of batched records.
-_PARTIAL, _FINAL, _ERROR, _CANCEL_TO_WORKER = 2, 3, 4, 8
+_CANCEL_TO_WORKER: Final = 8
+"""The command byte of a batched CANCEL to a worker."""
 
 
 class Broker:
@@ -56,7 +58,7 @@ class Broker:
     ) -> None:
         self.limits = limits or Limits()
         self.started = now
-        self.draining = False
+        self.roles = Roles()
         self.registry = Registry(self.limits.expiry)
         self.stats = Stats()
         self.turn = 0
@@ -69,19 +71,15 @@ class Broker:
         self._next_address = self._first_address
         self._workers_seen = 0
         self._refusals = 0
-        self._given_up: dict[PeerKey, float] = {}
-        """Peers that did not keep up and so missed messages, and until when they are not answered.  A proxy stands for
-        all peers behind it."""
-        # Copies of the limits that are checked for each request.
+        self._given_up = GivenUp()
+        self._outgoing = Outgoing()
+        self._admission = Admission(self.limits, self.registry)
+        # Copies of the limits that are checked for each message.
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
-        self._max_queue, self._max_queued_bytes = self.limits.max_queue, self.limits.max_queued_bytes
-        self._max_services = self.limits.max_services
         self._batched = False
         """Whether the current message is in the batched form."""
-        self._out: list[Any] = []
-        """Messages to send, and the open batches."""
-        self._open: list[Client | Worker] = []
-        """The peers of the open batches."""
+        self._role = self.roles.everyone
+        """The role that sent the current message."""
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
             wire.Cancel: self._cancel,
             wire.Error: self._error,
@@ -96,14 +94,18 @@ class Broker:
 
     # ── what drives the machine ──────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, message: Message, now: float) -> None:
-        """Take in `message`, which came from the peer whose routing id is its first frame."""
+    def take(self, message: Message, now: float, role: Role | None = None) -> None:
+        """Take in `message`, which came from the peer whose routing id is its first frame, under that role.
+
+        Without access control there is no role: everybody may do everything.
+        """
+        self._role = self.roles.everyone if role is None else role
         command = wire.decode_peer(message, self._max_message, self._max_frames)
         if isinstance(command, wire.Batched):
             self._take_batch(message, command, now)
             return
         self._batched = False
-        if self._given_up and self._is_ignored(command, now):
+        if len(self._given_up) and self._is_ignored(command, now):
             return
         # The two commands of every request are checked first.
         if isinstance(command, wire.Reply):
@@ -111,19 +113,19 @@ class Broker:
         elif isinstance(command, wire.Request):
             # Only X1 has two forms.
             x1 = command.header == wire.CX1
-            self._request(command, self._client(command.route) if x1 else self.registry.client(command.route), now)
+            self._request(command, self._x1_client(command.route) if x1 else self._client(command.route), now)
         else:
             self._on[type(command)](command, now)
 
     def _take_batch(self, message: Message, found: wire.Batched, now: float) -> None:
         """Take in a message in the batched form (C43)."""
         self._batched = True
-        if found.header == wire.CX1 and self._given_up and self._is_given_up(found.route, now):
+        if found.header == wire.CX1 and len(self._given_up) and self._given_up.includes(key_of(found.route), now):
             return
         if found.bare:
             self._heartbeat(wire.Heartbeat(found.route, found.header), now)
         elif found.header == wire.CX1:
-            client = self._client(found.route)
+            client = self._x1_client(found.route)
             for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
                 if isinstance(command, wire.Request):
                     self._request(command, client, now)
@@ -138,7 +140,7 @@ class Broker:
                     self._on[type(command)](command, now)
                 if self._refusals != refusals:
                     return  # one DISCONNECT is enough
-            worker = self.registry.workers.get(key_of(found.route))
+            worker = self._worker(found.route)
             if worker is not None:
                 worker.last_seen = now  # even if nothing in it was valid
 
@@ -157,23 +159,11 @@ class Broker:
                     service.unsettled = False
                     registry.touch(service)
         self.turn += 1
-        out, self._out = self._out, []
-        if not self._open:
-            return out
-        for peer in self._open:
-            peer.batch = None
-        self._open = []
-        messages: list[Message] = []
-        for each in out:
-            if isinstance(each, list):
-                messages.append(each)
-            else:
-                messages += each.messages()
-        return messages
+        return self._outgoing.take()
 
-    def receive(self, message: Message, now: float) -> list[Message]:
+    def receive(self, message: Message, now: float, role: Role | None = None) -> list[Message]:
         """A turn of one message: return what to send because of it."""
-        self.take(message, now)
+        self.take(message, now, role)
         return self.flush(now)
 
     def tick(self, now: float) -> list[Message]:
@@ -213,19 +203,19 @@ class Broker:
         """
         for worker in self.registry.workers_at(identity):
             worker.unreached_from = turn
-        self._given_up.pop(identity, None)
+        self._given_up.forget(identity)
         return self._gone(identity, now)
 
     def probe(self, identity: bytes, now: float) -> list[Message]:
         """Return a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
         for worker in self.registry.workers_at(identity):
             worker.last_sent = now
-            self._say(worker, self._heartbeat_to(worker))
+            self._outgoing.say(worker, self._heartbeat_to(worker))
         for client in self.registry.clients_at(identity):
             if client.batch_route is not None:
-                self._say(client, [*client.batch_route, wire.CX1])
+                self._outgoing.say(client, [*client.batch_route, wire.CX1])
             elif client.numbered:
-                self._out.append(wire.heartbeat((*client.path, b""), wire.CX1))
+                self._outgoing.add(wire.heartbeat((*client.path, b""), wire.CX1))
         return self.flush(now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
@@ -234,7 +224,7 @@ class Broker:
         Messages to it were lost.  So that an X1 client does not wait for them forever, it is no longer answered on this
         connection: it considers the broker dead, reconnects, and resends its outstanding requests.
         """
-        self._give_up(identity, now)
+        self._given_up.add(identity, now)
         return self._gone(identity, now)
 
     def _gone(self, identity: bytes, now: float) -> list[Message]:
@@ -251,9 +241,25 @@ class Broker:
         text = "internal error, please report this bug:\n%s"
         self._journal.note(now, logging.ERROR, "internal-error", text, traceback.format_exc())
 
+    def grant(self, permissions: Mapping[str, Permissions], now: float) -> list[Message]:
+        """Replace the permissions of all roles; return what to send to workers that may no longer offer their service.
+
+        Requests that were accepted before go on.
+        """
+        self.roles.grant(permissions)
+        for worker in list(self.registry.workers.values()):
+            if not worker.role.may_offer(worker.service.name):
+                self._expel(worker.route, worker.header, Refusal.NOT_ALLOWED, now)
+        return self.flush(now)
+
     def drain(self) -> None:
         """Accept no more requests; those already accepted are finished while there are workers."""
-        self.draining = True
+        self._admission.draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are accepted."""
+        return self._admission.draining
 
     @property
     def drained(self) -> bool:
@@ -266,7 +272,7 @@ class Broker:
         for request in self.registry.numbered:
             self._drop(request, Drop.CLOSING, now)
         for worker in list(self.registry.workers.values()):
-            self._say(worker, wire.disconnect(worker.route, worker.header))
+            self._outgoing.say(worker, wire.disconnect(worker.route, worker.header))
             for attempt in self._forget(worker, Loss.CLOSING, now):
                 if not attempt.abandoned:
                     self.registry.drop(attempt.request)
@@ -276,70 +282,32 @@ class Broker:
     def _is_ignored(self, command: wire.FromPeer | wire.Invalid, now: float) -> bool:
         """Return whether `command` comes from an X1 client that was given up.  Invalid messages are counted anyway."""
         from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
-        return from_x1_client and self._is_given_up(command.route, now)
+        return from_x1_client and self._given_up.includes(key_of(command.route), now)
 
-    def _is_given_up(self, route: wire.Route, now: float) -> bool:
-        key = key_of(route)
-        until = max(self._given_up.get(key, 0.0), self._given_up.get(route[0], 0.0))
-        if now >= until:
-            self._given_up.pop(key, None)
-            self._given_up.pop(route[0], None)
-            return False
-        # This message stays unanswered too, which extends the time.  A peer behind a proxy reconnects to the proxy, so
-        # it is given up by itself; otherwise its peers would keep the whole proxy given up.
-        self._give_up(key, now)
-        return True
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _give_up(self, key: PeerKey, now: float) -> None:
-        self._given_up[key] = now + GIVEN_UP
-        if len(self._given_up) > MAX_GIVEN_UP:
-            del self._given_up[next(iter(self._given_up))]
+    def _client(self, route: wire.Route) -> Client | None:
+        """Return the client that sent the current message; None if it belongs to another role (C45)."""
+        client = self.registry.client(route, self._role)
+        if client.role is self._role:
+            return client
+        self.stats.other_role += 1
+        return None
 
-    # ── what is sent ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _batch_for(self, peer: Client | Worker, route: wire.Route, header: bytes) -> Any:
-        """Return the open batch of a peer that speaks the batched form."""
-        if peer.batch is None:
-            peer.batch = batch.Batch(route, header)
-            self._out.append(peer.batch)
-            self._open.append(peer)
-        return peer.batch
-
-    def _say(self, peer: Client | Worker, message: Message) -> None:
-        """Send a framed message, after what the peer's open batch contains so far."""
-        peer.batch = None
-        self._out.append(message)
-
-    def _client(self, route: wire.Route) -> Client:
-        """Return the client that sent the current message; it is answered in the form that the message has."""
-        client = self.registry.client(route)
+    def _x1_client(self, route: wire.Route) -> Client | None:
+        """The same; the client is answered in the form that the message has."""
+        client = self._client(route)
+        if client is None:
+            return None
         if self._batched:
             client.batch_route = route
         elif client.batch_route is not None:
             client.batch_route = client.batch = None
         return client
 
-    def _send_reply(self, request: Request, final: bool, body: list[bytes]) -> None:
-        client, number = request.client, request.number
-        route = client.batch_route
-        if route is not None and isinstance(number, int) and len(body) <= batch.MAX_BODY_FRAMES:
-            self._batch_for(client, route, wire.CX1).reply(_FINAL if final else _PARTIAL, number, body)
-        else:
-            self._say(client, wire.reply_to_client(request.route, request.header, final, request.service.name, body))
-
-    def _send_error(
-        self, client: Client, number: wire.RequestId, service: bytes, code: int, text: bytes, detail: list[bytes]
-    ) -> None:
-        route = client.batch_route
-        if route is not None and isinstance(number, int):
-            self._batch_for(client, route, wire.CX1).error(_ERROR, number, code, text, detail)
-        else:
-            envelope = (*client.path, *wire.envelope_of(number))
-            self._say(client, wire.error_to_client(envelope, service, code, text, detail))
-
-    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _request(self, command: wire.Request, client: Client, now: float) -> None:
+    def _request(self, command: wire.Request, client: Client | None, now: float) -> None:
+        if client is None:
+            return
         self.stats.requests += 1
         name, number, options = command.service, command.id, command.options
         if number is not None and number in client.numbered:
@@ -353,39 +321,30 @@ class Broker:
             client, command.header, service, command.body,
             number=number, delimited=delimited, options=options, deadline=deadline,
         )  # fmt: skip
-        if own:
+        if (client.role.restricted or options.claims) and not self._authorise(request):
+            self._report(request, Drop.NOT_ALLOWED, now)
+        elif own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
-            self._send_reply(request, True, answers.answer(name, command.body, self, now))
-        elif (drop := self._refusal(request, now)) is not None:
+            self._outgoing.reply(request, True, answers.answer(name, command.body, self, now, client.role.sees))
+        elif (drop := self._admission.refusal(request, now)) is not None:
             self._report(request, drop, now)
         else:
             self.registry.accept(request, now)
             return
         self.registry.refuse(request)
 
-    def _refusal(self, request: Request, now: float) -> Drop | None:
-        """Return why a request cannot be accepted, or None."""
-        service = request.service
-        if self.draining:
-            return Drop.DRAINING
-        if now >= request.deadline:
-            return Drop.TTL_PASSED
-        waiting = service.waiting
-        if waiting < service.schedule.capacity:
-            return None
-        if not (request.options.wait or service.available):
-            return Drop.NO_WORKER
-        if service.name not in self.registry.services and len(self.registry.services) >= self._max_services:
-            return Drop.TOO_MANY_SERVICES
-        if waiting - service.schedule.capacity >= self._max_queue:
-            return Drop.QUEUE_FULL
-        if self.registry.queued_bytes + request.charge() > self._max_queued_bytes:
-            return Drop.MEMORY_FULL
-        return None
+    def _authorise(self, request: Request) -> bool:
+        """Return whether the client's role permits `request`, and write into its options on whose behalf it is made."""
+        role, name, options = request.client.role, request.service.name, request.options
+        user = self.roles.user_of(role, options)
+        request.options = wire.signed(options, user.signature)
+        return role.may_call(name) and user.may_call(name)
 
     def _cancel(self, command: wire.Cancel, now: float) -> None:
-        client = self._client(command.route)
+        client = self._x1_client(command.route)
+        if client is None:
+            return
         request = client.numbered.get(command.id)
         if request is not None and command.service in {None, request.service.name}:
             self.registry.queue_arrived(request.service, now)
@@ -398,13 +357,15 @@ class Broker:
     def _invalid(self, command: wire.Invalid, now: float) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.
         self._count_invalid(command.reason, now)
-        if command.route and not self._is_given_up(command.route, now):
+        if command.route and not self._given_up.includes(key_of(command.route), now):
             code, text = Code.MALFORMED, f"malformed: {command.reason}"
             if command.over_limit:
                 code = Code.TOO_LARGE
                 text = f"a message may have up to {self.limits.max_message} bytes in {self.limits.max_frames} frames"
-            client = self._client(command.route)
-            self._send_error(client, command.id, command.service, code.value, text.encode(), [])
+            client = self._x1_client(command.route)
+            if client is None:
+                return
+            self._outgoing.error(client, command.id, command.service, code.value, text.encode(), [])
 
     def _count_invalid(self, reason: Reason, now: float) -> None:
         self.stats.invalid[reason] += 1
@@ -470,19 +431,21 @@ class Broker:
         options = request.options
         if worker.dialect and request.header != wire.CX1:
             options = wire.LEGACY_OPTIONS[request.header]
+            if request.client.role.restricted:
+                options = wire.signed(options, request.client.role.signature)
         if worker.batched and len(request.body) <= batch.MAX_BODY_FRAMES:
             raw, beside = wire.options_without_ttl(options), ttl or 0
             if beside > batch.MAX_TTL_MS:
                 raw, beside = wire.options_with(options, ttl, 1), 0
             if len(raw) <= wire.MAX_OPTIONS:  # options that were encoded again may have become longer
-                packed = self._batch_for(worker, worker.route, wire.WX1)
+                packed = self._outgoing.batch_for(worker, worker.route, wire.WX1)
                 packed.request_to_worker(address, beside, request.handed, raw, request.body)
                 return
         if request.handed > 1 or (ttl is not None and (request.late or options.ttl_apart)):
             raw = wire.options_with(options, ttl, request.handed)
         else:
             raw = options.raw
-        self._say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
+        self._outgoing.say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
 
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -497,9 +460,9 @@ class Broker:
             if worker.header == wire.WX1:
                 worker.last_sent = now
                 if worker.batched:
-                    self._batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
+                    self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
                 else:
-                    self._out.append(wire.cancel_to_worker(worker.route, attempt.address))
+                    self._outgoing.add(wire.cancel_to_worker(worker.route, attempt.address))
 
     def _finish(self, request: Request, reason: Drop, now: float) -> None:
         """End a request for its client, and report why."""
@@ -511,28 +474,50 @@ class Broker:
         name, report = request.service.name, REPORTS[reason]
         if request.header == wire.CX1 and report.code is not None:
             text = text_of(reason, request, self.limits).encode()
-            self._send_error(request.client, request.number, name, report.code, text, [])
+            self._outgoing.error(request.client, request.number, name, report.code, text, [])
         self.stats.dropped[reason] += 1
         level = logging.INFO if report.quiet else logging.WARNING
-        self._journal.note(now, level, f"drop-{reason}", "dropped a request for service %s: %s", name, reason)
+        role = request.client.role
+        by = f" (role {role.name})" if role.restricted else ""
+        line = "dropped a request for service %s%s: %s"
+        self._journal.note(now, level, f"drop-{reason}", line, name, by, reason)
 
     # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _worker(self, route: wire.Route) -> Worker | None:
+        """Return the registered worker that sent the current message, unless it belongs to another role (C45)."""
+        worker = self.registry.workers.get(key_of(route))
+        return worker if worker is not None and worker.role is self._role else None
+
+    def _is_foreign(self, command: Any) -> bool:
+        """Return whether `command` is about a worker of another role; it is ignored and counted then (C45)."""
+        worker = self.registry.workers.get(key_of(command.route))
+        if worker is None or worker.role is self._role:
+            return False
+        self.stats.other_role += 1
+        return True
+
     def _ready(self, command: wire.Ready, now: float) -> None:
         registry, limits = self.registry, self.limits
-        if key_of(command.route) in registry.workers:
+        if self._is_foreign(command):
+            return
+        if self._worker(command.route) is not None:
             self._unexpected(command, Refusal.SECOND_READY, now)
         elif command.service.startswith(wire.MMI):
             self._unexpected(command, Refusal.RESERVED_NAME, now)
         elif len(registry.workers) >= limits.max_workers:
             self._unexpected(command, Refusal.TOO_MANY_WORKERS, now)
-        elif command.service not in registry.services and len(registry.services) >= limits.max_services:
+        elif not self._role.may_offer(command.service):
+            self._unexpected(command, Refusal.NOT_ALLOWED, now)
+        elif command.service not in registry.services and not self._make_room(now):
             self._unexpected(command, Refusal.TOO_MANY_SERVICES, now)
         else:
             self._workers_seen += 1
             service = registry.service(command.service)
             credit = min(command.credit, limits.max_credit)
-            worker = Worker(command.route, command.header, service, credit, self._workers_seen, now)
+            worker = Worker(
+                command.route, command.header, service, self._role, credit=credit, id=self._workers_seen, now=now
+            )  # fmt: skip
             worker.name, worker.host = command.name, command.host
             worker.pid, worker.version = command.pid, command.version
             worker.dialect = command.dialect
@@ -544,6 +529,18 @@ class Broker:
             self._journal.note(
                 now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect, lines=WORKER_LINES
             )
+
+    def _make_room(self, now: float) -> bool:
+        """Return whether there is room for one more service.  One that only has waiting requests makes way (C41)."""
+        registry = self.registry
+        if len(registry.services) < self.limits.max_services:
+            return True
+        service = registry.newest_unserved()
+        if service is None:
+            return False
+        for request in service.schedule.requests:
+            self._drop(request, Drop.TOO_MANY_SERVICES, now)
+        return True
 
     def _credit(self, command: wire.Credit, now: float) -> None:
         worker = self._seen(command, now)
@@ -570,11 +567,12 @@ class Broker:
             if attempt.abandoned:
                 pass
             elif request.header == wire.C01:
-                if not self._collect(attempt, command.body):
-                    self._drop(request, Drop.REPLY_TOO_LARGE, now)
+                drop = self._collect(attempt, command.body)
+                if drop is not None:
+                    self._drop(request, drop, now)
             else:
                 attempt.streamed = True
-                self._send_reply(request, False, command.body)
+                self._outgoing.reply(request, False, command.body)
             return
         self.stats.replies += 1
         self.registry.release(attempt)
@@ -582,17 +580,22 @@ class Broker:
             return
         body = command.body
         if attempt.collected is not None:
-            if not self._collect(attempt, body):
+            attempt.collected.add(body)
+            if not self._fits(attempt.collected):
                 self._finish(request, Drop.REPLY_TOO_LARGE, now)
                 return
             body = attempt.collected.frames
-        self._send_reply(request, True, body)
+        self._outgoing.reply(request, True, body)
         self.registry.drop(request)
 
-    def _collect(self, attempt: Attempt, body: list[bytes]) -> bool:
-        """Add to the one reply of a 0.1 client (C24); return False if it then exceeds the limits of a message."""
-        collected = attempt.collected = attempt.collected or Collected()
-        collected.add(body)
+    def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
+        """Add to the one reply of a 0.1 client (C24); return why its request must be dropped, or None."""
+        if not self._fits(self.registry.collect(attempt, body)):
+            return Drop.REPLY_TOO_LARGE
+        return Drop.MEMORY_FULL if self.registry.request_bytes > self.limits.max_request_bytes else None
+
+    def _fits(self, collected: Collected) -> bool:
+        """Return whether a reply is within the limits of a message."""
         return collected.size <= self._max_message and len(collected.frames) <= self._max_frames
 
     def _error(self, command: wire.Error, now: float) -> None:
@@ -608,7 +611,7 @@ class Broker:
             detail = command.detail
             if not detail and command.code in BROKER_CODES:
                 detail = [b""]  # so that the client does not attribute it to the broker
-            self._send_error(
+            self._outgoing.error(
                 request.client, request.number, request.service.name, command.code, command.text, detail
             )  # fmt: skip
         else:
@@ -618,7 +621,7 @@ class Broker:
     def _oversized(self, command: wire.Oversized, now: float) -> None:
         """Count a reply over the limits as invalid, and drop its request, whose reply is incomplete."""
         self._count_invalid(command.reason, now)
-        worker = self.registry.workers.get(key_of(command.route))
+        worker = None if self._is_foreign(command) else self._worker(command.route)
         if worker is None or worker.header != command.header:
             return
         attempt = worker.held.get(command.id) if isinstance(command.id, int) else None
@@ -640,13 +643,15 @@ class Broker:
         self.stats.heartbeats += 1
         if command.header == wire.CX1:
             # A client asks whether the broker is there.
-            self._out.append([*command.route, wire.CX1] if self._batched else wire.heartbeat(command.route, wire.CX1))
+            if self._client(command.route) is None:
+                return
+            self._outgoing.add([*command.route, wire.CX1] if self._batched else wire.heartbeat(command.route, wire.CX1))
         else:
             self._seen(command, now)
 
     def _disconnect(self, command: wire.Disconnect, now: float) -> None:
         # C10: at any time, even before READY.
-        worker = self.registry.workers.get(key_of(command.route))
+        worker = None if self._is_foreign(command) else self._worker(command.route)
         if worker is None:
             return
         if worker.header != wire.WX1:
@@ -662,7 +667,7 @@ class Broker:
     def _left(self, worker: Worker, now: float) -> None:
         """Answer the DISCONNECT of a worker that is leaving and no longer holds any request."""
         if self.registry.workers.get(worker.key) is worker:  # else it was lost in the same turn
-            self._say(worker, wire.disconnect(worker.route, worker.header))
+            self._outgoing.say(worker, wire.disconnect(worker.route, worker.header))
             self._lose([(worker, Loss.DISCONNECTED)], now)
 
     def _attempt(self, command: wire.Reply | wire.Error | wire.Release, now: float) -> Attempt | None:
@@ -687,6 +692,9 @@ class Broker:
         if worker is None:
             self._unexpected(command, Refusal.NOT_REGISTERED, now)
             return None
+        if worker.role is not self._role:
+            self.stats.other_role += 1  # C45
+            return None
         if worker.header != command.header:
             self._unexpected(command, Refusal.WRONG_DIALECT, now)
             return None
@@ -697,10 +705,14 @@ class Broker:
 
     def _unexpected(self, command: Any, reason: Refusal, now: float) -> None:
         """Disconnect and forget a peer that sent a valid but unexpected command (C14)."""
-        worker = self.registry.workers.get(key_of(command.route))
+        self._expel(command.route, command.header, reason, now)
+
+    def _expel(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
+        """Disconnect a peer, and forget it if it is a registered worker."""
+        worker = self.registry.workers.get(key_of(route))
         if worker is not None:
             worker.batch = None
-        self._refuse(command.route, command.header, reason, now)
+        self._refuse(route, header, reason, now)
         if worker is not None:
             self._lose([(worker, Loss.REFUSED)], now)
 
@@ -711,7 +723,7 @@ class Broker:
         if reason is Refusal.NOT_REGISTERED:  # the worker registers again
             level, text = logging.INFO, "asked a worker to register again, as after a restart of the broker: %s"
         self._journal.note(now, level, f"disconnect-{reason}", text, reason)
-        self._out.append(wire.disconnect(route, header))
+        self._outgoing.add(wire.disconnect(route, header))
 
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
 
@@ -728,7 +740,7 @@ class Broker:
         if now >= beats:
             worker.last_sent = now
             beats = now + self.limits.heartbeat
-            self._say(worker, self._heartbeat_to(worker))
+            self._outgoing.say(worker, self._heartbeat_to(worker))
         self._beats.set(worker, min(beats, worker.last_seen + self._patience(worker)))
 
     @staticmethod

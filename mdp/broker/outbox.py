@@ -1,19 +1,27 @@
-"""Messages for peers that read too slowly, kept in order and within limits until they can be sent."""
+"""Messages that wait for peers that read too slowly, kept in order and within limits until they can be sent.
+
+Most wait in libzmq, which takes up to 1000 for each peer; only what it does not take is kept here.  The limits hold for
+both together.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from errno import EAGAIN
+from typing import Any
 
 from ..limits import Limits
+from ..transport.multipart import Unsent, cost_of
 from ..wire import Message
 
 
 class Outbox:
-    """A queue for each slow peer; empty while all peers keep up."""
+    """A queue for each slow peer; empty while libzmq takes everything."""
 
     def __init__(self, limits: Limits) -> None:
+        self.unsent: Any = Unsent()
+        """What libzmq holds."""
         self._limits = limits
-        self._queues: dict[bytes, deque[tuple[Message, int]]] = {}
+        self._queues: dict[bytes, _Queue] = {}
         self._bytes = 0
 
     def __contains__(self, peer: bytes) -> bool:
@@ -30,16 +38,40 @@ class Outbox:
     def add(self, message: Message, turn: int) -> bool:
         """Keep `message`, which the broker created in `turn`, after the others for its peer.
 
-        Return False if the limits are exceeded.
+        Return False if too many messages wait for that peer.
         """
-        queue = self._queues.setdefault(message[0], deque())
-        queue.append((message, turn))
-        self._bytes += _size(message)
-        return len(queue) <= self._limits.max_outbox and self._bytes <= self._limits.max_outbox_bytes
+        queue = self._queues.get(message[0])
+        if queue is None:
+            queue = self._queues[message[0]] = _Queue()
+        size = cost_of(message)
+        queue.messages.append((message, turn, size))
+        queue.bytes += size
+        self._bytes += size
+        return len(queue.messages) <= self._limits.max_outbox
+
+    def overfull(self) -> bytes | None:
+        """Return the peer for which most bytes wait, if all peers' exceed the limit; otherwise None."""
+        limit = self._limits.max_outbox_bytes
+        if self._bytes + self.unsent.bytes <= limit:
+            return None
+        self.unsent.settle()
+        if self._bytes + self.unsent.bytes <= limit:
+            return None
+        waiting: dict[bytes, int] = self.unsent.waiting()
+        for peer, queue in self._queues.items():
+            waiting[peer] = waiting.get(peer, 0) + queue.bytes
+        return max(waiting, key=lambda peer: waiting[peer])
+
+    def drop(self, peer: bytes) -> None:
+        """Discard the messages for `peer`, and count no longer what libzmq holds for it, as its connection ends."""
+        self.discard(peer)
+        self.unsent.forget(peer)
 
     def discard(self, peer: bytes) -> None:
         """Discard the messages for `peer`."""
-        self._bytes -= sum(_size(message) for message, _ in self._queues.pop(peer, ()))
+        queue = self._queues.pop(peer, None)
+        if queue is not None:
+            self._bytes -= queue.bytes
 
     def flush(self, send: Callable[[Message], int]) -> Iterator[tuple[bytes, int]]:
         """Send what the peers accept now.
@@ -51,20 +83,25 @@ class Outbox:
             queue = self._queues.get(peer)
             if queue is None:
                 continue  # discarded meanwhile, because of another peer that is gone
-            while queue:
-                message, turn = queue[0]
+            while queue.messages:
+                message, turn, size = queue.messages[0]
                 errno = send(message)
                 if errno == EAGAIN:
                     break
-                queue.popleft()
-                self._bytes -= _size(message)
                 if errno:
                     self.discard(peer)
                     yield peer, turn
                     break
+                queue.messages.popleft()
+                queue.bytes -= size
+                self._bytes -= size
             else:
                 del self._queues[peer]
 
 
-def _size(message: Message) -> int:
-    return sum(map(len, message))
+class _Queue:
+    """The messages for one peer, each with its turn and size."""
+
+    def __init__(self) -> None:
+        self.messages: deque[tuple[Message, int, int]] = deque()
+        self.bytes = 0

@@ -18,10 +18,15 @@ from typing import Any, Final
 from ..linked_lists import LinkedList
 from ..timers import TimerNode, Timers
 from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, envelope_of, size_of
+from .roles import Role
 from .scheduling import FairQueue, Pool, Schedule, Turn
 
 REQUEST_OVERHEAD: Final = 512
-"""Bytes charged for a waiting request beside its body: the size of its objects, rounded up."""
+"""Bytes charged for a request beside its body: the size of its objects, rounded up (C40)."""
+FRAME_OVERHEAD: Final = 64
+"""Bytes charged for each frame beside its content."""
+CLIENT_OVERHEAD: Final = 1536
+"""Bytes charged for a client that has requests."""
 REMEMBERED: Final = 5000
 """Minimum number of ended X1 requests that are remembered, to recognise a CANCEL that crossed the end."""
 NEVER: Final = 1e300
@@ -42,10 +47,19 @@ def key_of(route: Route) -> PeerKey:
 class Client:
     """A client that has requests here."""
 
-    __slots__ = ("batch", "batch_route", "key", "numbered", "requests", "running", "waiting")
+    __slots__ = (
+        "batch", "batch_route", "charge", "key", "numbered", "request_bytes", "requests", "role", "running", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, key: PeerKey) -> None:
+    def __init__(self, key: PeerKey, role: Role) -> None:
         self.key = key
+        self.role = role
+        self.charge = CLIENT_OVERHEAD
+        """Bytes charged for it while it has requests."""
+        self.request_bytes = 0
+        """Bytes charged for it and its requests."""
+        if not isinstance(key, bytes):
+            self.charge += FRAME_OVERHEAD * len(key) + size_of(key)
         self.requests = 0
         """How many have been accepted and not finished."""
         self.numbered: dict[RequestId, Request] = {}
@@ -65,15 +79,28 @@ class Client:
         return (self.key,) if isinstance(self.key, bytes) else self.key
 
 
+class Proxy:
+    """A connection behind which there are several clients and workers."""
+
+    __slots__ = ("peers", "request_bytes")
+
+    def __init__(self) -> None:
+        self.peers: dict[PeerKey, None] = {}
+        self.request_bytes = 0
+        """Bytes charged for all its clients and their requests."""
+
+
 class Collected:
     """The frames of the PARTIALs of one attempt."""
 
-    __slots__ = ("frames", "size")
+    __slots__ = ("charge", "frames", "size")
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.size = 0
         """Their total size in bytes."""
+        self.charge = 0
+        """Bytes charged for them, with their request."""
 
     def add(self, body: list[bytes]) -> None:
         """Add the frames of one more PARTIAL."""
@@ -85,8 +112,8 @@ class Request(TimerNode):
     """A client's request that waits or is held by a worker."""
 
     __slots__ = (
-        "attempt", "attempts", "body", "client", "deadline", "delimited", "handed", "header", "late", "number",
-        "options", "queued", "service",
+        "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header", "late",
+        "number", "options", "queued", "service",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +154,9 @@ class Request(TimerNode):
         """Number of workers that received it and did not release it."""
         self.attempts = 0
         """Number of workers that died while they held it (C17); from the first on, it is a suspect."""
+        charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size_of(body) + len(options.raw)
+        self.charge = charge + len(number) if isinstance(number, bytes) else charge
+        """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
 
     @property
     def route(self) -> Route:
@@ -135,12 +165,6 @@ class Request(TimerNode):
         if self.header == CX1:
             return (*path, *envelope_of(self.number))
         return (*path, EMPTY) if self.delimited else path
-
-    def charge(self) -> int:
-        """Return the bytes charged for it while it waits."""
-        number = self.number
-        own = len(number) if isinstance(number, bytes) else 0
-        return REQUEST_OVERHEAD + size_of(self.body) + len(self.options.raw) + own
 
 
 class Attempt:
@@ -170,12 +194,23 @@ class Worker(TimerNode):
 
     __slots__ = (
         "batch", "batched", "credit", "dialect", "free", "header", "held", "host", "id", "key", "last_seen",
-        "last_sent", "leaving", "name", "oversized_reply_at", "pid", "pool", "pooled", "pooled_load", "route",
+        "last_sent", "leaving", "name", "oversized_reply_at", "pid", "pool", "pooled", "pooled_load", "role", "route",
         "service", "since", "suspects", "unreached_from", "version",
     )  # fmt: skip
 
-    def __init__(self, route: Route, header: bytes, service: Service, credit: int, id: int, now: float) -> None:  # noqa: A002
+    def __init__(
+        self,
+        route: Route,
+        header: bytes,
+        service: Service,
+        role: Role,
+        *,
+        credit: int,
+        id: int,  # noqa: A002 - the name that operators see
+        now: float,
+    ) -> None:
         super().__init__()
+        self.role = role
         self.route = route
         self.key = key_of(route)
         self.header = header
@@ -264,14 +299,18 @@ class Registry:
 
     def __init__(self, expiry: float = 300.0) -> None:
         self.services: dict[bytes, Service] = {}
+        self.unserved: dict[Service, None] = {}
+        """Those that have no worker, and are known only because requests wait for them, in the order of their
+        arrival (C41)."""
         self.workers: dict[PeerKey, Worker] = {}
         self.clients: dict[PeerKey, Client] = {}
         """Those that have a request here."""
-        self.behind: dict[bytes, dict[PeerKey, None]] = {}
-        """Clients and workers behind proxies, by the proxy's routing id."""
+        self.proxies: dict[bytes, Proxy] = {}
+        """By routing id."""
         self.queued = 0
-        self.queued_bytes = 0
         self.running = 0
+        self.request_bytes = 0
+        """Bytes charged for all requests, whether they wait or workers hold them."""
         self.unsettled: list[Service] = []
         """Services that changed in this turn: requests may be dispatchable, or nothing may be left of them."""
         self.finished: list[Worker] = []
@@ -293,7 +332,9 @@ class Registry:
         """Make the broker look at `service` at the end of its turn."""
         if not service.unsettled:
             service.unsettled = True
-            self.services[service.name] = service
+            if service.name not in self.services:
+                self.services[service.name] = service
+                self.unserved[service] = None
             self.unsettled.append(service)
 
     def settled(self, service: Service) -> None:
@@ -304,14 +345,24 @@ class Registry:
     def _forget_if_empty(self, service: Service) -> None:
         if not (service.workers or service.waiting or service.unsettled):
             self.services.pop(service.name, None)
+            self.unserved.pop(service, None)
+
+    def unserved_of(self, client: Client) -> int:
+        """Return for how many services without a worker requests of `client` wait."""
+        waiting = [turn.requests.first for turn in client.waiting.values()]
+        return sum(1 for request in waiting if request is not None and request.service in self.unserved)
+
+    def newest_unserved(self) -> Service | None:
+        """Return the last service to become known, of those that have no worker."""
+        return next(reversed(self.unserved), None)
 
     # ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def client(self, route: Route) -> Client:
-        """Return the client with that route; a new one is known once a request of it is accepted."""
+    def client(self, route: Route, role: Role) -> Client:
+        """Return the client with that route; a new one, of `role`, is known once a request of it is accepted."""
         key = key_of(route)
         client = self.clients.get(key)
-        return Client(key) if client is None else client
+        return Client(key, role) if client is None else client
 
     def add_worker(self, worker: Worker) -> None:
         """Register a worker."""
@@ -320,6 +371,7 @@ class Registry:
         worker.service.workers[worker] = None
         worker.service.available += 1
         self._update(worker)
+        self.unserved.pop(worker.service, None)
 
     def set_credit(self, worker: Worker, credit: int) -> None:
         """Change how many requests a worker may hold."""
@@ -343,7 +395,10 @@ class Registry:
         self._update(worker)
         del self.workers[worker.key]
         self._remove_behind(worker.key)
-        del worker.service.workers[worker]
+        service = worker.service
+        del service.workers[worker]
+        if not service.workers:
+            self.unserved[service] = None  # until its requests have ended
         return attempts
 
     def _update(self, worker: Worker) -> None:
@@ -359,19 +414,20 @@ class Registry:
         return [self.clients[key] for key in self._keys_at(identity) if key in self.clients]
 
     def _keys_at(self, identity: bytes) -> list[PeerKey]:
-        return [identity, *self.behind.get(identity, ())]
+        proxy = self.proxies.get(identity)
+        return [identity] if proxy is None else [identity, *proxy.peers]
 
     def _add_behind(self, key: PeerKey) -> None:
         if not isinstance(key, bytes):
-            self.behind.setdefault(key[0], {})[key] = None
+            self.proxies.setdefault(key[0], Proxy()).peers[key] = None
 
     def _remove_behind(self, key: PeerKey) -> None:
         """Forget a peer behind a proxy if it is no longer a client or a worker."""
         if not isinstance(key, bytes) and key not in self.workers and key not in self.clients:
-            others = self.behind[key[0]]
-            del others[key]
-            if not others:
-                del self.behind[key[0]]
+            proxy = self.proxies[key[0]]
+            del proxy.peers[key]
+            if not proxy.peers:
+                del self.proxies[key[0]]
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -381,10 +437,14 @@ class Registry:
         If its service has credit to spare, the request is dispatched at the end of the turn; else it is queued.
         """
         client, service = request.client, request.service
+        role, charge = client.role, request.charge
+        role.outstanding += 1
         if not client.requests:
+            charge += client.charge
             self.clients[client.key] = client
             self._add_behind(client.key)
         client.requests += 1
+        self._charge(client, charge)
         if request.header == CX1:
             client.numbered[request.number] = request
         if service.waiting < service.schedule.capacity:
@@ -393,6 +453,30 @@ class Registry:
         else:  # queued at once, so that its bytes count against what comes next
             self.queue_arrived(service, now)
             self.enqueue(request, now)
+
+    def collect(self, attempt: Attempt, body: list[bytes]) -> Collected:
+        """Keep the frames of one more PARTIAL until the attempt ends; they are charged with the request."""
+        collected = attempt.collected = attempt.collected or Collected()
+        collected.add(body)
+        charge = FRAME_OVERHEAD * len(body) + size_of(body)
+        collected.charge += charge
+        attempt.request.charge += charge
+        self._charge(attempt.request.client, charge)
+        return collected
+
+    def _charge(self, client: Client, charge: int) -> None:
+        self.request_bytes += charge
+        client.request_bytes += charge
+        client.role.request_bytes += charge
+        if not isinstance(client.key, bytes):
+            self.proxies[client.key[0]].request_bytes += charge
+
+    def used_by(self, client: Client) -> int:
+        """Return the bytes charged for all requests that come over the connection of `client`."""
+        if isinstance(client.key, bytes):
+            return client.request_bytes
+        proxy = self.proxies.get(client.key[0])
+        return 0 if proxy is None else proxy.request_bytes
 
     def refuse(self, request: Request) -> None:
         """End a request that is not accepted, or that the broker answered itself."""
@@ -419,7 +503,6 @@ class Registry:
             service.no_wait[request] = None
         request.queued = request.late = True
         self.queued += 1
-        self.queued_bytes += request.charge()
         expires = now + self._expiry
         self.expiries.set(request, expires if expires < request.deadline else request.deadline)
         self.touch(service)
@@ -437,7 +520,6 @@ class Registry:
         request.queued = False
         self.expiries.clear(request)
         self.queued -= 1
-        self.queued_bytes -= request.charge()  # computed again, since keeping it would take 40 bytes
 
     def assign(self, request: Request, worker: Worker, address: int, turn: int, *, doubtful: bool) -> Attempt:
         """Give a request, which is not queued, to a worker."""
@@ -453,6 +535,7 @@ class Registry:
         service.dispatched += 1
         self.running += 1
         request.client.running.append(request)
+        request.client.role.running += 1
         if request.deadline < NEVER:
             self.expiries.set(request, request.deadline)
         return attempt
@@ -476,6 +559,10 @@ class Registry:
         self.running -= 1
         if not attempt.abandoned:
             request.client.running.remove(request)
+            request.client.role.running -= 1
+            if attempt.collected is not None:
+                request.charge -= attempt.collected.charge
+                self._charge(request.client, -attempt.collected.charge)
 
     def drop(self, request: Request) -> None:
         """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
@@ -487,12 +574,19 @@ class Registry:
         elif attempt is not None:
             attempt.abandoned = True
             attempt.collected = None
+            request.body = ()  # it is no longer charged
             self.expiries.clear(request)
             client.running.remove(request)
+            client.role.running -= 1
         if request.header == CX1:
             del client.numbered[request.number]
             self._remember(client, request.number)
+        role, charge = client.role, request.charge
+        role.outstanding -= 1
         client.requests -= 1
+        if not client.requests:
+            charge += client.charge
+        self._charge(client, -charge)
         if not client.requests:
             del self.clients[client.key]
             self._remove_behind(client.key)

@@ -70,6 +70,11 @@ class FairQueue:
         self.remove(request)
         return request
 
+    @property
+    def requests(self) -> list[Request]:
+        """All requests in this queue, each client's in order."""
+        return [request for turn in self._turns for request in turn.requests]
+
     def remove(self, request: Request) -> None:
         """Remove `request`, which is in this queue."""
         turn = request.client.waiting[self]
@@ -139,6 +144,11 @@ class Schedule:
     def free(self) -> int:
         """Number of workers with free credit."""
         return self._without_suspect.size + self._with_suspect.size
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that wait."""
+        return [*self.suspects.requests, *self.queue.requests]
 
     def queue_of(self, request: Request) -> FairQueue:
         """Return the queue to which `request` belongs."""

@@ -3,33 +3,41 @@
 `Server` runs in the thread that calls `run`; `stop` may be called from any thread, or from a signal handler.
 """
 
+import ctypes
+import ipaddress
 import logging
 import math
 import os
+import secrets
 import select
 import signal
 import socket as sockets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from errno import EADDRINUSE, EAGAIN
+from dataclasses import replace
+from errno import EADDRINUSE, EAGAIN, EHOSTUNREACH
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
 
 import zmq
 
+from ..access import Access, load
 from ..defaults import DEFAULT_ENDPOINT
-from ..errors import BindError
+from ..errors import AccessError, BindError
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
 from ..wire import Message
-from .departures import Departures
+from .connections import Connections, default_max_connections
 from .machine import Broker
 from .outbox import Outbox
+from .roles import Role
+from .zap import Gate
 
 DEFAULT_DRAIN: Final = 10.0
 """Seconds."""
+DEFAULT_IPC_MODE: Final = 0o600
 MAX_TURN_MESSAGES: Final = 100
 """Maximum number of messages taken in before the replies are sent."""
 MONITOR_INTERVAL: Final = 0.01
@@ -38,8 +46,13 @@ LAST_TURNS: Final = 10
 """Number of turns to wait for what a peer sent before it left, while messages of others keep coming."""
 STALL_INTERVALS: Final = 2
 """A turn that begins this many heartbeat intervals after the last one was held up: the loop sleeps for one at most."""
+ATTACK_FRAMES: Final = 16
+"""A message of more than this many times `max_frames` ends its connection.  A batch may exceed `max_frames`, which
+limits each of its records."""
 OUTBOX_RETRY: Final = 0.01
 """Seconds until the next attempt to send to a slow peer."""
+HANDSHAKE_MS: Final = 5000
+"""How long a new connection may take for its handshake before libzmq ends it, in milliseconds."""
 LINGER_MS: Final = 1000
 """Time that the last messages (DISCONNECT) have to be sent, in milliseconds."""
 
@@ -53,6 +66,10 @@ class Server:
     `endpoints` has the actual one.  An `inproc://` endpoint can be reached only through the same `context`.
     `drain_timeout` is how long requests in flight may take after `stop`, in seconds.
 
+    With `access`, only the keys that it lists may connect, except through `inproc://`, which has no keys.  Without it,
+    an endpoint that other machines can reach is refused unless `insecure` is true.  `ipc_mode` has the permissions of
+    the files of `ipc://` endpoints.
+
     Raises `BindError` if it cannot listen; nothing stays open then.
     """
 
@@ -63,26 +80,52 @@ class Server:
         limits: Limits | None = None,
         drain_timeout: float = DEFAULT_DRAIN,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        access: Access | None = None,
+        insecure: bool = False,
+        ipc_mode: int = DEFAULT_IPC_MODE,
     ) -> None:
-        self.limits = limits or Limits()
+        if access is None and not insecure:
+            _check_local(binds)
+        self.limits = _with_connections(limits or Limits())
         self.broker = Broker(self.limits, now=time.monotonic(), logger=log)
         self._drain_timeout = drain_timeout
         self._outbox = Outbox(self.limits)
         self._stops = 0
+        self._reload = False
+        self._ipc_mode = ipc_mode
         self._tick_at = 0.0
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
+        _randomise_routing_ids()
         self._socket = self._context.socket(zmq.ROUTER)
         self._closed = False
         self._gone: dict[bytes, tuple[int, int]] = {}
         """Peers that are no longer connected, the first turn whose messages they did not receive, and for how many more
         turns to wait for what they sent before."""
-        self._departures = Departures(self._socket, self._context)
+        self.gate: Gate | None = None
+        """Decides who may connect; None without `access`."""
+        self._users: dict[bytes, Role] | None = None
+        """The role of each public key; None without `access`."""
+        self.connections = Connections(
+            self._socket,
+            self._context,
+            maximum=self.limits.max_connections or 1,
+            per_address=self.limits.max_connections_per_address or 1,
+            logger=log,
+            on_end=self._note_ended,
+            on_replace=self._replaced,
+        )
+        self.connections.max_frames = ATTACK_FRAMES * self.limits.max_frames
         try:
             self._configure()
+            if access is not None:
+                self.gate = Gate(self._context, access, log)
+                self.gate.protect(self._socket)
+                self.connections.secured = True
+                self._grant(access, time.monotonic())
             self.endpoints = [self._bind(endpoint) for endpoint in binds]
         except BaseException:
             self.close()
@@ -92,6 +135,7 @@ class Server:
         router = self._socket
         router.set(zmq.ROUTER_MANDATORY, 1)
         router.set(zmq.LINGER, LINGER_MS)
+        router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         # libzmq disconnects a peer that sends a larger frame than this.  Frames slightly over the limit are let in, so
         # that they are counted and reported.
         router.set(zmq.MAXMSGSIZE, 2 * self.limits.max_message + (1 << 20))
@@ -105,8 +149,9 @@ class Server:
     def _bind(self, endpoint: str) -> str:
         try:
             if endpoint.startswith("ipc://"):
-                _check_free(endpoint)
-            self._socket.bind(endpoint)
+                self._bind_ipc(endpoint)
+            else:
+                self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             hint = zmq.strerror(error.errno or 0)
             if error.errno == EADDRINUSE:
@@ -114,6 +159,20 @@ class Server:
             raise BindError(f"cannot listen on {endpoint}: {hint}") from None
         bound = self._socket.get(zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
+
+    def _bind_ipc(self, endpoint: str) -> None:
+        _check_free(endpoint)
+        # The file never has more permissions than asked for: `bind` creates it in this thread.  For `*`, libzmq creates
+        # a folder as well, which only its owner can enter.
+        umask = os.umask(0o077 if endpoint == "ipc://*" else 0o777 & ~self._ipc_mode)
+        try:
+            self._socket.bind(endpoint)
+        finally:
+            os.umask(umask)
+        bound = self._socket.get(zmq.LAST_ENDPOINT)
+        path = bound.rstrip(b"\0").decode().removeprefix("ipc://") if isinstance(bound, bytes) else ""
+        if path and not path.startswith("@"):
+            os.chmod(path, self._ipc_mode)  # a default ACL of the folder replaces the umask
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +186,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until `stop` is called and requests in flight have finished, then send DISCONNECT to all workers."""
-        poller = _Poller(self._socket, self._wake_out, self._departures.descriptor)
+        poller = _Poller(self._socket, self._wake_out, self.connections.descriptor, self.gate)
         drain_until = None
         now = time.monotonic()
         flush_at = look_at = now
@@ -143,8 +202,10 @@ class Server:
             if deadline is not None and deadline <= now:
                 self._tick(now)
                 more = True
-            for identity in self._departures.to_probe(now):
+            for identity in self.connections.to_probe(now):
                 self._send_all(self.broker.probe(identity, now), now)
+                more = True
+            if self._admit(now):
                 more = True
             if self._outbox and now >= flush_at:
                 self._flush_outbox()
@@ -159,13 +220,14 @@ class Server:
                 self._sleep(poller, self._wait(now, drain_until))
             elif now >= look_at:
                 look_at = now + MONITOR_INTERVAL
-                self._departures.look(now)
+                self.connections.look(now)
                 self._clear_wake()
         self._finish(now)
 
     def _take_turn(self, now: float) -> bool:
         """Take in the messages that have arrived, and send the replies.  Return whether there may be more."""
-        socket, broker, sources = self._socket, self.broker, self._departures
+        socket, broker, sources, users = self._socket, self.broker, self.connections, self._users
+        role = broker.roles.everyone if self.gate is None else broker.roles.nobody
         take = receive  # in compiled code, looking up a module's name takes as long as calling a function
         more = True
         slow = [peer for peer in self._outbox.peers if broker.registry.workers_at(peer)] if self._outbox else []
@@ -175,7 +237,9 @@ class Server:
                 more = False
                 break
             try:
-                broker.take(message, now)
+                if users is not None:
+                    role = users.get(sources.user, broker.roles.nobody)
+                broker.take(message, now, role)
             except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
                 broker.failed(now)
         try:
@@ -210,7 +274,8 @@ class Server:
         # At most one interval, so that a longer sleep is recognised as a stall.
         until = math.inf if deadline is None else now + self.limits.heartbeat
         retry = now + OUTBOX_RETRY if self._outbox else None
-        for each in (deadline, drain_until, retry, self._departures.deadline()):
+        refusals = None if self.gate is None else self.gate.deadline()
+        for each in (deadline, drain_until, retry, refusals, self.connections.deadline()):
             if each is not None and each < until:
                 until = each
         return None if until == math.inf else milliseconds(until - now)
@@ -220,32 +285,44 @@ class Server:
             self._note_gone(identity, turn)
 
     def _try(self, message: Message) -> int:
-        return send(self._socket, message)
+        if message[0] in self.connections.chosen and not self.connections.reaches(message[0]):
+            return EHOSTUNREACH  # C39: perhaps somebody else has taken the routing id meanwhile
+        errno: int = send(self._socket, message, self._outbox.unsent)
+        return errno
 
     def _send_all(self, messages: list[Message], now: float) -> None:
         """Send the messages of the broker's last turn without blocking, and drop peers that do not read theirs."""
-        socket, outbox, put = self._socket, self._outbox, send
+        socket, outbox, put, chosen = self._socket, self._outbox, send, self.connections.chosen
+        unsent = outbox.unsent
         turn = self.broker.turn - 1
         dropped: list[bytes] = []
         for message in messages:
             if dropped and message[0] in dropped:
                 continue  # nothing follows a lost message, so that no stream has a gap
-            errno = EAGAIN if outbox and message[0] in outbox else put(socket, message)
+            if outbox and message[0] in outbox:
+                errno = EAGAIN
+            else:
+                errno = self._try(message) if chosen and message[0] in chosen else put(socket, message, unsent)
             if not errno:
                 continue
             if errno != EAGAIN:
                 self._note_gone(message[0], turn)
             elif not outbox.add(message, turn):
-                log.warning("dropped a peer that does not read its messages")
-                outbox.discard(message[0])
+                outbox.drop(message[0])
                 dropped.append(message[0])
+        while (slowest := outbox.overfull()) is not None:
+            outbox.drop(slowest)
+            dropped.append(slowest)
         for identity in dropped:
+            log.warning("dropped a peer that does not read its messages")
+            # Only with the connection does libzmq discard what it holds.
+            self.connections.end(identity)
             self._send_all(self.broker.gone(identity, now), now)
 
     def _note_gone(self, identity: bytes, turn: int) -> None:
         """Remember that a peer was not connected to receive a message of `turn`."""
-        if identity not in self._gone:
-            self._gone[identity] = turn, LAST_TURNS
+        first, turns = self._gone.get(identity, (turn, LAST_TURNS))
+        self._gone[identity] = min(first, turn), turns
 
     def _lose_gone(self, now: float, *, drained: bool) -> bool:
         """Report peers that are gone to the machine, once everything that they sent before has been taken in."""
@@ -255,11 +332,63 @@ class Server:
             if drained or turns == 0:
                 lost.append((identity, turn))
         for identity, turn in lost:
-            del self._gone[identity]
-            self._departures.forget(identity)
-            self._outbox.discard(identity)
-            self._send_all(self.broker.unreachable(identity, turn, now), now)
+            self._lose(identity, turn, now)
         return bool(lost)
+
+    def _lose(self, identity: bytes, turn: int, now: float) -> None:
+        """Report to the machine that a peer is gone, and has received nothing since `turn`."""
+        self._gone.pop(identity, None)
+        self.connections.forget(identity)
+        self._outbox.discard(identity)
+        self._send_all(self.broker.unreachable(identity, turn, now), now)
+
+    def _note_ended(self, identity: bytes, _: float) -> None:
+        """Remember that a peer with a chosen routing id is gone, though nothing may ever be sent to it."""
+        self._note_gone(identity, self.broker.turn)
+
+    def _replaced(self, identity: bytes, now: float) -> None:
+        """Report to the machine that a peer is gone, before the first message of another one with its routing id."""
+        turn, _ = self._gone.get(identity, (self.broker.turn, 0))
+        self._lose(identity, turn, now)
+
+    # ── who may connect ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self, now: float) -> bool:
+        """Reload the access file if that is due, and answer handshakes.  Return whether there may be more of them."""
+        if self._reload:
+            self._reload_access(now)
+        return self.gate is not None and self.gate.answer(now)
+
+    def reload(self) -> None:
+        """Read the access file again.  If it is invalid, what it said before still applies.  Thread-safe."""
+        self._reload = True
+        self._wake()
+
+    def _grant(self, access: Access, now: float) -> list[Message]:
+        """Give the machine the roles of `access`; return what to send."""
+        messages = self.broker.grant(access.roles, now)
+        self._users = {key: self.broker.roles.named(role.encode()) for key, role in access.keys.items()}
+        self.connections.role_of = lambda user: access.keys.get(user, "")
+        self.connections.limit_of = lambda role: access.roles[role].connections if role in access.roles else None
+        return messages
+
+    def _reload_access(self, now: float) -> None:
+        self._reload = False
+        if self.gate is None:
+            log.info("nothing to reload: the broker was started without --access")
+            return
+        before = self.gate.access
+        try:
+            access = load(before.path)
+        except AccessError as error:
+            log.error("reloaded nothing, the previous state of the access file still applies: %s", error)
+            return
+        if access.secret_key != before.secret_key:
+            log.warning("the broker's own key has changed: restart the broker to use it")
+        self.gate.access = access
+        self.connections.end_users(before.lost_in(access))
+        self._send_all(self._grant(access, now), now)
+        log.info("reloaded %s: %d roles, %d keys", access.path, len(access.roles), len(access.keys))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -280,7 +409,7 @@ class Server:
 
     def _sleep(self, poller: "_Poller", timeout: int | None) -> None:
         if poller.wait(timeout):
-            self._departures.look(time.monotonic())
+            self.connections.look(time.monotonic())
         if poller.woken:
             self._clear_wake()
 
@@ -308,8 +437,10 @@ class Server:
         if self._closed:
             return
         self._closed = True
-        self._departures.close()
+        self.connections.close()
         self._socket.close()
+        if self.gate is not None:
+            self.gate.close()
         self._wake_in.close()
         self._wake_out.close()
         if self._own_context:
@@ -317,13 +448,16 @@ class Server:
 
     @contextmanager
     def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
-        """Call `stop` on each of `signals` within the block.  Main thread only."""
+        """Call `stop` on each of `signals` within the block, and `reload` on SIGHUP.  Main thread only."""
 
         def handle(number: int, frame: FrameType | None) -> None:
-            del number, frame
-            self.stop()
+            del frame
+            if number == signal.SIGHUP:
+                self.reload()
+            else:
+                self.stop()
 
-        before = {each: signal.signal(each, handle) for each in signals}
+        before = {each: signal.signal(each, handle) for each in (*signals, signal.SIGHUP)}
         # A signal that arrives just before the loop sleeps would not be noticed until something else happens.
         wakeup = signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
         try:
@@ -335,12 +469,12 @@ class Server:
 
 
 class _Poller:
-    """Wait for a ZeroMQ socket that has just been drained, for a plain socket, or for the monitor.
+    """Wait for a ZeroMQ socket that has just been drained, a plain socket, the monitor, or the gate.
 
     The ZeroMQ socket's descriptor becomes readable on the next event; `zmq_poll` would check the socket again first.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket, monitor: int) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket, monitor: int, gate: Gate | None) -> None:
         self.woken = False
         """Whether the plain socket was readable after the last wait."""
         self._monitor = monitor
@@ -349,6 +483,8 @@ class _Poller:
         self._poll.register(int(socket.get(zmq.FD)), select.POLLIN)
         self._poll.register(other, select.POLLIN)
         self._poll.register(monitor, select.POLLIN)
+        if gate is not None:
+            self._poll.register(gate.descriptor, select.POLLIN)
 
     def wait(self, timeout: int | None) -> bool:
         """Wait at most `timeout` milliseconds.  Return whether the monitor has events."""
@@ -357,6 +493,45 @@ class _Poller:
             has_events |= descriptor == self._monitor
             self.woken |= descriptor == self._other
         return has_events
+
+
+def _check_local(endpoints: Sequence[str]) -> None:
+    """Raise if other machines can reach one of the endpoints."""
+    for endpoint in endpoints:
+        protocol, found, address = endpoint.partition("://")
+        if found and protocol not in {"ipc", "inproc"} and not _is_loopback(address.rpartition(":")[0].strip("[]")):
+            raise BindError(
+                f"refused to listen on {endpoint}, where other machines may connect, without access control: use "
+                f"--access FILE to admit known keys only, or --insecure to admit everybody (in Python, access= or "
+                f"insecure=True)"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in {"localhost", "lo"}  # libzmq accepts the name of an interface too
+
+
+def _with_connections(limits: Limits) -> Limits:
+    """Return `limits` with the defaults of the maximum numbers of connections."""
+    room = default_max_connections()
+    maximum = limits.max_connections or room
+    if maximum > room:
+        text = "max_connections is %d, but the limit of open files leaves room for %d: raise it (ulimit -n)"
+        log.warning(text, maximum, room)
+    share = limits.max_connections_per_address or max(1, maximum // 2)
+    return replace(limits, max_connections=maximum, max_connections_per_address=share)
+
+
+def _randomise_routing_ids() -> None:
+    """Have the next ROUTER number its peers from a random start, which nobody can guess.
+
+    libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
+    (C39).
+    """
+    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
 def _check_free(endpoint: str) -> None:

@@ -1,6 +1,7 @@
 """The command `mdp-broker`."""
 
 import logging
+import re
 import resource
 import signal
 import sys
@@ -9,13 +10,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
-from ..broker.server import DEFAULT_DRAIN, Server
+from ..access import Access, load
+from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server
 from ..defaults import DEFAULT_ENDPOINT
+from ..errors import AccessError
 from ..limits import Limits
+from .access_report import as_json, as_text
 from .console import (
     CONTEXT_SETTINGS,
     FILE_SPELLING,
@@ -24,23 +28,44 @@ from .console import (
     all_endpoints,
     log_level_option,
     log_to_stderr,
+    printable,
     run,
     version_option,
     with_default,
 )
 
+NOT_SETTINGS: Final = {"check", "config", "help", "json", "version"}
+"""Options that can be neither in the environment nor in the TOML file."""
+
 log = logging.getLogger("zmdp.broker")
+
+
+class _Mode(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """The permissions of a file, in octal."""
+
+    name = "MODE"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return MODE."""
+        del param, ctx
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return `value` as a number; a number in a TOML file is rejected, since it is probably not octal."""
+        if not isinstance(value, str) or not re.fullmatch(r"(0o?)?[0-7]{3}", value):
+            self.fail(f"expected permissions as three octal digits, such as '660', got {value!r}", param, ctx)
+        return int(value, 8)
 
 
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each of the broker's limits, with its default and unit."""
     for limit in reversed(fields(Limits)):
-        unit = limit.metadata["unit"]
+        unit, text, derived = (limit.metadata[key] for key in ("unit", "help", "derived"))
         command = click.option(
             f"--{limit.name.replace('_', '-')}",
-            type=Number(unit, whole=limit.type is int),
+            type=Number(unit, whole=limit.type is not float),
             default=limit.default,
-            help=with_default(limit.metadata["help"], limit.default, unit),
+            help=with_default(text, derived) if derived else with_default(text, limit.default, unit),
         )(command)
     return command
 
@@ -54,7 +79,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not valid TOML: {error}"
         raise click.BadParameter(f"cannot read {path}: {reason}") from None
-    known = {p.name for p in context.command.params if p.name} - {"config", "version", "help"}
+    known = {p.name for p in context.command.params if p.name} - NOT_SETTINGS
     spelling = {name.replace("-", "_"): name for name in values}
     unknown = sorted(spelling[name] for name in spelling.keys() - known)
     if unknown:
@@ -74,7 +99,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     epilog="Each option can also be set in the environment (MDP_HEARTBEAT=2, MDP_BIND with endpoints separated by "
     "commas) or in the TOML file (heartbeat = 2, bind = [...]). Flags override the environment, which overrides the "
     "file. SIGTERM or Ctrl-C drains the broker: it accepts no new requests and finishes those in flight. A second "
-    "signal stops it immediately.",
+    "signal stops it immediately. SIGHUP makes it read the access file again.",
 )
 @click.option(
     "--bind",
@@ -87,6 +112,30 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
         "endpoints with commas.",
         DEFAULT_ENDPOINT,
     ),
+)
+@click.option(
+    "--access",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Admit only the keys in this access file, each with the permissions of its role. mdp-keys writes it.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Check the access file, print who may do what, and exit: with 1 if the file is invalid.",
+)
+@click.option("--json", "json", is_flag=True, allow_from_autoenv=False, help="With --check, print JSON.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen on any address without --access: whoever can connect may do everything.",
+)
+@click.option(
+    "--ipc-mode",
+    type=_Mode(),
+    default=f"{DEFAULT_IPC_MODE:04o}",
+    help=with_default("Permissions of the files of ipc:// endpoints, in octal.", f"{DEFAULT_IPC_MODE:04o}"),
 )
 @_limit_options
 @click.option(
@@ -105,11 +154,24 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
 )
 @log_level_option
 @version_option()
-def cli(*, bind: tuple[str, ...], drain_timeout: float, config: Path | None, log_level: str, **limits: Any) -> int:
+def cli(
+    *,
+    bind: tuple[str, ...],
+    access: Path | None,
+    check: bool,
+    json: bool,
+    insecure: bool,
+    ipc_mode: int,
+    drain_timeout: float,
+    config: Path | None,
+    log_level: str,
+    **limits: Any,
+) -> int:
     """Run a broker: workers offer named services, and clients call them, all through one socket.
 
-    The endpoints that it listens on are printed to stdout, one per line; logs go to stderr.  There is no
-    authentication: listen only on addresses that untrusted programs cannot reach.
+    The endpoints that it listens on are printed to stdout, one per line; logs go to stderr.  With --access, only known
+    keys are admitted, and all connections are encrypted.  Without it, whoever can connect may do everything: the broker
+    listens only on loopback addresses and on ipc:// sockets, which other machines cannot reach.
 
     \b
     Exit codes:
@@ -120,20 +182,49 @@ def cli(*, bind: tuple[str, ...], drain_timeout: float, config: Path | None, log
     del config  # its values have become the options' defaults
     if not bind:
         raise click.UsageError("bind is empty: it must name at least one endpoint, such as tcp://127.0.0.1:5555")
+    if (check and access is None) or (json and not check):
+        raise click.UsageError("--check requires --access" if check else "--json requires --check")
+    if check and access is not None:
+        return _check(access, json=json)
+    rules = load(access) if access else None
     settings = Limits(**limits)
     log_to_stderr(log_level)
     _allow_many_connections()
-    with Server(bind, limits=settings, drain_timeout=drain_timeout) as server:
+    with Server(
+        bind, limits=settings, drain_timeout=drain_timeout, access=rules, insecure=insecure, ipc_mode=ipc_mode
+    ) as server:
         with server.stopped_by(signal.SIGTERM, signal.SIGINT):
             for endpoint in server.endpoints:
                 click.echo(endpoint)
             sys.stdout.flush()
+            _log_access(rules, insecure=insecure)
             log.info(
                 "ready on %s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
                 ", ".join(server.endpoints), settings.heartbeat, settings.patience,
             )  # fmt: skip
             server.run()
         return int(server.forced)
+
+
+def _check(path: Path, *, json: bool) -> int:
+    """Print what an access file says, or what is wrong with it.  Return the exit code."""
+    try:
+        access = load(path)
+    except AccessError as error:
+        click.echo(f"mdp-broker: {printable(str(error))}", err=True)
+        return 1
+    click.echo(as_json(access) if json else as_text(access))
+    return 0
+
+
+def _log_access(access: Access | None, *, insecure: bool) -> None:
+    if access is not None:
+        log.info(
+            "access control by %s: %d roles, %d keys; the broker's public key is %s",
+            access.path, len(access.roles), len(access.keys), access.public_key.decode(),
+        )  # fmt: skip
+    elif insecure:
+        log.warning("--insecure: whoever can connect may do everything")
 
 
 def _allow_many_connections() -> None:

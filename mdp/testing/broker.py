@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import zmq
 
+from ..access import Access
 from ..broker.server import Server
 from ..limits import Limits
 
@@ -18,6 +19,7 @@ def running_broker(
     limits: Limits | None = None,
     drain_timeout: float = 5.0,
     context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    access: Access | None = None,
 ) -> Iterator[Server]:
     """Run a broker in a thread, by default on a free loopback port; its endpoint is `server.endpoints[0]`.
 
@@ -27,7 +29,7 @@ def running_broker(
     The broker drains when the block ends.  Raises `BindError`.
     """
     endpoints: Sequence[str] = binds or (FREE_PORT,)
-    with Server(endpoints, limits=limits, drain_timeout=drain_timeout, context=context) as server:
+    with Server(endpoints, limits=limits, drain_timeout=drain_timeout, context=context, access=access) as server:
         thread = threading.Thread(target=server.run, name="zmdp-broker", daemon=True)
         thread.start()
         try:

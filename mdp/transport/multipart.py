@@ -7,11 +7,17 @@ pyzmq's libzmq directly, and is used if it was compiled; `multipart_python` is p
     receive(socket)                  Return the next message that has arrived, a list of bytes, or None.
     receive(socket, share=True)      The same, but frames of `SHARED` bytes or more are read-only memoryviews of
                                      libzmq's buffers, for callers that only pass them on.
-    receive(socket, share, sources)  The same from a ROUTER: call `sources.add(identity, descriptor)` for a peer that
-                                     is not in `sources.known`.
+    receive(socket, share, sources)  The same from a ROUTER:
+                                     - if `sources.secured`, set `sources.user` to the user id (bytes) that ZAP gave the
+                                       message's connection, or to b"";
+                                     - call `sources.add(identity, descriptor)` if the peer is not in `sources.known`;
+                                     - if there are more than `sources.max_frames` frames, call
+                                       `sources.offender(descriptor)`, and discard the rest without creating objects.
     send(socket, message)            Send all frames of `message`, or none of them.  Return 0, EAGAIN (the peer does not
                                      keep up) or EHOSTUNREACH (the peer is gone).  Shared and large frames are not
                                      copied.
+    send(socket, message, unsent)    The same from a ROUTER: count in `unsent`, an `Unsent`, what libzmq holds.
+    cost_of(message)                 Return the memory in bytes that a message takes while it waits to be sent.
 
 Both raise `zmq.ZMQError` only for errors of the socket itself.
 """
@@ -24,9 +30,11 @@ from typing import Any, Final
 from ...pure import PURE
 from ..wire import SHARED
 from . import multipart_python
-from .multipart_python import ZERO_COPY_BYTES
+from .multipart_python import COUNTED_BYTES, ZERO_COPY_BYTES
 
-__all__ = ["COMPILED", "SHARED", "ZERO_COPY_BYTES", "milliseconds", "receive", "send"]
+__all__ = [
+    "COMPILED", "COUNTED_BYTES", "SHARED", "ZERO_COPY_BYTES", "Unsent", "cost_of", "milliseconds", "receive", "send",
+]  # fmt: skip
 
 _compiled: Any = None
 if not PURE:
@@ -37,10 +45,14 @@ COMPILED: Final = _compiled is not None
 """Whether the compiled implementation is in use."""
 
 receive = multipart_python.receive
-send = multipart_python.send
+send: Any = multipart_python.send
+cost_of = multipart_python.cost_of
+Unsent: Any = multipart_python.Unsent
 if COMPILED:
     receive = _compiled.receive
     send = _compiled.send
+    cost_of = _compiled.cost_of
+    Unsent = _compiled.Unsent
 
 
 def milliseconds(seconds: float) -> int:

@@ -6,16 +6,23 @@ same library, whether it came with pyzmq's wheel or with the system.  The GIL is
 is held no other thread can close the socket.
 """
 
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport Py_TYPE, descrgetfunc
+from libc cimport errno as libc_errno
 from libc.errno cimport EAGAIN, EHOSTUNREACH, EINTR, ENOTSOCK
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 import zmq
 from zmq.backend import Socket as _Backend
 from zmq.backend.cython import _zmq
 
+from .multipart_python import COUNTED_BYTES as _COUNTED_BYTES
+from .multipart_python import FRAME_COST as _FRAME_COST
+from .multipart_python import MESSAGE_COST as _MESSAGE_COST
+from .multipart_python import SETTLE_PEERS as _SETTLE_PEERS
 from .multipart_python import ZERO_COPY_BYTES as _ZERO_COPY_BYTES
 from ..wire import SHARED as _SHARED
 
@@ -31,9 +38,30 @@ cdef extern from *:
     """
     /* zmq_msg_t of zmq.h: 64 bytes, aligned as a pointer.  Its size has been part of the ABI since libzmq 4.1. */
     typedef union { unsigned char bytes[64]; void *aligned; } zmdp_msg_t;
+
+    /* How many of the bytes sent to a peer libzmq has released; it outlives the peer. */
+    typedef struct { long long bytes; long references; } zmdp_released_t;
+
+    /* What libzmq passes to the function that releases a frame. */
+    typedef struct { zmdp_released_t *released; long long bytes; zmdp_msg_t shared; } zmdp_report_t;
+
+    #define zmdp_add(number, more) __atomic_add_fetch(number, more, __ATOMIC_ACQ_REL)
+    #define zmdp_load(number) __atomic_load_n(number, __ATOMIC_ACQUIRE)
     """
     ctypedef struct zmdp_msg_t:
         pass
+
+    ctypedef struct zmdp_released_t:
+        long long bytes
+        long references
+
+    ctypedef struct zmdp_report_t:
+        zmdp_released_t *released
+        long long bytes
+        zmdp_msg_t shared
+
+    long long zmdp_add(void *number, long long more) noexcept nogil
+    long long zmdp_load(void *number) noexcept nogil
 
 
 ctypedef int (*_Unary)(zmdp_msg_t *) noexcept nogil
@@ -43,6 +71,9 @@ ctypedef int (*_Transfer)(zmdp_msg_t *, void *, int) noexcept nogil
 ctypedef int (*_Send)(void *, const void *, size_t, int) noexcept nogil
 ctypedef void *(*_Data)(zmdp_msg_t *) noexcept nogil
 ctypedef size_t (*_Size)(zmdp_msg_t *) noexcept nogil
+ctypedef const char *(*_Property)(const zmdp_msg_t *, const char *) noexcept nogil
+ctypedef void (*_Release)(void *, void *) noexcept nogil
+ctypedef int (*_Wrap)(zmdp_msg_t *, void *, size_t, _Release, void *) noexcept nogil
 ctypedef int (*_Errno)() noexcept nogil
 
 cdef void *_library = dlopen(_zmq.__file__.encode(), RTLD_LAZY | RTLD_NOLOAD)
@@ -66,6 +97,8 @@ cdef _Transfer msg_recv = <_Transfer> _symbol(b"zmq_msg_recv")
 cdef _Data msg_data = <_Data> _symbol(b"zmq_msg_data")
 cdef _Size msg_size = <_Size> _symbol(b"zmq_msg_size")
 cdef _Send buffer_send = <_Send> _symbol(b"zmq_send")
+cdef _Property msg_gets = <_Property> _symbol(b"zmq_msg_gets")
+cdef _Wrap msg_init_data = <_Wrap> _symbol(b"zmq_msg_init_data")
 cdef _Errno zmq_errno = <_Errno> _symbol(b"zmq_errno")
 
 cdef int DONTWAIT = zmq.DONTWAIT
@@ -74,6 +107,10 @@ cdef int SRCFD = zmq.SRCFD
 cdef int ETERM = zmq.ETERM
 cdef Py_ssize_t ZERO_COPY_BYTES = _ZERO_COPY_BYTES
 cdef Py_ssize_t SHARED = _SHARED
+cdef long long COUNTED_BYTES = _COUNTED_BYTES
+cdef long long FRAME_COST = _FRAME_COST
+cdef long long MESSAGE_COST = _MESSAGE_COST
+cdef Py_ssize_t SETTLE_PEERS = _SETTLE_PEERS
 
 
 cdef class _Frame:
@@ -113,15 +150,23 @@ cdef int _failed(int errno) except -1:
     raise zmq.ContextTerminated(errno) if errno == ETERM else zmq.ZMQError(errno)
 
 
+cdef bytes _user(const zmdp_msg_t *msg):
+    """Return the user id that ZAP gave the connection that `msg` arrived on; empty if there is none."""
+    cdef const char *user = msg_gets(msg, b"User-Id")
+    return b"" if user == NULL else <bytes> user
+
+
 def receive(socket, bint share=False, sources=None):
     """Return the next message that has arrived on `socket`, or None."""
     cdef void *address = _address(socket)
     cdef zmdp_msg_t msg
     cdef list message = []
-    cdef Py_ssize_t size
+    cdef Py_ssize_t size, count = 0, max_frames = 0
     cdef int errno, more
     cdef _Frame frame
     cdef bint unknown = False
+    if sources is not None:
+        max_frames = sources.max_frames
     msg_init(&msg)
     try:
         while True:
@@ -133,6 +178,13 @@ def receive(socket, bint share=False, sources=None):
                 address = _address(socket)  # a signal handler may have closed it
                 continue
             more = msg_more(&msg)
+            if count > max_frames and sources is not None:
+                if count == max_frames + 1:
+                    count += 1
+                    sources.offender(msg_get(&msg, SRCFD))
+                if more:
+                    continue
+                return message
             size = msg_size(&msg)
             if unknown:  # the second frame's: the ROUTER itself added the first
                 sources.add(message[0], msg_get(&msg, SRCFD))
@@ -143,7 +195,10 @@ def receive(socket, bint share=False, sources=None):
                 message.append(memoryview(frame))
             else:
                 message.append(PyBytes_FromStringAndSize(<char *> msg_data(&msg), size))
-            if sources is not None and len(message) == 1:
+            count += 1
+            if sources is not None and count == 1:
+                if sources.secured:
+                    sources.user = _user(&msg)
                 unknown = message[0] not in sources.known
             if not more:
                 return message
@@ -165,17 +220,166 @@ cdef int _send_shared(void *address, _Frame frame, int flags) noexcept:
     return sent
 
 
-def send(socket, list message):
+cdef class _Peer:
+    """What libzmq holds for one peer."""
+
+    cdef zmdp_released_t *released
+    cdef long long counted, uncounted, largest, waiting
+
+    def __cinit__(self):
+        self.released = <zmdp_released_t *> malloc(sizeof(zmdp_released_t))
+        if self.released == NULL:
+            raise MemoryError
+        self.released.bytes = 0
+        self.released.references = 1
+
+    def __dealloc__(self):
+        if self.released != NULL:
+            _unreference(self.released)
+
+    cdef long long held(self) noexcept:
+        return self.counted - zmdp_load(&self.released.bytes)
+
+    cdef long long settle(self) noexcept:
+        """Subtract what has been sent; return the change of `waiting`."""
+        cdef long long before = self.waiting
+        self.waiting = max(0, self.held() - self.largest)
+        return self.waiting - before
+
+
+cdef void _unreference(zmdp_released_t *released) noexcept nogil:
+    if zmdp_add(&released.references, -1) == 0:
+        free(released)
+
+
+cdef void _release(void *data, void *hint) noexcept nogil:
+    """Note that libzmq has released a frame, and thereby those before it.  Called in libzmq's thread."""
+    cdef zmdp_report_t *report = <zmdp_report_t *> hint
+    msg_close(&report.shared)
+    zmdp_add(&report.released.bytes, report.bytes)
+    _unreference(report.released)
+    free(report)
+
+
+cdef class Unsent:
+    """What libzmq holds of the messages that `send` gave it, per peer of a ROUTER (see `multipart_python`)."""
+
+    cdef readonly long long bytes
+    cdef dict _peers
+    cdef Py_ssize_t _settle_at
+
+    def __init__(self):
+        self._peers = {}
+        self._settle_at = SETTLE_PEERS
+
+    def settle(self):
+        cdef _Peer peer
+        for identity, peer in list(self._peers.items()):
+            self.bytes += peer.settle()
+            if peer.held() == 0:
+                del self._peers[identity]
+        self._settle_at = 2 * len(self._peers) + SETTLE_PEERS
+
+    def waiting(self):
+        cdef _Peer peer
+        return {identity: peer.waiting for identity, peer in self._peers.items() if peer.waiting}
+
+    def forget(self, identity):
+        cdef _Peer peer = self._peers.pop(identity, None)
+        if peer is not None:
+            self.bytes -= peer.waiting
+
+    cdef _Peer peer(self, identity):
+        cdef _Peer peer = self._peers.get(identity)
+        if peer is None:
+            if len(self._peers) >= self._settle_at:
+                self.settle()
+            peer = self._peers[identity] = _Peer.__new__(_Peer)
+        return peer
+
+
+cdef inline Py_ssize_t _size(frame) except -1:
+    return PyBytes_GET_SIZE(<bytes> frame) if type(frame) is bytes else len(frame)
+
+
+cdef long long _cost(list message) except -1:
+    cdef long long cost = MESSAGE_COST + FRAME_COST * len(message)
+    for frame in message:
+        cost += _size(frame)
+    return cost
+
+
+def cost_of(list message not None):
+    """Return the memory in bytes that `message` takes while it waits, in libzmq or here."""
+    return _cost(message)
+
+
+cdef int _send_counted(void *address, frame, int flags, Unsent unsent, _Peer peer) except -2:
+    """Send the last frame of a message, which reports when libzmq has sent it."""
+    cdef zmdp_msg_t msg
+    cdef zmdp_report_t *report = _report(frame)
+    cdef void *data = <void *> (report + 1)
+    cdef long long held = peer.held()
+    if msg_size(&report.shared):
+        data = msg_data(&report.shared)
+    report.released = peer.released
+    zmdp_add(&peer.released.references, 1)
+    report.bytes = peer.uncounted
+    peer.uncounted = 0
+    peer.counted += report.bytes
+    peer.largest = max(peer.largest, report.bytes) if held else report.bytes
+    unsent.bytes += peer.settle()
+    msg_init_data(&msg, data, _size(frame), _release, report)
+    cdef int sent = msg_send(&msg, address, flags), errno
+    if sent < 0:
+        errno = zmq_errno()
+        msg_close(&msg)
+        libc_errno.errno = errno
+    return sent
+
+
+cdef zmdp_report_t *_report(frame) except NULL:
+    """Return a report that holds the content of `frame`: a reference if it was shared by `receive`, otherwise a copy
+    that follows it."""
+    cdef bint shared = _is_shared(frame)
+    cdef Py_buffer view
+    PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+    cdef zmdp_report_t *report = <zmdp_report_t *> malloc(sizeof(zmdp_report_t) + (0 if shared else view.len))
+    if report != NULL:
+        msg_init(&report.shared)
+        if shared:
+            msg_copy(&report.shared, &(<_Frame> frame.obj).msg)
+        else:
+            memcpy(report + 1, view.buf, view.len)
+    PyBuffer_Release(&view)
+    if report == NULL:
+        raise MemoryError
+    return report
+
+
+cdef bint _is_shared(frame) except -1:
+    return type(frame) is memoryview and type(frame.obj) is _Frame and len(frame) == len(memoryview(frame.obj))
+
+
+def send(socket, list message, Unsent unsent=None):
     """Send all of `message` or nothing.  Return 0, EAGAIN or EHOSTUNREACH."""
     cdef void *address = _address(socket)
     cdef Py_ssize_t at = 0, last = len(message) - 1
     cdef int flags, sent, errno
+    cdef _Peer peer = None
+    cdef long long cost = 0
+    if unsent is not None:
+        peer = unsent.peer(message[0])
+        cost = _cost(message)
+        peer.uncounted += cost
     while at <= last:
         frame = message[at]
         flags = DONTWAIT | SNDMORE if at < last else DONTWAIT
-        if type(frame) is bytes and PyBytes_GET_SIZE(<bytes> frame) < ZERO_COPY_BYTES:
+        if at == last and peer is not None and peer.uncounted >= COUNTED_BYTES:
+            sent = _send_counted(address, frame, flags, unsent, peer)
+        elif type(frame) is bytes and PyBytes_GET_SIZE(<bytes> frame) < ZERO_COPY_BYTES:
             sent = _send_bytes(address, <bytes> frame, flags)
-        elif type(frame) is memoryview and type(frame.obj) is _Frame and len(frame) == len(memoryview(frame.obj)):
+        elif _is_shared(frame):
             sent = _send_shared(address, <_Frame> frame.obj, flags)
         else:
             # pyzmq keeps the Python object alive until an I/O thread has sent it.
@@ -184,14 +388,21 @@ def send(socket, list message):
                 sent = 0
             except zmq.ZMQError as error:
                 if error.errno == EAGAIN or error.errno == EHOSTUNREACH:
-                    return error.errno
+                    return _not_sent(error.errno, peer, cost)
                 raise
         if sent < 0:
             errno = zmq_errno()
             if errno == EAGAIN or errno == EHOSTUNREACH:
-                return errno
+                return _not_sent(errno, peer, cost)
             _failed(errno)
             address = _address(socket)
             continue
         at += 1
     return 0
+
+
+cdef int _not_sent(int errno, _Peer peer, long long cost):
+    """Return `errno` for a message that was not sent and so does not count."""
+    if peer is not None:
+        peer.uncounted = max(0, peer.uncounted - cost)
+    return errno

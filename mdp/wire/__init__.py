@@ -72,6 +72,9 @@ from .options import (
     options_with,
     options_without_ttl,
     parse_options,
+    signature_of,
+    signed,
+    with_ttl,
 )
 from .x1 import (
     cancel_to_broker,
@@ -167,8 +170,11 @@ __all__ = [
     "request_to_worker",
     "service_name",
     "show",
+    "signature_of",
+    "signed",
     "size_of",
     "valid_code",
     "valid_service",
+    "with_ttl",
     "without_shared",
 ]

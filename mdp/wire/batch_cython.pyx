@@ -46,7 +46,7 @@ cdef enum:
     RELEASE = 11
 
 cdef object _Cancel = wire.Cancel, _Credit = wire.Credit, _Error = wire.Error, _Invalid = wire.Invalid
-cdef object _Oversized = wire.Oversized, _Options = wire.Options, _Release = wire.Release, _Reply = wire.Reply
+cdef object _Oversized = wire.Oversized, _with_ttl = wire.with_ttl, _Release = wire.Release, _Reply = wire.Reply
 cdef object _Request = wire.Request
 cdef object _valid_service = wire.valid_service, _parse_options = wire.parse_options, _ready_with = wire.ready_with
 cdef object _without_shared = wire.without_shared
@@ -311,7 +311,7 @@ cdef object _options(const uint8_t *p, Py_ssize_t size, uint32_t ttl):
     if options is None:
         return None
     if ttl:
-        options = _Options(raw, ttl / 1000.0, options.wait, size == 0 or options.only_ttl, options.ttl is None)
+        options = _with_ttl(options, ttl)
     if size <= MAX_NAME:  # keep small objects only
         _last_raw, _last_ttl, _last_options = raw, ttl, options
     return options

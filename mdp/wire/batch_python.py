@@ -286,9 +286,7 @@ def _request_options(raw: bytes, ttl: int) -> Options | None:
 
 def _options_with(raw: bytes, ttl: int) -> Options | None:
     options = wire.parse_options(raw)
-    if options is None:
-        return None
-    return Options(raw, ttl / 1000, options.wait, options.only_ttl or not raw, ttl_apart=options.ttl is None)
+    return None if options is None else wire.with_ttl(options, ttl)
 
 
 @lru_cache(maxsize=1024)

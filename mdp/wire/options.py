@@ -13,6 +13,8 @@ from .value import Value
 MAX_OPTIONS: Final = 65535
 """Maximum size in bytes of the options that a client sends, which is also what a record of the batched form can hold.
 The broker may write longer options in the framed form."""
+BROKERS: Final = frozenset({"user", "admin"})
+"""Options that only the broker can write; it removes them from what clients send."""
 MAX_NESTING: Final = 64
 """Maximum nesting of objects and lists in options, so that every peer's JSON parser can read them."""
 
@@ -20,8 +22,8 @@ MAX_NESTING: Final = 64
 class Options(Value):
     """The options of an X1 request: the frame as received, and the values that the broker uses."""
 
-    __slots__ = ("only_ttl", "raw", "ttl", "ttl_apart", "wait")
-    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart")
+    __slots__ = ("claims", "only_ttl", "raw", "ttl", "ttl_apart", "user", "wait")
+    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart", "claims", "user")
 
     def __init__(
         self,
@@ -30,6 +32,8 @@ class Options(Value):
         wait: bool = True,
         only_ttl: bool = False,
         ttl_apart: bool = False,
+        claims: bool = False,
+        user: str | None = None,
     ) -> None:
         self.raw = raw
         self.ttl = ttl
@@ -39,6 +43,10 @@ class Options(Value):
         """There is no option other than a ttl."""
         self.ttl_apart = ttl_apart
         """The ttl is not in `raw`: it stood beside the options, in a record."""
+        self.claims = claims
+        """`raw` contains options that only the broker can write (`BROKERS`)."""
+        self.user = user
+        """The option `user`: from the broker, the role on whose behalf a request is made."""
 
     def values(self) -> dict[str, Any]:
         """Parse and return all options.  They are not kept, since parsed they take many times the memory of `raw`."""
@@ -86,7 +94,15 @@ def _parse_options(raw: bytes) -> Options | None:
         return None
     if not all(isinstance(value, str) for value in headers.values()):
         return None
-    return Options(raw, None if ttl is None else ttl / 1000, wait, ttl is not None and len(values) == 1)
+    user = values.get("user")
+    return Options(
+        raw,
+        None if ttl is None else ttl / 1000,
+        wait,
+        ttl is not None and len(values) == 1,
+        claims=not BROKERS.isdisjoint(values),
+        user=user if isinstance(user, str) else None,
+    )
 
 
 def _shallow(values: dict[str, Any]) -> bool:
@@ -127,14 +143,24 @@ def options_with(given: Options, ttl: int | None, attempt: int) -> bytes:
 
     From the second attempt on, it includes the attempt.
     """
-    if attempt <= 1 and ttl is not None and (given.only_ttl or not given.raw):
-        return b'{"ttl":%d}' % ttl
+    if attempt <= 1 and ttl is not None:
+        if given.only_ttl or not given.raw:
+            return b'{"ttl":%d}' % ttl
+        if given.ttl_apart:
+            return _joined(b'"ttl":%d' % ttl, given.raw)
     values = given.values()
     if ttl is not None:
         values["ttl"] = ttl
     if attempt > 1:
         values["attempt"] = attempt
     return json.dumps(values, separators=(",", ":")).encode() if values else b""
+
+
+def with_ttl(given: Options, ttl: int) -> Options:
+    """Return `given` with the ttl, in milliseconds, that stood beside it in a record."""
+    return Options(
+        given.raw, ttl / 1000, given.wait, given.only_ttl or not given.raw, given.ttl is None, given.claims, given.user
+    )
 
 
 def options_without_ttl(given: Options) -> bytes:
@@ -146,3 +172,27 @@ def options_without_ttl(given: Options) -> bytes:
     values = given.values()
     del values["ttl"]
     return json.dumps(values, separators=(",", ":")).encode()
+
+
+def signature_of(user: str, *, admin: bool) -> bytes:
+    """Return what the broker tells workers about who asks, as members of a JSON object."""
+    return json.dumps({"user": user, **({"admin": True} if admin else {})}, separators=(",", ":")).encode()[1:-1]
+
+
+def signed(given: Options, signature: bytes) -> Options:
+    """Return `given` without what only the broker can write, except for `signature`, which may be empty."""
+    raw, apart = given.raw, given.ttl_apart
+    if given.only_ttl and not apart:
+        raw, apart = b"", given.ttl is not None
+    elif given.claims:
+        values = {name: value for name, value in given.values().items() if name not in BROKERS}
+        raw = json.dumps(values, separators=(",", ":")).encode() if values else b""
+    if signature:
+        raw = _joined(signature, raw)
+    return Options(raw, given.ttl, given.wait, not raw and given.ttl is not None, apart)
+
+
+def _joined(members: bytes, raw: bytes) -> bytes:
+    """Return the object in `raw`, which may be empty, with more members in front."""
+    others = raw.strip()[1:-1].strip()
+    return b"{" + members + (b"," + others if others else b"") + b"}"

@@ -27,7 +27,7 @@ def worker(number, name, *, credit=1, held=0, up=0.0, silent=0.0, protocol="X1",
 
 
 def stats(**counts):
-    zero = {"up_seconds": 10.0, "workers": 0, "queued": 0, "queued_bytes": 0, "running": 0}
+    zero = {"up_seconds": 10.0, "workers": 0, "queued": 0, "request_bytes": 0, "running": 0}
     return {**zero, "requests": 0, "replies": 0, "errors": 0, "dropped": {}, "lost": {}, **counts}
 
 
@@ -71,9 +71,9 @@ def test_the_longest_queues_come_first():
 
 def test_totals():
     counts = {"dropped": {"no-body": 2, "expired": 3}, "lost": {"silent": 4}, "running": 7, "queued": 8}
-    totals = with_rates(view(queued_bytes=9, **counts), None)["totals"]
+    totals = with_rates(view(request_bytes=9, **counts), None)["totals"]
     assert (totals["dropped"], totals["lost_workers"]) == (5, 4)
-    assert [totals[name] for name in ("running", "queued", "queued_bytes")] == [7, 8, 9]
+    assert [totals[name] for name in ("running", "queued", "request_bytes")] == [7, 8, 9]
 
 
 def test_the_view_as_lines():

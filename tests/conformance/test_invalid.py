@@ -155,6 +155,24 @@ def test_c15_a_message_with_too_many_frames(start: Start) -> None:
     client.final(b"echo", b"done")
 
 
+def test_c15_a_message_of_far_too_many_frames_ends_its_connection(start: Start) -> None:
+    # C15: it is counted like any other, and nobody else is affected
+    bench = start(max_frames=20)
+    client, worker, other = bench.client(), bench.worker(b"echo"), bench.client()
+    client.send(*[b"x"] * (16 * 20))
+    client.nothing()
+    assert bench.stats()["invalid"] == {"too-many-frames": 1}
+    with client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
+        client.send(*[b"x"] * 50_000)
+        ended = monitor.poll(10_000)
+        client.socket.disable_monitor()
+    assert ended
+    bench.until(lambda: bench.stats()["invalid"] == {"too-many-frames": 2})
+    other.request(b"echo", b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    other.final(b"echo", b"world")
+
+
 def test_c15_a_message_that_is_too_large(start: Start) -> None:
     # C15
     bench = start(max_message=100_000)
@@ -249,4 +267,4 @@ def test_c15_five_thousand_random_messages_from_several_peers(start: Start, seed
     # … and in the end nothing is left of it.
     bench.until(lambda: bench.stats()["workers"] == bench.stats()["services"] == 1)
     stats = bench.stats()
-    assert stats["queued"] == stats["queued_bytes"] == stats["running"] == stats["internal_errors"] == 0
+    assert stats["queued"] == stats["request_bytes"] == stats["running"] == stats["internal_errors"] == 0

@@ -33,12 +33,12 @@ def test_c12_the_requests_waiting_for_a_service_are_bounded(start: Start) -> Non
 
 def test_c12_the_memory_of_waiting_requests_is_bounded(start: Start) -> None:
     # C12
-    bench = start(max_queued_bytes=1_000_000)
+    bench = start(max_request_bytes=1_000_000)
     client, worker = bench.client(), bench.worker(b"served")
     for number in range(50):
         client.request(b"nobody %d" % (number % 5), b"x" * 50_000)
     client.nothing()
-    assert bench.stats()["queued_bytes"] < 1_060_000
+    assert bench.stats()["request_bytes"] < 1_060_000
     assert 15 <= bench.stats()["queued"] <= 20
     assert bench.stats()["dropped"] == {"memory-full": 50 - bench.stats()["queued"]}
     client.request(b"served", b"x" * 50_000)  # it need not wait
@@ -48,7 +48,7 @@ def test_c12_the_memory_of_waiting_requests_is_bounded(start: Start) -> None:
 
 def test_c12_memory_is_freed_when_requests_are_done(start: Start) -> None:
     # C12
-    bench = start(max_queued_bytes=100_000)
+    bench = start(max_request_bytes=100_000)
     client, worker = bench.client(), bench.worker(b"echo")
     for _ in range(3):
         client.request(b"echo", b"first")
@@ -60,7 +60,7 @@ def test_c12_memory_is_freed_when_requests_are_done(start: Start) -> None:
         worker.final(worker.work(b"x" * 80_000), b"done")
         client.final(b"echo", b"done")
         client.final(b"echo", b"done")
-        assert bench.stats()["queued_bytes"] == 0
+        assert bench.stats()["request_bytes"] == 0
 
 
 def test_c12_the_number_of_services_is_bounded(start: Start) -> None:

@@ -214,7 +214,7 @@ def test_services_and_queues_that_grow_with_random_names(start: Start) -> None:
         worker.ready(b"%x" % chance.getrandbits(64))
     worker.sync()
     stats = bench.stats()
-    assert stats["services"] == stats["workers"] == stats["queued"] == stats["queued_bytes"] == 0
+    assert stats["services"] == stats["workers"] == stats["queued"] == stats["request_bytes"] == 0
     assert stats["disconnected"] == {"second-ready": 500}
 
 

@@ -36,7 +36,7 @@ def test_cancel_of_the_only_waiting_request_removes_its_service(bench: Bench) ->
     client.cancel(b"late")
     client.error(b"late", b"499")
     stats = bench.stats()
-    assert stats["queued"] == stats["queued_bytes"] == stats["services"] == 0
+    assert stats["queued"] == stats["request_bytes"] == stats["services"] == 0
     bench.x1_worker(b"late").nothing()
 
 

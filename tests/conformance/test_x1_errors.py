@@ -27,7 +27,7 @@ def settled(bench: Bench, client: X1Client, dropped: dict[str, int]) -> None:
     client.nothing()
     stats = bench.stats()
     assert stats["dropped"] == dropped
-    assert stats["running"] == stats["queued"] == stats["queued_bytes"] == 0
+    assert stats["running"] == stats["queued"] == stats["request_bytes"] == 0
 
 
 # ── 404: no worker ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -269,7 +269,7 @@ def test_429_requests_that_wait_for_the_service(start: Start) -> None:
 
 
 def test_429_bytes_that_wait(start: Start) -> None:
-    bench = start(max_queued_bytes=100_000)
+    bench = start(max_request_bytes=100_000)
     client, worker = bench.x1_client(), bench.x1_worker(b"served")
     client.request(b"late", b"x" * 90_000)
     client.request(b"late", b"x" * 10_000)

@@ -445,5 +445,5 @@ def test_five_thousand_random_messages_from_several_peers(start: Start, seed: in
     # … and in the end nothing is left of it.
     bench.until(lambda: bench.stats()["workers"] == bench.stats()["services"] == 1)
     stats = bench.stats()
-    assert stats["queued"] == stats["queued_bytes"] == stats["running"] == stats["internal_errors"] == 0
+    assert stats["queued"] == stats["request_bytes"] == stats["running"] == stats["internal_errors"] == 0
     assert not bench.server.broker.registry.numbered

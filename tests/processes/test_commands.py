@@ -314,7 +314,7 @@ def test_a_broker_listens_on_several_endpoints(tmp_path, separator):
         ([], {}, "max-queue = 'x'", "Invalid value for 'max-queue' in /"),
         ([], {}, "max_queue = 'x'", "Invalid value for 'max_queue' in /"),
         ([], {}, "bind = []", "bind is empty: it must name at least one endpoint"),
-        ([], {}, "live-nes = 3", "has no setting live-nes; known settings are bind, busy-grace, drain-timeout, expiry"),
+        ([], {}, "live-nes = 3", "has no setting live-nes; known settings are access, bind, busy-grace, drain-timeout"),
         ([], {}, "liveness", "not valid TOML"),
         (["--config", "/no/such"], {}, "", "cannot read /no/such: No such file or directory"),
         (["--config", "/"], {}, "", "cannot read /: Is a directory"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from zmdp.mdp import wire
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
@@ -100,14 +101,22 @@ class Process:
             self.do(self.tick)
 
 
+ROLES = {"b": "callers", "c": "callers", "d": "callers", "p": "both", "r": "rogues", "v": "workers", "w": "workers"}
+"""The role of a connection, by the first letter of its peer's name."""
+
+
 class BrokerProcess(Process):
     """A `Broker` that the referee watches, driven as `Server` drives it."""
 
-    def __init__(self, world: Stage, limits: Limits) -> None:
+    def __init__(self, world: Stage, limits: Limits, roles: dict[str, Permissions]) -> None:
         super().__init__(world, "broker")
         self.machine = Broker(limits, now=world.now, logger=_silent, first_address=world.number() * 1_000_000)
         self.referee = Referee(self.machine, world.events)
-        self._inbox: deque[Message] = deque()
+        self._roles = roles
+        if roles:
+            self.referee.grant(roles, world.now)
+        self._inbox: deque[tuple[Message, str]] = deque()
+        """What has arrived, each with the role of its connection's key."""
         self._turn_due = False
         self._slow = world.rng.choice([0.0, 0.001, 0.05])
         """Maximum seconds until the broker handles messages that have arrived."""
@@ -117,7 +126,11 @@ class BrokerProcess(Process):
         world.network.departed = self._departed
 
     def _arrived(self, message: Message) -> None:
-        self._inbox.append(message)
+        self.arrived(message, ROLES[message[0][:1].decode()] if self._roles else "")
+
+    def arrived(self, message: Message, role: str) -> None:
+        """A connection of `role` has sent `message`."""
+        self._inbox.append((message, role))
         self._plan_turn()
 
     def _plan_turn(self) -> None:
@@ -131,7 +144,8 @@ class BrokerProcess(Process):
         now, most = self.world.now, self.world.rng.choice([2, TURN])
         taken = 0
         while self._inbox and taken < most:
-            self.referee.take(self._inbox.popleft(), now)
+            message, role = self._inbox.popleft()
+            self.referee.take(message, now, role)
             taken += 1
         self.world.events["turn of several messages"] += taken > 1
         self._send(self.referee.flush(now))

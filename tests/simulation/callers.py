@@ -39,6 +39,7 @@ EXCEPTIONS = {
     Code.QUEUE_FULL: RetryLater,
     Code.DRAINING: RetryLater,
     Code.WORKER_LOST: WorkerLost,
+    Code.NOT_ALLOWED: RequestRejected,
     Code.TOO_LARGE: RequestRejected,
     500: ServiceError,
     418: ServiceError,

@@ -5,16 +5,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from zmdp.mdp import wire
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.journal import Loss, Refusal, Stats
-from zmdp.mdp.broker.machine import GIVEN_UP
-from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
+from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import MMI, Kind, Reason, RequestId, Route
@@ -33,10 +34,15 @@ CODES = {
     Drop.EXPIRED: Code.TIME_PASSED,
     Drop.LOST_AFTER_PARTIAL: Code.WORKER_LOST,
     Drop.MEMORY_FULL: Code.QUEUE_FULL,
+    Drop.NOT_ALLOWED: Code.NOT_ALLOWED,
     Drop.NO_WORKER: Code.NO_WORKER,
     Drop.QUEUE_FULL: Code.QUEUE_FULL,
     Drop.REPLY_TOO_LARGE: Code.TOO_LARGE,
+    Drop.ROLE_MEMORY_FULL: Code.QUEUE_FULL,
+    Drop.ROLE_OUTSTANDING: Code.QUEUE_FULL,
+    Drop.ROLE_QUEUED: Code.QUEUE_FULL,
     Drop.TOO_MANY_SERVICES: Code.QUEUE_FULL,
+    Drop.TOO_MANY_UNSERVED: Code.QUEUE_FULL,
     Drop.TTL_PASSED: Code.TIME_PASSED,
     Drop.WORKERS_LOST: Code.WORKER_LOST,
 }
@@ -59,11 +65,10 @@ class Ticket:
     number: RequestId
     since: float
     """When it began to wait."""
+    role: str = ""
     deadline: float = math.inf
     """When its ttl has passed."""
     waits: bool = False
-    charged: bool = False
-    """What it takes counts: it waits since an earlier turn, or something had to be decided about those that wait."""
     deaths: int = 0
     """Workers that were lost with it, and may be lost because of it (C17)."""
     handed: int = 0
@@ -88,12 +93,17 @@ class Ticket:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes while it waits."""
+        """Bytes charged for it until it ends (C40)."""
         own = len(self.number) if isinstance(self.number, bytes) else 0
-        return REQUEST_OVERHEAD + sum(map(len, self.body)) + len(self.options.raw) + own
+        kept = _size(tuple(self.collected or ()))
+        return REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw) + own + kept
 
     def __repr__(self) -> str:
         return f"{self.body[0].decode(errors='replace')} of {self.client[-1].decode(errors='replace')}"
+
+
+def _size(frames: tuple[bytes, ...]) -> int:
+    return sum(len(frame) + FRAME_OVERHEAD for frame in frames)
 
 
 @dataclass(eq=False)
@@ -119,6 +129,7 @@ class Seat:
     """When it was last given or done with something, or its credit was told, in the order of events."""
     last_seen: float
     last_sent: float
+    role: str = ""
     held: dict[int, Held] = field(default_factory=dict)
     leaving: bool = False
     changed_form: bool = False
@@ -145,14 +156,20 @@ class Seat:
 class Ledger:
     """Requests, workers, and what peers must be told."""
 
-    def __init__(self, limits: Limits, events: Counter[str]) -> None:
+    def __init__(self, limits: Limits, alive: Callable[[], Iterable[Key]], events: Counter[str]) -> None:
         self.limits = limits
+        self._alive = alive
+        """Returns the requests that the broker has: which service makes way for a new one cannot be seen otherwise."""
         self.draining = False
         self.tickets: dict[Key, Ticket] = {}
         self.numbers: dict[tuple[Peer, RequestId], Ticket] = {}
         """The X1 requests among them."""
         self.seats: dict[Peer, Seat] = {}
         self.waiting: dict[bytes, Waiting] = {}
+        self.roles: dict[str, Permissions] = {}
+        """Empty at a broker without access control, at which everybody may do everything."""
+        self.role = ""
+        """Who sent the current message."""
         self.stats = Stats()
         self.expected: list[Said] = []
         self.touched: set[bytes] = set()
@@ -183,6 +200,44 @@ class Ledger:
         self.given_up[peer] = now + GIVEN_UP
         return True
 
+    # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_anothers(self, route: Route) -> bool:
+        """C45: whether a client's requests belong to another role, so that the current message does not count."""
+        client = peer_of(route)
+        if all(ticket.role == self.role for ticket in self.tickets.values() if ticket.client == client):
+            return False
+        self.stats.other_role += 1
+        self._events["C45: a client of another role"] += 1
+        return True
+
+    def _own_seat(self, route: Route) -> Seat | None:
+        """The seat of a worker, unless it is another role's (C45)."""
+        seat = self.seats.get(peer_of(route))
+        if seat is None or seat.role == self.role:
+            return seat
+        self.stats.other_role += 1
+        self._events["C45: a worker of another role"] += 1
+        return None
+
+    def _may_call(self, service: bytes) -> bool:
+        if not self.roles:
+            return True
+        permissions = self.roles[self.role]
+        if service.startswith(MMI):
+            asked = service in {b"mmi.service", b"mmi.services"}
+            return permissions.mmi == "all" or (permissions.mmi == "service" and asked)
+        return permissions.may_call(service)
+
+    def _may_offer(self, service: bytes) -> bool:
+        return not self.roles or self.roles[self.role].may_offer(service)
+
+    def _sees(self, service: bytes) -> bool:
+        all_of_it = not self.roles or self.roles[self.role].mmi == "all"
+        return all_of_it or self._may_call(service) or self._may_offer(service)
+
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
     def batched_client(self, client: Peer) -> bool:
         """Whether a client spoke the batched form last."""
         return client in self.batch_routes
@@ -197,7 +252,7 @@ class Ledger:
     def invalid(self, command: wire.Invalid, batched: bool, now: float) -> None:
         """C15: dropped and counted; an X1 client is told."""
         self.stats.invalid[command.reason] += 1
-        if not command.route or self.is_given_up(command.route, now):
+        if not command.route or self.is_given_up(command.route, now) or self.is_anothers(command.route):
             return
         client = peer_of(command.route)
         self.spoke(command.route, batched)
@@ -218,10 +273,12 @@ class Ledger:
             self.invalid(wire.Invalid(Reason.NUMBER_IN_USE, route, number, service), batched, now)
             self._events["X1: number used twice"] += 1
             return
-        ticket = Ticket(client, route, header, service, tuple(body), options, number, now)
+        ticket = Ticket(client, route, header, service, tuple(body), options, number, now, self.role)
         if options.ttl is not None:
             ticket.deadline = now + options.ttl
-        if service.startswith(MMI):
+        if not self._may_call(service):
+            self._report(ticket, Drop.NOT_ALLOWED)
+        elif service.startswith(MMI):
             self.stats.mmi += 1
             self._tell(ticket, Kind.FINAL, self._mmi(service, body))
         elif (reason := self._refusal(ticket, now)) is not None:
@@ -235,10 +292,7 @@ class Ledger:
             self.touched.add(service)
             ticket.waits = True
             waiting = self._waiting(service)
-            free = self.capacity(service) - len(waiting)
             waiting.line.append(ticket)
-            if free <= 0:
-                self._charge(service)
             return
         if ticket.numbered:
             self._ended.add((client, number))
@@ -246,7 +300,7 @@ class Ledger:
     def _mmi(self, service: bytes, body: list[bytes]) -> tuple[bytes, ...] | None:
         """What the broker answers itself (C25, C26); None: one frame that is no matter of the protocol."""
         if service == b"mmi.service":
-            return (b"200",) if self.offered(body[0]) else (b"404",)
+            return (b"200",) if self.offered(body[0]) and self._sees(body[0]) else (b"404",)
         return None if service in ANSWERED else (b"501",)
 
     def offered(self, service: bytes) -> bool:
@@ -278,34 +332,53 @@ class Ledger:
             return Drop.DRAINING
         if now >= ticket.deadline:
             return Drop.TTL_PASSED
+        role = self.roles.get(ticket.role)
+        own = [each for each in self.tickets.values() if each.role == ticket.role]
+        if role is not None and role.outstanding is not None and len(own) >= role.outstanding:
+            return Drop.ROLE_OUTSTANDING
+        used = self.request_bytes([each for each in self.tickets.values() if each.client[0] == ticket.client[0]])
+        if self.request_bytes([*self.tickets.values(), ticket]) + used > limits.max_request_bytes:
+            return Drop.MEMORY_FULL
+        if role is not None and self.request_bytes([*own, ticket]) > (role.request_bytes or math.inf):
+            return Drop.ROLE_MEMORY_FULL
         waiting = len(self._waiting(service)) - self.capacity(service)
         if waiting < 0:
             return None
         if not ticket.options.wait and not self.offered(service):
             return Drop.NO_WORKER
-        if len(self.services | {service}) > limits.max_services:
-            return Drop.TOO_MANY_SERVICES
+        if service not in self.services:
+            if len(self.services) >= limits.max_services:
+                return Drop.TOO_MANY_SERVICES
+            unserved = {each.service for each in self.tickets.values() if each.client == ticket.client and each.waits}
+            if len(unserved - self.served) >= limits.max_unserved:
+                return Drop.TOO_MANY_UNSERVED
         if waiting >= limits.max_queue:
             return Drop.QUEUE_FULL
-        taken = sum(each.size for waiting in self.waiting.values() for each in waiting if each.charged)
-        return Drop.MEMORY_FULL if taken + ticket.size > limits.max_queued_bytes else None
+        if role is not None and sum(each.waits for each in own) >= (role.queued_requests or math.inf):
+            return Drop.ROLE_QUEUED
+        return None
 
-    def _charge(self, service: bytes) -> None:
-        for ticket in self._waiting(service):
-            ticket.charged = True
+    @property
+    def served(self) -> set[bytes]:
+        """The services that have a worker."""
+        return {seat.service for seat in self.seats.values()}
 
-    def charge_all(self) -> None:
-        """What has arrived in this turn counts as waiting."""
-        for service in self.touched:
-            self._charge(service)
+    @staticmethod
+    def request_bytes(tickets: Collection[Ticket]) -> int:
+        """Bytes charged for requests and their clients (C40)."""
+        clients = {ticket.client for ticket in tickets}
+        return sum(ticket.size for ticket in tickets) + sum(
+            CLIENT_OVERHEAD + (_size(client) if len(client) > 1 else 0) for client in clients
+        )
 
     def cancel(self, command: wire.Cancel, batched: bool, now: float) -> None:
         """A client's CANCEL."""
         client, number = peer_of(command.route), command.id
+        if self.is_anothers(command.route):
+            return
         self.spoke(command.route, batched)
         ticket = self.numbers.get((client, number))
         if ticket is not None and command.service in {None, ticket.service}:
-            self._charge(ticket.service)
             where = "with a worker" if ticket.seat else "waiting"
             self._events[f"X1: cancelled, {where}"] += 1
             self.drop(ticket, Drop.CANCELLED, now)
@@ -379,26 +452,48 @@ class Ledger:
     def ready(self, command: wire.Ready, batched: bool, now: float) -> None:
         """A worker's READY."""
         place = peer_of(command.route)
-        full = command.service not in self.services and len(self.services) >= self.limits.max_services
+        if place in self.seats and self._own_seat(command.route) is None:
+            return
         if place in self.seats:
             self._refuse(command, Refusal.SECOND_READY, now)
         elif command.service.startswith(MMI):
             self._refuse(command, Refusal.RESERVED_NAME, now)
         elif len(self.seats) >= self.limits.max_workers:
             self._refuse(command, Refusal.TOO_MANY_WORKERS, now)
-        elif full:
+        elif not self._may_offer(command.service):
+            self._refuse(command, Refusal.NOT_ALLOWED, now)
+            self._events["READY not allowed"] += 1
+        elif not self._make_room(command.service, now):
             self._refuse(command, Refusal.TOO_MANY_SERVICES, now)
         else:
             credit = min(command.credit, self.limits.max_credit)
             order = next(self._order)
-            self.seats[place] = Seat(command.route, command.header, command.service, credit, batched, order, now, now)
+            self.seats[place] = Seat(
+                command.route, command.header, command.service, credit, batched, order, now, now, self.role
+            )
             self.touched.add(command.service)
+
+    def _make_room(self, service: bytes, now: float) -> bool:
+        """C41: a service that only has requests makes way for one with a worker."""
+        if service in self.services or len(self.services) < self.limits.max_services:
+            return True
+        alive = set(self._alive())
+        unserved = {other: list(self._waiting(other)) for other in self.services - self.served}
+        for tickets in unserved.values():
+            if tickets and not any(ticket.key in alive for ticket in tickets):
+                for ticket in tickets:
+                    self.drop(ticket, Drop.TOO_MANY_SERVICES, now)
+                self._events["a service made way"] += 1
+                return True
+        return any(not tickets for tickets in unserved.values())
 
     def _seen(self, command: Any, batched: bool, now: float) -> Seat | None:
         """The seat of who says that, if it is registered, and in that dialect (C13, C14)."""
-        seat = self.seats.get(peer_of(command.route))
-        if seat is None:
+        if peer_of(command.route) not in self.seats:
             self._refuse(command, Refusal.NOT_REGISTERED, now)
+            return None
+        seat = self._own_seat(command.route)
+        if seat is None:
             return None
         if seat.header != command.header:
             self._refuse(command, Refusal.WRONG_DIALECT, now)
@@ -410,7 +505,7 @@ class Ledger:
     def alive(self, route: Route, now: float) -> None:
         """A worker has sent something, whatever it was."""
         seat = self.seats.get(peer_of(route))
-        if seat is not None:
+        if seat is not None and seat.role == self.role:
             seat.last_seen = now
 
     def _refuse(self, command: Any, reason: Refusal, now: float) -> None:
@@ -425,6 +520,8 @@ class Ledger:
         """HEARTBEAT of a worker, or of an X1 client, which is answered."""
         self.stats.heartbeats += 1
         if command.header == wire.CX1:
+            if self.is_anothers(command.route):
+                return
             self.expected.append(Said(command.route, Kind.HEARTBEAT, batched))
             self._events["X1: heartbeat answered"] += 1
         else:
@@ -442,7 +539,7 @@ class Ledger:
 
     def disconnect(self, command: wire.Disconnect, now: float) -> None:
         """C10, C16; an X1 worker may finish what it holds."""
-        seat = self.seats.get(peer_of(command.route))
+        seat = self._own_seat(command.route)
         if seat is None:
             return
         if not seat.x1:
@@ -502,6 +599,9 @@ class Ledger:
             if len(body) > self.limits.max_frames or sum(map(len, body)) > self.limits.max_message:
                 self.drop(ticket, Drop.REPLY_TOO_LARGE, now)
                 return
+            if not command.final and self.request_bytes(self.tickets.values()) > self.limits.max_request_bytes:
+                self.drop(ticket, Drop.MEMORY_FULL, now)
+                return
         if command.final:
             self._finish(ticket)
             dialects = f"{wire.DIALECTS[ticket.header]} client by {wire.DIALECTS[seat.header]} worker"
@@ -534,7 +634,7 @@ class Ledger:
     def oversized(self, command: wire.Oversized, batched: bool, now: float) -> None:
         """A reply over the limits: an X1 request ends with that."""
         self.stats.invalid[command.reason] += 1
-        seat = self.seats.get(peer_of(command.route))
+        seat = self._own_seat(command.route)
         held = None if seat is None or seat.header != command.header else seat.held.get(command.id)  # type: ignore[arg-type]
         if seat is None or held is None:
             return
@@ -567,7 +667,7 @@ class Ledger:
         """A worker was given a request."""
         self.stats.dispatched += 1
         self.issued.add(address)
-        ticket.waits = ticket.charged = False
+        ticket.waits = False
         ticket.seat, ticket.address = seat, address
         ticket.handed += 1
         seat.held[address] = Held(ticket, turn, now - seat.last_seen > self._doubt)
@@ -617,7 +717,6 @@ class Ledger:
         """Requests that are not to wait for a worker end when there is none."""
         if self.offered(service):
             return
-        self._charge(service)
         for ticket in list(self._waiting(service)):
             if not ticket.options.wait:
                 # 404 says that nobody has begun with it.
@@ -637,14 +736,13 @@ class Ledger:
             self.stats.redispatched += 1
             self.touched.add(ticket.service)
             ticket.collected = None
-            ticket.waits = ticket.charged = True
+            ticket.waits = True
             ticket.since = now
             self._waiting(ticket.service).line_of(ticket).prepend(ticket)
             self._events["request back in the queue"] += 1
 
     def gone(self, identity: bytes, now: float) -> None:
         """A connection has ended: so have its clients' requests, and its workers."""
-        self.charge_all()
         for ticket in list(self.tickets.values()):
             if ticket.client[0] == identity:
                 self.drop(ticket, Drop.CLIENT_GONE, now)

@@ -7,8 +7,11 @@ from typing import Any
 from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
+from zmdp.mdp.broker.admission import Admission
 from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.given_up import GivenUp
 from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.outgoing import Outgoing
 from zmdp.mdp.broker.registry import NEVER, Registry, key_of
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.wire.batch_python import Batch
@@ -129,9 +132,9 @@ def forget_request(broker: Broker, attempt: Any, now: float) -> None:
     """The request is lost with its worker."""
 
 
-def restream(broker: Broker, request: Any, *rest: Any, send: Any = Broker._send_reply) -> None:
+def restream(outgoing: Outgoing, request: Any, *rest: Any, send: Any = Outgoing.reply) -> None:
     """A stream is begun again by another worker."""
-    send(broker, request, *rest)
+    send(outgoing, request, *rest)
     if request.attempt is not None:
         request.attempt.streamed = False
 
@@ -225,14 +228,14 @@ def cancel_to_all(broker: Broker, request: Any, *args: Any, drop: Any = Broker._
     drop(broker, request, *args)
     attempt = request.attempt
     if attempt is not None and attempt.worker.header == wire.W02:
-        broker._out.append([*attempt.worker.route, wire.WX1, b"\x08", b"%d" % attempt.address, b""])
+        broker._outgoing.add([*attempt.worker.route, wire.WX1, b"\x08", b"%d" % attempt.address, b""])
 
 
 def twice(broker: Broker, request: Any, reason: Drop, now: float, report: Any = Broker._report) -> None:
     """An X1 client is told twice."""
     report(broker, request, reason, now)
     if request.header == wire.CX1:
-        broker._send_error(request.client, request.number, request.service.name, 408, b"again", [])
+        broker._outgoing.error(request.client, request.number, request.service.name, 408, b"again", [])
 
 
 def never(broker: Broker, request: Any, reason: Drop, now: float) -> None:
@@ -244,7 +247,7 @@ def tell_all(broker: Broker, request: Any, reason: Drop, now: float, report: Any
     """A client that does not speak X1 is told too."""
     report(broker, request, reason, now)
     if request.header == wire.C02:
-        broker._out.append(
+        broker._outgoing.add(
             wire.error_to_client((*request.client.path, b"1", b""), request.service.name, 500, b"it failed")
         )
 
@@ -256,12 +259,12 @@ def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._e
     failure(broker, command, now)
     if attempt is not None and attempt.abandoned and attempt.request.header == wire.CX1:
         request = attempt.request
-        broker._send_error(request.client, request.number, request.service.name, command.code, b"", [])
+        broker._outgoing.error(request.client, request.number, request.service.name, command.code, b"", [])
 
 
-def patient(broker: Broker, request: Any, now: float, refusal: Any = Broker._refusal) -> Drop | None:
+def patient(admission: Admission, request: Any, now: float, refusal: Any = Admission.refusal) -> Drop | None:
     """A request waits for a worker though it was not to."""
-    drop: Drop | None = refusal(broker, request, now)
+    drop: Drop | None = refusal(admission, request, now)
     return None if drop is Drop.NO_WORKER else drop
 
 
@@ -282,9 +285,37 @@ def answer_slow_readers(broker: Broker, identity: bytes, now: float) -> list[wir
     return broker._gone(identity, now)
 
 
-def give_up_proxies(broker: Broker, route: wire.Route, now: float, given_up: Any = Broker._is_given_up) -> Any:
+def give_up_proxies(given_up: GivenUp, key: Any, now: float, includes: Any = GivenUp.includes) -> Any:
     """A proxy is given up for as long as anybody behind it says something."""
-    return given_up(broker, route[:1], now)
+    return includes(given_up, key if isinstance(key, bytes) else key[0], now)
+
+
+def allow_all(broker: Broker, request: Any) -> bool:
+    """Every role may call everything."""
+    return True
+
+
+def anyone(broker: Broker, command: Any) -> bool:
+    """Another role speaks for a worker."""
+    worker = broker.registry.workers.get(key_of(command.route))
+    if worker is not None:
+        worker.role = broker._role
+    return False
+
+
+def any_client(registry: Registry, route: wire.Route, role: Any, client: Any = Registry.client) -> Any:
+    """Another role speaks for a client."""
+    found = client(registry, route, role)
+    found.role = role
+    return found
+
+
+def free_when_held(registry: Registry, *args: Any, assign: Any = Registry.assign, **rest: Any) -> Any:
+    """A request that a worker holds is not charged."""
+    attempt = assign(registry, *args, **rest)
+    registry.request_bytes -= attempt.request.charge
+    attempt.request.charge = 0
+    return attempt
 
 
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -408,7 +439,7 @@ MUTANTS = [
     (Batch, "request_to_worker", lost_record, "C12"),
     (Batch, "reply", lost_reply, "C3, C18, C32"),
     (Broker, "_place_again", forget_request, "was lost"),
-    (Broker, "_send_reply", restream, "WORKER_LOST"),
+    (Outgoing, "reply", restream, "WORKER_LOST"),
     (Registry, "_forget_if_empty", keep_service, "nothing is left"),
     (Broker, "_attempt", any_address, "C3, C18, C32"),
     (Broker, "_attempt", no_late, "C14"),
@@ -426,11 +457,15 @@ MUTANTS = [
     (Broker, "_report", never, "X1: ERROR"),
     (Broker, "_report", tell_all, "X1: ERROR"),
     (Broker, "_error", tell_late, "X1: ERROR"),
-    (Broker, "_refusal", patient, "X1: ERROR"),
+    (Admission, "refusal", patient, "X1: ERROR"),
+    (Broker, "_authorise", allow_all, "has the options"),
+    (Broker, "_is_foreign", anyone, "C"),
+    (Registry, "client", any_client, "X1: ERROR"),
+    (Registry, "assign", free_when_held, "C40"),
     (Registry, "enqueue", let_all_wait, "are not to wait"),
     (Registry, "ended_lately", forget_ended, "X1: ERROR"),
     (Broker, "gone", answer_slow_readers, "C3, C18, C32"),
-    (Broker, "_is_given_up", give_up_proxies, "C17, C18"),
+    (GivenUp, "includes", give_up_proxies, "was lost"),
     (WorkerSession, "lose", deaf, "C9"),
     (WorkerSession, "_withdrawn", deaf_to_cancel, "missed a CANCEL"),
     (WorkerSession, "_release_unbegun", forget_unbegun, "not recovered"),

@@ -13,9 +13,11 @@ from itertools import combinations, islice, permutations, product
 from typing import Any
 
 from zmdp.mdp import wire
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.journal import Loss
-from zmdp.mdp.broker.machine import GIVEN_UP, Broker
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import Request
 from zmdp.mdp.codes import Code
 from zmdp.mdp.wire import Kind, Message
@@ -48,7 +50,7 @@ class Referee:
     def __init__(self, broker: Broker, events: Counter[str]) -> None:
         self.broker = broker
         self.limits = broker.limits
-        self.ledger = Ledger(broker.limits, events)
+        self.ledger = Ledger(broker.limits, self._tickets, events)
         self._busy = False
         """Something but heartbeats has happened in this turn."""
         self._late: list[Ticket] = []
@@ -61,17 +63,29 @@ class Referee:
         self.broker.drain()
         self.ledger.draining = True
 
-    def take(self, message: Message, now: float) -> None:
+    def grant(self, roles: dict[str, Permissions], now: float) -> None:
+        check(self.broker.grant(roles, now) == [], "nobody is there whom new permissions concern")
+        self.ledger.roles = roles
+
+    def take(self, message: Message, now: float, role: str) -> None:
         heard = hear(message, self.limits)
-        self.broker.take(message, now)
+        self.broker.take(message, now, self.broker.roles.named(role.encode()) if role else None)
+        self.ledger.role = role
         if heard.header == wire.CX1 and self.ledger.is_given_up(heard.route, now):
             self._events["X1: slow reader ignored"] += 1
             return
         self._events["batch of a peer"] += len(heard.commands) > 1
+        anothers = False
         if heard.header == wire.CX1 and heard.batched and not heard.bare:
-            self.ledger.spoke(heard.route, True)
+            anothers = self.ledger.is_anothers(heard.route)
+            if not anothers:
+                self.ledger.spoke(heard.route, True)
         refused = self.ledger.stats.disconnected.total()
         for command in heard.commands:
+            if isinstance(command, wire.Request) and (
+                anothers if heard.batched else self.ledger.is_anothers(command.route)
+            ):
+                continue
             self._took(command, heard.batched, now)
             if self.ledger.stats.disconnected.total() > refused:
                 return  # what else a worker says in that batch does not count
@@ -119,7 +133,6 @@ class Referee:
         for seat in lost:
             silent = now >= seat.last_seen + ledger.patience(seat) - EPSILON
             check(silent, f"C13: {seat} was forgotten though it is alive")
-        ledger.charge_all()
         ledger.lose(lost, Loss.SILENT, now)
         self._expire(now)
         self._busy |= bool(lost)
@@ -179,7 +192,6 @@ class Referee:
 
     def close(self, now: float) -> list[Message]:
         ledger = self.ledger
-        ledger.charge_all()
         self._events["X1: the broker ended first"] += len(ledger.numbers)
         for ticket in list(ledger.numbers.values()):
             ledger.drop(ticket, Drop.CLOSING, now)
@@ -340,8 +352,6 @@ class Referee:
         for each in dispatches:
             self._events["request dispatched again"] += each.ticket.handed > 0
             ledger.assign(each.ticket, each.seat, each.address, self.broker.turn - 1, now)
-        for ticket in waiting:
-            ticket.charged = True
         if len(waiting):
             ledger.waiting[service] = waiting
         else:
@@ -380,7 +390,12 @@ class Referee:
         """The client's own; and how much of its time is left, and which attempt this is."""
         told: dict[str, Any] = json.loads(work.options.raw or b"{}")
         expected: dict[str, Any] = json.loads(ticket.options.raw or b"{}")
-        expected.pop("ttl", None)
+        for name in ("ttl", "user", "admin"):
+            expected.pop(name, None)
+        if ticket.role:
+            expected["user"] = ticket.role
+            if self.ledger.roles[ticket.role].admin:
+                expected["admin"] = True
         ttl = told.pop("ttl", None)
         left = work.ttl if work.ttl is not None else None if ttl is None else ttl / 1000
         attempt = work.attempt or told.pop("attempt", expected.get("attempt", 1))
@@ -434,7 +449,10 @@ class Referee:
         check(len(registry.services) <= limits.max_services, "more than max_services services")
         queued = [ticket for ticket in ledger.tickets.values() if ticket.waits]
         check(registry.queued == len(queued), "the count of queued requests is wrong")
-        check(registry.queued_bytes == sum(ticket.size for ticket in queued), "the bytes of queued requests are wrong")
+        check(
+            registry.request_bytes == ledger.request_bytes(ledger.tickets.values()),
+            "C40: the bytes charged for requests are wrong",
+        )
         held = sum(len(seat.held) for seat in ledger.seats.values())
         check(registry.running == held, "the count of running requests is wrong")
         for name, value in self.broker.stats.as_dict().items():
@@ -461,7 +479,7 @@ class Referee:
         numbered = {(_peer(request.client.key), request.number) for request in registry.numbered}
         check(numbered == ledger.numbers.keys(), "X1: the numbers are not those of the requests")
         behind = {peer for peer in [*open_requests, *ledger.seats] if len(peer) > 1}
-        known = {_peer(key) for keys in registry.behind.values() for key in keys}
+        known = {_peer(key) for proxy in registry.proxies.values() for key in proxy.peers}
         check(behind == known, f"those behind proxies are {known}, not {behind}")
 
     def _punctual(self, now: float) -> None:

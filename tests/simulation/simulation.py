@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zmdp.mdp import wire
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.network import START, Dealer
@@ -46,6 +47,7 @@ class Simulation:
         """Average seconds between two faults, and between two calls of a client."""
         self.services = SERVICES[: rng.randint(1, 3)]
         self.limits = self._limits()
+        self.roles = self._roles() if self.world.chance(0.5) else {}
         self.habits = Habits(
             service_time=rng.choice([0.02, 0.2, 1.0]),
             parts=rng.choice([0, 3, 20]),
@@ -74,13 +76,32 @@ class Simulation:
             expiry=rng.choice([1.0, 5.0, 30.0]),
             max_attempts=rng.choice([1, 2, 3]),
             max_queue=rng.choice([1, 3, 10]),
-            max_queued_bytes=rng.choice([2000, 10_000, 1_000_000]),
+            max_request_bytes=rng.choice([30_000, 60_000, 1_000_000]),
             max_services=rng.choice([len(self.services), len(self.services) + 1, 20]),
+            max_unserved=rng.choice([1, 100]),
             max_workers=rng.choice([MOST_WORKERS, 1000]),
             max_frames=rng.choice([MOST_PARTS_01 + 8, 1000]),
             max_credit=rng.choice([3, 10_000]),
             busy_grace=rng.choice([2.0, 60.0]),
         )
+
+    def _roles(self) -> dict[str, Permissions]:
+        """Who may do what; empty at a broker without access control."""
+        rng = self.world.rng
+        names = tuple(service.decode() for service in self.services)
+        limits = {
+            "outstanding": rng.choice([None, None, 20]),
+            "queued_requests": rng.choice([None, None, 10]),
+            "request_bytes": rng.choice([None, None, 50_000]),
+        }
+        roles = [
+            Permissions("callers", call=names, mmi=rng.choice(["service", "all"]), **limits),
+            Permissions("workers", offer=("*",), mmi="none"),
+            Permissions("both", call=names, offer=names, admin=True),
+            Permissions("rogues", call=names[:1], offer=names[-1:], mmi=rng.choice(["none", "service"])),
+            Permissions("impostors", call=("*",), offer=("*",), mmi="all"),
+        ]
+        return {role.name: role for role in roles}
 
     def run(self) -> Counter[str]:
         try:
@@ -174,7 +195,7 @@ class Simulation:
 
     def _start_broker(self) -> None:
         self.world.note("broker starts")
-        self.broker = BrokerProcess(self.world, self.limits)
+        self.broker = BrokerProcess(self.world, self.limits, self.roles)
 
     def _supervise(self, name: str) -> None:
         """Start a process after a delay, and restart it whenever it has died."""
@@ -216,7 +237,7 @@ class Simulation:
             silence=rng.choice([0.5, 5.0, None, None]),
             stream=self.world.chance(0.5),
             wait=wait,
-            options=rng.choice([{}, {"priority": 3}]),
+            options=rng.choice([{}, {"priority": 3}, {"user": "both", "admin": True}]),
             about=rng.choice(self.services),
             large=self.world.chance(0.05),
         )
@@ -246,6 +267,7 @@ class Simulation:
             self._stop_client: 0.5,
             self._hang_client: 1,
             self._probe_somebody: 1,
+            self._impersonate: 2,
             self._hang_broker: 0.3,
             self._end_broker: 0.3,
         }
@@ -310,6 +332,29 @@ class Simulation:
         identities = [*self.world.network.routes, b"nobody"]
         if self.broker is not None:
             self.broker.do(partial(self.broker.probe, self.world.rng.choice(identities)))
+
+    def _impersonate(self) -> None:
+        """A connection of another role says something about a peer that it is not (C45)."""
+        if self.broker is None or not self.roles:
+            return
+        rng, ledger = self.world.rng, self.broker.referee.ledger
+        messages: list[list[bytes]] = []
+        for ticket in list(ledger.tickets.values())[:5]:
+            if ticket.numbered:
+                about = [*ticket.client, *wire.envelope_of(ticket.number), wire.CX1]
+                messages += [[*about, b"\x05", ticket.service], [*ticket.client, b"", wire.CX1, b"\x06"]]
+                messages.append([*about, b"\x01", ticket.service, b"", b"forged"])
+            messages.append([*ticket.client, wire.C02, b"\x01", ticket.service, b"forged"])
+        for seat in list(ledger.seats.values())[:5]:
+            if seat.x1:
+                envelope = [*seat.route, wire.WX1]
+                messages += [[*envelope, code] for code in (b"\x05", b"\x06")]
+                messages += [[*envelope, b"\x01", seat.service], [*envelope, b"\x0a", b"0"]]
+                for address in seat.held:
+                    messages.append([*envelope, b"\x04", b"%d" % address, b"", b"forged"])
+                    messages.append([*envelope, b"\x0b", b"%d" % address, b""])
+        if messages:
+            self.broker.arrived(rng.choice(messages), "impostors")
 
     def _end_broker(self) -> None:
         """Kill or drain the broker; start another one later."""
@@ -424,8 +469,8 @@ class Simulation:
         machine, referee = self.broker.machine, self.broker.referee
         registry = machine.registry
         check(registry.services == {} and registry.workers == {}, "a service or worker is left")
-        check(registry.behind == {}, "a connection is left")
-        check((registry.queued, registry.queued_bytes, registry.running) == (0, 0, 0), "a count is not 0 at the end")
+        check(registry.proxies == {}, "a connection is left")
+        check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), "a count is not 0 at the end")
         check(registry.numbered == [], "X1: a number is left")
         check(registry.clients == {}, "a client is left")
         check(machine.deadline() is None, "a timer is left")

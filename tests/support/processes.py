@@ -56,6 +56,13 @@ class Process:
     def send_signal(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 
+    def poll(self, seconds: float = 0.0) -> int | None:
+        """The exit code; None if the process has not ended within so many seconds."""
+        try:
+            return self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait until the process has ended; return the exit code."""
         self.send_signal(number)

@@ -12,7 +12,7 @@ from zmdp.mdp import compiled
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.registry import REQUEST_OVERHEAD
+from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.limits import Limits
 
 # ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -55,6 +55,11 @@ def heartbeat(worker=b"w"):
 
 def disconnect(worker=b"w"):
     return [worker, b"MDPW02", b"\x06"]
+
+
+CLIENT = CLIENT_OVERHEAD
+"""Bytes charged for a client, and for a request of four bytes."""
+SIZE = REQUEST_OVERHEAD + FRAME_OVERHEAD + len(b"1234")
 
 
 def new_broker(**limits):
@@ -921,19 +926,45 @@ def test_requests_that_wait_for_one_service_are_bounded():
 
 
 def test_bytes_that_wait_are_bounded():
-    size = REQUEST_OVERHEAD + len(b"1234")
-    broker = broker_with(b"w", max_queued_bytes=2 * size)
+    broker = broker_with(b"w", max_request_bytes=2 * (CLIENT + 3 * SIZE) - 1)
     feed(broker, *[request(body=b"1234")] * 3)
-    assert broker.registry.queued_bytes == 2 * size
+    assert broker.registry.request_bytes == CLIENT + 3 * SIZE
     feed(broker, request(), request(service=b"sum"))
     assert broker.stats.dropped == {Drop.MEMORY_FULL: 2}
     assert books(broker) == ([b"echo"], [b"w"], 2, 1)
 
 
-def test_a_request_that_an_idle_worker_takes_does_not_wait():
-    broker = broker_with(b"w", max_queued_bytes=1)
-    broker.receive(request(service=b"sum"), now=0)
-    assert broker.receive(request(), now=0) == [work()]
+def test_a_request_that_a_worker_holds_takes_memory_too():  # C40
+    broker = broker_with(b"w1", b"w2", max_request_bytes=2 * (CLIENT + SIZE))
+    assert broker.receive(request(body=b"1234"), now=0) == [work(b"w1", body=b"1234")]
+    assert broker.receive(request(body=b"1234"), now=0) == []
+    assert broker.stats.dropped == {Drop.MEMORY_FULL: 1}
+    broker.receive(final(b"w1"), now=0)
+    assert broker.registry.request_bytes == 0
+    assert broker.receive(request(body=b"1234"), now=0) == [work(b"w2", 2, body=b"1234")]
+
+
+def test_a_client_leaves_memory_for_others():  # C40
+    broker = new_broker(max_request_bytes=100_000)
+    feed(broker, *[request(b"greedy", body=b"x" * 1000)] * 100)
+    half = broker.registry.request_bytes
+    assert 45_000 < half <= 51_000
+    feed(broker, *[request(b"other", body=b"x" * 1000)] * 100)
+    assert 20_000 < broker.registry.request_bytes - half <= 26_000
+
+
+def test_clients_behind_a_proxy_share_what_its_connection_may_take():  # C36, C40
+    broker = new_broker(max_request_bytes=100_000)
+    feed(broker, *[[b"p", b"%d" % n, b"", *request(body=b"x" * 1000)[1:]] for n in range(100)])
+    assert 45_000 < broker.registry.request_bytes <= 51_000
+
+
+def test_many_small_frames_are_charged_for_what_they_take():  # C40
+    broker = broker_with(max_request_bytes=1_000_000)
+    frames = [b"xx"] * 1000
+    feed(broker, *[[b"c", b"MDPC02", b"\x01", b"echo", *frames]] * 20)
+    assert broker.registry.queued < 20
+    assert broker.stats.dropped == {Drop.MEMORY_FULL: 20 - broker.registry.queued}
 
 
 def test_a_request_that_came_back_is_kept_whatever_waits():  # C17
@@ -947,10 +978,26 @@ def test_services_are_bounded():
     broker = broker_with(b"w", max_services=2)
     feed(broker, request(service=b"s1"), *[request(service=b"random%d" % n) for n in range(3)])
     assert broker.stats.dropped == {Drop.TOO_MANY_SERVICES: 3}
-    assert broker.receive(ready(b"v", b"s2"), now=0) == [disconnect(b"v")]
-    assert broker.stats.disconnected == {Refusal.TOO_MANY_SERVICES: 1}
     assert broker.receive(ready(b"v", b"s1"), now=0) == [work(b"v")]
+    assert broker.receive(ready(b"u", b"s2"), now=0) == [disconnect(b"u")]
+    assert broker.stats.disconnected == {Refusal.TOO_MANY_SERVICES: 1}
     assert books(broker) == ([b"echo", b"s1"], [b"w", b"v"], 0, 1)
+
+
+def test_a_worker_displaces_a_service_that_only_has_requests():  # C41
+    broker = broker_with(b"w", max_services=3)
+    feed(broker, request(service=b"s1"), request(service=b"s2"))
+    assert broker.receive(ready(b"v", b"new"), now=0) == []
+    assert broker.stats.dropped == {Drop.TOO_MANY_SERVICES: 1}
+    assert books(broker) == ([b"echo", b"s1", b"new"], [b"w", b"v"], 1, 0)
+
+
+def test_services_without_a_worker_are_bounded_for_each_client():  # C41
+    broker = broker_with(max_unserved=2)
+    feed(broker, *[request(service=b"random%d" % n) for n in range(3)], request(service=b"random0"))
+    assert broker.stats.dropped == {Drop.TOO_MANY_UNSERVED: 1}
+    feed(broker, request(b"other", service=b"random3"))
+    assert len(broker.registry.services) == 3
 
 
 def test_workers_are_bounded():
@@ -1008,10 +1055,9 @@ def test_what_arrived_in_the_turn_is_bounded_by_the_queue_and_the_credit():
 
 
 def test_the_bytes_that_arrived_in_the_turn_are_counted():
-    size = REQUEST_OVERHEAD + len(b"1234")
-    broker = new_broker(max_queued_bytes=2 * size)
+    broker = new_broker(max_request_bytes=2 * (CLIENT + 2 * SIZE))
     assert turn(broker, *[request(body=b"1234")] * 3) == []
-    assert (broker.registry.queued, broker.registry.queued_bytes) == (2, 2 * size)
+    assert (broker.registry.queued, broker.registry.request_bytes) == (2, CLIENT + 2 * SIZE)
     assert broker.stats.dropped == {Drop.MEMORY_FULL: 1}
 
 
@@ -1158,7 +1204,7 @@ def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monk
     def failing(self, worker, request, now):
         dispatch(self, worker, request, now)
         if request.body[0] in failures:
-            self._out.pop()
+            self._outgoing._messages.pop()
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(broker, "_dispatch", MethodType(failing, broker))

@@ -642,4 +642,4 @@ def test_nothing_is_left_of_a_client_that_spoke_once():
     broker.receive([*C, CX1], 0)
     broker.receive(client(cancel(5)), 0)
     registry = broker.registry
-    assert (registry.clients, registry.behind, registry.services) == ({}, {}, {})
+    assert (registry.clients, registry.proxies, registry.services) == ({}, {}, {})

@@ -571,7 +571,7 @@ def test_what_is_unexpected_of_one_is_no_matter_of_the_others():  # C14
     broker = broker_with((A, 1), (B, 1))
     assert feed(broker, ready(A), final(99, B)) == [disconnect(A), disconnect(B)]
     assert broker.stats.disconnected == {Refusal.SECOND_READY: 1, Refusal.NO_REQUEST: 1}
-    assert broker.registry.behind == {}
+    assert broker.registry.proxies == {}
 
 
 def test_each_worker_behind_a_proxy_has_its_own_heartbeats():  # C13
@@ -591,7 +591,7 @@ def test_with_a_proxy_all_that_is_behind_it_is_lost(how):  # C17
     feed(broker, request(1), request(2), request(3, b"d"), request(4, (b"p", b"3")), request(5, (b"p", b"4")))
     lose = broker.gone if how == "gone" else lambda identity, now: broker.unreachable(identity, broker.turn, now)
     assert lose(b"p", now=0) == []
-    assert (broker.registry.workers, broker.registry.behind) == ({}, {})
+    assert (broker.registry.workers, broker.registry.proxies) == ({}, {})
     assert sorted(waiting(broker)[0]) == [1, 2, 3]
     assert broker.stats.lost == {Loss.UNREACHABLE: 3}
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 2}
@@ -603,19 +603,19 @@ def test_two_clients_behind_a_proxy_may_use_the_same_number():  # C36
     assert feed(broker, request(1, one), request(1, two)) == [work(1), work(2, 1)]
     assert [message[:-1] for message in feed(broker, request(1, two))] == [error(400, 1, two)]
     assert feed(broker, final(2), final(1)) == [answer(1, two), answer(1, one)]
-    assert broker.registry.behind == {}
+    assert broker.registry.proxies == {}
 
 
 def test_a_connection_may_be_client_and_worker_and_proxy():
     broker = broker_with((b"p", 1), (A, 1))
     feed(broker, request(1, b"p"), request(2, (b"p", b"1")), request(3, (b"p", b"9")))
-    assert set(broker.registry.behind[b"p"]) == {(b"p", b"1"), (b"p", b"9")}
+    assert set(broker.registry.proxies[b"p"].peers) == {(b"p", b"1"), (b"p", b"9")}
     assert feed(broker, final(1, b"p"), final(2, A), final(3, b"p")) == [
         answer(1, b"p"), work(3, worker=b"p"), answer(2, (b"p", b"1")), answer(3, (b"p", b"9")),
     ]  # fmt: skip
-    assert set(broker.registry.behind[b"p"]) == {(b"p", b"1")}  # the worker is still there
+    assert set(broker.registry.proxies[b"p"].peers) == {(b"p", b"1")}  # the worker is still there
     feed(broker, disconnect(A))
-    assert broker.registry.behind == {}
+    assert broker.registry.proxies == {}
 
 
 def test_the_dialect_of_a_worker_is_that_of_its_ready():  # C14

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.machine import GIVEN_UP, Broker
+from zmdp.mdp.broker.given_up import GIVEN_UP
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import NEVER
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1, batch
@@ -40,7 +41,7 @@ def picture(broker):
         },
         {key: (list(w.held), w.credit, w.leaving, w.last_seen, w.last_sent) for key, w in registry.workers.items()},
         {key: list(client.numbered) for key, client in registry.clients.items()},
-        (registry.queued, registry.queued_bytes, registry.running),
+        (registry.queued, registry.request_bytes, registry.running),
         (broker.stats.dropped.copy(), broker.stats.disconnected.copy(), broker.stats.lost.copy()),
         (broker._beats.next_due(), registry.expiries.next_due()),
     )
@@ -56,13 +57,14 @@ def check_books(broker):
     outstanding = [*waiting, *(attempt.request for attempt in attempts if not attempt.abandoned)]
 
     # The turn is over.
-    assert [*broker._out, *broker._open, *registry.finished, *registry.unsettled] == []
+    assert [*broker._outgoing._messages, *broker._outgoing._open, *registry.finished, *registry.unsettled] == []
     assert not any(service.arrived or service.unsettled for service in services)
     assert not any(peer.batch for peer in [*workers, *registry.clients.values()])
 
     # Requests: each has one place, and is counted there.
     assert registry.queued == len(waiting)
-    assert registry.queued_bytes == sum(request.charge() for request in waiting)
+    requests = sum(request.charge for request in outstanding)
+    assert registry.request_bytes == requests + sum(client.charge for client in registry.clients.values())
     assert registry.running == len(running) == sum(service.running for service in services)
     assert len({*waiting, *running}) == len(waiting) + len(running)
     assert all(request.attempt is None and request.queued for request in waiting)
@@ -86,9 +88,9 @@ def check_books(broker):
         assert set(client.waiting) == {r.service.schedule.queue_of(r) for r in mine if r not in held}
     assert registry.numbered == [r for client in registry.clients.values() for r in client.numbered.values()]
     behind = {key for key in [*registry.clients, *registry.workers] if not isinstance(key, bytes)}
-    assert {key for keys in registry.behind.values() for key in keys} == behind
-    assert all(registry.behind.values())
-    assert all(key[0] == proxy for proxy, keys in registry.behind.items() for key in keys)
+    assert {key for proxy in registry.proxies.values() for key in proxy.peers} == behind
+    assert all(proxy.peers for proxy in registry.proxies.values())
+    assert all(key[0] == identity for identity, proxy in registry.proxies.items() for key in proxy.peers)
 
     # Workers: within their credit when they were given the last, and no more than one suspect each.
     assert {worker for service in services for worker in service.workers} == set(workers)
@@ -1229,16 +1231,11 @@ class BrokerMachine(RuleBasedStateMachine):
     def the_model_agrees(self):
         registry = self.broker.registry
         assert {
-            worker.key: ({address: asked.body for address, asked in hired.held.items()}, hired.credit, hired.leaving)
-            for worker, hired in self.hired.items()
-        } == {
-            key: (
-                {address: each.request.body[0] for address, each in worker.held.items()},
-                worker.credit,
-                worker.leaving,
-            )
-            for key, worker in registry.workers.items()
-        }
+            worker.key: (list(hired.held), hired.credit, hired.leaving) for worker, hired in self.hired.items()
+        } == {key: (list(worker.held), worker.credit, worker.leaving) for key, worker in registry.workers.items()}
+        for worker, hired in self.hired.items():
+            for address, attempt in registry.workers[worker.key].held.items():
+                assert attempt.abandoned or attempt.request.body[0] == hired.held[address].body
         for name in SERVICES:
             service = registry.services.get(name)
             assert [asked.body for asked in self.waiting(name)] == [

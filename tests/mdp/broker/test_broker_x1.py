@@ -9,10 +9,12 @@ import logging
 
 import pytest
 
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import REPORTS, Drop
+from zmdp.mdp.broker.given_up import GIVEN_UP, MAX_GIVEN_UP
 from zmdp.mdp.broker.journal import Loss, Refusal
-from zmdp.mdp.broker.machine import GIVEN_UP, MAX_GIVEN_UP, Broker
-from zmdp.mdp.broker.registry import REMEMBERED, REQUEST_OVERHEAD
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REMEMBERED, REQUEST_OVERHEAD
 from zmdp.mdp.limits import Limits
 
 # ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +125,7 @@ def books(broker):
 def holds_nothing(broker):
     """Whether nothing at all is kept of the requests there were."""
     registry = broker.registry
-    kept = registry.numbered, registry.queued, registry.queued_bytes, registry.running, registry.clients
+    kept = registry.numbered, registry.queued, registry.request_bytes, registry.running, registry.clients
     return not any([*kept, len(broker.registry.expiries), broker.registry.expiries.next_due()])
 
 
@@ -696,7 +698,8 @@ def two_limits(**limits):
     return broker
 
 
-SIZE = REQUEST_OVERHEAD + len(b"x")
+CHARGED = CLIENT_OVERHEAD + REQUEST_OVERHEAD + FRAME_OVERHEAD + 1
+"""The bytes charged for a client with a request."""
 
 
 def expired():
@@ -717,8 +720,8 @@ def queue_full():
 
 
 def memory_full():
-    broker = broker_with(max_queued_bytes=2 * SIZE - 1)
-    return broker, feed(broker, request(b"0"), request())
+    broker = broker_with(max_request_bytes=CHARGED - 1)
+    return broker, feed(broker, request())
 
 
 def too_many_services():
@@ -755,6 +758,35 @@ def reply_too_large():
     return broker, feed(broker, request(), partial(body=b"x" * 500))[1:2]
 
 
+def too_many_unserved():
+    broker = broker_with(max_unserved=1)
+    return broker, feed(broker, request(b"0", service=b"other"), request())
+
+
+def not_allowed():
+    return limited(request(), call=("other",))
+
+
+def role_outstanding():
+    return limited(request(b"0"), request(), call=("*",), outstanding=1)
+
+
+def role_queued():
+    return limited(request(b"0"), request(), call=("*",), queued_requests=1)
+
+
+def role_memory_full():
+    return limited(request(), call=("*",), request_bytes=1000)
+
+
+def limited(*messages, **permissions):
+    """A broker that has been sent `messages` by a role with these permissions, and what it answered."""
+    broker = broker_with()
+    broker.grant({"shop": Permissions(name="shop", **permissions)}, now=0)
+    role = broker.roles.named(b"shop")
+    return broker, [sent for message in messages for sent in broker.receive(message, 0, role)]
+
+
 def no_worker():
     broker = broker_with()
     return broker, feed(broker, request(wait=False))
@@ -773,10 +805,25 @@ DROPS = {
     Drop.TTL_PASSED: (ttl_passed, 408, RUNNING),
     Drop.QUEUE_FULL: (queue_full, 429, "1 requests are already waiting for the service: retry later"),
     Drop.MEMORY_FULL: (
-        memory_full, 429, f"requests waiting at the broker already take {2 * SIZE - 1} bytes: retry later",
+        memory_full, 429, f"the broker has {CHARGED - 1} bytes for requests, and this connection's share of them is "
+        "used up: retry later",
     ),
     Drop.TOO_MANY_SERVICES: (
         too_many_services, 429, "no worker offers the service, and 1 services are in use: retry later",
+    ),
+    Drop.TOO_MANY_UNSERVED: (
+        too_many_unserved, 429, "no worker offers the service, and requests of this client already wait for 1 such "
+        "services: retry later",
+    ),
+    Drop.NOT_ALLOWED: (
+        not_allowed, 403, "role shop may not call it: the broker's access file decides",
+    ),
+    Drop.ROLE_OUTSTANDING: (
+        role_outstanding, 429, "role shop may have 1 outstanding requests, and has: retry later",
+    ),
+    Drop.ROLE_QUEUED: (role_queued, 429, "role shop may have 1 waiting requests, and has: retry later"),
+    Drop.ROLE_MEMORY_FULL: (
+        role_memory_full, 429, "requests of role shop may take 1000 bytes, and that is used up: retry later",
     ),
     Drop.DRAINING: (draining, 503, DRAINING),
     Drop.CLOSING: (closing, 503, CLOSING),
@@ -1136,7 +1183,7 @@ def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed
     assert broker.receive(heartbeat, GIVEN_UP) == []
     assert broker.receive(heartbeat, 2 * GIVEN_UP - 1.0) == []  # it has still not noticed
     assert broker.receive(heartbeat, 3 * GIVEN_UP) == [heartbeat]  # nothing it said lately was ignored
-    assert broker._given_up == {}
+    assert len(broker._given_up) == 0
 
 
 def test_each_client_behind_a_proxy_that_did_not_keep_up_notices_by_itself():

@@ -1,11 +1,14 @@
 """Messages for slow peers: in order, bounded, dropped with the peer."""
 
+from contextlib import ExitStack
 from errno import EAGAIN, EHOSTUNREACH
 
 import pytest
+import zmq
 
 from zmdp.mdp.broker.outbox import Outbox
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.transport.multipart import cost_of, send
 
 
 class Wire:
@@ -117,16 +120,59 @@ def test_messages_for_one_peer_are_bounded():
     assert not outbox.add([b"a", b"3"], 3)
 
 
-@pytest.mark.parametrize("leave", ["flush", "discard", "gone"])
+COST = cost_of([b"a", b""])
+"""Of a message of two frames, beside the second's content."""
+
+
+@pytest.mark.parametrize("leave", ["flush", "discard", "drop", "gone"])
 def test_bytes_of_all_peers_are_bounded(leave):
-    outbox = outbox_with([b"a", b"12345"], [b"b", b"123"], max_outbox_bytes=10)
-    assert not outbox.add([b"c", b""], 2)
-    outbox.discard(b"c")
+    outbox = outbox_with([b"a", b"12345"], [b"b", b"123"], max_outbox_bytes=2 * COST + 10)
+    assert outbox.overfull() is None
+    assert outbox.add([b"c", b""], 2)
+    assert outbox.overfull() == b"a"
     if leave == "flush":
-        assert list(outbox.flush(Wire(b=EAGAIN))) == []
+        assert list(outbox.flush(Wire(b=EAGAIN, c=EAGAIN))) == []
     elif leave == "gone":
-        assert list(outbox.flush(Wire(a=EHOSTUNREACH, b=EAGAIN))) == [(b"a", 0)]
+        assert list(outbox.flush(Wire(a=EHOSTUNREACH, b=EAGAIN, c=EAGAIN))) == [(b"a", 0)]
+    elif leave == "drop":
+        outbox.drop(b"a")
     else:
         outbox.discard(b"a")
-    assert outbox.add([b"c", b"12345"], 3)
-    assert not outbox.add([b"c", b""], 2)
+    assert outbox.overfull() is None
+    assert outbox.add([b"b", b"12345678"], 3)
+    assert outbox.overfull() == b"b"
+
+
+@pytest.fixture
+def slow():
+    """A ROUTER, and the routing ids of two DEALERs that read nothing."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, ExitStack() as stack:
+        router.router_mandatory = True
+        router.bind("inproc://outbox")
+        identities = []
+        for _ in range(2):
+            dealer = stack.enter_context(context.socket(zmq.DEALER))
+            dealer.connect("inproc://outbox")
+            dealer.send(b"hello")
+            identities.append(router.recv_multipart()[0])
+        yield router, *identities
+
+
+def test_what_libzmq_holds_is_bounded_too(slow):
+    router, amy, bob = slow
+    outbox = Outbox(Limits(max_outbox_bytes=4_000_000))
+    for _ in range(3):
+        for identity in (amy, amy, bob):
+            assert send(router, [identity, b"x" * 500_000], outbox.unsent) == 0
+    assert outbox.overfull() is None  # seven wait; the first to each is being sent
+    assert outbox.add([bob, b"x" * 500_000], 1)
+    assert outbox.overfull() == amy
+    outbox.discard(amy)  # changes nothing: nothing is kept for her
+    assert outbox.overfull() == amy
+    outbox.drop(amy)
+    assert outbox.overfull() is None
+    for turn in range(2, 7):
+        assert outbox.add([bob, b"x" * 500_000], turn)
+    assert outbox.overfull() == bob
+    outbox.drop(bob)
+    assert (outbox.overfull(), outbox.unsent.bytes, bool(outbox)) == (None, 0, False)

@@ -3,6 +3,8 @@
 import pytest
 
 from zmdp.mdp.broker.registry import (
+    CLIENT_OVERHEAD,
+    FRAME_OVERHEAD,
     REMEMBERED,
     REQUEST_OVERHEAD,
     Client,
@@ -13,21 +15,27 @@ from zmdp.mdp.broker.registry import (
     Worker,
     key_of,
 )
+from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.wire import C01, C02, CX1, NO_OPTIONS, W02, WX1, Options
 
 NO_WAIT = Options(wait=False)
 NOW = 1.0
+EVERYONE = Role()
+CHARGED = REQUEST_OVERHEAD + FRAME_OVERHEAD
+CLIENT = CLIENT_OVERHEAD
 
 
 def request(registry, client=b"c", body=b"x", service=b"echo", **more):
     """A request that has been accepted: queued, unless there is credit for it."""
-    made = Request(registry.client((client,)), C02, registry.service(service), [body], **more)
+    made = Request(registry.client((client,), EVERYONE), C02, registry.service(service), [body], **more)
     registry.accept(made, NOW)
     return made
 
 
 def numbered(registry, number=1, client=b"c", options=NO_OPTIONS):
-    made = Request(registry.client((client,)), CX1, registry.service(b"echo"), [b"x"], number=number, options=options)
+    made = Request(
+        registry.client((client,), EVERYONE), CX1, registry.service(b"echo"), [b"x"], number=number, options=options
+    )
     registry.accept(made, NOW)
     return made
 
@@ -35,7 +43,10 @@ def numbered(registry, number=1, client=b"c", options=NO_OPTIONS):
 def registry_with(*routes, credit=1):
     """A registry, and workers of echo."""
     registry = Registry()
-    made = [Worker(route, WX1, registry.service(b"echo"), credit, n, 0) for n, route in enumerate(routes, 1)]
+    made = [
+        Worker(route, WX1, registry.service(b"echo"), EVERYONE, credit=credit, id=n, now=0)
+        for n, route in enumerate(routes, 1)
+    ]
     for worker in made:
         registry.add_worker(worker)
     return registry, *made
@@ -66,7 +77,7 @@ def test_a_peer_is_known_by_its_addresses(route, key):
 
 @pytest.mark.parametrize(("key", "path"), [(b"c", (b"c",)), ((b"p", b"c"), (b"p", b"c"))])
 def test_the_path_to_a_client(key, path):
-    assert Client(key).path == path
+    assert Client(key, EVERYONE).path == path
 
 
 @pytest.mark.parametrize(
@@ -80,12 +91,12 @@ def test_the_path_to_a_client(key, path):
     ],
 )
 def test_a_request_knows_its_route_again(key, header, number, delimited, route):  # C22
-    made = Request(Client(key), header, Service(b"echo"), [b"x"], number=number, delimited=delimited)
+    made = Request(Client(key, EVERYONE), header, Service(b"echo"), [b"x"], number=number, delimited=delimited)
     assert made.route == route
 
 
 def test_a_worker_is_named_for_people():
-    worker = Worker((b"secret",), W02, Service(b"echo"), 1, 5, 0)
+    worker = Worker((b"secret",), W02, Service(b"echo"), EVERYONE, credit=1, id=5, now=0)
     assert str(worker) == "5"
     worker.host = "box"
     assert str(worker) == "5 (on box)"
@@ -95,7 +106,10 @@ def test_a_worker_is_named_for_people():
 
 def test_peers_behind_a_proxy_are_found():  # C36
     registry, first, second, own = registry_with((b"p", b"1", b""), (b"p", b"2", b""), (b"p",))
-    one, two = (Request(registry.client(route), C02, own.service, [b"x"]) for route in ((b"p", b"1", b""), (b"p", b"")))
+    one, two = (
+        Request(registry.client(route, EVERYONE), C02, own.service, [b"x"])
+        for route in ((b"p", b"1", b""), (b"p", b""))
+    )
     for each in (one, two):
         registry.accept(each, NOW)
     assert registry.workers_at(b"p") == [own, first, second]
@@ -106,7 +120,7 @@ def test_peers_behind_a_proxy_are_found():  # C36
     assert registry.clients_at(b"p") == [two.client, one.client]
     registry.drop(one)
     registry.remove_worker(second)
-    assert registry.behind == {}
+    assert registry.proxies == {}
 
 
 # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,10 +137,10 @@ def test_a_service_is_not_known_before_it_has_a_worker_or_a_request():
     registry = Registry()
     service = registry.service(b"echo")
     assert registry.services == {}
-    registry.refuse(Request(registry.client((b"c",)), CX1, service, [b"x"], number=1))
+    registry.refuse(Request(registry.client((b"c",), EVERYONE), CX1, service, [b"x"], number=1))
     assert registry.services == {}
-    assert registry.ended_lately(Client(b"c"), 1)
-    registry.add_worker(Worker((b"w",), WX1, service, 1, 1, 0))
+    assert registry.ended_lately(Client(b"c", EVERYONE), 1)
+    registry.add_worker(Worker((b"w",), WX1, service, EVERYONE, credit=1, id=1, now=0))
     assert registry.services == {b"echo": service}
 
 
@@ -204,7 +218,7 @@ def test_a_busy_worker_leaves_what_it_holds():
     assert (worker.load, registry.running, worker.service.running, worker.service.dispatched) == (2, 2, 2, 2)
     assert registry.remove_worker(worker) == attempts
     assert (worker.load, registry.running, worker.service.running) == (0, 0, 0)
-    assert list(registry.client((b"c",)).running) == []
+    assert list(registry.client((b"c",), EVERYONE).running) == []
 
 
 def test_a_worker_that_is_leaving_counts_no_more():
@@ -227,7 +241,7 @@ def test_the_course_of_a_request():
     assert (registry.queued, schedule.waiting, made.late, made.attempt) == (1, 1, True, None)
     assert registry.expiries.next_due() is not None
     assert registry.take_next(worker.service) == (made, worker)
-    assert (registry.queued, registry.queued_bytes, registry.expiries.next_due()) == (0, 0, None)
+    assert (registry.queued, registry.request_bytes, registry.expiries.next_due()) == (0, CLIENT + CHARGED + 1, None)
     assert registry.take_next(worker.service) is None
     attempt = assign(registry, made, worker, 42)
     assert (worker.held, made.attempt, made.handed, schedule.capacity) == ({42: attempt}, attempt, 1, 0)
@@ -254,15 +268,15 @@ def test_a_request_that_is_finished_while_a_worker_holds_it_is_abandoned():
 def test_waiting_requests_are_counted_with_their_bytes():
     registry = Registry()
     waiting = request(registry, body=b"1234567", options=Options(b'{"wait":true}'))
-    assert waiting.charge() == len(b'1234567{"wait":true}') + REQUEST_OVERHEAD
-    assert (registry.queued, registry.queued_bytes) == (1, waiting.charge())
+    assert waiting.charge == len(b'1234567{"wait":true}') + CHARGED
+    assert (registry.queued, registry.request_bytes) == (1, waiting.charge + CLIENT)
     registry.drop(waiting)
-    assert (registry.queued, registry.queued_bytes) == (0, 0)
+    assert (registry.queued, registry.request_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(("number", "size"), [(1 << 60, 0), (b"0123", 4)])
 def test_a_number_that_is_no_integer_takes_room(number, size):
-    assert numbered(Registry(), number).charge() == REQUEST_OVERHEAD + 1 + size
+    assert numbered(Registry(), number).charge == CHARGED + 1 + size
 
 
 def test_what_came_back_goes_first():  # C17
@@ -309,13 +323,13 @@ def test_what_waits_for_a_client_is_found_in_all_queues():
 
 def test_a_client_is_known_while_it_has_requests():
     registry = Registry()
-    client = registry.client((b"c", b""))
+    client = registry.client((b"c", b""), EVERYONE)
     assert registry.clients == {}
-    assert registry.client((b"c",)) is not client
+    assert registry.client((b"c",), EVERYONE) is not client
     one, two = (Request(client, C02, registry.service(b"echo"), [b"x"]) for _ in range(2))
     registry.accept(one, NOW)
     registry.accept(two, NOW)
-    assert registry.client((b"c", b"")) is registry.client((b"c",)) is client
+    assert registry.client((b"c", b""), EVERYONE) is registry.client((b"c",), EVERYONE) is client
     registry.drop(one)
     assert registry.clients == {b"c": client}
     registry.drop(two)
@@ -335,7 +349,7 @@ def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
     assert list(service.no_wait) == [one, three]
     registry.drop(three)
     assert list(service.no_wait) == [one]
-    worker = Worker((b"w",), WX1, service, 1, 1, 0)
+    worker = Worker((b"w",), WX1, service, EVERYONE, credit=1, id=1, now=0)
     registry.add_worker(worker)
     assert registry.take_next(service) == (one, worker)
     assert service.no_wait == {}
@@ -356,13 +370,13 @@ def test_a_number_that_ended_is_free_and_remembered():
     registry.drop(outstanding)
     assert registry.numbered == [other]
     assert registry.ended_lately(client, 1)
-    assert registry.ended_lately(Client(b"c"), 1)
+    assert registry.ended_lately(Client(b"c", EVERYONE), 1)
     assert not registry.ended_lately(client, b"01")
     assert not registry.ended_lately(other.client, 1)
 
 
 def test_at_least_so_many_numbers_are_remembered_and_at_most_twice_as_many():
-    registry, client, service = Registry(), Client(b"c"), Service(b"echo")
+    registry, client, service = Registry(), Client(b"c", EVERYONE), Service(b"echo")
     for number in range(5 * REMEMBERED):
         registry.refuse(Request(client, CX1, service, [b"x"], number=number))
         assert registry.ended_lately(client, max(0, number - REMEMBERED + 1))

@@ -3,10 +3,12 @@
 import pytest
 
 from zmdp.mdp.broker.registry import Attempt, Client, Request, Service, Worker
+from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.wire import C02, WX1
 
 SERVICE = Service(b"echo")
+EVERYONE = Role()
 
 
 class Crowd:
@@ -17,14 +19,14 @@ class Crowd:
         self.count = 0
 
     def request(self, client, body=b"x", *, attempts=0):
-        known = self.clients.setdefault(client, Client(client))
+        known = self.clients.setdefault(client, Client(client, EVERYONE))
         made = Request(known, C02, SERVICE, [body])
         made.attempts = attempts
         return made
 
     def worker(self, credit, *, load=0, suspects=0):
         self.count += 1
-        made = Worker((b"w%d" % self.count,), WX1, SERVICE, credit, self.count, 0)
+        made = Worker((b"w%d" % self.count,), WX1, SERVICE, EVERYONE, credit=credit, id=self.count, now=0)
         for address in range(load):
             made.held[address] = Attempt(self.request(b"c"), made, address, 0, doubtful=False)
         made.suspects = suspects

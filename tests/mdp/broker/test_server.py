@@ -1,15 +1,22 @@
 """The server's loop, what can be said of it without its clock."""
 
+import ctypes
 import threading
+import time
+from errno import EHOSTUNREACH
+from itertools import pairwise
 from types import MethodType
 
 import pytest
 import zmq
+from support.zmtp import RawPeer
 
 from zmdp.mdp import compiled
+from zmdp.mdp.broker.connections import default_max_connections
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.server import Server
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.transport.multipart import send
 
 
 def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
@@ -19,6 +26,23 @@ def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
         server.broker.receive([b"c", b"MDPC02", b"\x01", b"nobody", b"x"], 0.0)
         assert server._wait(0.0, None) == 2000
         assert server._wait(59.0, None) in range(900, 1100)
+
+
+def test_it_has_as_many_connections_as_the_limit_of_open_files_allows():
+    room = default_max_connections()
+    with Server(("inproc://server",)) as server:
+        assert (server.limits.max_connections, server.limits.max_connections_per_address) == (room, room // 2)
+        assert server.broker.limits is server.limits
+    with Server(("inproc://server",), limits=Limits(max_connections=7)) as server:
+        assert (server.limits.max_connections, server.limits.max_connections_per_address) == (7, 3)
+
+
+def test_it_warns_if_there_are_not_enough_descriptors(caplog):
+    room = default_max_connections()
+    with Server(("inproc://server",), limits=Limits(max_connections=room + 1)):
+        pass
+    text = "max_connections is %d, but the limit of open files leaves room for %d: raise it (ulimit -n)"
+    assert caplog.messages == [text % (room + 1, room)]
 
 
 @pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
@@ -52,3 +76,93 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
             server.stop()
             thread.join()
         assert server.broker.stats.internal_errors == 1
+
+
+def turn(server):
+    assert server._socket.poll(10_000)
+    server._take_turn(time.monotonic())
+
+
+def leave(server, peer, fence):
+    """Close the connection of the peer `me`, and wait until its routing id is free; the monitor is not read."""
+    peer.close()
+    while send(server._socket, [b"me", b""]) != EHOSTUNREACH:
+        server._socket.poll(1)
+    for _ in range(3):
+        fence.send(b"MDPC02", b"\x01", b"mmi.fence", b"")
+        turn(server)
+        fence.recv()
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["at once", "later"])
+def test_c39_a_reply_does_not_reach_a_peer_that_has_just_taken_the_id(slow):
+    """Nothing has read the monitor since the peer left, and the socket would send it."""
+    with (
+        Server(("tcp://127.0.0.1:*",)) as server,
+        RawPeer(server.endpoints[0], b"me") as victim,
+        RawPeer(server.endpoints[0]) as worker,
+        RawPeer(server.endpoints[0]) as fence,
+    ):
+        worker.send(b"MDPW02", b"\x01", b"echo")
+        turn(server)
+        victim.send(b"MDPC02", b"\x01", b"echo", b"a secret")
+        turn(server)
+        address = worker.recv()[2]
+        fence.send(b"MDPC02", b"\x01", b"mmi.fence", b"")
+        turn(server)
+        fence.recv()
+        if slow:
+            assert server._outbox.add([b"me", b"another secret"], 0)
+        leave(server, victim, fence)
+        assert not server._gone
+        with RawPeer(server.endpoints[0], b"me") as thief:
+            worker.send(b"MDPW02", b"\x04", address, b"", b"the reply")
+            turn(server)
+            if slow:
+                server._flush_outbox()
+            thief.send(b"MDPC02", b"\x01", b"mmi.service", b"echo")
+            turn(server)
+            assert thief.recv() == [b"MDPC02", b"\x03", b"mmi.service", b"200"]
+
+
+def test_c39_a_request_is_not_tried_by_whoever_has_taken_the_id_of_a_worker():
+    """It is not counted as an attempt either."""
+    with (
+        Server(("tcp://127.0.0.1:*",), limits=Limits(max_attempts=1)) as server,
+        RawPeer(server.endpoints[0], b"me") as victim,
+        RawPeer(server.endpoints[0]) as client,
+    ):
+        client.send(b"MDPC02", b"\x01", b"mmi.fence", b"")
+        turn(server)
+        client.recv()
+        victim.send(b"MDPW02", b"\x01", b"echo")
+        turn(server)
+        leave(server, victim, client)
+        assert b"me" in server.connections.chosen
+        assert not server._gone
+        with RawPeer(server.endpoints[0], b"me") as thief:
+            client.send(b"MDPC02", b"\x01", b"echo", b"a secret")
+            turn(server)
+            assert server._lose_gone(time.monotonic(), drained=True)
+            registry = server.broker.registry
+            assert (registry.running, registry.queued, server.broker.stats.dropped) == (0, 1, {})
+            thief.send(b"MDPC02", b"\x01", b"mmi.service", b"echo")
+            turn(server)
+            assert thief.recv() == [b"MDPC02", b"\x03", b"mmi.service", b"404"]
+
+
+def test_c39_generated_ids_start_anywhere():
+    """Also in a context that was there before, and for the next socket in it."""
+    starts = set()
+    with zmq.Context() as context:
+        for given in (None, None, context, context):
+            ctypes.CDLL(None).srand(1)  # the state in which every process starts
+            with (
+                Server(("tcp://127.0.0.1:*",), context=given) as server,
+                RawPeer(server.endpoints[0]).send(b"MDPC02", b"\x01", b"mmi.fence", b""),
+            ):
+                turn(server)
+                starts |= server.connections.known.keys()
+    assert len(starts) == 4
+    numbers = sorted(int.from_bytes(each, "big") for each in starts)
+    assert min(later - earlier for earlier, later in pairwise(numbers)) > 10

@@ -1,16 +1,20 @@
 """Both makes of `receive` and `send`, on real sockets, beside pyzmq's own."""
 
 import threading
+import time
+import tracemalloc
 from errno import EAGAIN, EHOSTUNREACH, ENOTSOCK
 from importlib import import_module
+from itertools import count
 
 import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zmq.auth.thread import ThreadAuthenticator
 
 from zmdp.mdp.transport import multipart
-from zmdp.mdp.transport.multipart import SHARED, ZERO_COPY_BYTES
+from zmdp.mdp.transport.multipart import COUNTED_BYTES, SHARED, ZERO_COPY_BYTES
 
 MAKES = ["multipart_python", "multipart_cython"]
 
@@ -127,12 +131,19 @@ def test_a_shared_frame_is_passed_on_and_outlives_its_socket(make, context):
 class Sources:
     """Who was told of, as `receive` expects it."""
 
-    def __init__(self, *known):
+    def __init__(self, *known, secured=False, max_frames=1024):
         self.known = set(known)
+        self.secured = secured
+        self.user = b"nobody yet"
+        self.max_frames = max_frames
         self.added = []
+        self.offenders = []
 
     def add(self, identity, descriptor):
-        self.added.append((identity, descriptor))
+        self.added.append((identity, descriptor, self.user))
+
+    def offender(self, descriptor):
+        self.offenders.append(descriptor)
 
 
 def test_a_router_reports_unknown_peers(make, context):
@@ -141,7 +152,8 @@ def test_a_router_reports_unknown_peers(make, context):
     for _ in range(2):
         dealer.send_multipart([b"", b"large" * SHARED, b"x"])
     first = wait_for_message(make.receive, router, share=True, sources=sources)
-    ((identity, descriptor),) = sources.added
+    ((identity, descriptor, user),) = sources.added
+    assert user == b"nobody yet"  # nobody asked
     assert first == [identity, b"", b"large" * SHARED, b"x"]
     assert [type(frame) for frame in first] == [bytes, bytes, memoryview, bytes]
     assert descriptor > 2
@@ -162,7 +174,67 @@ def test_a_peer_within_the_process_has_no_descriptor(make, context):
     dealer.send(b"hello")
     sources = Sources()
     identity, _ = wait_for_message(make.receive, router, sources=sources)
-    assert sources.added == [(identity, -1)]
+    assert [each[:2] for each in sources.added] == [(identity, -1)]
+    router.close(0)
+    dealer.close(0)
+
+
+@pytest.fixture
+def authenticator(context):
+    running = ThreadAuthenticator(context)
+    running.start()
+    running.configure_plain(passwords={"amy": "secret", "bob": "secret"})
+    yield running
+    running.stop()
+
+
+@pytest.mark.usefixtures("authenticator")
+def test_the_user_of_each_message_is_known_before_its_source(make, context):
+    router = context.socket(zmq.ROUTER)
+    router.plain_server = True
+    endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+    sources = Sources(secured=True)
+    dealers = {}
+    for name in (b"amy", b"bob"):
+        dealers[name] = context.socket(zmq.DEALER)
+        dealers[name].plain_username, dealers[name].plain_password = name, b"secret"
+        dealers[name].connect(endpoint)
+        dealers[name].send(b"hello")
+        identity, _ = wait_for_message(make.receive, router, sources=sources)
+        assert sources.added.pop()[::2] == (identity, name)
+        sources.known.add(identity)
+    for name in (b"amy", b"bob", b"amy"):
+        dealers[name].send_multipart([b"", b"more"])
+        wait_for_message(make.receive, router, sources=sources)
+        assert sources.user == name
+    assert sources.added == []
+    for socket in (router, *dealers.values()):
+        socket.close(0)
+
+
+def test_without_access_control_there_is_no_user(make, context):
+    router, dealer = pair_in(context, zmq.ROUTER, zmq.DEALER)
+    sources = Sources(secured=True)
+    dealer.send(b"hello")
+    wait_for_message(make.receive, router, sources=sources)
+    assert sources.user == b""
+    router.close(0)
+    dealer.close(0)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("length", [9, 10, 11, 5000])
+def test_the_rest_of_a_message_of_too_many_frames_is_discarded(make, context, length, known):
+    router, dealer = pair_in(context, zmq.ROUTER, zmq.DEALER)
+    dealer.send(b"hello")
+    identity, _ = wait_for_message(make.receive, router)
+    sources = Sources(*[identity] * known, max_frames=10)
+    frames = [b"%d" % number for number in range(length - 1)]
+    dealer.send_multipart(frames)
+    dealer.send(b"next")
+    assert wait_for_message(make.receive, router, sources=sources) == [identity, *frames][:11]
+    assert [descriptor > 2 for descriptor in sources.offenders] == [True] * (length > 11)
+    assert wait_for_message(make.receive, router, sources=sources) == [identity, b"next"]
     router.close(0)
     dealer.close(0)
 
@@ -201,6 +273,145 @@ def test_a_peer_that_does_not_read(make, context):
     assert [wait_for_message(make.receive, two)[0] for _ in range(sent)] == [b"%d" % n for n in range(sent)]
     one.close(0)
     two.close(0)
+
+
+numbers = count()
+
+
+@pytest.fixture
+def stopped(make, context):
+    """A ROUTER, the routing id of a DEALER that reads nothing, and the DEALER."""
+    # Between threads nothing is buffered but in libzmq's queues.
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    router.router_mandatory = True
+    endpoint = f"inproc://stopped-{next(numbers)}"
+    router.bind(endpoint)
+    dealer.connect(endpoint)
+    dealer.send(b"hello")
+    identity, _ = wait_for_message(make.receive, router)
+    yield router, identity, dealer
+    router.close(0)
+    dealer.close(0)
+
+
+def settled(unsent, count, router):
+    """Wait until that many bytes wait for the peers of `router`."""
+    deadline = time.monotonic() + 10
+    while unsent.bytes != count and time.monotonic() < deadline:
+        router.poll(0)  # libzmq does its work for a socket when it is used
+        unsent.settle()
+    return unsent.bytes == count == sum(unsent.waiting().values())
+
+
+LASTS = [b"", b"end", b"x" * 20_000, b"x" * 100_000, memoryview(b"x" * 20_000)[1:], "shared"]
+
+
+@pytest.mark.parametrize("last", LASTS, ids=["empty", "small", "large", "larger", "view", "shared"])
+def test_what_libzmq_holds_is_counted_until_it_is_sent(make, context, stopped, last):
+    router, identity, dealer = stopped
+    if last == "shared":
+        one, two = pair_in(context)
+        make.send(one, [b"x" * 30_000])
+        last = wait_for_message(make.receive, two, share=True)[0]
+        one.close(0)
+        two.close(0)
+    unsent = make.Unsent()
+    message = [identity, b"y" * COUNTED_BYTES, last]
+    cost = make.cost_of(message)
+    for number in range(5):
+        assert make.send(router, message, unsent) == 0
+        assert unsent.bytes == number * cost  # the first is being sent
+    assert unsent.waiting() == {identity: 4 * cost}
+    for number in (3, 2, 1, 0, 0):
+        assert wait_for_message(make.receive, dealer) == [message[1], bytes(last)]
+        assert settled(unsent, number * cost, router)
+
+
+def test_small_messages_count_together(make, stopped):
+    router, identity, dealer = stopped
+    unsent = make.Unsent()
+    message = [identity, b"x" * 100]
+    for _ in range(900):
+        assert make.send(router, message, unsent) == 0
+    total = 900 * make.cost_of(message)
+    assert total - 3 * COUNTED_BYTES < unsent.bytes < total
+    for _ in range(900):
+        wait_for_message(make.receive, dealer)
+    assert settled(unsent, 0, router)
+
+
+def test_what_is_not_sent_does_not_count(make, context, stopped):
+    router, identity, dealer = stopped
+    unsent = make.Unsent()
+    large = b"x" * COUNTED_BYTES
+    for _ in range(10):
+        assert make.send(router, [b"nobody", large], unsent) == EHOSTUNREACH
+    while make.send(router, [identity, b"x"], unsent) == 0:
+        pass
+    before = unsent.bytes
+    for _ in range(100):
+        assert make.send(router, [identity, large], unsent) == EAGAIN
+    assert unsent.bytes == before
+    assert set(unsent.waiting()) == {identity}
+    while dealer.poll(0):
+        make.receive(dealer)
+    assert settled(unsent, 0, router)
+
+
+def test_a_forgotten_peer_does_not_count(make, stopped):
+    router, identity, dealer = stopped
+    unsent = make.Unsent()
+    message = [identity, b"x" * COUNTED_BYTES]
+    for _ in range(3):
+        make.send(router, message, unsent)
+    unsent.forget(b"stranger")
+    unsent.forget(identity)
+    assert (unsent.bytes, unsent.waiting()) == (0, {})
+    for _ in range(3):
+        make.send(router, message, unsent)
+    assert unsent.bytes == 2 * make.cost_of(message)
+    for _ in range(6):
+        wait_for_message(make.receive, dealer)
+    assert settled(unsent, 0, router)
+
+
+def test_what_is_held_for_a_connection_that_ends_does_not_count(make, context):
+    router, dealer = pair_in(context, zmq.ROUTER, zmq.DEALER, RCVHWM=1, SNDBUF=4096, RCVBUF=4096)
+    router.router_mandatory = True
+    dealer.send(b"hello")
+    identity, _ = wait_for_message(make.receive, router)
+    unsent = make.Unsent()
+    for _ in range(100):
+        make.send(router, [identity, b"x" * 100_000], unsent)
+    assert unsent.bytes > 5_000_000
+    dealer.close(0)
+    while make.send(router, [identity, b"still there?"]) != EHOSTUNREACH:
+        assert make.receive(router) is None  # libzmq notices the end of a connection when it has read everything
+    assert settled(unsent, 0, router)
+    router.close(0)
+
+
+def test_what_is_held_may_outlive_the_count(make, stopped):
+    router, identity, dealer = stopped
+    unsent = make.Unsent()
+    for _ in range(3):
+        make.send(router, [identity, b"x" * COUNTED_BYTES], unsent)
+    del unsent
+    for _ in range(3):
+        assert wait_for_message(make.receive, dealer) == [b"x" * COUNTED_BYTES]
+
+
+def test_peers_that_are_gone_take_no_memory(make, context):
+    router = context.socket(zmq.ROUTER)
+    router.router_mandatory = True
+    unsent = make.Unsent()
+    tracemalloc.start()
+    for number in range(20_000):
+        make.send(router, [b"nobody %d" % number, b"x"], unsent)
+    most, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1_000_000
+    router.close(0)
 
 
 def test_a_closed_socket(make, context):

@@ -1,0 +1,211 @@
+"""The access file of a broker: its own key, and roles with their keys, permissions and limits (docs/security.md)."""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from fnmatch import translate
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from .certificates import public_key, read_secret
+from .errors import AccessError, SettingError
+from .limits import LARGEST
+
+MMI: Final = ("none", "service", "all")
+"""What a role may ask the broker itself: nothing, whether a service exists, everything."""
+
+_ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MMI_PREFIX: Final = "mmi."
+_TOP: Final = ("secret_key", "roles")
+
+
+def _limit(unit: str, text: str) -> Any:
+    return field(default=None, metadata={"unit": unit, "help": text})
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """What a role may do.  A limit that is None does not exist; the broker's own limits hold in any case."""
+
+    name: str
+    call: tuple[str, ...] = ()
+    """Patterns of the services that it may call, as in `fnmatch`, case-sensitive."""
+    offer: tuple[str, ...] = ()
+    """Patterns of the services that its workers may offer."""
+    mmi: str = "service"
+    """What it may ask the broker: one of `MMI`."""
+    admin: bool = False
+    """Whether it may fetch, close and cancel what belongs to others; implies `mmi` "all"."""
+    on_behalf: bool = False
+    """Whether it may name another role as the user of its requests."""
+    outstanding: int | None = _limit("requests", "Maximum number of unanswered requests.")
+    queued_requests: int | None = _limit("requests", "Maximum number of requests waiting for a worker.")
+    request_bytes: int | None = _limit("bytes", "Maximum memory of its requests, waiting or held by workers.")
+    connections: int | None = _limit("connections", "Maximum number of open connections.")
+    _calls: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _offers: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.admin:
+            object.__setattr__(self, "mmi", "all")
+        object.__setattr__(self, "_calls", _matcher(self.call))
+        object.__setattr__(self, "_offers", _matcher(self.offer))
+
+    def may_call(self, service: bytes) -> bool:
+        """Return whether a pattern of `call` matches the name.  None matches `mmi.*`, which `mmi` governs."""
+        return _matches(self._calls, service)
+
+    def may_offer(self, service: bytes) -> bool:
+        """Return whether a pattern of `offer` matches the name.  None matches `mmi.*`, which the broker offers."""
+        return _matches(self._offers, service)
+
+
+LIMITS: Final = tuple(each for each in fields(Permissions) if "unit" in each.metadata)
+"""The fields of `Permissions` that are limits."""
+_ROLE: Final = ("keys", *(each.name for each in fields(Permissions) if each.init and each.name != "name"))
+
+
+@dataclass(frozen=True)
+class Access:
+    """What an access file says.  Keys are in Z85."""
+
+    path: Path
+    secret_key: bytes = field(repr=False)
+    public_key: bytes
+    roles: Mapping[str, Permissions]
+    keys: Mapping[bytes, str]
+    """The role of each public key."""
+    named: Mapping[bytes, str]
+    """What the file calls each public key: the name of a certificate file, or the key itself."""
+
+    def keys_of(self, role: str) -> list[str]:
+        """Return what the file calls the keys of `role`."""
+        return [self.named[key] for key, owner in self.keys.items() if owner == role]
+
+    def lost_in(self, after: "Access") -> set[bytes]:
+        """Return the keys that lose their role in `after`, a later state of the file: their connections must end."""
+        return {key for key, role in self.keys.items() if after.keys.get(key) != role}
+
+
+def load(path: str | Path) -> Access:
+    """Return what the access file `path` says.  Raises `AccessError`."""
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        hint = ": mdp-keys allow creates it" if isinstance(error, FileNotFoundError) else ""
+        raise AccessError(f"cannot read the access file {path}: {error.strerror}{hint}") from None
+    except UnicodeDecodeError:
+        raise AccessError(f"the access file {path} is not text") from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> Access:
+    """Return what `text`, the content of the access file `path`, says.  Raises `AccessError`."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise AccessError(f"{path} is not valid TOML: {error}") from None
+    _check_names(content, _TOP, f"{path}")
+    secret_file = content.get("secret_key")
+    if not isinstance(secret_file, str) or not secret_file:
+        raise AccessError(
+            f'{path} must name the broker\'s key: secret_key = "broker.key_secret" (make it with mdp-keys new broker)'
+        )
+    tables = content.get("roles", {})
+    if not isinstance(tables, dict):
+        raise AccessError(f"{path}: roles is {tables!r}: write each role as a table, [roles.NAME]")
+    try:
+        own = read_secret(path.parent / secret_file)
+    except SettingError as error:
+        raise AccessError(f"{path}: secret_key: {error}") from None
+    roles: dict[str, Permissions] = {}
+    keys: dict[bytes, str] = {}
+    named: dict[bytes, str] = {}
+    for name, table in tables.items():
+        roles[name] = _permissions(name, table, path)
+        for key, called in _keys(table.get("keys", []), f"{path}, role {name}", path.parent):
+            if key in keys:
+                again = f"it is listed for {keys[key]} too" if keys[key] != name else "it is listed twice"
+                also = "" if named[key] == called else f" (as {named[key]!r})"
+                remedy = "a key has one role: remove one of the two"
+                raise AccessError(f"{path}, role {name}: key {called!r}: {again}{also}; {remedy}")
+            keys[key], named[key] = name, called
+    return Access(path, own.secret, own.public, roles, keys, named)
+
+
+def _permissions(name: str, table: object, path: Path) -> Permissions:
+    if not _ROLE_NAME.fullmatch(name):
+        raise AccessError(
+            f"{path}: {name!r} cannot be the name of a role: use up to 64 letters, digits, and the characters - _ ."
+        )
+    where = f"{path}, role {name}"
+    if not isinstance(table, dict):
+        raise AccessError(f"{where}: it is {table!r}: write a role as a table, [roles.{name}]")
+    for inner, value in table.items():
+        if inner not in _ROLE and isinstance(value, dict):
+            raise AccessError(f'{where}: a role name with a dot needs quotes: [roles."{name}.{inner}"]')
+    _check_names(table, _ROLE, where)
+    given = {key: value for key, value in table.items() if key != "keys"}
+    for key in ("call", "offer"):
+        if key in given:
+            given[key] = _patterns(given[key], key, where)
+    if given.get("mmi", "none") not in MMI:
+        _fail(where, "mmi", given["mmi"], f"it must be one of {', '.join(MMI)}")
+    for key in ("admin", "on_behalf"):
+        if not isinstance(given.get(key, False), bool):
+            _fail(where, key, given[key], "it must be true or false")
+    for limit in LIMITS:
+        value = given.get(limit.name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < LARGEST:
+            unit = limit.metadata["unit"]
+            _fail(where, limit.name, value, f"it must be a whole number of {unit} above 0; leave it out for no limit")
+    return Permissions(name, **given)
+
+
+def _patterns(value: object, key: str, where: str) -> tuple[str, ...]:
+    for pattern in _texts(value, key, where, '["*"]'):
+        if not pattern:
+            _fail(where, key, value, "an empty pattern matches nothing: remove it")
+        if pattern.startswith(_MMI_PREFIX):
+            hint = 'set mmi to "service" or "all" instead' if key == "call" else "the broker itself offers these"
+            _fail(where, key, value, f"patterns do not apply to mmi.*: {hint}")
+    return tuple(_texts(value, key, where, '["*"]'))
+
+
+def _keys(value: object, where: str, folder: Path) -> Iterable[tuple[bytes, str]]:
+    for called in _texts(value, "keys", where, '["shop.key"]'):
+        try:
+            yield public_key(called, folder), called
+        except SettingError as error:
+            raise AccessError(f"{where}: key {called!r}: {error}") from None
+
+
+def _texts(value: object, key: str, where: str, example: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        _fail(where, key, value, f"it must be a list of texts, such as {example}")
+    return value
+
+
+def _check_names(table: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
+    for name in table:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+            raise AccessError(f"{where}: there is no setting {name!r}: {hint}")
+
+
+def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:
+    raise AccessError(f"{where}: {key} is {value!r}: {expected}")
+
+
+def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)) or r"(?!)")
+
+
+def _matches(matcher: re.Pattern[str], service: bytes) -> bool:
+    if service.startswith(b"mmi."):
+        return False
+    return matcher.match(service.decode(errors="surrogateescape")) is not None

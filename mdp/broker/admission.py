@@ -1,0 +1,51 @@
+"""Which requests the broker accepts: its limits, and those of the client's role."""
+
+from ..limits import Limits
+from .drops import Drop
+from .registry import Registry, Request
+
+
+class Admission:
+    """Decides on new requests.
+
+    A request for which a worker has credit need not wait, and so passes the limits on queues.  A connection may take as
+    much memory as is left: one by itself half of it, two a third each, so that there is always some for others.
+    """
+
+    def __init__(self, limits: Limits, registry: Registry) -> None:
+        self.draining = False
+        self._registry = registry
+        # Copies of the limits, which are checked for each request.
+        self._max_queue, self._max_bytes = limits.max_queue, limits.max_request_bytes
+        self._max_services, self._max_unserved = limits.max_services, limits.max_unserved
+
+    def refusal(self, request: Request, now: float) -> Drop | None:
+        """Return why `request` cannot be accepted, or None."""
+        registry, service, client = self._registry, request.service, request.client
+        role = client.role
+        if self.draining:
+            return Drop.DRAINING
+        if now >= request.deadline:
+            return Drop.TTL_PASSED
+        if role.outstanding >= role.max_outstanding:
+            return Drop.ROLE_OUTSTANDING
+        charge = request.charge if client.requests else request.charge + client.charge
+        if registry.request_bytes + registry.used_by(client) + charge > self._max_bytes:
+            return Drop.MEMORY_FULL
+        if role.request_bytes + charge > role.max_request_bytes:
+            return Drop.ROLE_MEMORY_FULL
+        waiting = service.waiting
+        if waiting < service.schedule.capacity:
+            return None
+        if not (request.options.wait or service.available):
+            return Drop.NO_WORKER
+        if service.name not in registry.services:
+            if len(registry.services) >= self._max_services:
+                return Drop.TOO_MANY_SERVICES
+            if registry.unserved_of(client) >= self._max_unserved:
+                return Drop.TOO_MANY_UNSERVED
+        if waiting - service.schedule.capacity >= self._max_queue:
+            return Drop.QUEUE_FULL
+        if role.outstanding - role.running >= role.max_queued:
+            return Drop.ROLE_QUEUED
+        return None

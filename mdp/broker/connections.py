@@ -1,0 +1,461 @@
+"""The connections of the broker's ROUTER: who came over which, when they end, and how many there may be.
+
+libzmq's monitor reports ACCEPTED and DISCONNECTED with the descriptor of a connection, and each message has the
+descriptor that it came from.  DISCONNECTED is reported before the descriptor is closed, so before its number can be
+used again: whoever first reads everything that the monitor has to say knows which connection a descriptor stands for.
+
+Messages that a peer sent before its connection ended may still wait in the socket.  So for a routing id that libzmq
+generated, which no other peer ever gets, the end only decides whom to probe; the proof is a message that cannot be sent
+(EHOSTUNREACH, with ROUTER_MANDATORY).  An id that the peer chose itself may come back on another connection, perhaps
+from somebody else, who must not receive or continue anything (C39).
+"""
+
+import errno
+import ipaddress
+import logging
+import os
+import resource
+import socket as sockets
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any, Final
+
+import zmq
+
+from ..transport.multipart import receive
+from .journal import Journal
+
+PROBES: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03, 0.1, 0.3)
+"""When to probe the peers of a connection, in seconds after its end; the socket notices within about a millisecond."""
+GENERATED_BYTES: Final = 5
+"""Length of the routing ids that libzmq generates, which begin with a 0 byte."""
+RESERVE: Final = 8
+"""Descriptors kept free for accepting connections, only to end them, when there are no others left."""
+SPARE: Final = 2
+"""Descriptors that must be free besides before connections are served again."""
+RESERVE_RETRY: Final = 1.0
+"""Seconds until the next attempt to get the reserve back."""
+MONITOR_EVENTS: Final = 10_000
+"""Maximum number of events that wait in the monitor; then libzmq's thread blocks.  When descriptors run out, it reports
+about 100 000 failures to accept a connection in a second."""
+LIBZMQ_EVENTS: Final = 1000
+"""The part of them that libzmq's end of the monitor has room for, its default SNDHWM."""
+OWN_FILES: Final = 256
+"""Descriptors left for the broker's own files, and for connections that libzmq accepts before they can be ended."""
+UNLIMITED_FILES: Final = 1 << 20
+"""What an unlimited number of descriptors is taken for."""
+
+_ACCEPTED: Final = int(zmq.Event.ACCEPTED)
+_ACCEPT_FAILED: Final = int(zmq.Event.ACCEPT_FAILED)
+_DISCONNECTED: Final = int(zmq.Event.DISCONNECTED)
+_EVENTS: Final = (
+    zmq.Event.ACCEPTED
+    | zmq.Event.ACCEPT_FAILED
+    | zmq.Event.DISCONNECTED
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+)
+_FAILED_HANDSHAKES: Final = {
+    int(zmq.Event.HANDSHAKE_FAILED_AUTH): "handshake-refused",
+    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "handshake-ended",  # by the peer, or because it took too long
+    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "handshake-invalid",
+}
+_LOCAL: Final = ""
+"""The address of all peers on this host."""
+
+
+def default_max_connections() -> int:
+    """Return how many connections this process has descriptors for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = UNLIMITED_FILES if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED_FILES)
+    return max(files - OWN_FILES, files // 2, 1)
+
+
+class Connection:
+    """An accepted connection."""
+
+    def __init__(self, descriptor: int, address: str) -> None:
+        self.descriptor = descriptor
+        self.address = address
+        self.user = b""
+        """The public key of its peer, in Z85; empty without access control, and until a message came over it."""
+        self.role = ""
+        """The role of that key."""
+        self.identities: list[bytes] = []
+        """The routing ids of the peers that sent messages over it.  One, unless messages were still waiting from an
+        earlier connection with the same descriptor."""
+        self.ended = False
+
+
+class Connections:
+    """The connections of `socket`, a ROUTER.
+
+    At most `maximum` are open at a time, and `per_address` from one address, not counting this host's; the newest are
+    ended.  `on_end(identity, now)` is called when the connection of a peer that chose its routing id has ended.
+    `on_replace(identity, now)` is called before a message is taken in if such a routing id now comes from another
+    connection, unless `forget` was called in between.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        maximum: int,
+        per_address: int,
+        logger: logging.Logger,
+        on_end: Callable[[bytes, float], None],
+        on_replace: Callable[[bytes, float], None],
+    ) -> None:
+        self.known: dict[bytes, Connection] = {}
+        """The connections of peers with generated routing ids; `receive` reports all other peers through `add`."""
+        self.chosen: dict[bytes, Connection] = {}
+        """The last connections of peers that chose their routing ids, until they are forgotten."""
+        self.secured = False
+        """Whether there is access control, so that `receive` sets `user`.  Without it, peers could set it."""
+        self.user = b""
+        """The public key of the peer that sent the message which was received last."""
+        self.role_of: Callable[[bytes], str] = _no_role
+        """Return the role of a public key."""
+        self.limit_of: Callable[[str], int | None] = _no_limit
+        """Return how many connections a role may have, or None."""
+        self.max_frames = sys.maxsize
+        """The number of frames from which on a message is an attack."""
+        self.counts: Counter[str] = Counter()
+        """Events since the start, by name."""
+        self._open: dict[int, Connection] = {}
+        self._addresses: Counter[str] = Counter()
+        self._roles: dict[str, set[Connection]] = {}
+        self._to_end: list[Connection] = []
+        self._due: dict[bytes, tuple[float, int]] = {}
+        """Peers to probe: due time, and number of earlier probes."""
+        self._maximum = maximum
+        self._per_address = per_address
+        self._on_end = on_end
+        self._on_replace = on_replace
+        self._journal = Journal(logger)
+        self._now = 0.0
+        self._reserve: list[int] = []
+        self._retry_at: float | None = None
+        """When to get the reserve back.  Until then, all new connections are ended."""
+        self._devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._copy = os.dup(self._devnull)
+        """Where descriptors of connections are copied to, since there may be no other one."""
+        self._take_reserve()
+        self._socket = socket
+        endpoint = f"inproc://zmdp-connections-{id(socket)}"
+        socket.monitor(endpoint, _EVENTS)
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.set(zmq.RCVHWM, MONITOR_EVENTS - LIBZMQ_EVENTS)
+        self._monitor.connect(endpoint)
+        self._more = False
+        """Whether events were left in the monitor."""
+        self.descriptor = int(self._monitor.get(zmq.FD))
+        """Readable when the monitor may have events."""
+        self.look(0.0)  # libzmq signals the descriptor only after a first read has found nothing
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # ── whose a message is ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, identity: bytes, descriptor: int) -> None:
+        """Record which connection a message of a peer that is not `known` came from.
+
+        `descriptor` is negative if there is none (inproc).
+        """
+        generated = len(identity) == GENERATED_BYTES and identity[0] == 0
+        if descriptor < 0 and generated:
+            return
+        self.look(self._now)
+        if generated:
+            self._add_generated(identity, descriptor)
+        else:
+            self._add_chosen(identity, descriptor)
+        self._end_excess()
+
+    def _add_generated(self, identity: bytes, descriptor: int) -> None:
+        if identity in self._due:
+            return  # sent before its connection ended; the descriptor may have become another's
+        connection = self._open.get(descriptor)
+        if connection is None:
+            self._due[identity] = 0.0, 0  # it ended before this message was read
+        else:
+            self.known[identity] = connection
+            self._attribute(connection, identity)
+
+    def _add_chosen(self, identity: bytes, descriptor: int) -> None:
+        before = self.chosen.get(identity)
+        connection = self._open.get(descriptor)
+        if before is not None:
+            if before is connection:
+                return
+            if before.ended and connection is None and before.descriptor == descriptor:
+                return  # sent before the connection ended
+            self._on_replace(identity, self._now)
+            self.chosen.pop(identity, None)
+        if descriptor < 0:
+            return
+        if connection is None:  # it ended before this message was read
+            connection = Connection(descriptor, _LOCAL)
+            connection.ended = True
+        self.chosen[identity] = connection
+        if connection.ended:
+            self._on_end(identity, self._now)
+            return
+        self._attribute(connection, identity)
+        if before is not None and before.descriptor == descriptor:
+            # Either a new connection, or the last messages of the old one: nobody can be reached under the id then.
+            self._due[identity] = 0.0, 0
+
+    def _attribute(self, connection: Connection, identity: bytes) -> None:
+        connection.identities.append(identity)
+        connection.user = self.user
+        role = self.role_of(self.user) if self.user else ""
+        if connection.role != role:
+            self._leave_role(connection)
+            connection.role = role
+        if not role:
+            return
+        members = self._roles.setdefault(role, set())
+        members.add(connection)
+        limit = self.limit_of(role)
+        if limit is not None and len(members) > limit:
+            self._refuse(connection, "over-role-limit", "ended a connection of role %s, which may have %d", role, limit)
+
+    def _leave_role(self, connection: Connection) -> None:
+        members = self._roles.get(connection.role)
+        if members is not None:
+            members.discard(connection)
+            if not members:
+                del self._roles[connection.role]
+
+    def reaches(self, identity: bytes) -> bool:
+        """Return whether a message to a peer with a `chosen` routing id reaches the connection that it spoke on."""
+        self.look(self._now)
+        connection = self.chosen.get(identity)
+        return connection is None or not connection.ended
+
+    def forget(self, identity: bytes) -> None:
+        """Stop probing a peer, which is known to be gone, and forget its chosen routing id."""
+        self._due.pop(identity, None)
+        connection = self.chosen.get(identity)
+        if connection is not None and connection.ended:
+            del self.chosen[identity]
+
+    # ── what the monitor says ────────────────────────────────────────────────────────────────────────────────────────
+
+    def look(self, now: float) -> None:
+        """Read the monitor's events."""
+        self._now = now
+        self._read()
+        self._end_excess()
+
+    def _read(self) -> None:
+        """Read everything that the monitor has to say now, even if more keeps coming."""
+        self._more = True
+        for _ in range(MONITOR_EVENTS):
+            message = receive(self._monitor)
+            if message is None:
+                self._more = False
+                return
+            event, value = struct.unpack("=HI", message[0])
+            if event == _ACCEPTED:
+                self._accepted(value)
+            elif event == _DISCONNECTED:
+                self._disconnected(value)
+            elif event == _ACCEPT_FAILED:
+                self._accept_failed(value)
+            else:
+                kind = _FAILED_HANDSHAKES[event]
+                self.counts[kind] += 1
+                self._journal.note(self._now, logging.INFO, kind, "a connection has failed: %s", kind)
+
+    def _accepted(self, descriptor: int) -> None:
+        if descriptor in self._open:
+            self._disconnected(descriptor)
+        address = _address_of(descriptor)
+        connection = self._open[descriptor] = Connection(descriptor, address)
+        self._addresses[address] += 1
+        self.counts["accepted"] += 1
+        if self._retry_at is not None:
+            self._refuse(connection, "out-of-descriptors", "ended a new connection, for lack of descriptors")
+        elif len(self._open) > self._maximum:
+            text = "ended a new connection from %s: there are %d already (max-connections)"
+            self._refuse(connection, "over-limit", text, address or "this host", self._maximum)
+        elif address != _LOCAL and self._addresses[address] > self._per_address:
+            text = "ended a new connection from %s, which has %d already (max-connections-per-address)"
+            self._refuse(connection, "over-address-limit", text, address, self._per_address)
+
+    def _disconnected(self, descriptor: int) -> None:
+        connection = self._open.pop(descriptor, None)
+        if connection is None:
+            return
+        connection.ended = True
+        self._leave_role(connection)
+        self._addresses[connection.address] -= 1
+        if not self._addresses[connection.address]:
+            del self._addresses[connection.address]
+        for identity in connection.identities:
+            if self.known.pop(identity, None) is not None:
+                self._due[identity] = self._now, 0
+            elif self.chosen.get(identity) is connection:
+                self._due.pop(identity, None)
+                self._on_end(identity, self._now)
+
+    def _accept_failed(self, reason: int) -> None:
+        if reason == errno.EAGAIN:
+            return  # the peer has given up
+        self.counts["accept-failed"] += 1
+        self._note("accept-failed", "cannot accept connections: %s", os.strerror(reason))
+        if reason in {errno.EMFILE, errno.ENFILE}:
+            # libzmq tries again at once and without end.  So let it accept, and end what it accepts.
+            self._release_reserve()
+
+    def _release_reserve(self) -> None:
+        self._retry_at = self._now + RESERVE_RETRY
+        while self._reserve:
+            os.close(self._reserve.pop())
+
+    def _take_reserve(self) -> None:
+        """Reserve descriptors, if some more are free."""
+        taken: list[int] = []
+        try:
+            while len(taken) < RESERVE + SPARE:
+                taken.append(os.dup(self._devnull))
+        except OSError:
+            for each in taken:
+                os.close(each)
+            self._retry_at = self._now + RESERVE_RETRY
+            return
+        for each in taken[RESERVE:]:
+            os.close(each)
+        self._reserve = taken[:RESERVE]
+        self._retry_at = None
+
+    # ── ending connections ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def end_users(self, users: Collection[bytes]) -> None:
+        """End the connections of peers with these public keys, and those whose peers are not known yet."""
+        self._read()
+        self._to_end += [each for each in self._open.values() if not each.user or each.user in users]
+        self._end_excess()
+
+    def end(self, identity: bytes) -> None:
+        """End the connection of a peer that does not read its messages."""
+        connection = self.known.get(identity) or self.chosen.get(identity)
+        if connection is not None:
+            self.counts["slow-reader"] += 1
+            self._to_end.append(connection)
+            self._end_excess()
+
+    def offender(self, descriptor: int) -> None:
+        """End a connection over which a message of far too many frames came."""
+        connection = self._open.get(descriptor)
+        if connection is not None:
+            text = "ended a connection that sent a message of more than %d frames"
+            self._refuse(connection, "too-many-frames", text, self.max_frames)
+            self._end_excess()
+
+    def _refuse(self, connection: Connection, kind: str, text: str, *values: object) -> None:
+        self.counts[kind] += 1
+        self._note(kind, text, *values)
+        self._to_end.append(connection)
+
+    def _end_excess(self) -> None:
+        while self._to_end:
+            connection = self._to_end.pop()
+            if connection.ended:
+                continue
+            try:
+                os.dup2(connection.descriptor, self._copy, inheritable=False)
+            except OSError:
+                self._read()  # it is closed
+                continue
+            self._read()
+            if not connection.ended:  # so it had not ended either when the descriptor was copied
+                _shut_down(self._copy)
+            os.dup2(self._devnull, self._copy, inheritable=False)
+
+    def _note(self, kind: str, text: str, *values: object) -> None:
+        self._journal.note(self._now, logging.WARNING, kind, text, *values)
+
+    # ── what is due ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def deadline(self) -> float | None:
+        """Return when to call `to_probe`, or None."""
+        if self._more:
+            return self._now
+        due = min(self._due.values())[0] if self._due else None
+        for other in (self._journal.deadline(), self._retry_at):
+            if other is not None and (due is None or other < due):
+                due = other
+        return due
+
+    def to_probe(self, now: float) -> list[bytes]:
+        """Do what is due, and return the routing ids of the peers to probe now."""
+        self._now = now
+        self._journal.flush(now)
+        if self._retry_at is not None and now >= self._retry_at:
+            self._take_reserve()
+        if self._more:
+            self.look(now)
+        if not self._due:
+            return []
+        due = [(identity, tried) for identity, (at, tried) in self._due.items() if at <= now]
+        for identity, tried in due:
+            if tried + 1 < len(PROBES):
+                self._due[identity] = now + PROBES[tried + 1] - PROBES[tried], tried + 1
+            else:
+                del self._due[identity]
+        return [identity for identity, _ in due]
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._read()  # libzmq's thread must not be blocked
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._release_reserve()
+        os.close(self._devnull)
+        os.close(self._copy)
+
+
+def _no_limit(_: str) -> int | None:
+    return None
+
+
+def _no_role(_: bytes) -> str:
+    return ""
+
+
+def _shut_down(descriptor: int) -> None:
+    """End the connection that `descriptor` stands for, without closing it."""
+    try:
+        borrowed = sockets.socket(fileno=descriptor)
+    except OSError:
+        return
+    with suppress(OSError):
+        borrowed.shutdown(sockets.SHUT_RDWR)
+    borrowed.detach()
+
+
+def _address_of(descriptor: int) -> str:
+    """Return the address of the peer at a connection, or `_LOCAL`."""
+    try:
+        borrowed = sockets.socket(fileno=descriptor)
+    except OSError:
+        return _LOCAL  # it is closed; the monitor is about to say so
+    try:
+        peer: Any = borrowed.getpeername()
+    except OSError:
+        return _LOCAL
+    finally:
+        borrowed.detach()
+    if not isinstance(peer, tuple):
+        return _LOCAL  # a UNIX socket
+    address = str(peer[0])
+    return _LOCAL if ipaddress.ip_address(address.partition("%")[0]).is_loopback else address

@@ -1,0 +1,55 @@
+"""Show what an access file says."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..access import LIMITS, Access, Permissions
+
+
+def as_text(access: Access) -> str:
+    """Return who may do what, as a table for each role."""
+    rows: list[tuple[str, str]] = [("broker's key", access.public_key.decode())]
+    text = [_table(f"{access.path}", rows)]
+    for name, role in access.roles.items():
+        limits = [f"{getattr(role, each.name)} {_words(each.name)}" for each in LIMITS if getattr(role, each.name)]
+        rows = [
+            ("keys", ", ".join(access.keys_of(name)) or "none: nobody has this role"),
+            ("may call", " ".join(role.call) or "nothing"),
+            ("may offer", " ".join(role.offer) or "nothing"),
+            ("mmi", role.mmi),
+            ("admin", _yes(role.admin)),
+            ("on behalf", _yes(role.on_behalf)),
+            ("limits", ", ".join(limits) or "none"),
+        ]
+        text.append(_table(f"role {name}", rows))
+    return "\n\n".join(text)
+
+
+def as_json(access: Access) -> str:
+    """Return who may do what, as JSON."""
+    roles = {name: {"keys": access.keys_of(name), **_settings(role)} for name, role in access.roles.items()}
+    return json.dumps({"public_key": access.public_key.decode(), "roles": roles}, ensure_ascii=False)
+
+
+def key_rows(access: Access) -> list[dict[str, str]]:
+    """Return each key: its role, what the file calls it, and the key itself."""
+    return [{"role": role, "name": access.named[key], "public_key": key.decode()} for key, role in access.keys.items()]
+
+
+def _settings(role: Permissions) -> dict[str, Any]:
+    names = ("call", "offer", "mmi", "admin", "on_behalf", *(limit.name for limit in LIMITS))
+    return {name: getattr(role, name) for name in names}
+
+
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([title, *(f"  {name:{width}}  {value}" for name, value in rows)])
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,184 @@
+"""The command `mdp-keys`."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+
+from ..access import LIMITS, MMI, load
+from ..certificates import PUBLIC_SUFFIX, read_certificate
+from ..errors import SettingError
+from ..keys import create_keys
+from . import access_file
+from .access_report import key_rows
+from .console import CONTEXT_SETTINGS, Number, printable, run, version_option
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+_access_option = click.option(
+    "--access",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    envvar="MDP_ACCESS",
+    required=True,
+    help="The broker's access file.  [env: MDP_ACCESS]",
+)
+
+
+@click.group(context_settings=CONTEXT_SETTINGS, invoke_without_command=True)
+@version_option()
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Make keys, and say in a broker's access file what each key may do.
+
+    \b
+    mdp-keys new shop                                              shop.key and shop.key_secret
+    mdp-keys new resizer                                           another pair, for a worker
+    mdp-keys allow shop shop.key --call '*' --access access.toml   this key may call all services
+    mdp-keys allow resizer resizer.key --offer resize --access access.toml
+    mdp-broker --access access.toml
+
+    The first `allow` creates access.toml, and beside it the broker's own key, broker.key and broker.key_secret.
+    Clients and workers then need --key, their own secret file, and --broker-key, the file broker.key.
+
+    Files named *.key are public. Files named *.key_secret are not: create each key on the machine that uses it, and
+    send only its .key file to the person who edits the access file.
+
+    \b
+    Exit codes: 0 success; 2 invalid usage, an invalid file, or no such key.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@cli.command()
+@click.argument("name")
+@click.option(
+    "--dir", "folder", type=click.Path(path_type=Path), default=Path(), metavar="DIR", help="Where to write the files."
+)
+def new(name: str, folder: Path) -> None:
+    """Make a key pair, NAME.key and NAME.key_secret.
+
+    NAME.key is public; NAME.key_secret can be read only by its owner. Existing files are not overwritten.
+    """
+    if not _NAME.fullmatch(name):
+        raise SettingError(
+            f"{name!r} cannot be the name of a key: use up to 64 letters, digits, and the characters - _ . (and --dir "
+            "for the folder)"
+        )
+    public, secret = create_keys(name, folder)
+    click.echo(f"{public}\n{secret}")
+    _explain(f"{secret} stays with the program (--key); give {public} to the broker (mdp-keys allow)")
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def show(file: Path) -> None:
+    """Print the public key in FILE, and its metadata. A secret key is never printed."""
+    certificate = read_certificate(file)
+    click.echo(certificate.public.decode())
+    for name, value in certificate.metadata.items():
+        click.echo(f"{printable(name)}: {printable(value)}")
+    if certificate.secret:
+        _explain(f"{file} contains the secret key as well, which is not shown")
+
+
+def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for limit in reversed(LIMITS):
+        unit = limit.metadata["unit"]
+        command = click.option(
+            f"--{limit.name.replace('_', '-')}", type=Number(unit, whole=True), help=limit.metadata["help"]
+        )(command)
+    return command
+
+
+@cli.command()
+@click.argument("role")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@_access_option
+@click.option("--call", multiple=True, metavar="PATTERN", help="Services that it may call. Can be repeated.")
+@click.option("--offer", multiple=True, metavar="PATTERN", help="Services that it may offer. Can be repeated.")
+@click.option(
+    "--mmi",
+    type=click.Choice(MMI),
+    help="What it may ask the broker itself: nothing, whether a service exists (the default), or everything.",
+)
+@click.option("--admin/--no-admin", default=None, help="It may fetch, close and cancel what belongs to others.")
+@click.option("--on-behalf/--no-on-behalf", default=None, help="It may name another role as the user of its requests.")
+@_limit_options
+def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> None:
+    """Give ROLE to each KEY, and permissions to ROLE.
+
+    A KEY is a public certificate file, or a public key of 40 characters; put -- in front of one that begins with a
+    hyphen. If FILE or ROLE do not exist, they are created. Patterns such as 'spark.*' are added to those that ROLE
+    has; other permissions are replaced. To take permissions away, edit FILE.
+
+    \b
+    mdp-keys allow shop shop.key web.key --call 'resize' --call 'spark.*' --access access.toml
+    mdp-keys allow shop --queued-requests 500 --access access.toml
+    """
+    given = {name: value for name, value in settings.items() if value not in {None, ()}}
+    if not keys and not given:
+        raise click.UsageError("nothing to allow: name a KEY, or a permission such as --call")
+    created = not access.exists()
+    permissions = access_file.allow(access, role, keys, given).roles[role]
+    if not permissions.call and not permissions.offer:
+        _explain(f"role {role} may neither call nor offer any service yet: add --call or --offer")
+    if created:
+        public = access.parent / f"{access_file.BROKER_NAME}{PUBLIC_SUFFIX}"
+        _explain(f"created {access}: start the broker with mdp-broker --access {shlex.quote(str(access))}")
+        _explain(f"clients and workers need the broker's public key, {public}, as --broker-key")
+    else:
+        _explain_reload(access)
+
+
+@cli.command()
+@click.argument("key")
+@_access_option
+def revoke(key: str, access: Path) -> None:
+    """Remove KEY from the access file.
+
+    KEY is a public certificate file, its name, or a public key of 40 characters. When the broker reloads the file,
+    the open connections of the key end.
+    """
+    for role, called in access_file.revoke(access, key):
+        _explain(f"revoked {called}, which had the role {role}")
+    _explain_reload(access)
+
+
+@cli.command()
+@_access_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def ls(access: Path, as_json: bool) -> None:
+    """List the keys in the access file: role, file, and public key."""
+    rows = key_rows(load(access))
+    if as_json:
+        click.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    widths = {name: max((len(row[name]) for row in rows), default=0) for name in ("role", "name")}
+    for row in rows:
+        click.echo(f"{row['role']:{widths['role']}}  {row['name']:{widths['name']}}  {row['public_key']}")
+
+
+def _explain(text: str) -> None:
+    click.echo(printable(text), err=True)
+
+
+def _explain_reload(access: Path) -> None:
+    _explain(
+        f"a broker that runs with --access {shlex.quote(str(access))} reads it again on SIGHUP: kill -HUP PID, or "
+        "systemctl reload"
+    )
+
+
+def main() -> NoReturn:
+    """Entry point of `mdp-keys`."""
+    run("mdp-keys", cli)
+
+
+if __name__ == "__main__":
+    main()

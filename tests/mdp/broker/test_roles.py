@@ -1,0 +1,279 @@
+"""What roles may do at a broker, and that nothing passes from one to another (C45)."""
+
+import json
+
+import pytest
+
+from zmdp.mdp import wire
+from zmdp.mdp.access import Permissions
+from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.journal import Refusal
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.roles import MAX_REMEMBERED, Role
+from zmdp.mdp.wire import C02, CX1, W02, WX1, batch
+
+
+def broker_with(**roles):
+    """A broker with these roles; `shop` may call `echo`, and `farm` may offer it."""
+    given = {
+        "shop": {"call": ("echo",)},
+        "farm": {"offer": ("echo", "sum")},
+        "titanic": {"call": ("*",), "on_behalf": True},
+        "ops": {"call": ("*",), "admin": True},
+        **roles,
+    }
+    broker = Broker(now=0, first_address=1)
+    broker.grant({name: Permissions(name=name, **permissions) for name, permissions in given.items()}, now=0)
+    return broker
+
+
+def receive(broker, role, message):
+    return broker.receive(message, 0, broker.roles.named(role.encode()))
+
+
+def ready(service=b"echo", worker=b"w"):
+    return [worker, b"", WX1, b"\x01", service]
+
+
+def request(service=b"echo", options=b"", client=b"c", number=b"1"):
+    return [client, number, b"", CX1, b"\x01", service, options, b"x"]
+
+
+def options_of(work):
+    return json.loads(work[6] or b"{}")
+
+
+def error(code, client=b"c", number=b"1", service=b"echo"):
+    """The beginning of an ERROR to an X1 client."""
+    return [client, number, b"", CX1, b"\x04", service, b"%d" % code]
+
+
+# ── what may be called and offered ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_role_calls_what_it_may():
+    broker = broker_with()
+    assert receive(broker, "farm", ready()) == []
+    (work,) = receive(broker, "shop", request())
+    assert work[:4] == [b"w", b"", WX1, b"\x02"]
+
+
+def test_a_request_that_is_not_allowed_leaves_no_trace():
+    broker = broker_with()
+    (answer,) = receive(broker, "shop", request(b"secret"))
+    assert answer[:7] == error(403, service=b"secret")
+    assert receive(broker, "shop", [b"d", C02, b"\x01", b"secret", b"x"]) == []
+    registry = broker.registry
+    assert (registry.services, registry.clients, registry.request_bytes, registry.queued) == ({}, {}, 0, 0)
+    assert broker.stats.dropped == {Drop.NOT_ALLOWED: 2}
+
+
+@pytest.mark.parametrize("role", ["shop", "nobody-knows-it", ""])
+def test_a_worker_that_may_not_offer_its_service_is_disconnected(role):
+    broker = broker_with()
+    assert receive(broker, role, ready()) == [wire.disconnect((b"w", b""), WX1)]
+    assert broker.stats.disconnected == {Refusal.NOT_ALLOWED: 1}
+    assert (broker.registry.services, broker.registry.workers) == ({}, {})
+
+
+def test_permissions_are_remembered_for_a_bounded_number_of_services():
+    role = Role("shop", Permissions(name="shop", call=("a*",)))
+    for number in range(2 * MAX_REMEMBERED):
+        assert role.may_call(b"a%d" % number)
+        assert not role.may_offer(b"a%d" % number)
+    assert max(len(role._calls), len(role._offers)) <= MAX_REMEMBERED
+
+
+def test_new_permissions_hold_at_once():
+    broker = broker_with()
+    receive(broker, "farm", ready())
+    receive(broker, "shop", request())
+    granted = {"farm": Permissions(name="farm", offer=("sum",)), "shop": Permissions(name="shop", call=("sum",))}
+    assert broker.grant(granted, now=0) == [wire.disconnect((b"w", b""), WX1)]
+    assert broker.registry.queued == 1  # what was accepted goes on
+    assert receive(broker, "shop", request(number=b"2"))[0][:7] == error(403, number=b"2")
+    assert receive(broker, "ops", request(client=b"o"))[0][:7] == error(403, client=b"o")  # no longer a role
+
+
+# ── who asks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        b"",
+        b"{}",
+        b' { "headers":{"a":"b"} } ',
+        b'{"ttl":5000}',
+        b'{"user":"ops","admin":true,"headers":{}}',
+        b'{"us\\u0065r":1}',
+    ],
+)
+def test_a_worker_is_told_who_asks(options):
+    broker = broker_with()
+    receive(broker, "farm", ready())
+    (work,) = receive(broker, "shop", request(options=options))
+    expected = {name: value for name, value in json.loads(options or b"{}").items() if name != "admin"}
+    assert options_of(work) == {**expected, "user": "shop"}
+
+
+def test_a_worker_is_told_that_an_admin_asks():
+    broker = broker_with()
+    receive(broker, "farm", ready())
+    (work,) = receive(broker, "ops", request())
+    assert options_of(work) == {"user": "ops", "admin": True}
+
+
+def test_a_client_that_does_not_speak_x1_has_a_user_too():
+    broker = broker_with()
+    receive(broker, "farm", [*ready(), b'{"dialect":true}'])
+    (work,) = receive(broker, "shop", [b"c", C02, b"\x01", b"echo", b"x"])
+    assert options_of(work) == {"user": "shop", "dialect": "0.2"}
+
+
+def test_a_batch_says_who_asks():
+    broker = broker_with()
+    offered = batch.Batch((b"w", b""), WX1)
+    offered.ready(10, b"echo", b"")
+    receive(broker, "farm", offered.messages()[0])
+    asked = batch.Batch((b"c", b""), CX1)
+    asked.request_to_broker(1, 5000, b"echo", b'{"user":"ops","x":1}', [b"x"])
+    asked.request_to_broker(2, 0, b"echo", b"", [b"x"])
+    (work,) = receive(broker, "shop", asked.messages()[0])
+    one, two = batch.to_worker(work, 2)
+    assert (json.loads(one.options.raw), one.ttl) == ({"user": "shop", "x": 1}, 5.0)
+    assert (json.loads(two.options.raw), two.ttl) == ({"user": "shop"}, None)
+
+
+def test_without_access_control_nobody_can_claim_to_be_a_user():
+    broker = Broker(now=0)
+    broker.receive(ready(), 0)
+    (work,) = broker.receive(request(options=b'{"user":"ops","admin":true,"headers":{"a":"b"}}'), 0)
+    assert options_of(work) == {"headers": {"a": "b"}}
+    broker.receive([b"w", b"", WX1, b"\x04", work[4], b"", b"x"], 0)
+    (work,) = broker.receive(request(options=b'{"user":"ops"}', number=b"2"), 0)
+    assert work[6] == b""
+
+
+def test_a_role_may_ask_on_behalf_of_another():
+    broker = broker_with()
+    receive(broker, "farm", ready())
+    (work,) = receive(broker, "titanic", request(options=b'{"user":"shop"}'))
+    assert options_of(work) == {"user": "shop"}
+    (refused,) = receive(broker, "titanic", request(b"sum", options=b'{"user":"shop"}', number=b"2"))
+    assert refused[:7] == error(403, number=b"2", service=b"sum")  # shop may not call it
+    (refused,) = receive(broker, "titanic", request(options=b'{"user":"nobody"}', number=b"3"))
+    assert refused[:7] == error(403, number=b"3")
+
+
+# ── nothing passes from one role to another ──────────────────────────────────────────────────────────────────────────
+
+
+def held_by_a_worker():
+    broker = broker_with()
+    receive(broker, "farm", ready())
+    receive(broker, "shop", request())
+    return broker
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b"w", b"", WX1, b"\x04", b"1", b"", b"forged"],
+        [b"w", b"", WX1, b"\x03", b"1", b"", b"forged"],
+        [b"w", b"", WX1, b"\x07", b"1", b"", b"500", b"forged", b""],
+        [b"w", b"", WX1, b"\x0b", b"1", b""],
+        [b"w", b"", WX1, b"\x0a", b"0"],
+        [b"w", b"", WX1, b"\x05"],
+        [b"w", b"", WX1, b"\x06"],
+        [b"w", b"", WX1, b"\x01", b"echo"],
+        [b"w", W02, b"\x06"],
+        [b"w", W02, b"\x04", b"1", b"", b"forged"],
+        [b"c", b"1", b"", CX1, b"\x05", b"echo"],
+        [b"c", b"", CX1, b"\x06"],
+        request(number=b"2"),
+        [b"c", C02, b"\x01", b"echo", b"x"],
+    ],
+)
+def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):
+    broker = held_by_a_worker()
+    before = broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes
+    assert broker.receive(message, 1, broker.roles.named(b"ops")) == []
+    assert broker.stats.other_role == 1
+    assert (broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes) == before
+    (reply,) = receive(broker, "farm", [b"w", b"", WX1, b"\x04", b"1", b"", b"right"])
+    assert reply[:6] == [b"c", b"1", b"", CX1, b"\x03", b"echo"]
+    assert reply[-1] == b"right"
+
+
+def test_a_batch_of_another_role_is_ignored():
+    broker = held_by_a_worker()
+    forged = batch.Batch((b"w", b""), WX1)
+    forged.reply(4, 1, [b"forged"])
+    assert receive(broker, "ops", forged.messages()[0]) == []
+    asked = batch.Batch((b"c", b""), CX1)
+    asked.request_to_broker(7, 0, b"echo", b"", [b"x"])
+    assert receive(broker, "ops", asked.messages()[0]) == []
+    assert broker.stats.other_role == 2
+    assert broker.registry.running == 1
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_limits_of_a_role_are_its_own():
+    broker = broker_with(shop={"call": ("echo",), "outstanding": 1}, mall={"call": ("echo",)})
+    assert receive(broker, "shop", request()) == []
+    (refused,) = receive(broker, "shop", request(client=b"d"))  # another connection of the same role
+    assert refused[:7] == error(429, client=b"d")
+    assert receive(broker, "mall", request(client=b"m")) == []
+    receive(broker, "shop", [b"c", b"1", b"", CX1, b"\x05", b"echo"])
+    assert receive(broker, "shop", request(client=b"d")) == []
+
+
+def test_what_a_role_uses_is_given_back():
+    broker = broker_with()
+    role = broker.roles.named(b"shop")
+    receive(broker, "shop", request())
+    receive(broker, "shop", request(number=b"2"))
+    assert (role.outstanding, role.running) == (2, 0)
+    receive(broker, "farm", ready())
+    assert (role.outstanding, role.running) == (2, 1)
+    receive(broker, "farm", [b"w", b"", WX1, b"\x04", b"1", b"", b"x"])
+    receive(broker, "shop", [b"c", b"2", b"", CX1, b"\x05", b"echo"])
+    assert (role.outstanding, role.running, role.request_bytes) == (0, 0, 0)
+
+
+# ── MMI ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ask(broker, role, name, body=b""):
+    (answer,) = receive(broker, role, [b"q", C02, b"\x01", name, body])
+    return answer[-1]
+
+
+def test_mmi_tells_a_role_of_what_it_may_call_or_offer():
+    broker = broker_with(shop={"call": ("echo",), "mmi": "service"})
+    receive(broker, "farm", ready())
+    receive(broker, "farm", ready(b"sum", b"v"))
+    assert ask(broker, "shop", b"mmi.service", b"echo") == b"200"
+    assert ask(broker, "shop", b"mmi.service", b"sum") == b"404"
+    assert [row["name"] for row in json.loads(ask(broker, "shop", b"mmi.services"))["services"]] == ["echo"]
+    assert [row["name"] for row in json.loads(ask(broker, "ops", b"mmi.services"))["services"]] == ["echo", "sum"]
+    assert len(json.loads(ask(broker, "ops", b"mmi.workers"))["workers"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("mmi", "allowed"),
+    [
+        ("none", []),
+        ("service", [b"mmi.service", b"mmi.services"]),
+        ("all", [b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.else"]),
+    ],
+)
+def test_mmi_is_a_permission(mmi, allowed):
+    broker = broker_with(shop={"mmi": mmi})
+    for name in [b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.else"]:
+        (answer,) = receive(broker, "shop", request(name))
+        expected = [b"c", b"1", b"", CX1, b"\x03"] if name in allowed else error(403, service=name)
+        assert answer[: len(expected)] == expected

@@ -1,0 +1,174 @@
+"""Who can connect to a server: keys, the access file, addresses, permissions of sockets."""
+
+import os
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from zmdp.mdp.access import load
+from zmdp.mdp.broker.server import Server
+from zmdp.mdp.errors import BindError
+from zmdp.mdp.keys import create_keys, load_keys
+from zmdp.mdp.testing import running_broker
+
+ASK = [b"MDPC02", b"\x01", b"mmi.service", b"echo"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("broker", "shop", "web"):
+        create_keys(name, tmp_path)
+    write(tmp_path, '[roles.shop]\nkeys = ["shop.key"]\n')
+    return tmp_path
+
+
+def write(folder, roles):
+    (folder / "access.toml").write_text(f'secret_key = "broker.key_secret"\n{roles}')
+
+
+@contextmanager
+def client(context, endpoint, keys=None):
+    with context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.rcvtimeo = 0, 10_000
+        if keys:
+            keys.apply(socket)
+        socket.connect(endpoint)
+        socket.send_multipart(ASK)
+        yield socket
+
+
+@pytest.fixture
+def keys(folder):
+    return {name: load_keys(folder / f"{name}.key_secret", folder / "broker.key") for name in ("shop", "web")}
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:*", "ipc://{}/broker"])
+def test_only_known_keys_are_admitted(folder, keys, context, logged, bind):
+    with running_broker(bind.format(folder), access=load(folder / "access.toml")) as server:
+        endpoint = server.endpoints[0]
+        with client(context, endpoint), client(context, endpoint, keys["web"]), client(context, endpoint, keys["shop"]):
+            assert logged(f"unknown key {keys['web'].public.decode()}")
+        with client(context, endpoint, keys["shop"]) as shop:
+            assert shop.recv_multipart()[-1] == b"404"
+    assert set(server.gate.counts) == {"accepted", "unknown-key"}
+    assert server.broker.stats.mmi >= 1
+
+
+def test_a_reload_admits_new_keys_and_refuses_revoked_ones(folder, keys, context, logged):
+    with running_broker(access=load(folder / "access.toml")) as server:
+        endpoint = server.endpoints[0]
+        with client(context, endpoint, keys["shop"]) as shop:
+            assert shop.recv_multipart()
+        write(folder, '[roles.web]\nkeys = ["web.key"]\n')
+        server.reload()
+        assert logged("1 roles, 1 keys")
+        with client(context, endpoint, keys["web"]) as web:
+            assert web.recv_multipart()
+        with client(context, endpoint, keys["shop"]):
+            assert logged(f"unknown key {keys['shop'].public.decode()}")
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_the_open_connections_of_a_revoked_key_end(folder, keys, context, logged, speaks):
+    """Also one that has not sent anything: it has passed the gate, and could be used later."""
+    with running_broker(access=load(folder / "access.toml")) as server, context.socket(zmq.DEALER) as shop:
+        monitor = shop.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        with monitor:
+            shop.linger, shop.rcvtimeo = 0, 10_000
+            keys["shop"].apply(shop)
+            shop.connect(server.endpoints[0])
+            assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if speaks:
+                shop.send_multipart(ASK)
+                assert shop.recv_multipart()
+            write(folder, "[roles.shop]\nkeys = []\n")
+            server.reload()
+            assert logged("1 roles, 0 keys")
+            assert monitor.poll(3_000)
+            assert recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
+            shop.disable_monitor()
+
+
+def test_what_is_wrong_is_not_reloaded(folder, keys, context, logged):
+    with running_broker(access=load(folder / "access.toml")) as server:
+        write(folder, "[roles.shop]\nkeys = 3\n")
+        server.reload()
+        assert logged("reloaded nothing, the previous state of the access file still applies: ")
+        with client(context, server.endpoints[0], keys["shop"]) as shop:
+            assert shop.recv_multipart()
+
+
+def test_a_new_key_of_the_broker_itself_needs_a_restart(folder, keys, context, logged):
+    with running_broker(access=load(folder / "access.toml")) as server:
+        create_keys("other", folder)
+        (folder / "access.toml").write_text('secret_key = "other.key_secret"\n[roles.shop]\nkeys = ["shop.key"]\n')
+        server.reload()
+        assert logged("the broker's own key has changed: restart the broker to use it")
+        with client(context, server.endpoints[0], keys["shop"]) as shop:
+            assert shop.recv_multipart()
+
+
+def test_without_an_access_file_there_is_nothing_to_reload(logged, context):
+    with running_broker() as server:
+        server.reload()
+        assert logged("nothing to reload")
+        with client(context, server.endpoints[0]) as anybody:
+            assert anybody.recv_multipart()
+
+
+def test_a_context_with_a_zap_handler_of_its_own_is_refused(folder, context):
+    with context.socket(zmq.REP) as handler:
+        handler.bind("inproc://zeromq.zap.01")
+        with pytest.raises(BindError, match="has a ZAP handler already"):
+            Server(("tcp://127.0.0.1:*",), context=context, access=load(folder / "access.toml"))
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://*:*", "tcp://0.0.0.0:*", "tcp://[::]:*", "tcp://10.1.2.3:*", "tcp://eth0:*", "tcp://x.org:*"]
+)
+def test_addresses_that_others_reach_are_refused_before_anything_is_bound(endpoint, tmp_path):
+    with pytest.raises(BindError, match=r"refused to listen on .* --access FILE .* --insecure"):
+        Server((f"ipc://{tmp_path}/broker", endpoint))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "tcp://127.1.2.3:*", "tcp://lo:*", "inproc://broker"])
+def test_addresses_on_this_machine_need_no_access_control(endpoint):
+    with Server((endpoint,)) as server:
+        assert server.gate is None
+
+
+def test_other_addresses_are_allowed_with_access_control_or_without_security(folder):
+    with Server(("tcp://0.0.0.0:*",), insecure=True):
+        pass
+    with Server(("tcp://0.0.0.0:*",), access=load(folder / "access.toml")):
+        pass
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(None, 0o600), (0o660, 0o660), (0o666, 0o666)])
+@pytest.mark.parametrize("name", ["{}/broker", "*"])
+def test_ipc_sockets_have_the_permissions_that_were_asked_for(tmp_path, mode, expected, name):
+    before = os.umask(0o027)
+    try:
+        with Server((f"ipc://{name.format(tmp_path)}",), **({} if mode is None else {"ipc_mode": mode})) as server:
+            path = Path(server.endpoints[0].removeprefix("ipc://"))
+            assert stat.S_IMODE(path.stat().st_mode) == expected
+            if name == "*":
+                assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    finally:
+        assert os.umask(before) == 0o027
+
+
+def test_an_abstract_socket_has_no_permissions():
+    with Server((f"ipc://@zmdp-test-{os.getpid()}",)) as server:
+        assert server.endpoints

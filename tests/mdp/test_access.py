@@ -1,0 +1,213 @@
+"""The access file: what it may say, and what is said of everything that is wrong with it."""
+
+import os
+
+import pytest
+
+from zmdp.mdp.access import Permissions, load
+from zmdp.mdp.errors import AccessError, SettingError
+from zmdp.mdp.keys import create_keys
+
+UNLISTED = "0123456789012345678901234567890123456789"
+"""A key that nobody has."""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("broker", "shop", "web"):
+        create_keys(name, tmp_path)
+    return tmp_path
+
+
+def write(folder, text, own='secret_key = "broker.key_secret"\n'):
+    path = folder / "access.toml"
+    path.write_text(own + text)
+    return path
+
+
+def refused(path):
+    with pytest.raises(AccessError) as raised:
+        load(path)
+    assert str(path) in str(raised.value)
+    return str(raised.value)
+
+
+def key(folder, name):
+    return next(
+        line.split('"')[1] for line in (folder / f"{name}.key").read_text().splitlines() if "public-key" in line
+    )
+
+
+def test_roles_have_keys_permissions_and_limits(folder):
+    path = write(
+        folder,
+        f"""
+        [roles.shop]
+        keys = ["shop.key", "{UNLISTED}"]
+        call = ["*"]
+        offer = ["resize", "spark.*"]
+        mmi = "none"
+        on_behalf = true
+        outstanding = 1000
+        queued_requests = 500
+        request_bytes = 50_000_000
+        connections = 20
+
+        [roles.web]
+        keys = []
+        """,
+    )
+    access = load(path)
+    assert access.roles["shop"] == Permissions(
+        "shop", ("*",), ("resize", "spark.*"), "none", False, True, 1000, 500, 50_000_000, 20
+    )
+    assert access.roles["web"] == Permissions("web", (), (), "service", False, False, None, None, None, None)
+    assert access.keys == {key(folder, "shop").encode(): "shop", UNLISTED.encode(): "shop"}
+    assert access.keys_of("shop") == ["shop.key", UNLISTED]
+    assert access.public_key == key(folder, "broker").encode()
+    assert access.secret_key.decode() in (folder / "broker.key_secret").read_text()
+    assert access.secret_key.decode() not in repr(access)
+
+
+def test_a_file_without_roles_admits_nobody(folder):
+    access = load(write(folder, ""))
+    assert (access.keys, access.roles) == ({}, {})
+
+
+def test_files_of_keys_are_relative_to_the_access_file(folder, tmp_path, monkeypatch):
+    (folder / "keys").mkdir()
+    os.rename(folder / "shop.key", folder / "keys" / "shop.key")
+    monkeypatch.chdir("/")
+    access = load(write(folder, '[roles.a]\nkeys = ["keys/shop.key"]'))
+    assert list(access.keys.values()) == ["a"]
+
+
+def test_patterns_match_whole_names_case_sensitively():
+    role = Permissions("r", call=("resize", "spark.*", "v?"), offer=("*",))
+    assert role.may_call(b"resize")
+    assert role.may_call(b"spark.sql")
+    assert role.may_call("vä".encode())
+    assert not any(map(role.may_call, (b"Resize", b"resizer", b"spark", b"v10", b"")))
+    assert role.may_offer("größe".encode())
+    assert role.may_offer(b"\xff")
+
+
+def test_no_pattern_matches_what_the_broker_itself_offers():
+    role = Permissions("r", call=("*",), offer=("*",))
+    assert not role.may_call(b"mmi.service")
+    assert not role.may_offer(b"mmi.service")
+    assert role.may_call(b"mmi")
+
+
+def test_nothing_is_allowed_unless_it_says_so():
+    assert not Permissions("r").may_call(b"echo")
+    assert not Permissions("r").may_offer(b"echo")
+    assert not Permissions("r").may_call(b"")
+
+
+def test_an_admin_may_ask_the_broker_everything():
+    assert Permissions("r", admin=True, mmi="none").mmi == "all"
+
+
+def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
+    before = load(write(folder, '[roles.a]\nkeys = ["shop.key"]\n[roles.b]\nkeys = ["web.key"]\n[roles.c]\nkeys = []'))
+    same = load(write(folder, '[roles.a]\nkeys = ["shop.key"]\n[roles.b]\nkeys = ["web.key"]\ncall = ["x"]'))
+    gone = load(write(folder, '[roles.a]\nkeys = []\n[roles.b]\nkeys = ["web.key"]'))
+    moved = load(write(folder, '[roles.a]\nkeys = ["shop.key", "web.key"]\n[roles.b]'))
+    web = next(key for key, role in before.keys.items() if role == "b")
+    shop = next(key for key, role in before.keys.items() if role == "a")
+    assert before.lost_in(same) == set()
+    assert before.lost_in(gone) == {shop}
+    assert before.lost_in(moved) == {web}
+    assert gone.lost_in(before) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[roles.shop]\ncalls = []", "role shop: there is no setting 'calls': did you mean call?"),
+        ("[roles.shop]\nkey = []", "role shop: there is no setting 'key': did you mean keys?"),
+        ("[roles.shop]\nzzz = []", "role shop: there is no setting 'zzz': known are keys, call, offer, mmi, admin"),
+        ("[role.shop]\n", "there is no setting 'role': did you mean roles?"),
+        ("[roles.a.b]\n", 'role a: a role name with a dot needs quotes: [roles."a.b"]'),
+        ("[roles.'a b']\n", "'a b' cannot be the name of a role: use up to 64 letters"),
+        (f"[roles.{'a' * 65}]\n", "cannot be the name of a role"),
+        ("roles = 3", "roles is 3: write each role as a table, [roles.NAME]"),
+        ("[roles]\nshop = 3", "role shop: it is 3: write a role as a table, [roles.shop]"),
+        ("[roles.shop]\nkeys = 'shop.key'", "role shop: keys is 'shop.key': it must be a list of texts"),
+        ("[roles.shop]\nkeys = [3]", "role shop: keys is [3]: it must be a list of texts"),
+        ("[roles.shop]\nkeys = ['sho.key']", "role shop: key 'sho.key': cannot find the file"),
+        ('[roles.shop]\nkeys = ["a\\u0000b"]', "cannot find the file"),
+        ("[roles.shop]\nkeys = ['']", "role shop: key ''"),
+        ("[roles.shop]\nkeys = ['rq:rM>']", "nor is this a public key (40 characters of Z85)"),
+        (f"[roles.shop]\nkeys = ['{'#' * 40}']", "nor is this a public key (40 characters of Z85)"),
+        (f"[roles.shop]\nkeys = ['{'~' * 40}']", "nor is this a public key (40 characters of Z85)"),
+        ("[roles.shop]\nkeys = ['access.toml']", "is not a certificate file: it has no public-key"),
+        ("[roles.shop]\nkeys = ['noise']", "is not a certificate file: it is not text"),
+        ("[roles.shop]\nkeys = ['.']", "role shop: key '.': cannot read"),
+        ("[roles.shop]\nkeys = ['shop.key_secret']", "contains a secret key: use the public certificate,"),
+        ("[roles.shop]\nkeys = ['shop.key', './shop.key']", "key './shop.key': it is listed twice (as 'shop.key')"),
+        (
+            "[roles.a]\nkeys = ['shop.key']\n[roles.b]\nkeys = ['shop.key']",
+            "role b: key 'shop.key': it is listed for a ",
+        ),
+        ("[roles.shop]\ncall = '*'", "call is '*': it must be a list of texts, such as [\"*\"]"),
+        ("[roles.shop]\ncall = ['']", "an empty pattern matches nothing"),
+        ("[roles.shop]\ncall = ['mmi.*']", 'patterns do not apply to mmi.*: set mmi to "service" or "all" instead'),
+        ("[roles.shop]\noffer = ['mmi.x']", "patterns do not apply to mmi.*: the broker itself offers these"),
+        ("[roles.shop]\nmmi = 'some'", "mmi is 'some': it must be one of none, service, all"),
+        ("[roles.shop]\nmmi = []", "mmi is []: it must be one of none, service, all"),
+        ("[roles.shop]\nadmin = 1", "admin is 1: it must be true or false"),
+        ("[roles.shop]\non_behalf = 'yes'", "on_behalf is 'yes': it must be true or false"),
+        ("[roles.shop]\nconnections = 0", "connections is 0: it must be a whole number of connections above 0"),
+        ("[roles.shop]\nrequest_bytes = 1.5", "request_bytes is 1.5: it must be a whole number of bytes above 0"),
+        ("[roles.shop]\noutstanding = true", "outstanding is True: it must be a whole number of requests above 0"),
+        ("[roles.shop", "is not valid TOML"),
+    ],
+)
+def test_what_is_wrong_with_a_role(folder, text, expected):
+    (folder / "noise").write_bytes(b"\xff\xfe")
+    assert expected in refused(write(folder, text))
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("", 'must name the broker\'s key: secret_key = "broker.key_secret"'),
+        ("secret_key = 3\n", "must name the broker's key"),
+        ("secret_key = 'nothing'\n", "nothing: No such file or directory"),
+        ('secret_key = "a\\u0000b"\n', "is not a certificate file"),
+        ("secret_key = 'broker.key'\n", "broker.key is a public certificate, which has no secret key: use"),
+        ("secretkey = 'broker.key'\n", "there is no setting 'secretkey': did you mean secret_key?"),
+    ],
+)
+def test_what_is_wrong_with_the_brokers_own_key(folder, own, expected):
+    assert expected in refused(write(folder, "", own))
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666])
+def test_a_secret_that_others_have_access_to_is_refused(folder, mode):
+    secret = folder / "broker.key_secret"
+    secret.chmod(mode)
+    assert f"mode 0{mode:o}): chmod 600 {secret}" in refused(write(folder, ""))
+    secret.chmod(0o400)
+    assert load(write(folder, ""))
+
+
+def test_a_damaged_certificate_is_reported_without_its_content(folder):
+    secret = folder / "broker.key_secret"
+    secret.write_text(secret.read_text().replace('secret-key = "', 'secret-key = "xyzzy'))
+    text = refused(write(folder, ""))
+    assert "is damaged: its secret-key is not 40 characters of Z85" in text
+    assert "xyzzy" not in text
+
+
+def test_a_missing_file_and_one_that_is_not_text(tmp_path):
+    assert "No such file or directory: mdp-keys allow creates it" in refused(tmp_path / "access.toml")
+    (tmp_path / "access.toml").write_bytes(b"\xff")
+    assert "is not text" in refused(tmp_path / "access.toml")
+    assert "Is a directory" in refused(tmp_path)
+
+
+def test_an_error_of_the_access_file_is_an_error_of_a_setting():
+    assert issubclass(AccessError, SettingError)

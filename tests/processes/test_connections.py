@@ -1,0 +1,89 @@
+"""A broker's process that runs out of descriptors (C42), and one that is offered more connections than it may have."""
+
+import os
+import resource
+import time
+
+import pytest
+from support.processes import process
+from support.zmtp import Ended, RawPeer
+
+PATIENCE = 20.0
+ASK, ANSWER = [b"MDPC02", b"\x01", b"mmi.service", b"x"], [b"MDPC02", b"\x03", b"mmi.service", b"404"]
+
+pytestmark = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit and /proc")
+
+
+def served(peer: RawPeer) -> bool:
+    try:
+        return peer.send(*ASK).recv() == ANSWER
+    except (Ended, OSError):
+        return False
+
+
+def serves(endpoint: str) -> bool:
+    with RawPeer(endpoint, handshake=False) as peer:
+        try:
+            peer.shake_hands()
+        except (Ended, OSError):
+            return False
+        return served(peer)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The time that a process has spent computing."""
+    with open(f"/proc/{pid}/stat") as file:
+        ticks = file.read().rsplit(")", 1)[1].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_c42_a_broker_without_descriptors_says_so_and_serves_again_when_it_has_some() -> None:
+    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*") as broker:
+        endpoint = broker.line("tcp://", "stdout")
+        kept = RawPeer(endpoint)
+        assert served(kept)
+        used = len(os.listdir(f"/proc/{broker.pid}/fd"))
+        _, hard = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (used + 5, hard))
+        peers = [RawPeer(endpoint, handshake=False) for _ in range(50)]
+        broker.line("cannot accept connections: Too many open files")
+        broker.line("ended a new connection, for lack of descriptors")
+        for peer in peers[10:]:
+            peer.wait_for_end()  # and none is left in the queue, for which libzmq would try to accept without end
+        before = cpu_seconds(broker.pid)
+        assert served(kept)
+        assert cpu_seconds(broker.pid) - before < 1.0
+        assert broker.stderr.count("cannot accept connections") <= 10
+        for peer in peers:
+            peer.close()
+        deadline = time.monotonic() + PATIENCE
+        while not serves(endpoint):
+            assert time.monotonic() < deadline
+        assert served(kept)
+        kept.close()
+        assert broker.end() == 0
+
+
+def test_a_broker_has_a_maximum_number_of_connections() -> None:
+    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", MDP_MAX_CONNECTIONS="3") as broker:
+        endpoint = broker.line("tcp://", "stdout")
+        peers = [RawPeer(endpoint) for _ in range(3)]
+        assert all(served(peer) for peer in peers)
+        assert not serves(endpoint)
+        broker.line("ended a new connection from this host: there are 3 already (max-connections)")
+        assert all(served(peer) for peer in peers)
+        peers.pop().close()
+        deadline = time.monotonic() + PATIENCE
+        while not serves(endpoint):
+            assert time.monotonic() < deadline
+        for peer in peers:
+            peer.close()
+        assert broker.end() == 0
+
+
+def test_a_handshake_has_an_end() -> None:
+    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*") as broker:
+        with RawPeer(broker.line("tcp://", "stdout"), handshake=False) as peer:
+            peer.wait_for_end()
+        broker.line("a connection has failed: handshake-ended")
+        assert broker.end() == 0
