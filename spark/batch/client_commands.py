@@ -351,7 +351,8 @@ def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
         yield f"batch {name} on {driver['master']}: {', '.join(driver['services'])}; {counts}{state}"
         for job in driver["running"]:
             line = _line({"event": "progress", **job})
-            yield f"  {job['job']}  {line}  {job['what']}"
+            what = job["what"] or f"a job of {job['user']}"
+            yield f"  {job['job']}  {line}  {what}"
     else:
         slots = driver.get("slots", [])
         yield (
@@ -401,9 +402,14 @@ def _cancel_one(client: Client, job: str) -> bool:
         ticket.close()
         return True
     for driver in control.drivers(client):
-        with suppress(ServiceError, RequestTimeout, ServiceNotFound):  # a fleet, or a batch that is ending
+        try:
             if control.ask(client, driver, "cancel", job=job)["cancelled"]:
                 return True
+        except (RequestTimeout, ServiceNotFound):  # the driver is ending
+            continue
+        except ServiceError as error:
+            if error.code != control.UNKNOWN_OPERATION:  # a fleet does not have the operation
+                raise
     return False
 
 

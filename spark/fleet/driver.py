@@ -24,6 +24,7 @@ from ...mdp.cli.console import printable
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.transport.reach import why_unreachable
+from ...workers import Request
 from ..control import PREFIX, Control, validate_driver_name
 from ..session import SparkError, check_installed, is_alive, is_remote, resolve_master, stop_quietly
 from .executor import LeaseTask, serve
@@ -420,19 +421,20 @@ class Fleet:
 
     # ── what the control service answers ─────────────────────────────────────────────────────────────────────────────
 
-    def _status(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        del arguments
+    def _status(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del arguments, request
         return self.status()
 
-    def _drain(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        del arguments
+    def _drain(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del arguments, request
         if not self._draining:
             log.info("draining, as asked by mdp-spark drain; running requests are finished first")
         self.drain()
         with self._changed:
             return {"draining": True, "running": len(self._slots.rows(time.monotonic()))}
 
-    def _slot(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _slot(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del request
         number, lease = arguments.get("slot"), arguments.get("lease")
         if arguments.get("fleet") != self._run_id or not isinstance(number, int) or not isinstance(lease, int):
             return {"drain": False}  # a task of another fleet with this name, whose own driver tells it
