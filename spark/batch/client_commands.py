@@ -15,14 +15,14 @@ from uuid import UUID
 import click
 
 from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
-from ...mdp.cli.console import with_default
+from ...mdp.cli.console import Decorator, with_default
 from ...mdp.errors import ServiceError, SettingError, UnknownTicket
 from ...mdp.transport.reach import check_listening
 from ...titanic.cli.parameters import DURATION
 from ...titanic.client import Ticket, Titanic
 from ...titanic.submission import parse_uuid
 from .. import control
-from .commands import BROKER, PREFIX, pairs
+from ..parameters import BROKER, PREFIX, pairs
 from .jobs import FORMATS
 
 STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
@@ -44,25 +44,24 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def _submit_options(command: Command) -> Command:
-    for option in reversed(
-        [
-            click.option(
-                "--durable", is_flag=True,
-                help="Hand the request to Titanic, which runs it even if this command ends, and keeps the reply.",
-            ),
-            click.option("--key", help="With --durable: submitting the same key again returns the first request."),
-            click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
-            click.option(
-                "--format", "format_", type=click.Choice(FORMATS), default="json",
-                help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
-            ),
-            _OUTPUT,
-            click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
-            PREFIX,
-            BROKER,
-            _JSON,
-        ]
-    ):  # fmt: skip
+    options: list[Decorator] = [
+        click.option(
+            "--durable", is_flag=True,
+            help="Hand the request to Titanic, which runs it even if this command ends, and keeps the reply.",
+        ),
+        click.option("--key", help="With --durable: submitting the same key again returns the first request."),
+        click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
+        click.option(
+            "--format", "format_", type=click.Choice(FORMATS), default="json",
+            help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
+        ),
+        _OUTPUT,
+        click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
+        PREFIX,
+        BROKER,
+        _JSON,
+    ]  # fmt: skip
+    for option in reversed(options):
         command = option(command)
     return command
 
