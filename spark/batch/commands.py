@@ -29,7 +29,7 @@ from ..session import (
 )
 from .catalogue import Catalogue, read
 from .jobs import load_jobs
-from .results import DEFAULT_INLINE, MAX_INLINE, Results
+from .results import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
 from .service import Batch
 from .sessions import SessionPool
 
@@ -66,9 +66,9 @@ log = logging.getLogger("zmdp.spark")
     help=with_default("Maximum number of concurrent requests of each service.", 4),
 )  # fmt: skip
 @click.option(
-    "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE,
+    "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE_BYTES,
     help=with_default(
-        "Maximum size of a result in a reply; larger ones are written as Parquet.", DEFAULT_INLINE, "bytes"
+        "Maximum size of a result in a reply; larger ones are written as Parquet.", DEFAULT_INLINE_BYTES, "bytes"
     ),
 )  # fmt: skip
 @click.option(
@@ -113,9 +113,9 @@ def batch(
     """
     log_to_stderr(log_level)
     silence_py4j()
-    if inline > MAX_INLINE:
+    if inline > MAX_INLINE_BYTES:
         raise click.BadParameter(
-            f"--inline {inline}: at most {MAX_INLINE} bytes can be sent; --results takes larger results"
+            f"--inline {inline}: at most {MAX_INLINE_BYTES} bytes can be sent; --results takes larger results"
         )
     if connect is not None and (master is not None or conf or py_files):
         raise click.UsageError(

@@ -44,7 +44,7 @@ CANCEL_GRACE_SECONDS: Final = 10.0
 """How long a cancelled job may take to stop before its worker thread takes another request."""
 
 ON_FILES: Final = "spark.sql.runSQLOnFiles"
-"""Whether SQL may name files, as in csv.`/etc/passwd`: allowed for jobs, not for callers' queries."""
+"""Spark's setting for whether SQL may name files, as in csv.`/etc/passwd`: jobs may, callers' queries may not."""
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _LINE: Final = re.compile(r"\bline (\d+)")
 
@@ -65,7 +65,7 @@ class Batch:
         prefix: first part of the services' names.
         master: the Spark master, for `mdp-spark status`.
         heartbeat: interval in seconds.
-        liveness: Silent heartbeat intervals after which the broker is considered dead.
+        liveness: silent heartbeat intervals after which the broker is considered dead.
     """
 
     def __init__(
