@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -209,7 +210,7 @@ def _open_first_session(pool: SessionPool, *, patient: bool) -> None:
 
 
 class _Stopper:
-    """Counts signals to stop, for the driver's loop to see; the third one ends the process."""
+    """Counts signals to stop, which `_serve` acts on; the third one ends the process."""
 
     def __init__(self) -> None:
         self.started = False
@@ -225,7 +226,8 @@ class _Stopper:
         if self.stops > 2:
             os._exit(1)
         if self.stops == 1:
-            log.info("finishing running jobs; interrupt again to cancel them")
+            with suppress(RuntimeError):  # the signal may have interrupted a write to stderr
+                log.info("finishing running jobs; interrupt again to cancel them")
 
 
 COMMANDS: Final = {"batch": batch}
