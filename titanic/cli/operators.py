@@ -18,7 +18,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...clients import bodies
-from ...mdp.cli.console import EXIT_CODES, Number, log_level_option, log_to_stderr, printable, with_default
+from ...mdp.cli.console import (
+    EXIT_CODES,
+    Number,
+    heartbeat_options,
+    log_level_option,
+    log_to_stderr,
+    printable,
+    with_default,
+)
 from ...mdp.errors import TitanicError, UnknownTicket
 from ...mdp.transport.reach import why_unreachable
 from .. import admin, schema
@@ -93,22 +101,7 @@ _ALL = click.option(
     default=DEFAULT_DRAIN_SECONDS,
     help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN_SECONDS, "seconds"),
 )
-@click.option(
-    "--heartbeat",
-    type=Number("seconds"),
-    default=1.0,
-    envvar="MDP_HEARTBEAT",
-    show_envvar=True,
-    help=with_default("Heartbeat interval.", 1.0, "seconds"),
-)
-@click.option(
-    "--liveness",
-    type=Number("intervals", whole=True),
-    default=5,
-    envvar="MDP_LIVENESS",
-    show_envvar=True,
-    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
-)
+@heartbeat_options()
 @log_level_option
 def serve(*, broker: Sequence[str], db: str, log_level: str, **settings: Any) -> int:
     """Store requests in a database and execute them.

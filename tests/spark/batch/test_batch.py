@@ -300,8 +300,11 @@ def alive(pid):
 def pids(folder, tasks=2):
     """Return the pids of the tasks' processes once all of them run."""
     found = [folder / f"task-{number}" for number in range(tasks)]
-    return eventually(lambda: all(each.exists() and each.read_text() for each in found) and
-                      [int(each.read_text()) for each in found])  # fmt: skip
+
+    def read():
+        return all(each.exists() and each.read_text() for each in found) and [int(each.read_text()) for each in found]
+
+    return eventually(read, PATIENCE)  # the first job of a session takes long
 
 
 def free(spark):
@@ -368,6 +371,30 @@ def test_cancelling_a_request_cancels_its_spark_job(at, spark, tmp_path, how):
     eventually(lambda: not any(map(alive, running_now)))
     with Client(at, timeout=PATIENCE) as client:
         eventually(lambda: not control.ask(client, "batch", "status")["running"])
+
+
+def test_only_its_owner_and_admins_see_and_cancel_a_job(at, spark, tmp_path):
+    def ask(client, op, **options):
+        return json.loads(client.request("spark.control.batch", *frames(op), options=options)[0])
+
+    with Client(at, timeout=PATIENCE) as client:
+        future = client.submit("spark.job", *frames("gated", {"folder": str(tmp_path)}), options={"user": "shop"})
+        pids(tmp_path)
+        for options in ({}, {"user": "web"}):
+            (row,) = ask(client, {"op": "status"}, **options)["running"]
+            assert (row["user"], row["what"]) == ("shop", None)
+            with pytest.raises(ServiceError, match="only shop or an admin can cancel it") as refused:
+                ask(client, {"op": "cancel", "job": row["job"]}, **options)
+            assert refused.value.code == 403
+        done = run("mdp-spark", "cancel", row["job"], "--broker", at)
+        assert (done.returncode, f"job {row['job']} belongs to shop" in done.stderr.decode()) == (6, True)
+        assert "a job of shop" in run("mdp-spark", "status", "--broker", at).stdout.decode()
+        assert not future.done()
+        assert "gated(" in ask(client, {"op": "status"}, user="shop")["running"][0]["what"]
+        assert ask(client, {"op": "cancel", "job": row["job"]}, user="ops", admin=True) == {"cancelled": True}
+        with pytest.raises(RequestCancelled):
+            future.result()
+    eventually(lambda: free(spark))
 
 
 def test_a_deadline(at, client, spark, tmp_path):
