@@ -17,8 +17,8 @@ from .store.outcomes import NEXT_ENDED, reserve_ended
 from .store.tables import KEYS, PARTS, REQUESTS, P, R, is_in
 
 _LISTED: Final = (
-    R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.code,
-    R.error, R.key,
+    R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.deaths,
+    R.code, R.error, R.key,
 )  # fmt: skip
 _LARGE: Final = (R.body, R.reply)
 _SHOWN: Final = (*_LISTED, *(column for column in R if column not in {*_LISTED, *_LARGE, R.ended}), *_LARGE)
@@ -72,8 +72,8 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
 def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:
     """Retry failed requests as if they were new, and return them."""
     return _change(
-        connection, uuids, ("failed",), state="pending", due=now, failures=0, finished=None, expires=None, code=None,
-        error=None, reply=None, ended=None,
+        connection, uuids, ("failed",), state="pending", due=now, failures=0, deaths=0, finished=None, expires=None,
+        code=None, error=None, reply=None, ended=None,
     )  # fmt: skip
 
 

@@ -17,13 +17,13 @@ from . import schema, store
 from .batches import BatchExecutor
 from .dispatcher import Dispatcher
 from .service import MAX_WAITING, Service
-from .store.clock import Clock
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
 DEFAULT_DRAIN_SECONDS: Final = 10.0
 CONCURRENCY: Final = 256
 """Maximum number of requests that titanic.request and titanic.close each handle at a time."""
 DEFAULT_MAX_WAITING: Final = 1_000_000
+DEFAULT_MAX_DEATHS: Final = 5
 KEY_LOCK_SECONDS: Final = 1.0
 """How long a request with a key waits for another transaction with the same key."""
 MIN_LEASE_SECONDS: Final = 2.0
@@ -46,6 +46,7 @@ class Server:
             that answers.
         lease: Seconds after a crash until another Titanic may take over its running requests.
         max_waiting: Maximum number of requests that have not ended.
+        max_deaths: Number of workers lost while they handled a request after which the request fails.
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
         drain_timeout: Seconds that `stop` waits for running requests.
         heartbeat: Seconds between heartbeats.
@@ -63,6 +64,7 @@ class Server:
         broker: str | Sequence[str] = DEFAULT_ENDPOINT,
         lease: float = DEFAULT_LEASE_SECONDS,
         max_waiting: int = DEFAULT_MAX_WAITING,
+        max_deaths: int = DEFAULT_MAX_DEATHS,
         ttl: float | None = None,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
@@ -74,14 +76,18 @@ class Server:
             raise SettingError(f"ttl is {ttl!r}: it must be a number of seconds above 0, or None")
         if max_waiting < 1:
             raise SettingError(f"max_waiting is {max_waiting!r}: it must be 1 or more")
+        if max_deaths < 1:
+            raise SettingError(f"max_deaths is {max_deaths!r}: it must be 1 or more")
         self.url = schema.database_url(db)
         self._brokers = checked_endpoints(broker)
         self._lease = lease
         self._max_waiting = max_waiting
+        self._max_deaths = max_deaths
         self._ttl = ttl
         self._drain_timeout = drain_timeout
         self._heartbeats: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness}
         self._stopping = asyncio.Event()
+        self._clock = store.Clock()
         self._write_engine = self._prepare_database()
 
     def _prepare_database(self) -> Engine:
@@ -100,6 +106,7 @@ class Server:
     def _check(self, engine: Engine) -> None:
         with engine.connect() as connection:
             schema.check(connection, self.url)
+            store.set_clock(connection, self._clock)
             if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
                 log.warning("the PostgreSQL server runs with fsync=off: commits may not survive a power failure")
 
@@ -131,13 +138,13 @@ class Server:
                 engine = schema.open_engine(self.url, lock_timeout=KEY_LOCK_SECONDS)
                 keyed = BatchExecutor("titanic-keys", engine, (store.accept,))
                 ending.push_async_callback(keyed.close)
-            clock = Clock()
             dispatcher = Dispatcher(
-                client, writer, clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
+                client, writer, self._clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
+                max_deaths=self._max_deaths,
                 changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
             )  # fmt: skip
             service = Service(
-                writer, keyed, reader, clock,
+                writer, keyed, reader, self._clock,
                 room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
             )  # fmt: skip
             workers = [

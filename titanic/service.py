@@ -21,7 +21,6 @@ from ..workers import Request
 from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import unpack
-from .store.clock import Clock
 from .submission import MalformedRequest, ReplyRequest, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
@@ -68,7 +67,7 @@ class Service:
         writer: BatchExecutor,
         keyed: BatchExecutor,
         reader: BatchExecutor,
-        clock: Clock,
+        clock: store.Clock,
         *,
         room: Callable[[], bool],
         accepted: Callable[[str, float], None],

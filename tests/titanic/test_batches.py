@@ -155,7 +155,7 @@ def test_partials_are_stored_before_outcomes_and_accepted_requests_can_be_claime
         gate = Gate()
         async with batches(tables.engine, gate) as made:
             held = await gate.holding(made)
-            claiming = made.submit(store.claim, store.Claim("new", 1, store.Lease("me", NOW + 10), NOW))
+            claiming = made.submit(store.claim, store.Claim("new", 1, store.Lease("me", 10), NOW))
             finishing = made.submit(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"reply"))
             closing = made.submit(store.close, claimed.uuid)
             storing = made.submit(store.add_partials, store.Partial(claimed.id, 1, 0, b"part"))
@@ -213,7 +213,7 @@ def test_each_future_gets_its_own_result(tables, submission):
             async def one():
                 asked = submission()
                 assert await made.submit(store.accept, asked) == asked.uuid
-                (claimed,) = await made.submit(store.claim, store.Claim("echo", 1, store.Lease("me", NOW + 10), NOW))
+                (claimed,) = await made.submit(store.claim, store.Claim("echo", 1, store.Lease("me", 10), NOW))
                 reply = claimed.uuid.bytes
                 await made.submit(store.finish, store.Outcome(claimed.id, "me", claimed.attempt, NOW, reply))
                 return claimed.uuid

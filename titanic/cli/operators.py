@@ -23,7 +23,14 @@ from ...mdp.errors import TitanicError, UnknownTicket
 from ...mdp.transport.reach import why_unreachable
 from .. import admin, schema
 from ..frames import unpack
-from ..server import DEFAULT_DRAIN_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_MAX_WAITING, MIN_LEASE_SECONDS, Server
+from ..server import (
+    DEFAULT_DRAIN_SECONDS,
+    DEFAULT_LEASE_SECONDS,
+    DEFAULT_MAX_DEATHS,
+    DEFAULT_MAX_WAITING,
+    MIN_LEASE_SECONDS,
+    Server,
+)
 from ..store.models import STATES
 from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE, brokers_option
 
@@ -79,6 +86,15 @@ _ALL = click.option(
     type=Number("requests", whole=True),
     default=DEFAULT_MAX_WAITING,
     help=with_default("Maximum number of requests that have not ended; more are rejected.", DEFAULT_MAX_WAITING),
+)
+@click.option(
+    "--max-deaths",
+    type=Number("workers", whole=True),
+    default=DEFAULT_MAX_DEATHS,
+    help=with_default(
+        "Number of workers lost while they handled a request after which it fails instead of being retried.",
+        DEFAULT_MAX_DEATHS,
+    ),
 )
 @click.option(
     "--ttl",
