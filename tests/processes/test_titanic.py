@@ -207,7 +207,8 @@ def test_a_request_that_failed(titanic):
     for options in (["--wait"], [], ["--stream"]):
         result = titanic("reply", uuid, *options)
         assert (result.returncode, result.stdout) == (6, b"")
-        assert one_line(result) == "titanic: failed with 404: no such ?[31mrecord"
+        told = f"titanic: request {uuid} has failed: service 'fail' failed with 404: no such ?[31mrecord"
+        assert one_line(result) == told
 
 
 def test_all_options_of_request(titanic):
