@@ -1,8 +1,9 @@
 """Titanic as a program: the database, three workers that offer its services, and the dispatcher."""
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from sqlalchemy.engine import Engine
 from ..clients import AsyncClient
 from ..clients.arguments import checked_endpoints
 from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.errors import SettingError
+from ..mdp.errors import RequestError, SettingError
 from ..workers import AsyncWorker
 from . import schema, store
 from .batches import BatchExecutor
@@ -27,6 +28,10 @@ DEFAULT_MAX_DEATHS: Final = 5
 KEY_LOCK_SECONDS: Final = 1.0
 """How long a request with a key waits for another transaction with the same key."""
 MIN_LEASE_SECONDS: Final = 2.0
+WORKER_NAME: Final = "titanic, database "
+"""The name of Titanic's workers, before the identity of its database."""
+COMPARE_SECONDS: Final = 60.0
+"""Interval at which Titanic looks for others at the broker that use another database."""
 WRITES: Final = (
     store.accept, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
     store.release, store.pending_after,
@@ -99,6 +104,8 @@ class Server:
                     log.info("%s: migrated tables: %s → %s", schema.shown(self.url), before or "none", now)
             else:
                 self._check(engine)
+            with engine.connect() as connection:
+                self._worker_name = WORKER_NAME + schema.identity(connection)
         finally:
             engine.dispose()  # it reconnects when it is used
         return engine
@@ -148,7 +155,15 @@ class Server:
                 room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
             )  # fmt: skip
             workers = [
-                AsyncWorker(name, handler, broker=broker, concurrency=concurrency, dialect=True, **self._heartbeats)
+                AsyncWorker(
+                    name,
+                    handler,
+                    broker=broker,
+                    concurrency=concurrency,
+                    name=self._worker_name,
+                    dialect=True,
+                    **self._heartbeats,
+                )
                 for broker in self._brokers
                 for name, handler, concurrency in (
                     ("titanic.request", service.request, CONCURRENCY),
@@ -156,7 +171,8 @@ class Server:
                     ("titanic.close", service.close, CONCURRENCY),
                 )
             ]
-            tasks = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
+            running = (dispatcher.run(), service.watch(), self._compare_databases(client))
+            tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
             ending.push_async_callback(self._drain, dispatcher)
             ending.push_async_callback(_stopped, workers)
@@ -172,8 +188,42 @@ class Server:
             for each in done:
                 each.result()  # these tasks never end by themselves: raises the bug that ended one
 
+    async def _compare_databases(self, client: AsyncClient) -> None:
+        """Log an error while another Titanic at the broker uses another database.  Runs until cancelled."""
+        while True:
+            try:
+                (answer,) = await client.request("mmi.workers", b"titanic.request")
+                others = titanics_with_other_database(json.loads(answer)["workers"], self._worker_name)
+            except (RequestError, ValueError, TypeError, KeyError) as error:
+                log.debug("cannot compare the databases of the broker's Titanics: %s", error)
+            else:
+                for host, pid in others:
+                    log.error(
+                        "another Titanic at this broker uses another database (process %s on %s). The broker sends "
+                        "callers to either, so they do not find their requests: stop one, or give both the same --db",
+                        pid,
+                        host,
+                    )
+            await asyncio.sleep(COMPARE_SECONDS)
+
     async def _drain(self, dispatcher: Dispatcher) -> None:
         await dispatcher.drain(self._drain_timeout)
+
+
+def titanics_with_other_database(workers: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str, int]]:
+    """Return host and process of each Titanic whose workers do not have this name.
+
+    Args:
+        workers: The workers of `titanic.request`, as `mmi.workers` lists them.
+        name: The name of our own workers.
+    """
+    return sorted(
+        {
+            (str(each["host"]), int(each["pid"]))
+            for each in workers
+            if str(each["name"]).startswith(WORKER_NAME) and each["name"] != name
+        }
+    )
 
 
 async def _stopped(workers: Sequence[AsyncWorker]) -> None:

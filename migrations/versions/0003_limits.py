@@ -1,4 +1,6 @@
-"""Count the workers that a request has cost, and bound leases and retries when a clock is set back."""
+"""Count lost workers, bound leases and retries when a clock is set back, and give the database an identity."""
+
+import secrets
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns, and the index of retries.
+    """Add the columns, the index of retries, and the database's identity.
 
     The leases of running Titanics are dropped: their requests are executed again.
     """
@@ -24,10 +26,13 @@ def upgrade() -> None:
         sa.Column("lease", sa.Double, nullable=False),
         sa.Column("seconds", sa.Double, nullable=False),
     )
+    identity = op.create_table("titanic_identity", sa.Column("id", sa.Text, primary_key=True))
+    op.execute(sa.insert(identity).values(id=secrets.token_hex(8)))
 
 
 def downgrade() -> None:
-    """Drop the columns and the index."""
+    """Drop the columns, the index, and the identity."""
+    op.drop_table("titanic_identity")
     op.drop_column("titanic_owners", "seconds")
     op.drop_index("titanic_requests_retry", "titanic_requests")
     op.drop_column("titanic_requests", "deaths")

@@ -572,6 +572,16 @@ def test_an_unreadable_database_says_why(operator, here, folder, unprivileged):
         assert "titanic.db: permission denied: the file cannot be read" in one_line(result)
 
 
+@pytest.mark.parametrize("command", [["serve"], ["db", "upgrade"]], ids=" ".join)
+def test_a_folder_in_which_no_database_can_be_created(here, folder, unprivileged, command):
+    folder.chmod(0o555)
+    with unprivileged():
+        result = here(*command, "--db", str(folder / "titanic.db"))
+    assert (result.returncode, result.stdout) == (6, b"")
+    told = f"titanic.db: the file cannot be created in the folder {folder}: no permission to write there"
+    assert one_line(result).endswith(told)
+
+
 def test_retry(operator):
     titanic, uuids, db = operator
     result = titanic("retry", uuids["failed"], uuids["done"], STRANGE)

@@ -1,6 +1,7 @@
 """Executing stored requests (C31): which, in which order, how often, and what happens to them meanwhile."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.mmi import answers
 from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, service, store
+from zmdp.titanic.server import titanics_with_other_database
 from zmdp.workers import Worker
 
 PROCESSES = Path(__file__).parents[1] / "processes"
@@ -899,6 +901,22 @@ def only_heartbeats(worker):
     """Return whether nothing else has arrived; keep what has."""
     worker.sync()
     return all(message == [b"MDPWX1", b"\x05"] for message in worker._came)
+
+
+@on_sqlite
+def test_titanics_with_different_databases_are_reported(bench, url, tmp_path, caplog):
+    with ExitStack() as stack:
+        for db in (url, url, str(tmp_path / "other.db")):
+            stack.enter_context(serving(bench.endpoint, db))
+        eventually(lambda: "uses another database" in caplog.text)
+    assert f"(process {os.getpid()} on " in caplog.text
+
+
+def test_only_titanics_with_another_database_are_reported():
+    names = ["titanic, database a", "titanic, database b", "titanic", "titanic, database b"]
+    workers = [{"name": name, "host": "here", "pid": pid} for pid, name in enumerate(names)]
+    assert titanics_with_other_database(workers, "titanic, database a") == [("here", 1), ("here", 3)]
+    assert titanics_with_other_database(workers[:1], "titanic, database a") == []
 
 
 # ── clocks that jump ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -106,6 +106,14 @@ class StoredRequest(Base):
     )
 
 
+class Identity(Base):
+    """The database's identity, in a single row.  Titanics at one broker compare it: they must share a database."""
+
+    __tablename__ = "titanic_identity"
+
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+
+
 class Owner(Base):
     """A Titanic that is running requests."""
 
