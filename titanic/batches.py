@@ -100,7 +100,7 @@ class BatchExecutor:
                 return future
             group = self._groups.get(work)
             if group is None:
-                if not self._groups:  # after this turn of the event loop, all of whose work shares the transaction
+                if not self._groups:  # at the end of the event loop's turn, so that all its work shares a transaction
                     self._loop.call_soon(self._wake)
                 group = self._groups[work] = _Group([], [])
             group.items.append(item)
@@ -223,7 +223,7 @@ class BatchExecutor:
         self._failed_at = now
 
     def _log_success(self) -> None:
-        """Log the recovery, but only after a while: reads can succeed while writes fail."""
+        """Log the recovery once no transaction has failed for a while: some can succeed while others fail."""
         if self._failed_at is not None and time.monotonic() >= self._failed_at + LOG_SECONDS:
             self._failed_at = None
             log.warning("%s: the database works again", shown(absolute(self._engine.url)))

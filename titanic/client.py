@@ -145,8 +145,8 @@ class Ticket:
     def partials(self, start: int = 0, *, timeout: float | None = None) -> Generator[Reply, None, None]:
         """Yield the reply's PARTIALs from number `start` on, as they arrive, until the request has ended.
 
-        Titanic keeps them, so they can be read again.  If the request is run again because an attempt was interrupted,
-        the PARTIALs of the new attempt follow from the same number on.
+        Titanic keeps them, so they can be read again.  If an attempt is interrupted, the generator continues with the
+        PARTIALs of the next attempt, at the number that it has reached.
 
         Args:
             start: The number of the first PARTIAL, counted from 0.

@@ -28,10 +28,9 @@ from .submission import encode_options, parse_uuid
 from .uuids import new_uuid_hex
 
 LONG_POLL_SECONDS: Final = 15.0
-"""Maximum time of one request for a reply that is not there yet.  Afterwards the caller checks whether there is a
-Titanic."""
+"""How long one request for a reply waits.  Then the caller checks whether a Titanic is registered."""
 POLL_SECONDS: Final = (0.05, 1.0)
-"""Pauses between requests for a reply where Titanic cannot be asked to wait: the first and the longest."""
+"""The first and the longest pause between two requests for a reply, if Titanic does not let the caller wait."""
 RESTART_SECONDS: Final = 5.0
 """How long a call is repeated while no Titanic is registered: one may be restarting."""
 RESTART_POLL_SECONDS: Final = 0.1
@@ -190,7 +189,7 @@ class PartialsCursor:
         return True
 
     def pause(self) -> float:
-        """Return how long to sleep before the next stream: the request is about to end, or too many callers wait."""
+        """Return how long to sleep before the next stream; Titanic has ended the last one before the request ended."""
         return 0.0 if self.ended else max(0.0, min(next(self._pauses), self._deadline.remaining))
 
     def check(self) -> None:
@@ -199,7 +198,7 @@ class PartialsCursor:
             self._deadline.check(self._uuid)
 
     def failed(self, error: Exception) -> Steps[None]:
-        """Return if another stream may succeed; else raise."""
+        """Return if another stream may succeed; otherwise raise the error, or `ServiceNotFound`."""
         if isinstance(error, BrokerUnreachable) or not isinstance(error, RequestTimeout | StreamInterrupted):
             raise error
         if not (yield CheckAvailable(REPLY)):

@@ -57,17 +57,17 @@ MAINTENANCE_SECONDS: Final = 0.5
 DISCOVERY_SECONDS: Final = 0.5
 """Interval at which Titanic asks the broker which services have workers."""
 MIN_DISCOVERY_SECONDS: Final = 0.05
-"""The same while requests arrive for services that had no workers."""
+"""The shortest such interval, while requests arrive for services that have no workers."""
 DISCOVERY_PAGE: Final = 100
-"""Services to ask for one by one, per interval, at a broker with too many to list them all."""
+"""How many services to ask for one by one in each interval, if the broker has too many to list them all."""
 COUNT_SECONDS: Final = 60.0
 """Interval at which requests that have not ended are counted."""
 DISCOVERY_TIMEOUT_SECONDS: Final = 5.0
 """How long to wait for the broker's answer."""
 BACKOFF_SECONDS: Final = (0.5, 60.0)
-"""The first and the longest pause before another attempt.  Each pause is twice as long as the one before."""
+"""The first and the longest pause before another attempt; each is twice as long as the one before."""
 HANDLER_BACKOFF_SECONDS: Final = (1.0, MAX_BACKOFF_SECONDS)
-"""The same after a handler failed, if the request has no backoff of its own."""
+"""The same after a handler has failed.  A request's own backoff replaces the first pause."""
 MAX_REPLY_BYTES: Final = MAX_BODY - 100
 """Maximum size of a reply: when it is fetched, its status comes first."""
 TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
@@ -96,7 +96,7 @@ class _Lane:
         self.pending = False
         """Whether there may be requests to claim."""
         self.accepted = 0
-        """Counts accepted requests; tells whether one arrived during a claim."""
+        """Counts accepted requests, to notice if one arrives during a claim."""
         self.claiming = False
         self.buffer: deque[_Running] = deque()
         """Requests that are claimed but not yet sent to the broker."""
@@ -131,7 +131,7 @@ class _Running:
         self.lane = lane
         self.task: asyncio.Task[None] | None = None
         self.answered = False
-        """Whether there is an outcome, which is being stored."""
+        """Whether the outcome is known; it is then being stored."""
 
 
 class Dispatcher:
@@ -204,7 +204,7 @@ class Dispatcher:
             self._wake.set()
             return
         if not self._offered.get(service):
-            self._discover_now.set()  # which has the tables examined if there are workers now
+            self._discover_now.set()  # if there are workers by now, maintenance finds the request
             return
         lane = self._lane(service)
         lane.accepted += 1
@@ -346,7 +346,7 @@ class Dispatcher:
     def _claimed(self, lane: _Lane, accepted: int, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
         lane.claiming = False
         if done.cancelled() or done.exception() is not None:
-            return  # the next maintenance logs the error and tries again
+            return  # the writer has logged the error; the next maintenance tries again
         for claimed in done.result():
             before = self._running.get(claimed.id)
             if before is not None:
@@ -396,7 +396,7 @@ class Dispatcher:
         self._fill(lane)
 
     def _task_done(self, running: _Running, task: "asyncio.Task[None]") -> None:
-        # Not in `_run`, which never begins if its task is cancelled before its first step.
+        # Not in `_run`: a task that is cancelled before its first step never enters it.
         del task
         if not running.answered:
             self._executed(running)
@@ -565,12 +565,12 @@ def _fits(part: Reply) -> bool:
 
 
 def _exponential(first: float, most: float, times: int) -> float:
-    """Return a pause in seconds, twice as long each time."""
+    """Return the pause in seconds after so many others, each twice as long as the one before."""
     return min(first * 2.0 ** min(times, 32), most)
 
 
 def _jittered(first: float, most: float, times: int) -> float:
-    """Return such a pause with jitter."""
+    """Return such a pause, shortened at random by up to half."""
     return _exponential(first, most, times) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 

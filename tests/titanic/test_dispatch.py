@@ -443,9 +443,10 @@ def test_a_request_that_kills_its_workers_fails(bench, titanic, url):
     assert told.text.startswith("given up after 6 workers were lost while they handled it; the last error: its worker")
     found = row(url, ticket.uuid)
     assert (found["state"], found["attempts"], found["failures"], found["deaths"]) == ("failed", 2, 0, 6)
-    bench.x1_worker(b"echo").nothing()
+    worker = bench.x1_worker(b"echo")
+    worker.nothing()
     assert operate(url, admin.retry, ticket.uuid) == [ticket.uuid]
-    answer(bench.x1_worker(b"echo"))
+    answer(worker)
     assert ticket.result(timeout=20) == [b"done"]
 
 
@@ -712,7 +713,7 @@ def test_waiting_callers_get_a_failure(bench, titanic):
     wait(client, ticket)
     address, _ = given(worker)
     worker.error(address, b"422", b"no", b"detail")
-    client.final(b"titanic.reply", b"500 no", b"422", b"detail")
+    client.final(b"titanic.reply", b"500 no", b"422", b"echo", b"detail")
 
 
 @on_sqlite
@@ -791,7 +792,7 @@ def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch)
         operate(url, admin.cancel, cancelled.uuid)
         callers[0].final(b"titanic.reply", b"200", b"done")
         callers[1].final(b"titanic.reply", b"400 unknown uuid")
-        callers[2].final(b"titanic.reply", b"500 cancelled by an operator", b"499")
+        callers[2].final(b"titanic.reply", b"500 cancelled by an operator", b"499", b"later")
 
 
 # ── closing and cancelling ───────────────────────────────────────────────────────────────────────────────────────────

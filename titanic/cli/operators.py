@@ -58,7 +58,7 @@ _OLDER = click.option(
 )
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
 _ALL = click.option(
-    "--all", "everything", is_flag=True, help="All such requests; --service and --older-than narrow it down."
+    "--all", "everything", is_flag=True, help="All such requests, or only those that --service and --older-than select."
 )
 
 

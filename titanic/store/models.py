@@ -127,7 +127,7 @@ class Owner(Base):
 
 
 class StoredPartial(Base):
-    """A PARTIAL of an attempt.  Those of an interrupted attempt are not used again."""
+    """A PARTIAL of an attempt.  When another attempt begins, those of the earlier ones are deleted."""
 
     __tablename__ = "titanic_parts"
 
@@ -209,7 +209,7 @@ class Staged(Base):
 
 
 class Written(Base):
-    """A committed write: a job's, or the latest of a stream.  If it is written again, it is skipped."""
+    """A write that was committed: a job's, or the latest of a stream.  If it is repeated, it is skipped."""
 
     __tablename__ = "titanic_written"
 

@@ -107,13 +107,13 @@ _Ended = TypeVar("_Ended", bound="Outcome | Reschedule")
 
 
 def _firsts(batch: Sequence[_Ended]) -> list[_Ended]:
-    """Keep the first outcome of each attempt; given several, UPDATE would pick any of them."""
+    """Keep the first outcome of each attempt: of several, UPDATE would pick an arbitrary one."""
     return list({each[:3]: each for each in reversed(batch)}.values())[::-1]
 
 
 NEXT_ENDED: Final = ENDED_SEQUENCE.next_value()
-"""PostgreSQL's next value of `ended`.  Use it only in an UPDATE of the requests, which locks them first: by those locks
-a reader (`spark/datasource/offsets.py`) knows which lower values may still be committed."""
+"""PostgreSQL's next value of `ended`.  Use it only in an UPDATE of the requests, which locks them first: a reader
+(`spark/datasource/offsets.py`) concludes from those locks which lower values may still be committed."""
 _FINISH: Final = {"sqlite": _finishing("given.ended"), "postgresql": _finishing("nextval('titanic_ended')")}
 _ADVANCE_COUNTER: Final = _advance_counter(sqlite.insert)
 
