@@ -138,7 +138,7 @@ class Ticket:
             RequestTimeout: The request has not ended in time.
             UnknownTicket: It was closed, or its result has expired.
             BrokerUnreachable: No broker answers.
-            ServiceNotFound: No Titanic has answered, and none is registered at the broker.
+            ServiceNotFound: No Titanic is registered at the broker, and none was while this method waited.
         """
         return self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
 

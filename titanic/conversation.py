@@ -123,20 +123,20 @@ def result(caller: Caller, uuid: str, timeout: float | None) -> Steps[Reply]:
         return found
     options = {"wait": True} if caller.protocol == "X1" else None
     pauses = _pauses()
-    answered = False
+    registered = False  # whether a Titanic was: if it stops, it may come back
     while True:
         try:
             reply = yield from _call(caller, CallTitanic(REPLY, [uuid.encode()], options, timeout=deadline.step))
         except BrokerUnreachable:
             raise
         except RequestTimeout:
-            pass
+            registered = True
         except ServiceNotFound:
-            if not answered:
+            if not registered:
                 raise
             yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
         else:
-            answered = True
+            registered = True
             found = parse_reply(reply, uuid)
             if found is not None:
                 return found
@@ -161,8 +161,8 @@ class PartialsCursor:
         self.frames = [uuid.encode()]
         self._caller = caller
         self._uuid = uuid
-        self._answered = False
-        """Whether a Titanic has answered."""
+        self._registered = False
+        """Whether a Titanic was registered: if it stops, it may come back."""
         self._position = start
         self._silence = timeout
         self._deadline = Deadline(timeout)
@@ -180,7 +180,7 @@ class PartialsCursor:
 
     def take(self, part: Reply) -> bool:
         """Return whether `part` is a PARTIAL of the reply.  Raises the request's error."""
-        self._answered = True
+        self._registered = True
         if part.final:
             self.ended = parse_reply(part, self._uuid) is not None
             return False
@@ -201,9 +201,11 @@ class PartialsCursor:
         """Return if another stream may succeed; otherwise raise the error, or `ServiceNotFound`."""
         if isinstance(error, BrokerUnreachable) or not isinstance(error, RequestTimeout | StreamInterrupted):
             raise error
-        if not (yield CheckAvailable(REPLY)):
-            if not self._answered:
-                raise no_titanic(self._caller, REPLY) from None
+        if (yield CheckAvailable(REPLY)):
+            self._registered = True
+        elif not self._registered:
+            raise no_titanic(self._caller, REPLY) from None
+        else:
             yield Sleep(self.pause())
 
 

@@ -97,10 +97,17 @@ def test_a_call_fails_if_no_titanic_registers(monkeypatch):
         steps.throw(ServiceNotFound("nobody", code=404))
 
 
-def test_result_waits_on_when_titanic_has_stopped():
+@pytest.mark.parametrize("answer", [reply(b"300"), None])
+def test_result_waits_on_when_titanic_has_stopped(answer):
     steps = conversation.result(X1, UUID_TEXT, None)
     next(steps)
-    assert isinstance(steps.send(reply(b"300")), Sleep)  # so Titanic answers when it stops
+    if answer is None:
+        assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.reply")
+        assert isinstance(steps.send(True), CallTitanic)
+        steps.throw(RequestTimeout("late"))
+        assert isinstance(steps.send(False), Sleep)
+    else:
+        assert isinstance(steps.send(answer), Sleep)  # so Titanic answers when it stops
     for _ in range(3):
         assert isinstance(steps.send(None), CallTitanic)
         assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.reply")
@@ -195,6 +202,12 @@ def test_a_cursor_goes_on_after_a_timeout_while_there_is_a_titanic():
     assert next(steps) == CheckAvailable("titanic.reply")
     assert result_of(steps, True) is None
     steps = cursor.failed(RequestTimeout("late"))
+    next(steps)
+    assert isinstance(steps.send(False), Sleep)  # it was there
+
+
+def test_a_cursor_needs_a_titanic_at_first():
+    steps = PartialsCursor(X1, UUID_TEXT, 0, None).failed(RequestTimeout("late"))
     next(steps)
     with pytest.raises(ServiceNotFound):
         steps.send(False)
