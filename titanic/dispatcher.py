@@ -229,12 +229,12 @@ class Dispatcher:
         renew_at = count_at = 0.0
         while True:
             now = time.monotonic()  # the clock may be set
-            renew, count = now >= renew_at, self._recount or now >= count_at
+            count = self._recount or now >= count_at
             self._recount = False
             self._wake.clear()
             held = dict(self._running)
             asked = store.Maintenance(
-                self._lease, self._clock, renew, self._max_waiting if count else None, tuple(self._offered)
+                self._lease, self._clock, renew_at, self._max_waiting if count else None, tuple(self._offered)
             )
             pause = MAINTENANCE_SECONDS
             try:
@@ -242,7 +242,7 @@ class Dispatcher:
             except StoreError:
                 pass  # the writer has logged it
             else:
-                renew_at = now + self._lease.seconds / 3 if renew else renew_at
+                renew_at = now + self._lease.seconds / 3 if now >= renew_at else renew_at
                 count_at = now + COUNT_SECONDS if count else count_at
                 self._apply(found, held)
                 if found.next_due is not None:

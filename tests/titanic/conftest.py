@@ -1,5 +1,6 @@
 """Databases for the tests of Titanic: each test that asks for one runs on a SQLite file and on PostgreSQL."""
 
+import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -171,7 +172,11 @@ class StoppedClock(store.Clock):
 
 def a_round(lease, now=NOW, renew=False, count_up_to=None, offered=()):
     return store.Maintenance(
-        lease=lease, clock=StoppedClock(now), renew=renew, count_up_to=count_up_to, offered=offered
+        lease=lease,
+        clock=StoppedClock(now),
+        renew_at=0.0 if renew else math.inf,
+        count_up_to=count_up_to,
+        offered=offered,
     )
 
 

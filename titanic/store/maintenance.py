@@ -26,8 +26,8 @@ class Maintenance:
     """The dispatcher's lease from now on."""
     clock: Clock
     """On PostgreSQL, it is set by the server's clock first."""
-    renew: bool
-    """Whether to store the lease."""
+    renew_at: float
+    """When to renew the lease, on the monotonic clock; the transaction may begin much later than it was asked for."""
     count_up_to: int | None
     """Count the requests that have not ended, up to this number; None: do not count."""
     offered: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def maintain(connection: Connection, batch: Sequence[Maintenance]) -> list[Findi
 def _maintain(connection: Connection, asked: Maintenance) -> Findings:
     set_clock(connection, asked.clock)
     now = asked.clock.now()
-    if asked.renew:
+    if time.monotonic() >= asked.renew_at:
         renew(connection, asked.lease, now)
     _shorten_leases(connection, now)
     living = sa.select(W.owner).where(W.lease > now)
