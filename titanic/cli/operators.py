@@ -31,7 +31,14 @@ from ...mdp.errors import TitanicError, UnknownTicket
 from ...mdp.transport.reach import why_unreachable
 from .. import admin, schema
 from ..frames import unpack
-from ..server import DEFAULT_DRAIN_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_MAX_WAITING, MIN_LEASE_SECONDS, Server
+from ..server import (
+    DEFAULT_DRAIN_SECONDS,
+    DEFAULT_LEASE_SECONDS,
+    DEFAULT_MAX_DEATHS,
+    DEFAULT_MAX_WAITING,
+    MIN_LEASE_SECONDS,
+    Server,
+)
 from ..store.models import STATES
 from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE, brokers_option
 
@@ -59,7 +66,7 @@ _OLDER = click.option(
 )
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
 _ALL = click.option(
-    "--all", "everything", is_flag=True, help="All such requests; --service and --older-than narrow it down."
+    "--all", "everything", is_flag=True, help="All such requests, or only those that --service and --older-than select."
 )
 
 
@@ -87,6 +94,15 @@ _ALL = click.option(
     type=Number("requests", whole=True),
     default=DEFAULT_MAX_WAITING,
     help=with_default("Maximum number of requests that have not ended; more are rejected.", DEFAULT_MAX_WAITING),
+)
+@click.option(
+    "--max-deaths",
+    type=Number("workers", whole=True),
+    default=DEFAULT_MAX_DEATHS,
+    help=with_default(
+        "Number of workers lost while they handled a request after which it fails instead of being retried.",
+        DEFAULT_MAX_DEATHS,
+    ),
 )
 @click.option(
     "--ttl",

@@ -155,6 +155,7 @@ _REQUEST: Final = {
     "due": sa.case((_DUE > _NOW, _DUE), else_=_NOW),
     "attempts": sa.literal_column("0"),
     "failures": sa.literal_column("0"),
+    "deaths": sa.literal_column("0"),
     "retries": S.retries,
     "backoff": S.backoff,
     "result_ttl": S.result_ttl,
