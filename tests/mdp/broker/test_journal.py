@@ -117,6 +117,7 @@ def test_counts_are_ready_for_json():
         "replies": 0,
         "errors": 0,
         "late": 0,
+        "other_role": 0,
         "mmi": 0,
         "heartbeats": 0,
         "internal_errors": 0,
