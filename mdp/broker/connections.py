@@ -60,10 +60,15 @@ _EVENTS: Final = (
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 )
 _FAILED_HANDSHAKES: Final = {
-    int(zmq.Event.HANDSHAKE_FAILED_AUTH): "handshake-refused",
-    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "handshake-ended",  # by the peer, or because it took too long
-    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "handshake-invalid",
+    int(zmq.Event.HANDSHAKE_FAILED_AUTH): ("handshake-refused", "its key was refused"),
+    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): ("handshake-ended", "the peer ended it, or took too long"),
+    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): (
+        "handshake-invalid",
+        "the peer does not speak ZeroMQ, or uses no key where one is needed, or a key where none is, or the public key "
+        "of another broker",
+    ),
 }
+"""The kind of each event, and what happened."""
 _LOCAL: Final = ""
 """The address of all peers on this host."""
 
@@ -271,9 +276,9 @@ class Connections:
             elif event == _ACCEPT_FAILED:
                 self._accept_failed(value)
             else:
-                kind = _FAILED_HANDSHAKES[event]
+                kind, reason = _FAILED_HANDSHAKES[event]
                 self.counts[kind] += 1
-                self._journal.note(self._now, logging.INFO, kind, "a connection has failed: %s", kind)
+                self._journal.note(self._now, logging.INFO, kind, "a connection failed in its handshake: %s", reason)
 
     def _accepted(self, descriptor: int) -> None:
         if descriptor in self._open:
