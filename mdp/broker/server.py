@@ -118,11 +118,13 @@ class Server:
             on_end=self._note_ended,
             on_replace=self._replaced,
         )
+        self.broker.stats.connections = self.connections.counts
         self.connections.max_frames = ATTACK_FRAMES * self.limits.max_frames
         try:
             self._configure()
             if access is not None:
                 self.gate = Gate(self._context, access, log)
+                self.gate.counts = self.connections.counts
                 self.gate.protect(self._socket)
                 self.connections.secured = True
                 self._grant(access, time.monotonic())

@@ -85,5 +85,5 @@ def test_a_handshake_has_an_end() -> None:
     with process("mdp-broker", "--bind", "tcp://127.0.0.1:*") as broker:
         with RawPeer(broker.line("tcp://", "stdout"), handshake=False) as peer:
             peer.wait_for_end()
-        broker.line("a connection has failed: handshake-ended")
+        broker.line("a connection failed in its handshake: the peer ended it")
         assert broker.end() == 0

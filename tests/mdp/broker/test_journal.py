@@ -125,4 +125,5 @@ def test_counts_are_ready_for_json():
         "dropped": {"expired": 1},
         "disconnected": {"reply-without-request": 1},
         "lost": {"silent": 4},
+        "connections": {},
     }
