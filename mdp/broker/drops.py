@@ -62,8 +62,8 @@ REPORTS: Final[dict[Drop, Report]] = {
     ),
     Drop.TOO_MANY_UNSERVED: Report(
         Code.QUEUE_FULL.value,
-        "no worker offers the service, and requests of this client already wait for {limits.max_unserved} such "
-        "services: retry later",
+        "no worker offers the service, and this client has already named {limits.max_unserved} such services: "
+        "retry later",
     ),
     Drop.NOT_ALLOWED: Report(
         Code.NOT_ALLOWED.value,

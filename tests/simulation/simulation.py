@@ -343,8 +343,6 @@ class Simulation:
             if ticket.numbered:
                 about = [*ticket.client, *wire.envelope_of(ticket.number), wire.CX1]
                 messages += [[*about, b"\x05", ticket.service], [*ticket.client, b"", wire.CX1, b"\x06"]]
-                messages.append([*about, b"\x01", ticket.service, b"", b"forged"])
-            messages.append([*ticket.client, wire.C02, b"\x01", ticket.service, b"forged"])
         for seat in list(ledger.seats.values())[:5]:
             if seat.x1:
                 envelope = [*seat.route, wire.WX1]
