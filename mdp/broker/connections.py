@@ -100,7 +100,8 @@ class Connections:
     """The connections of `socket`, a ROUTER.
 
     At most `maximum` are open at a time, and `per_address` from one address, not counting this host's; the newest are
-    ended.  `on_end(identity, now)` is called when the connection of a peer that chose its routing id has ended.
+    ended.  `on_end(identity, now)` is called when the connection of a peer has ended: at once if the peer chose its
+    routing id, otherwise after the last probe, in case that nothing could be sent to the peer.
     `on_replace(identity, now)` is called before a message is taken in if such a routing id now comes from another
     connection, unless `forget` was called in between.
     """
@@ -173,7 +174,7 @@ class Connections:
 
         `descriptor` is negative if there is none (inproc).
         """
-        generated = len(identity) == GENERATED_BYTES and identity[0] == 0
+        generated = _is_generated(identity)
         if descriptor < 0 and generated:
             return
         self.look(self._now)
@@ -417,6 +418,9 @@ class Connections:
                 self._due[identity] = now + PROBES[tried + 1] - PROBES[tried], tried + 1
             else:
                 del self._due[identity]
+                if _is_generated(identity):
+                    # Its connection ended long ago.  There are peers that nothing can be sent to, to prove it.
+                    self._on_end(identity, now)
         return [identity for identity, _ in due]
 
     def close(self) -> None:
@@ -427,6 +431,11 @@ class Connections:
         self._release_reserve()
         os.close(self._devnull)
         os.close(self._copy)
+
+
+def _is_generated(identity: bytes) -> bool:
+    """Return whether libzmq generated a routing id."""
+    return len(identity) == GENERATED_BYTES and identity[0] == 0
 
 
 def _no_limit(_: str) -> int | None:

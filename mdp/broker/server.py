@@ -345,7 +345,7 @@ class Server:
         self._send_all(self.broker.unreachable(identity, turn, now), now)
 
     def _note_ended(self, identity: bytes, _: float) -> None:
-        """Remember that a peer with a chosen routing id is gone, though nothing may ever be sent to it."""
+        """Remember that a peer is gone, though nothing may ever be sent to it."""
         self._note_gone(identity, self.broker.turn)
 
     def _replaced(self, identity: bytes, now: float) -> None:
