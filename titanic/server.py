@@ -12,6 +12,7 @@ from ..clients import AsyncClient
 from ..clients.arguments import checked_endpoints
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
+from ..mdp.keys import BrokerKey, Key, load_keys
 from ..workers import AsyncWorker
 from . import schema, store
 from .batches import BatchExecutor
@@ -50,6 +51,9 @@ class Server:
         drain_timeout: Seconds that `stop` waits for running requests.
         heartbeat: Seconds between heartbeats.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
+        key: The secret certificate file of Titanic's key, for brokers that require one (docs/security.md).
+        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.  Brokers
+            that Titanic uses together need the same key.
 
     Raises:
         SettingError: An argument is invalid.
@@ -67,6 +71,8 @@ class Server:
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
         liveness: int = 5,
+        key: Key | None = None,
+        broker_key: BrokerKey | None = None,
     ) -> None:
         if lease < MIN_LEASE_SECONDS:
             raise SettingError(f"lease is {lease!r}: it must be {MIN_LEASE_SECONDS:g} seconds or more")
@@ -80,7 +86,9 @@ class Server:
         self._max_waiting = max_waiting
         self._ttl = ttl
         self._drain_timeout = drain_timeout
-        self._heartbeats: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness}
+        self._connection: dict[str, Any] = {
+            "heartbeat": heartbeat, "liveness": liveness, "key": load_keys(key, broker_key),
+        }  # fmt: skip
         self._stopping = asyncio.Event()
         self._write_engine = self._prepare_database()
 
@@ -120,7 +128,7 @@ class Server:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is called.  Calls `ready` once the workers have started."""
         async with AsyncExitStack() as ending:  # which ends in reverse order
-            client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._heartbeats))
+            client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._connection))
             reader = BatchExecutor("titanic-reader", schema.open_engine(self.url, write=False), READS)
             ending.push_async_callback(reader.close)
             writer = BatchExecutor("titanic-writer", self._write_engine, WRITES)
@@ -141,7 +149,7 @@ class Server:
                 room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
             )  # fmt: skip
             workers = [
-                AsyncWorker(name, handler, broker=broker, concurrency=concurrency, dialect=True, **self._heartbeats)
+                AsyncWorker(name, handler, broker=broker, concurrency=concurrency, dialect=True, **self._connection)
                 for broker in self._brokers
                 for name, handler, concurrency in (
                     ("titanic.request", service.request, CONCURRENCY),

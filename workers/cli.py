@@ -17,6 +17,7 @@ from ..mdp.cli.console import (
     CONTEXT_SETTINGS,
     Endpoints,
     Number,
+    key_options,
     log_level_option,
     log_to_stderr,
     one_broker,
@@ -26,6 +27,7 @@ from ..mdp.cli.console import (
 )
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
+from ..mdp.keys import ClientKeys
 from ..mdp.loading import load
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
 from .handling import is_async
@@ -51,6 +53,7 @@ log = logging.getLogger("zmdp.worker")
     show_envvar=True,
     help=with_default("Broker to serve.", DEFAULT_ENDPOINT),
 )
+@key_options
 @click.option("--service", metavar="NAME", help="Service to offer; required if MODULE:WORKER is a function.")
 @click.option(
     "--codec",
@@ -105,6 +108,7 @@ def cli(
     *,
     target: str,
     broker: str | None,
+    keys: ClientKeys | None,
     service: str | None,
     codec: str | None,
     concurrency: int | None,
@@ -135,6 +139,8 @@ def cli(
     worker.name = worker.name or target
     if broker is not None:
         worker.broker = broker
+    if keys is not None:
+        worker.keys = keys
     if concurrency is not None:
         worker.concurrency = concurrency
     if heartbeat is not None:

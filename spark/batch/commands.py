@@ -12,8 +12,17 @@ from typing import Any, Final
 
 import click
 
-from ...mdp.cli.console import Endpoints, Number, log_level_option, log_to_stderr, one_broker, with_default
+from ...mdp.cli.console import (
+    Endpoints,
+    Number,
+    key_options,
+    log_level_option,
+    log_to_stderr,
+    one_broker,
+    with_default,
+)
 from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from ...titanic.cli.parameters import DURATION
 from .. import control
@@ -73,6 +82,7 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
 
 @click.command()
 @BROKER
+@key_options
 @click.option("--name", help=with_default("Name of this driver for `status` and `drain`.", "batch-HOST-PID"))
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path),
@@ -119,6 +129,7 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
 def batch(
     *,
     broker: str,
+    keys: ClientKeys | None,
     name: str | None,
     config: Path | None,
     jobs: Sequence[str],
@@ -183,11 +194,12 @@ def batch(
     driver = Batch(
         pool, broker=broker, name=name, catalogue=catalogue, jobs=known, results=kept, concurrency=concurrency,
         prefix=prefix, master=connect or str(master), heartbeat=heartbeat, liveness=liveness,
+        keys=keys,
     )  # fmt: skip
     try:
         with driver:
             stopper.started = True
-            reason = why_unreachable(broker)
+            reason = why_unreachable(broker, keys)
             if reason is not None:
                 log.warning("no broker at %s yet: %s; retrying until there is one", broker, reason)
             log.info("serving %s as %s at %s; Ctrl-C stops it", " and ".join(driver.services), name, broker)

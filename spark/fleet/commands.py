@@ -18,6 +18,7 @@ from ...mdp.cli.console import (
     Endpoint,
     Endpoints,
     Number,
+    key_options,
     log_level_option,
     log_to_stderr,
     one_broker,
@@ -25,6 +26,7 @@ from ...mdp.cli.console import (
     with_default,
 )
 from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.keys import ClientKeys
 from ...titanic.cli.parameters import DURATION
 from ..control import default_driver_name
 from ..session import silence_py4j
@@ -50,61 +52,61 @@ def _conf(context: click.Context, option: click.Parameter, values: tuple[str, ..
 
 def _cluster_options(command: Command) -> Command:
     """Add the options for the cluster to use and what to ship to its executors."""
-    for option in reversed(
-        [
-            click.option(
-                "--broker",
-                type=Endpoints(),
-                multiple=True,
-                callback=one_broker,
-                default=[DEFAULT_ENDPOINT],
-                envvar="MDP_BROKER",
-                show_envvar=True,
-                help=with_default("Broker to serve.", DEFAULT_ENDPOINT),
+    options: list[Callable[[Command], Command]] = [
+        click.option(
+            "--broker",
+            type=Endpoints(),
+            multiple=True,
+            callback=one_broker,
+            default=[DEFAULT_ENDPOINT],
+            envvar="MDP_BROKER",
+            show_envvar=True,
+            help=with_default("Broker to serve.", DEFAULT_ENDPOINT),
+        ),
+        key_options,
+        click.option(
+            "--broker-from-executors",
+            type=Endpoint(),
+            help=with_default("Broker address that executors use, if it differs.", "--broker"),
+        ),
+        click.option(
+            "--master",
+            metavar="URL",
+            help=with_default(
+                "Spark cluster: local[N], spark://HOST:PORT, yarn, k8s://…", "spark-submit's, else local[*]"
             ),
-            click.option(
-                "--broker-from-executors",
-                type=Endpoint(),
-                help=with_default("Broker address that executors use, if it differs.", "--broker"),
-            ),
-            click.option(
-                "--master",
-                metavar="URL",
-                help=with_default(
-                    "Spark cluster: local[N], spark://HOST:PORT, yarn, k8s://…", "spark-submit's, else local[*]"
-                ),
-            ),
-            click.option(
-                "--conf",
-                multiple=True,
-                metavar="NAME=VALUE",
-                callback=_conf,
-                help="Spark setting. Can be repeated.",
-            ),
-            click.option(
-                "--py-files",
-                multiple=True,
-                metavar="FILE",
-                help="Python file or zip to ship to executors. Can be repeated. zmdp itself is always shipped.",
-            ),
-            click.option(
-                "--archive",
-                metavar="FILE",
-                help=f"Python environment for executors: {ENVIRONMENT} made by `mdp-spark pack`.",
-            ),
-            click.option(
-                "--dynamic",
-                is_flag=True,
-                help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
-            ),
-            click.option(
-                "--reserve",
-                type=Number("cores", whole=True, zero=True),
-                default=1,
-                help=with_default("Cores to leave free for other jobs of the application.", 1),
-            ),
-        ]
-    ):
+        ),
+        click.option(
+            "--conf",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=_conf,
+            help="Spark setting. Can be repeated.",
+        ),
+        click.option(
+            "--py-files",
+            multiple=True,
+            metavar="FILE",
+            help="Python file or zip to ship to executors. Can be repeated. zmdp itself is always shipped.",
+        ),
+        click.option(
+            "--archive",
+            metavar="FILE",
+            help=f"Python environment for executors: {ENVIRONMENT} made by `mdp-spark pack`.",
+        ),
+        click.option(
+            "--dynamic",
+            is_flag=True,
+            help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
+        ),
+        click.option(
+            "--reserve",
+            type=Number("cores", whole=True, zero=True),
+            default=1,
+            help=with_default("Cores to leave free for other jobs of the application.", 1),
+        ),
+    ]
+    for option in reversed(options):
         command = option(command)
     return command
 
@@ -282,7 +284,14 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per check.")
 def doctor(
-    *, broker: str, broker_from_executors: str | None, reserve: int, minimum: int, as_json: bool, **given: Any
+    *,
+    broker: str,
+    broker_from_executors: str | None,
+    keys: ClientKeys | None,
+    reserve: int,
+    minimum: int,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Check everything that Spark services need, and explain how to fix what is missing.
 
@@ -294,7 +303,7 @@ def doctor(
     log_to_stderr("error")
     silence_py4j()
     well = True
-    for check in Doctor(_cluster(given), broker, broker_from_executors, reserve, minimum).checks():
+    for check in Doctor(_cluster(given), broker, broker_from_executors, reserve, minimum, keys).checks():
         well = well and check.state == "ok"
         if as_json:
             bodies.print_json(asdict(check))

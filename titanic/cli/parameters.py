@@ -98,6 +98,8 @@ AGE: Final = Duration(zero=True, unit=True)
 EXPIRY: Final = Duration(unit=True)
 """Duration after which something is deleted."""
 UUID_TYPE: Final = Uuid()
+FLAGS: Final = {"key": "idempotency_key", "key_ttl": "idempotency_key_ttl"}
+"""Submission options whose flags are called otherwise, since `--key` names the file of a secret key."""
 NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
 
 
@@ -118,7 +120,7 @@ def submission_options(command: Command) -> Command:
     """Add an option for each of `SubmissionOptions`."""
     for name, option in reversed(list(OPTIONS.items())):
         command = click.option(
-            f"--{name.replace('_', '-')}",
+            f"--{FLAGS.get(name, name).replace('_', '-')}",
             name,
             type=_type(option),
             metavar="N" if isinstance(option, IntegerOption) else None,
