@@ -98,8 +98,6 @@ AGE: Final = Duration(zero=True, unit=True)
 EXPIRY: Final = Duration(unit=True)
 """Duration after which something is deleted."""
 UUID_TYPE: Final = Uuid()
-FLAGS: Final = {"key": "idempotency_key", "key_ttl": "idempotency_key_ttl"}
-"""Submission options whose flags are called otherwise, since `--key` names the file of a secret key."""
 NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
 
 
@@ -120,13 +118,19 @@ def submission_options(command: Command) -> Command:
     """Add an option for each of `SubmissionOptions`."""
     for name, option in reversed(list(OPTIONS.items())):
         command = click.option(
-            f"--{FLAGS.get(name, name).replace('_', '-')}",
+            flag(name),
             name,
             type=_type(option),
             metavar="N" if isinstance(option, IntegerOption) else None,
             help=_help(option),
         )(command)
     return command
+
+
+def flag(name: str) -> str:
+    """Return the flag of the submission option `name`; that of `key` is not `--key`, which names a secret key's file."""
+    prefix = "--idempotency-" if name.startswith("key") else "--"
+    return prefix + name.replace("_", "-")
 
 
 def _help(option: Option) -> str:
