@@ -40,17 +40,24 @@ def why_unreachable(endpoint: str, keys: ClientKeys | None = None) -> str | None
     """Return why a connection to `endpoint` fails and what to do about it, or None if it succeeds or is unclear."""
     try:
         parts = urlsplit(endpoint)
-        if parts.scheme == "tcp" and parts.hostname and parts.port:
-            with sockets.create_connection((parts.hostname, parts.port), timeout=PROBE_SECONDS) as probe:
-                reason, curve = _probe(probe, keys)
-        elif parts.scheme == "ipc" and not endpoint.startswith("ipc://@"):
-            with sockets.socket(sockets.AF_UNIX) as probe:
-                probe.settimeout(PROBE_SECONDS)
-                probe.connect(endpoint.removeprefix("ipc://"))
-                reason, curve = _probe(probe, keys)
-        else:
+        tcp = parts.scheme == "tcp" and parts.hostname is not None and parts.port is not None
+        if not tcp and (parts.scheme != "ipc" or endpoint.startswith("ipc://@")):
             return None
-        return _why_handshake_fails(endpoint, keys) if curve and keys is not None else reason
+        ended = False
+        if keys is not None:
+            event, value = _shake_hands(endpoint, keys)
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                return None
+            if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+                return _why_not_admitted(value, keys)
+            ended = event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+        if tcp:
+            with sockets.create_connection((parts.hostname or "", parts.port or 0), timeout=PROBE_SECONDS) as probe:
+                return _why_not_usable(probe, keys, ended=ended)
+        with sockets.socket(sockets.AF_UNIX) as probe:
+            probe.settimeout(PROBE_SECONDS)
+            probe.connect(endpoint.removeprefix("ipc://"))
+            return _why_not_usable(probe, keys, ended=ended)
     except (ConnectionRefusedError, FileNotFoundError):
         return f"nothing is listening there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
     except (PermissionError, sockets.gaierror) as error:
@@ -82,8 +89,11 @@ def check_listening(broker: Sequence[str], keys: ClientKeys | None = None) -> No
         raise BrokerUnreachable(f"cannot reach a broker at {'; '.join(each)}")
 
 
-def _probe(probe: sockets.socket, keys: ClientKeys | None) -> tuple[str | None, bool]:
-    """Return why the program at the other end of a new connection cannot be used, and whether it uses CURVE."""
+def _why_not_usable(probe: sockets.socket, keys: ClientKeys | None, *, ended: bool) -> str | None:
+    """Return why the program at the other end of a new connection is no broker, or none for these keys, or None.
+
+    `ended` tells whether it has ended a handshake with these keys.
+    """
     greeting = b""
     try:
         greeting = probe.recv(_GREETING_BYTES)
@@ -94,29 +104,27 @@ def _probe(probe: sockets.socket, keys: ClientKeys | None) -> tuple[str | None, 
     except (TimeoutError, ConnectionError):
         pass
     if not greeting.startswith(SIGNATURE):
-        return "a program listens there, but it does not answer like a broker: is the port right?", False
+        return "a program listens there, but it does not answer like a broker: is the port right?"
     mechanism = greeting[_MECHANISM].rstrip(b"\0")
     if mechanism == b"CURVE":
-        return (_NEEDS_KEY if keys is None else None), True
-    return (_HAS_NO_KEY if mechanism and keys is not None else None), False
+        if keys is None:
+            return _NEEDS_KEY
+        return f"the broker ended the handshake: {_other_key(keys)}" if ended else None
+    return _HAS_NO_KEY if mechanism and keys is not None else None
 
 
-def _why_handshake_fails(endpoint: str, keys: ClientKeys) -> str | None:
-    """Return why a broker that uses CURVE does not admit these keys, or None if it does, or does not say."""
+def _shake_hands(endpoint: str, keys: ClientKeys) -> tuple[int, int]:
+    """Connect with these keys.  Return what ZeroMQ's monitor says about it: the event and its value, or (0, 0)."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        monitored = HANDSHAKE_FAILED | int(zmq.Event.HANDSHAKE_SUCCEEDED)
+        monitored = HANDSHAKE_FAILED | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CLOSED)
         socket = dealer(context, endpoint, _NO_RECONNECTION, keys=keys, monitored=monitored)
         with socket, socket.get_monitor_socket() as monitor:
             event = recv_monitor_message(monitor) if monitor.poll(round(PROBE_SECONDS * 1000)) else None
             socket.disable_monitor()
     finally:
         context.term()
-    if event is None or event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
-        return None
-    if event["event"] == zmq.Event.HANDSHAKE_FAILED_AUTH:
-        return _why_not_admitted(event["value"], keys)
-    return f"the broker ended the handshake: {_other_key(keys)}"
+    return (0, 0) if event is None else (event["event"], event["value"])
 
 
 def _why_not_admitted(status: int, keys: ClientKeys | None) -> str:
