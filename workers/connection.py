@@ -226,7 +226,9 @@ class Connection:
             # A broker that shuts down cleanly sends DISCONNECT: nothing to warn about.  A worker that reconnects at
             # once may still reach it, and is sent DISCONNECT again.
             level = self._level
-            if session.dismissed:
+            if session.refused and level == logging.WARNING:
+                level = logging.ERROR
+            elif session.dismissed:
                 level = min(level, logging.INFO)
             elif self._broker_restarts and not session.heard:
                 level = logging.DEBUG

@@ -266,3 +266,12 @@ def test_a_copy_of_a_worker_has_its_keys(folder, endpoint):
 def test_secret_keys_are_not_shown(folder):
     keys = folder.keys("shop")
     assert keys.secret.decode() not in repr(keys)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["threads", "asyncio"])
+def test_a_worker_whose_role_may_not_offer_its_service_logs_why(folder, endpoint, kind, caplog, logged):
+    worker = list(workers(endpoint, "X1", **folder.settings("shop")))[kind]
+    text = f"the broker refused this worker: role shop may not offer '{worker.service.decode()}'"
+    with serving(worker):
+        assert logged(text)
+    assert next(each.levelname for each in caplog.records if text in each.getMessage()) == "ERROR"

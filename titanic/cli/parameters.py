@@ -128,7 +128,7 @@ def submission_options(command: Command) -> Command:
 
 
 def flag(name: str) -> str:
-    """Return the flag of the submission option `name`; that of `key` is not `--key`, which names a secret key's file."""
+    """Return the flag of the submission option `name`.  That of `key` is not `--key`, the file of a secret key."""
     prefix = "--idempotency-" if name.startswith("key") else "--"
     return prefix + name.replace("_", "-")
 
