@@ -188,9 +188,10 @@ def test_a_request_that_failed(titanic):
 
 
 def test_all_options_of_request(titanic):
-    options = "--key k --key-ttl 1h --priority 7 --retries 3 --backoff 0.5 --ttl 7d --header a=b --header größe=x=y"
+    options = "--idempotency-key k --idempotency-key-ttl 1h --priority 7 --retries 3 --backoff 0.5 --ttl 7d"
+    options += " --header a=b --header größe=x=y"
     uuid = done(titanic("request", "nobody", "x", *options.split(), "--delay", "90m")).decode().strip()
-    assert done(titanic("request", "nobody", "y", "--key", "k")).decode().strip() == uuid
+    assert done(titanic("request", "nobody", "y", "--idempotency-key", "k")).decode().strip() == uuid
     told = json.loads(done(titanic("show", "--json", uuid)))
     assert {name: told[name] for name in ("service", "state", "priority", "key", "retries", "backoff", "body")} == {
         "service": "nobody", "state": "delayed", "priority": 7, "key": "k", "retries": 3, "backoff": 0.5, "body": ["x"]
@@ -216,7 +217,7 @@ WRONG = [
     (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "delay and at cannot be combined"),
     (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow' is not a time such as 2030-01-31T12:00"),
     (["request", "echo", "--retries", "-1"], 2, "-1 is not in the range 0<=x<=1000"),
-    (["request", "echo", "--key", ""], 2, "key must be text of 1 to 255 bytes"),
+    (["request", "echo", "--idempotency-key", ""], 2, "key must be text of 1 to 255 bytes"),
     (["request", "echo", "--header", "nameonly"], 2, "'nameonly': expected NAME=VALUE"),
     (["request", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
     (["request", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nothing is listening there. Is the broker running?"),
@@ -239,7 +240,7 @@ WRONG = [
     (["retry", "--all", "--older-than", "7"], 2, "'7' has no unit"),
     (["cancel", "--all", "--older-than", "7"], 2, "'7' has no unit"),
     (["request", "echo", "--ttl", "7"], 2, "'7' has no unit: write 7s, 7m, 7h or 7d"),
-    (["request", "echo", "--key", "k", "--key-ttl", "7"], 2, "'7' has no unit"),
+    (["request", "echo", "--idempotency-key", "k", "--idempotency-key-ttl", "7"], 2, "'7' has no unit"),
     (["serve", "--ttl", "7"], 2, "'7' has no unit"),
     (["ls", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db: `titanic serve` creates"),
     (["ls", "--db", "mysql://host/db"], 2, "'mysql' is not supported: Titanic needs sqlite:///FILE or postgresql"),

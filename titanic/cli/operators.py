@@ -22,12 +22,14 @@ from ...mdp.cli.console import (
     EXIT_CODES,
     Number,
     heartbeat_options,
+    key_options,
     log_level_option,
     log_to_stderr,
     printable,
     with_default,
 )
 from ...mdp.errors import TitanicError, UnknownTicket
+from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from .. import admin, schema
 from ..frames import unpack
@@ -78,6 +80,7 @@ _ALL = click.option(
     "Broker to register at and to send requests through. Can be repeated: Titanic then registers at each, and sends "
     "requests through the first that answers."
 )
+@key_options
 @_DB
 @click.option(
     "--lease",
@@ -119,7 +122,7 @@ _ALL = click.option(
 )
 @heartbeat_options()
 @log_level_option
-def serve(*, broker: Sequence[str], db: str, log_level: str, **settings: Any) -> int:
+def serve(*, broker: Sequence[str], keys: ClientKeys | None, db: str, log_level: str, **settings: Any) -> int:
     """Store requests in a database and execute them.
 
     A SQLite file is created and migrated automatically. Any number of Titanics can share one PostgreSQL database;
@@ -133,13 +136,13 @@ def serve(*, broker: Sequence[str], db: str, log_level: str, **settings: Any) ->
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return asyncio.run(_serve(broker, db, settings))
+    return asyncio.run(_serve(broker, keys, db, settings))
 
 
-async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> int:
+async def _serve(broker: Sequence[str], keys: ClientKeys | None, db: str, settings: dict[str, Any]) -> int:
     loop = asyncio.get_running_loop()
     with _database_errors(db):
-        server = Server(db, broker=broker, **settings)
+        server = Server(db, broker=broker, key=keys, **settings)
     forced = False
     serving: asyncio.Task[None] | None = None
 
@@ -165,7 +168,7 @@ async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> in
         )
 
     for each in broker:
-        reason = await asyncio.to_thread(why_unreachable, each)
+        reason = await asyncio.to_thread(why_unreachable, each, keys)
         if reason is not None:
             log.warning("no broker at %s yet: %s; Titanic keeps trying to connect", each, reason)
     serving = asyncio.ensure_future(server.run(ready))
