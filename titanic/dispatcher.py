@@ -73,8 +73,8 @@ MAX_REPLY_BYTES: Final = MAX_BODY - 100
 TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
 """Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
 the broker reports as lost count towards `max_deaths`."""
-_RECEIVED: Final = re.compile(r"workers that received it: (\d+)")
-"""In the text of the broker's 502: how many workers it has given the request to.  The broker tries several before it
+_ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
+"""In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
 gives up."""
 
 Item = TypeVar("Item")
@@ -555,8 +555,8 @@ def _workers_lost(error: RequestError) -> int:
     """Return how many workers were lost while they handled the request, according to the broker."""
     if error.code != Code.WORKER_LOST or not isinstance(error, WorkerLost | StreamInterrupted):
         return 0
-    received = _RECEIVED.search(error.text)
-    return 1 if received is None else int(received[1])
+    attempt = _ATTEMPT.search(error.text)
+    return 1 if attempt is None else int(attempt[1])
 
 
 def _fits(part: Reply) -> bool:
