@@ -430,7 +430,7 @@ def test_ls(operator):
 def test_ls_for_people(operator):
     titanic, uuids, _ = operator
     header, *lines = done(titanic("ls")).decode().splitlines()
-    assert header.split() == ["UUID", "SERVICE", "STATE", "PRI", "AGE", "TRIES", "NOTE"]
+    assert header.split() == ["UUID", "SERVICE", "OWNER", "STATE", "PRI", "AGE", "TRIES", "NOTE"]
     told = {line.split()[0]: line for line in lines}
     assert set(told) == set(uuids.values())
     for name, uuid in uuids.items():

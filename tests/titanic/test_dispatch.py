@@ -924,8 +924,8 @@ def test_a_crash_while_the_clock_was_ahead_does_not_block_requests(bench, url, c
         running, retried = Titanic(client).submit("echo", b"running"), Titanic(client).submit("echo", b"retried")
     with connected(url) as connection:
         for text in (
-            "INSERT INTO titanic_owners (owner, lease, seconds) VALUES ('dead', :ahead, 2)",
-            "UPDATE titanic_requests SET state = 'running', attempts = 1, owner = 'dead' WHERE uuid = :running",
+            "INSERT INTO titanic_holders (holder, lease, seconds) VALUES ('dead', :ahead, 2)",
+            "UPDATE titanic_requests SET state = 'running', attempts = 1, holder = 'dead' WHERE uuid = :running",
             "UPDATE titanic_requests SET state = 'delayed', attempts = 1, due = :ahead WHERE uuid = :retried",
         ):
             given = {"ahead": time.time() + DAY, "running": running.uuid, "retried": retried.uuid}
