@@ -20,7 +20,7 @@ from zmdp.mdp.testing import running_broker
 from zmdp.titanic import enqueue
 
 ROLES = {
-    "titanic": {"call": ["*"], "offer": ["titanic.*"], "mmi": "all", "on_behalf": True},
+    "titanic": {"call": ["*"], "offer": ["titanic.*"], "on_behalf": True},
     "shop": {"call": ["titanic.*", "echo", "shop-only"]},
     "web": {"call": ["titanic.*", "echo"]},
     "ops": {"call": ["titanic.*"], "admin": True},
