@@ -428,10 +428,26 @@ def test_ls(operator):
     assert result.stderr == b"there are more requests: use --limit to see them\n"
 
 
+def test_the_requests_of_an_owner(operator):
+    titanic, uuids, path = operator
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE titanic_requests SET owner = 'shop' WHERE state = 'done'")
+    database.close()
+    (row,) = [json.loads(line) for line in done(titanic("ls", "--json", "--owner", "shop")).splitlines()]
+    assert (row["uuid"], row["owner"]) == (uuids["done"], "shop")
+    assert len(uuids_of(done(titanic("ls", "--json", "--owner", "")))) == 4
+    lines = [line.split() for line in done(titanic("ls")).decode().splitlines()[1:]]
+    assert {line[0]: line[2] for line in lines} == {
+        uuid: "shop" if name == "done" else "-" for name, uuid in uuids.items()
+    }
+    assert "owner       shop\n" in done(titanic("show", uuids["done"])).decode()
+    assert "owner" not in done(titanic("show", uuids["failed"])).decode()
+
+
 def test_ls_for_people(operator):
     titanic, uuids, _ = operator
     header, *lines = done(titanic("ls")).decode().splitlines()
-    assert header.split() == ["UUID", "SERVICE", "STATE", "PRI", "AGE", "TRIES", "NOTE"]
+    assert header.split() == ["UUID", "SERVICE", "OWNER", "STATE", "PRI", "AGE", "TRIES", "NOTE"]
     told = {line.split()[0]: line for line in lines}
     assert set(told) == set(uuids.values())
     for name, uuid in uuids.items():

@@ -106,7 +106,8 @@ def request(
     """Submit a request for SERVICE and print its UUID.
 
     Once you have the UUID, the request is on disk: it survives any crash and will be executed as soon as a worker
-    offers the service. Anyone who knows the UUID can fetch the reply, and close the request.
+    offers the service. Anyone who knows the UUID can fetch the reply and close the request, unless the broker has
+    access control: then only the role that submitted it can, and admins.
     """
     frames = bodies.frames(body)
     with _titanic(broker, keys, timeout) as titanic:

@@ -253,6 +253,7 @@ def check(*, db: str) -> None:
     "--state", "states", type=click.Choice(STATES), multiple=True, help="Only requests in this state. Can be repeated."
 )
 @_SERVICE
+@click.option("--owner", metavar="ROLE", help="Only requests that this role submitted.")
 @_OLDER
 @click.option(
     "--limit",
@@ -263,22 +264,34 @@ def check(*, db: str) -> None:
 @_DB
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def ls(
-    *, states: tuple[str, ...], service: str | None, older_than: float | None, limit: int, db: str, as_json: bool
+    *,
+    states: tuple[str, ...],
+    service: str | None,
+    owner: str | None,
+    older_than: float | None,
+    limit: int,
+    db: str,
+    as_json: bool,
 ) -> None:
     """List requests."""
     with _opened(db) as begin, begin() as connection:
-        rows = admin.ls(connection, _which(states or STATES, service, older_than), limit + 1)
+        rows = admin.ls(connection, _which(states or STATES, service, older_than, owner), limit + 1)
     now = time.time()
     for row in rows[:limit]:
         if as_json:
             bodies.print_json(_with_times(row))
     if not as_json and rows:
         width = max(len("SERVICE"), *(len(row["service"]) for row in rows[:limit]))
-        click.echo(f"{'UUID':32}  {'SERVICE':{width}}  {'STATE':7}  {'PRI':>3}  {'AGE':>6}  {'TRIES':>5}  NOTE")
+        owners = max(len("OWNER"), *(len(row["owner"]) for row in rows[:limit]))
+        click.echo(
+            f"{'UUID':32}  {'SERVICE':{width}}  {'OWNER':{owners}}  {'STATE':7}  "
+            f"{'PRI':>3}  {'AGE':>6}  {'TRIES':>5}  NOTE"
+        )
         for row in rows[:limit]:
             click.echo(
-                f"{row['uuid']}  {row['service']:{width}}  {row['state']:7}  {row['priority']:3}  "
-                f"{_age(now - row['created']):>6}  {row['attempts']:5}  {printable(_note(row, now))}".rstrip()
+                f"{row['uuid']}  {row['service']:{width}}  {row['owner'] or '-':{owners}}  {row['state']:7}  "
+                f"{row['priority']:3}  {_age(now - row['created']):>6}  {row['attempts']:5}  "
+                f"{printable(_note(row, now))}".rstrip()
             )
     if len(rows) > limit:
         click.echo("there are more requests: use --limit to see them", err=True)
@@ -305,7 +318,7 @@ def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
         bodies.print_json(row)
         return
     for name, value in row.items():
-        if value not in (None, []):
+        if value not in (None, [], ""):
             text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
             click.echo(f"{name:11} {text if full else _shortened(text)}")
 
@@ -445,8 +458,11 @@ def _chunks(read: Begin, which: admin.Filter) -> Iterator[list[tuple[int, UUID]]
         yield chunk
 
 
-def _which(states: tuple[str, ...], service: str | None, older_than: float | None) -> admin.Filter:
-    return admin.Filter(states, service, created_before=None if older_than is None else time.time() - older_than)
+def _which(
+    states: tuple[str, ...], service: str | None, older_than: float | None, owner: str | None = None
+) -> admin.Filter:
+    before = None if older_than is None else time.time() - older_than
+    return admin.Filter(states, service, created_before=before, owner=owner)
 
 
 @contextmanager
