@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, Self
 
 from ..clients import Client, ServiceNotFound
+from ..mdp.codes import Code
 from ..mdp.errors import ServiceError, SettingError, ZmdpError
 from ..mdp.keys import ClientKeys
 from ..workers import Request, Worker
@@ -65,6 +66,8 @@ class Control:
             known = ", ".join(self._operations)
             text = f'expected one frame of JSON, {{"op": …}}, where op is one of: {known}'
             raise ServiceError(UNKNOWN_OPERATION, text) from None
+        if command["op"] == "drain" and request.user and not request.admin:
+            raise ServiceError(Code.NOT_ALLOWED, f"role {request.user} may not drain {self.name}: only an admin may")
         return json.dumps(operation(command, request)).encode()
 
     def __enter__(self) -> Self:

@@ -5,10 +5,10 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError
@@ -33,11 +33,6 @@ class Caller:
     """The role of the sender, or of the one who submitted the request through Titanic; empty without access control."""
     admin: bool = False
     """Whether the sender may manage what belongs to others."""
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Self:
-        """Return who sent a request with these options."""
-        return cls(str(options.get("user", "")), options.get("admin", False) is True)
 
     def may_manage(self, job: "Job") -> bool:
         """Whether the caller owns the job or is an admin.  Anyone may manage a job without an owner."""

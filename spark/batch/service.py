@@ -159,7 +159,7 @@ class Batch:
     ) -> Generator[bytes, None, list[bytes]]:
         """Yield the PARTIALs of a request and return the frames of its FINAL."""
         session = yield from self._acquire_session(request)
-        job = Job(spec, Caller.of(request.options).user, session, work)
+        job = Job(spec, request.user, session, work)
         self._running.add(job)
         log.info("job %s%s: %s", job.id, f" of {job.owner}" if job.owner else "", spec.title)
         job.start()
@@ -299,11 +299,11 @@ class Batch:
             "draining": self.draining.is_set(),
             "tables": sorted(self._catalogue.tables),
             "jobs": sorted(self._jobs),
-            **self._running.status(Caller.of(request.options)),
+            **self._running.status(Caller(request.user, request.admin)),
         }
 
     def _cancel(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        return {"cancelled": self._running.cancel(str(arguments.get("job")), Caller.of(request.options))}
+        return {"cancelled": self._running.cancel(str(arguments.get("job")), Caller(request.user, request.admin))}
 
     def _drain(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         del arguments, request

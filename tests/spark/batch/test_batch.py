@@ -10,6 +10,7 @@ from pathlib import Path
 import batch_jobs
 import pyarrow as pa
 import pytest
+from support.access import Folder
 from support.processes import eventually, run
 from support.titanics import BEATS, LIMITS, serving
 
@@ -27,13 +28,16 @@ TIMEOUT_SECONDS = 60
 
 
 @contextmanager
-def running(spark, endpoint, folder, *, tables="", concurrency=2, inline=10_000, name="batch", results=True):
+def running(
+    spark, endpoint, folder, *, tables="", concurrency=2, inline=10_000, name="batch", results=True, **settings
+):
     config = folder / "catalogue.toml"
     config.write_text(tables)
     pool = SessionPool(lambda: spark, 2 * concurrency)
     driver = Batch(
         pool, broker=endpoint, name=name, catalogue=catalogue.read(config), jobs=JOBS,
-        results=Results(str(folder / "results") if results else None, inline), concurrency=concurrency, **BEATS,
+        results=Results(str(folder / "results") if results else None, inline), concurrency=concurrency, keys=keys,
+        **BEATS,
     )  # fmt: skip
     try:
         with driver:
@@ -373,25 +377,37 @@ def test_cancelling_a_request_cancels_its_spark_job(at, spark, tmp_path, how):
         eventually(lambda: not control.ask(client, "batch", "status")["running"])
 
 
-def test_only_its_owner_and_admins_see_and_cancel_a_job(at, spark, tmp_path):
-    def ask(client, op, **options):
-        return json.loads(client.request("spark.control.batch", *frames(op), options=options)[0])
+def test_only_its_owner_and_admins_manage_a_job(spark, tmp_path):
+    access = Folder(tmp_path)
 
-    with Client(at, timeout=TIMEOUT_SECONDS) as client:
-        future = client.submit("spark.job", *frames("gated", {"folder": str(tmp_path)}), options={"user": "shop"})
+    def ask(client, op, **arguments):
+        return control.ask(client, "batch", op, **arguments)
+
+    with ExitStack() as stack:
+        at = stack.enter_context(access.broker(limits=LIMITS)).endpoints[0]
+        stack.enter_context(running(spark, at, tmp_path, results=False, keys=access.keys("driver")))
+
+        def connected(name):
+            return stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS, **access.settings(name)))
+
+        shop, other, operator = connected("shop"), connected("driver"), connected("operator")
+        future = shop.submit("spark.job", *frames("gated", {"folder": str(tmp_path)}))
         pids(tmp_path)
-        for options in ({}, {"user": "web"}):
-            (row,) = ask(client, {"op": "status"}, **options)["running"]
-            assert (row["user"], row["what"]) == ("shop", None)
-            with pytest.raises(ServiceError, match="only shop or an admin can cancel it") as refused:
-                ask(client, {"op": "cancel", "job": row["job"]}, **options)
-            assert refused.value.code == 403
-        done = run("mdp-spark", "cancel", row["job"], "--broker", at)
+        (row,) = ask(other, "status")["running"]
+        assert (row["user"], row["what"]) == ("shop", None)
+        with pytest.raises(ServiceError, match="only shop or an admin can cancel it") as refused:
+            ask(other, "cancel", job=row["job"])
+        assert refused.value.code == 403
+        with pytest.raises(ServiceError, match="role shop may not drain batch: only an admin may") as refused:
+            ask(shop, "drain")
+        assert refused.value.code == 403
+        done = run("mdp-spark", "cancel", row["job"], "--broker", at, *access.options("driver"))
         assert (done.returncode, f"job {row['job']} belongs to shop" in done.stderr.decode()) == (6, True)
-        assert "a job of shop" in run("mdp-spark", "status", "--broker", at).stdout.decode()
+        status = run("mdp-spark", "status", "--broker", at, *access.options("driver"))
+        assert "a job of shop" in status.stdout.decode()
         assert not future.done()
-        assert "gated(" in ask(client, {"op": "status"}, user="shop")["running"][0]["what"]
-        assert ask(client, {"op": "cancel", "job": row["job"]}, user="ops", admin=True) == {"cancelled": True}
+        assert "gated(" in ask(shop, "status")["running"][0]["what"]
+        assert ask(operator, "cancel", job=row["job"]) == {"cancelled": True}
         with pytest.raises(RequestCancelled):
             future.result()
     eventually(lambda: free(spark))

@@ -48,21 +48,6 @@ def running():
 
 
 @pytest.mark.parametrize(
-    ("options", "caller"),
-    [
-        ({}, NOBODY),
-        ({"user": "shop"}, Caller("shop")),
-        ({"user": "ops", "admin": True}, Caller("ops", admin=True)),
-        ({"user": "shop", "admin": False}, Caller("shop")),
-        ({"user": "shop", "admin": "no"}, Caller("shop")),
-        ({"headers": {"user": "shop"}}, NOBODY),
-    ],
-)
-def test_the_caller_of_a_request(options, caller):
-    assert Caller.of(options) == caller
-
-
-@pytest.mark.parametrize(
     ("owner", "caller"),
     [
         ("shop", Caller("shop")),
