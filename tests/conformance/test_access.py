@@ -497,6 +497,18 @@ def test_permissions_change_without_an_end_of_connections(start: Start) -> None:
     assert guarded.stats()["lost"] == {"refused": 1}
 
 
+def test_a_reload_that_revokes_no_key_ends_no_connection(start: Start) -> None:
+    guarded = start(shop=SHOP)
+    shop = guarded.connect(Client, "shop")
+    with shop.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) as monitor:
+        assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        guarded.reload({"ops": OPS, "shop": SHOP, "mall": SHOP})
+        guarded.connect(Client, "mall").sync()
+        shop.sync()
+        assert not monitor.poll(0)
+        shop.socket.disable_monitor()
+
+
 def test_an_invalid_file_changes_nothing(start: Start) -> None:
     guarded = start(shop=SHOP, farm=FARM)
     shop, farm = guarded.connect(X1Client, "shop"), guarded.connect(X1Worker, "farm", b"echo")
@@ -511,7 +523,7 @@ def test_calls_go_on_while_keys_come_and_go(start: Start) -> None:
     roles = {"ops": OPS, "shop": SHOP, "farm": FARM}
     guarded = start(**roles)
     farm = guarded.connect(BatchWorker, "farm", b"echo", credit=100)
-    shop = guarded.connect(BatchClient, "shop")
+    shop = guarded.connect(BatchClient, "shop").sync()  # a reload may end connections that have not said anything
     done, stop = [0], threading.Event()
     failures: list[BaseException] = []
 
