@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from zmdp.mdp.keys import ClientKeys, load_keys
 
 from .connections import MAX_CONNECTIONS
-from .messages import BATCH, MAX_LARGE, READY, W_FINAL, W_REQUEST, _forged, _signals, request, x1_cancel, x1_request
+from .messages import BATCH, MAX_LARGE, READY, W_FINAL, W_REQUEST, forged, late, request, signals, x1_cancel, x1_request
 from .zmtp import CHUNK, COMMAND, LONG, PATIENCE, Connection, Message, sent
 
 ROLES: Final = """
@@ -34,8 +34,8 @@ offer = ["own*"]
 keys = ["greedy.key"]
 call = ["*"]
 offer = ["own*"]
-outstanding = 1000
-queued_requests = 500
+outstanding = 300
+queued_requests = 100
 request_bytes = 8_000_000
 connections = 100
 
@@ -269,10 +269,10 @@ def what_is_not_allowed(endpoint: str, amount: int, rng: Random, keys: Path) -> 
 
 
 _FORGED_OPTIONS: Final = [
-    b'{"user":"canary"}',
+    b'{"user":"greedy"}',
     b'{"admin":true}',
-    b'{"user":"canary","user":"victim","admin":true}',
-    b'{"us\\u0065r":"canary","\\u0061dmin":true}',
+    b'{"user":"canary","user":"greedy","admin":true}',
+    b'{"us\\u0065r":"greedy","\\u0061dmin":true}',
     b'{"headers":{"user":"canary"},"user":null}',
     b' { "user" : ["canary"] , "admin" : 1 } ',
 ]
@@ -297,11 +297,12 @@ def others_requests(endpoint: str, amount: int, rng: Random, keys: Path) -> None
         asker.send(*x1_request(1, b"own", b""))
         asker.sync()
         near = int(given(thief)[0][2])
-        addresses = [*range(near - 200, near + 200), *(int(message[2]) for message in requests)]
-        thief.flood(_forged(rng.choice(addresses), rng) for _ in range(min(amount, 10_000) // 2))
-        thief.flood([[b"", b"MDPWX1", BATCH, _signals(11, addresses)]])
+        addresses = [*range(near - 50, near), *(int(message[2]) for message in requests)]
+        for forge in (late, forged):
+            thief.flood(forge(rng.choice(addresses), rng) for _ in range(min(amount, 10_000) // 4))
+        thief.flood([[b"", b"MDPWX1", BATCH, signals(11, addresses)]])
         asker.flood(x1_cancel(number, rng.choice([b"canary", b"victim"])) for number in range(min(amount // 10, 1000)))
-        asker.flood([[b"", b"MDPCX1", BATCH, _signals(5, list(range(2, 250)))]])
+        asker.flood([[b"", b"MDPCX1", BATCH, signals(5, list(range(2, 250)))]])
         asker.sync()
         thief.close()
         asker.close()
@@ -329,7 +330,7 @@ def routing_ids_of_other_roles(endpoint: str, amount: int, rng: Random, keys: Pa
         leaves = number % 2
         if leaves:
             client.close()
-            claimants += _claimants(endpoint, own, [identity])
+            claimants += _claimants(endpoint, own, [identity], wait=2.0)
         source.send(b"MDPWX1", W_FINAL, work[2], b"", secret)
         source.sync()
         if not leaves:
@@ -342,41 +343,39 @@ def routing_ids_of_other_roles(endpoint: str, amount: int, rng: Random, keys: Pa
             claimant.close()
 
 
-def _claimants(endpoint: str, keys: ClientKeys, identities: list[bytes]) -> list[KeyedPeer]:
-    claimants = []
-    for identity in identities:
-        for _ in range(5):
-            claimants.append(KeyedPeer(endpoint, keys, identity))
-            claimants[-1].send(*x1_cancel(1, b"victim"))
-            claimants[-1].send(b"MDPWX1", READY, b"own")
+def _claimants(endpoint: str, keys: ClientKeys, identities: list[bytes], wait: float = 0.0) -> list[KeyedPeer]:
+    """Connect several peers with each of these routing ids; `wait` so many seconds for the broker to let one in."""
+    claimants, poller = [], zmq.Poller()
+    for identity in identities * 5:
+        claimants.append(KeyedPeer(endpoint, keys, identity))
+        claimants[-1].send(*x1_cancel(1, b"victim"))
+        claimants[-1].send(b"MDPWX1", READY, b"own")
+        claimants[-1].send(*x1_request(7, b"mmi.service", b"x"))
+        poller.register(claimants[-1].socket, zmq.POLLIN)
+    poller.poll(1000 * wait)
     return claimants
 
 
 def limits_of_a_role(endpoint: str, amount: int, rng: Random, keys: Path) -> None:
-    """As much as its limits allow, and more: outstanding and waiting requests, memory, connections."""
+    """As much as its limits allow, and more: waiting and outstanding requests, memory, connections."""
     own = key(keys, "greedy")
-    silent, refused = worker(endpoint, own, b"own"), 0
+    silent = worker(endpoint, own, b"own")
     peers = [KeyedPeer(endpoint, own) for _ in range(20)]
     numbers, body = count(), rng.randbytes(1 << 20)
-    attacks: list[tuple[int, Callable[[], Message]]] = [
-        (min(amount // 20, MAX_LARGE), lambda: x1_request(next(numbers), b"own", body)),
-        (amount // 4, lambda: x1_request(next(numbers), b"own", b"")),
-        (amount // 4, lambda: x1_request(next(numbers), b"waited-for", b"")),
-        (amount // 4, lambda: x1_request(next(numbers), b"canary", b"")),
-    ]
-    for messages, make in attacks:
+    for messages, service, content, limit in (
+        (amount // 4, b"waited-for", b"", b"role greedy may have 100 waiting requests"),
+        (min(amount // 20, MAX_LARGE), b"own", body, b"requests of role greedy may take 8000000 bytes"),
+        (amount // 4, b"own", b"", b"role greedy may have 300 outstanding requests"),
+        (amount // 4, b"canary", b"", b"role greedy may have 300 outstanding requests"),
+    ):
+        refused = 0
         for number in range(messages):
-            peers[number % 20].send(*make())
-            if number % 1000 == 999:
-                refused += _refusals(peers)
-        refused += _refusals(peers)
-    assert refused, "no limit held"
+            peers[number % 20].send(*x1_request(next(numbers), service, content))
+            if number % 1000 == 999 or number == messages - 1:
+                answers = [message for peer in peers for message in peer.sync()]
+                refused += sum(limit in message[6] for message in answers if message[5:6] == [b"429"])
+        assert refused, f"the limit did not hold: {limit!r}"
     crowd = [KeyedPeer(endpoint, own) for _ in range(min(amount // 20, 400))]
     for peer in crowd:
         peer.send(*x1_request(1, b"mmi.service", b"x"))
-    assert silent.sync() is not None
-
-
-def _refusals(peers: list[KeyedPeer]) -> int:
-    """Return how many requests of these peers were refused for now."""
-    return sum(message[5:6] == [b"429"] for peer in peers for message in peer.sync())
+    silent.sync()

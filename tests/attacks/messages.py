@@ -274,11 +274,12 @@ def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
         requests = [holder.expect(b"MDPWX1", W_REQUEST) for _ in range(100)]
         addresses = [int(message[2]) for message in requests]
         for thief in (worker(endpoint, b"thief"), worker(endpoint, b"victim"), Peer(endpoint)):
-            thief.flood(_forged(rng.choice(addresses), rng) for _ in range(min(amount, 5000) // 10))
+            for forge in (late, forged):
+                thief.flood(forge(rng.choice(addresses), rng) for _ in range(min(amount, 5000) // 20))
             for header, command in ((b"MDPWX1", 11), (b"MDPCX1", 5)):
-                thief.flood([[b"", header, BATCH, _signals(command, addresses)]])
+                thief.flood([[b"", header, BATCH, signals(command, addresses)]])
             thief.flood(x1_cancel(number, b"victim") for number in range(100))
-            thief.flood([[b"", b"MDPCX1", BATCH, _signals(5, list(range(100)))]])
+            thief.flood([[b"", b"MDPCX1", BATCH, signals(5, list(range(100)))]])
             thief.sync()
             thief.close()
             holder.send(b"MDPWX1", W_HEARTBEAT)
@@ -294,20 +295,29 @@ def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
         client.close()
 
 
-def _forged(address: int, rng: Random) -> Message:
-    header, own = rng.choice([b"MDPWX1", b"MDPWX1", b"MDPWX1", b"MDPW02"]), b"%d" % address
+def late(address: int, rng: Random) -> Message:
+    """Return what an X1 worker could say about a request that it held, for which the broker does not disconnect it."""
     return rng.choice([
-        [header, W_FINAL, own, b"", b"forged"],
-        [header, W_PARTIAL, own, b"", b"forged"],
-        [b"MDPWX1", W_ERROR, own, b"", b"500", b"forged"],
-        [b"MDPWX1", W_RELEASE, own, b""],
-        [b"MDPWX1", W_CREDIT, b"%d" % rng.randrange(20)],
-        [b"MDPWX1", W_CANCEL, own, b""],
-        [header, W_HEARTBEAT],
+        [b"MDPWX1", W_FINAL, b"%d" % address, b"", b"forged"],
+        [b"MDPWX1", W_PARTIAL, b"%d" % address, b"", b"forged"],
+        [b"MDPWX1", W_ERROR, b"%d" % address, b"", b"500", b"forged"],
+        [b"MDPWX1", W_RELEASE, b"%d" % address, b""],
     ])  # fmt: skip
 
 
-def _signals(command: int, ids: list[int]) -> bytes:
+def forged(address: int, rng: Random) -> Message:
+    """Return the same, or what no worker may say."""
+    return rng.choice([
+        late(address, rng),
+        [b"MDPW02", W_FINAL, b"%d" % address, b"", b"forged"],
+        [b"MDPW02", W_PARTIAL, b"%d" % address, b"", b"forged"],
+        [b"MDPWX1", W_CREDIT, b"%d" % rng.randrange(20)],
+        [b"MDPWX1", W_CANCEL, b"%d" % address, b""],
+        [rng.choice([b"MDPWX1", b"MDPW02"]), W_HEARTBEAT],
+    ])  # fmt: skip
+
+
+def signals(command: int, ids: list[int]) -> bytes:
     """Return records of CANCEL or RELEASE."""
     records = batch.Batch((), wire.CX1)
     for each in ids:
