@@ -107,7 +107,7 @@ unit: $(VENV)/dev.installed
 	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(BROKER) & broker=$$!; \
 	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(filter-out $(BROKER) $(COUNTED),$(UNIT)) && wait $$broker
 	$(BIN)/coverage combine -q
-	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/machine.py,*/mdp/broker/registry.py,*/mdp/broker/scheduling.py,*/clients/session.py,*/clients/legacy_session.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
+	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/admission.py,*/mdp/broker/given_up.py,*/mdp/broker/machine.py,*/mdp/broker/outgoing.py,*/mdp/broker/registry.py,*/mdp/broker/roles.py,*/mdp/broker/scheduling.py,*/clients/session.py,*/clients/legacy_session.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
 	$(BIN)/pytest -n 2 $(UNIT)
 
 sim: $(VENV)/dev.installed

@@ -37,7 +37,7 @@ class Limits:
     )
     max_services: int = _setting(10_000, "services", "Maximum number of services with a worker or a waiting request.")
     max_unserved: int = _setting(
-        100, "services", "Maximum number of services without a worker for which one client's requests wait."
+        1000, "services", "Maximum number of services without a worker that one client may name."
     )
     max_workers: int = _setting(100_000, "workers", "Maximum number of registered workers.")
     max_credit: int = _setting(

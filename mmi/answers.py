@@ -34,7 +34,6 @@ def _everything(service: bytes) -> bool:
     return True
 
 
-
 class Schedule(Protocol):
     """The schedule of a service."""
 

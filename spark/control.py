@@ -18,9 +18,11 @@ from ..mdp.errors import ServiceError, SettingError, ZmdpError
 from ..workers import Request, Worker
 
 PREFIX: Final = "spark.control."
+UNKNOWN_OPERATION: Final = 422
+"""Error code for a request that names no operation of this driver."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-Operation = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Takes the request's object and returns the reply's; may raise `ServiceError`."""
+Operation = Callable[[Mapping[str, Any], Request], Mapping[str, Any]]
+"""Takes the JSON object in a request, and the request; returns the reply's object.  May raise `ServiceError`."""
 
 log = logging.getLogger("zmdp.spark")
 
@@ -52,8 +54,9 @@ class Control:
             operation = self._operations[command["op"]]
         except (ValueError, TypeError, LookupError):
             known = ", ".join(self._operations)
-            raise ServiceError(422, f'expected one frame of JSON, {{"op": …}}, where op is one of: {known}') from None
-        return json.dumps(operation(command)).encode()
+            text = f'expected one frame of JSON, {{"op": …}}, where op is one of: {known}'
+            raise ServiceError(UNKNOWN_OPERATION, text) from None
+        return json.dumps(operation(command, request)).encode()
 
     def __enter__(self) -> Self:
         self._warn_if_name_taken()

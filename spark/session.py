@@ -1,4 +1,4 @@
-"""Create Spark sessions with Java, Python, addresses and scheduler set up as the services here need them.
+"""Open Spark sessions whose Java, Python, addresses and scheduler are set up for zmdp's services.
 
 Supports classic sessions, whose driver is this process, and Spark Connect (`sc://`).
 """

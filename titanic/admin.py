@@ -17,8 +17,8 @@ from .store.outcomes import NEXT_ENDED, reserve_ended
 from .store.tables import KEYS, PARTS, REQUESTS, P, R, is_in
 
 _LISTED: Final = (
-    R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.code,
-    R.error, R.key,
+    R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.deaths,
+    R.code, R.error, R.key,
 )  # fmt: skip
 _LARGE: Final = (R.body, R.reply)
 _SHOWN: Final = (*_LISTED, *(column for column in R if column not in {*_LISTED, *_LARGE, R.ended}), *_LARGE)
@@ -46,7 +46,7 @@ class Filter:
 
 
 def ls(connection: Connection, which: Filter, limit: int) -> list[dict[str, Any]]:
-    """Return the oldest of these requests, without their bodies."""
+    """Return the oldest requests that match the filter, without their bodies."""
     rows = connection.execute(sa.select(*_LISTED).where(*which.conditions()).order_by(R.id).limit(limit))
     return [_row(row) for row in rows.mappings()]
 
@@ -70,19 +70,19 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:
-    """Retry failed requests as if they were new, and return them."""
+    """Retry failed requests as if they were new, and return their UUIDs."""
     return _change(
-        connection, uuids, ("failed",), state="pending", due=now, failures=0, finished=None, expires=None, code=None,
-        error=None, reply=None, ended=None,
+        connection, uuids, ("failed",), state="pending", due=now, failures=0, deaths=0, finished=None, expires=None,
+        code=None, error=None, reply=None, ended=None,
     )  # fmt: skip
 
 
 def cancel(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:
-    """Make requests that have not ended fail with 499, and return them.
+    """Make requests that have not ended fail with 499, and return their UUIDs.
 
     A Titanic that is running one of them cancels it at its next maintenance.
     """
-    # On SQLite they share one number, because they end in one transaction.
+    # On SQLite, requests that end in one transaction may share a number.
     ended = reserve_ended(connection, 1) + 1 if connection.dialect.name == "sqlite" else NEXT_ENDED
     return _change(
         connection, uuids, ("delayed", "pending", "running"), state="failed", finished=now, expires=R.result_ttl + now,
@@ -102,7 +102,7 @@ def matching(connection: Connection, which: Filter, after: int, limit: int) -> l
 
 
 def count(connection: Connection, which: Filter) -> int:
-    """Count these requests."""
+    """Count the requests that match the filter."""
     return connection.scalar(sa.select(sa.func.count()).select_from(REQUESTS).where(*which.conditions())) or 0
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from ..mdp.codes import Code
 from ..mdp.errors import TitanicError
-from .schema import file_identity
+from .schema import absolute, file_identity, shown
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,6 +32,8 @@ CLOSE_POLL_SECONDS: Final = 0.005
 """Interval at which `close` checks whether the thread has ended."""
 LOCK_STATES: Final = frozenset({"40001", "40P01", "55P03"})
 """PostgreSQL's SQLSTATEs for conflicts with other transactions: they concern single items, not the database."""
+DISK_FULL_STATE: Final = "53100"
+"""PostgreSQL's SQLSTATE for a full disk."""
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -51,6 +53,8 @@ class _Group(NamedTuple):
 
 
 _Groups = dict[Work[Any, Any], _Group]
+_Entry = tuple[Work[Any, Any], Any, "asyncio.Future[Any]"]
+"""One item of a group: its work, the item, and the future for its result."""
 
 
 class _Delivery(NamedTuple):
@@ -96,7 +100,7 @@ class BatchExecutor:
                 return future
             group = self._groups.get(work)
             if group is None:
-                if not self._groups:  # after this turn of the event loop, all of whose work shares the transaction
+                if not self._groups:  # at the end of the event loop's turn, so that all its work shares a transaction
                     self._loop.call_soon(self._wake)
                 group = self._groups[work] = _Group([], [])
             group.items.append(item)
@@ -126,7 +130,7 @@ class BatchExecutor:
                 groups, self._groups = self._groups, {}
             if not groups:
                 self._disconnect()
-                log.info("%s: %d jobs in %d transactions", self._thread.name, self._jobs, self._transactions)
+                log.debug("%s: %d jobs in %d transactions", self._thread.name, self._jobs, self._transactions)
                 return
             outcomes = self._perform(groups)
             self._loop.call_soon_threadsafe(_deliver, outcomes)
@@ -142,22 +146,37 @@ class BatchExecutor:
                 # even if the transaction was committed and only the answer was lost.
                 return self._transact(groups)
         except Exception as error:  # noqa: BLE001 - every error goes to the callers
+            entries = [
+                (work, item, future)
+                for work in self._in_order(groups)
+                for item, future in zip(*groups[work], strict=True)
+            ]
+            if len(entries) > 1 and _is_full(error):
+                return self._perform_smaller_half_first(entries, error)
             as_a_whole = isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | StoreError)
             if as_a_whole and isinstance(error, sa.exc.DBAPIError):
                 as_a_whole = getattr(error.orig, "sqlstate", "") not in LOCK_STATES
-            if not as_a_whole and sum(len(group.items) for group in groups.values()) > 1:
+            if not as_a_whole and len(entries) > 1:
                 # One broken item must not fail the others.
-                alone = [
-                    {work: _Group([item], [future])}
-                    for work in self._in_order(groups)
-                    for item, future in zip(*groups[work], strict=True)
-                ]
-                return [outcome for each in alone for outcome in self._perform(each)]
-            self._log(error)
-            return [  # an exception for each: a traceback grows when it is raised
-                _Delivery(futures, [_store_error(error) for _ in futures], failed=True)
-                for _, futures in groups.values()
-            ]
+                return [outcome for entry in entries for outcome in self._perform(_grouped([entry]))]
+            return self._fail(entries, error)
+
+    def _perform_smaller_half_first(self, entries: Sequence[_Entry], error: Exception) -> list[_Delivery]:
+        """Store what fits on a full disk: one large item must not fail the others.
+
+        If an item does not fit, larger ones are not tried, so few transactions fail however many items there are.
+        """
+        ordered = sorted(entries, key=_size)
+        half = len(ordered) // 2
+        outcomes = self._perform(_grouped(ordered[:half]))
+        if any(each.failed for each in outcomes):
+            return [*outcomes, *self._fail(ordered[half:], error)]
+        return [*outcomes, *self._perform(_grouped(ordered[half:]))]
+
+    def _fail(self, entries: Sequence[_Entry], error: Exception) -> list[_Delivery]:
+        """Log the error and return it for each item, each time as a new object: a traceback grows when it is raised."""
+        self._log(error, max(map(_size, entries)) if _is_full(error) else None)
+        return [_Delivery([future], [_store_error(error)], failed=True) for _, _, future in entries]
 
     def _in_order(self, groups: _Groups) -> list[Work[Any, Any]]:
         return sorted(groups, key=self._order.__getitem__)
@@ -189,21 +208,25 @@ class BatchExecutor:
         if connection is not None:
             connection.close()
 
-    def _log(self, error: Exception) -> None:
-        """Log the error, at a limited rate: while the database has a problem, everything fails."""
+    def _log(self, error: Exception, size: int | None) -> None:
+        """Log the error, at a limited rate: while the database has a problem, everything fails.
+
+        `size` is that of an item that does not fit on a full disk, in bytes.
+        """
         now = time.monotonic()
         if not isinstance(error, sa.exc.DBAPIError | StoreError):
             log.error("bug in a transaction", exc_info=error)
         elif self._failed_at is None or now >= self._log_at:
             self._log_at = now + LOG_SECONDS
-            log.error("transaction failed: %s", _store_error(error))
+            unfit = "" if size is None else f"; it has no room for an item of {size} bytes"
+            log.error("%s: transaction failed: %s%s", shown(absolute(self._engine.url)), _store_error(error), unfit)
         self._failed_at = now
 
     def _log_success(self) -> None:
-        """Log the recovery, but only after a while: reads can succeed while writes fail."""
+        """Log the recovery once no transaction has failed for a while: some can succeed while others fail."""
         if self._failed_at is not None and time.monotonic() >= self._failed_at + LOG_SECONDS:
             self._failed_at = None
-            log.warning("the database works again")
+            log.warning("%s: the database works again", shown(absolute(self._engine.url)))
 
     def _check_file(self) -> None:
         """Detect that the SQLite file was removed or replaced: SQLite would write to the old file, which is lost."""
@@ -212,6 +235,29 @@ class BatchExecutor:
                 self._connection.invalidate()
             self._engine.dispose()
             raise StoreError("the database file was removed or replaced: put it back, or restart Titanic")
+
+
+def _grouped(entries: Sequence[_Entry]) -> _Groups:
+    groups: _Groups = {}
+    for work, item, future in entries:
+        items, futures = groups.setdefault(work, _Group([], []))
+        items.append(item)
+        futures.append(future)
+    return groups
+
+
+def _size(entry: _Entry) -> int:
+    """Return the bytes of bodies in an item."""
+    item = entry[1]
+    return sum(len(field) for field in item if isinstance(field, bytes)) if isinstance(item, tuple) else 0
+
+
+def _is_full(error: Exception) -> bool:
+    """Return whether the database's disk is full."""
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else None
+    if isinstance(cause, sqlite3.Error):
+        return cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+    return getattr(cause, "sqlstate", "") == DISK_FULL_STATE
 
 
 def _store_error(error: Exception) -> StoreError:

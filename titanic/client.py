@@ -66,11 +66,11 @@ class Titanic:
         Raises:
             SettingError: An argument is invalid.
             TitanicError: The request was not stored.
-            ServiceNotFound: No Titanic is registered at the broker.
+            ServiceNotFound: No Titanic is registered at the broker, nor has one registered within 5 seconds.
 
         Everything that `Client.request` raises can be raised as well.
         """
-        steps = conversation.submit(self.client.protocol, service, frames, headers, options)
+        steps = conversation.submit(self.client, service, frames, headers, options)
         return Ticket(self, *self._perform(steps))
 
     def ticket(self, uuid: str | bytes | UUID) -> "Ticket":
@@ -99,8 +99,8 @@ class Titanic:
         if isinstance(step, CallTitanic):
             retries = None if step.timeout is None else 0
             return self.client.request(
-                step.service, *step.frames, timeout=step.timeout, retries=retries, headers=step.headers,
-                options=step.options,
+                step.service, *step.frames, timeout=step.timeout, retries=retries, wait=step.wait,
+                headers=step.headers, options=step.options,
             )  # fmt: skip
         if isinstance(step, CheckAvailable):
             return self.client.available(step.service)
@@ -125,30 +125,28 @@ class Ticket:
 
     def ready(self) -> bool:
         """Return whether the request has ended.  Raises `UnknownTicket`."""
-        return self._titanic._perform(conversation.ready(self.uuid, self.service))
+        return self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
     def result(self, timeout: float | None = None) -> Reply:
         """Return the frames of the reply's FINAL once it is there.  It can be fetched any number of times.
 
         Args:
-            timeout: Seconds to wait; 0 does not wait, None waits without limit as long as a Titanic is available.
+            timeout: Seconds to wait; 0 does not wait, None waits without limit.  Titanic may be restarted meanwhile.
 
         Raises:
             ServiceError: The request failed.
             RequestTimeout: The request has not ended in time.
             UnknownTicket: It was closed, or its result has expired.
             BrokerUnreachable: No broker answers.
-            ServiceNotFound: No Titanic is registered at the broker.
+            ServiceNotFound: No Titanic is registered at the broker, and none was while this method waited.
         """
-        return self._titanic._perform(
-            conversation.result(self._titanic.client.protocol, self.uuid, self.service, timeout)
-        )
+        return self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
 
     def partials(self, start: int = 0, *, timeout: float | None = None) -> Generator[Reply, None, None]:
         """Yield the reply's PARTIALs from number `start` on, as they arrive, until the request has ended.
 
-        Titanic keeps them, so they can be read again.  If the request is run again because an attempt was interrupted,
-        the PARTIALs of the new attempt follow from the same number on.
+        Titanic keeps them, so they can be read again.  If an attempt is interrupted, the generator continues with the
+        PARTIALs of the next attempt, at the number that it has reached.
 
         Args:
             start: The number of the first PARTIAL, counted from 0.
@@ -157,7 +155,7 @@ class Ticket:
         Raises the same errors as `result`.
         """
         client = self._titanic.client
-        cursor = PartialsCursor(self.uuid, self.service, start, timeout)
+        cursor = PartialsCursor(client, self.uuid, start, timeout)
         while not cursor.ended:
             stream = client.stream(
                 conversation.REPLY, *cursor.frames, timeout=cursor.timeout, retries=0, options=cursor.options
@@ -180,7 +178,7 @@ class Ticket:
 
         Everything that `Client.request` raises can be raised as well.
         """
-        self._titanic._perform(conversation.close(self.uuid))
+        self._titanic._perform(conversation.close(self._titanic.client, self.uuid))
 
     def __enter__(self) -> Self:
         return self
@@ -209,7 +207,7 @@ class AsyncTitanic:
         **options: Unpack[SubmissionOptions],
     ) -> "AsyncTicket":
         """Submit a request for `service`; when this returns, the request is on disk.  See `Titanic.submit`."""
-        steps = conversation.submit(self.client.protocol, service, frames, headers, options)
+        steps = conversation.submit(self.client, service, frames, headers, options)
         return AsyncTicket(self, *await self._perform(steps))
 
     def ticket(self, uuid: str | bytes | UUID) -> "AsyncTicket":
@@ -233,7 +231,9 @@ class AsyncTitanic:
     async def _take(self, step: Step) -> Reply | bool | None:
         if isinstance(step, CallTitanic):
             if step.timeout is None:
-                return await self.client.request(step.service, *step.frames, headers=step.headers, options=step.options)
+                return await self.client.request(
+                    step.service, *step.frames, wait=step.wait, headers=step.headers, options=step.options
+                )
             return await self.client.request(
                 step.service, *step.frames, timeout=step.timeout, headers=step.headers, options=step.options
             )
@@ -257,18 +257,16 @@ class AsyncTicket:
 
     async def ready(self) -> bool:
         """Return whether the request has ended.  Raises `UnknownTicket`."""
-        return await self._titanic._perform(conversation.ready(self.uuid, self.service))
+        return await self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
     async def result(self, timeout: float | None = None) -> Reply:
         """Return the frames of the reply's FINAL once it is there.  See `Ticket.result`."""
-        return await self._titanic._perform(
-            conversation.result(self._titanic.client.protocol, self.uuid, self.service, timeout)
-        )
+        return await self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
 
     async def partials(self, start: int = 0, *, timeout: float | None = None) -> AsyncGenerator[Reply, None]:
         """Yield the reply's PARTIALs from number `start` on, until the request has ended.  See `Ticket.partials`."""
         client = self._titanic.client
-        cursor = PartialsCursor(self.uuid, self.service, start, timeout)
+        cursor = PartialsCursor(client, self.uuid, start, timeout)
         while not cursor.ended:
             stream = client.stream(conversation.REPLY, *cursor.frames, timeout=cursor.timeout, options=cursor.options)
             try:
@@ -283,7 +281,7 @@ class AsyncTicket:
 
     async def close(self) -> None:
         """Delete the request and its reply.  See `Ticket.close`."""
-        await self._titanic._perform(conversation.close(self.uuid))
+        await self._titanic._perform(conversation.close(self._titanic.client, self.uuid))
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,8 +7,8 @@ one for asyncio.  They read streams of PARTIALs themselves, and `PartialsCursor`
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from ..clients import (
@@ -19,6 +19,7 @@ from ..clients import (
     ServiceNotFound,
     SettingError,
     StreamInterrupted,
+    WorkerLost,
 )
 from ..mdp.codes import Code
 from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket
@@ -27,10 +28,13 @@ from .submission import encode_options, parse_uuid
 from .uuids import new_uuid_hex
 
 LONG_POLL_SECONDS: Final = 15.0
-"""Maximum time of one request for a reply that is not there yet.  Afterwards the caller checks whether there is a
-Titanic."""
+"""How long one request for a reply waits.  Then the caller checks whether a Titanic is registered."""
 POLL_SECONDS: Final = (0.05, 1.0)
-"""Pauses between requests for a reply where Titanic cannot be asked to wait: the first and the longest."""
+"""The first and the longest pause between two requests for a reply, if Titanic does not let the caller wait."""
+RESTART_SECONDS: Final = 5.0
+"""How long a call is repeated while no Titanic is registered: one may be restarting."""
+RESTART_POLL_SECONDS: Final = 0.1
+"""Pause between these calls."""
 REQUEST, REPLY, CLOSE = "titanic.request", "titanic.reply", "titanic.close"
 
 
@@ -44,6 +48,8 @@ class CallTitanic:
     headers: Mapping[str, str] | None = None
     timeout: float | None = None
     """Seconds for this call, which is then not repeated; None for the client's own timeout."""
+    wait: bool = True
+    """Whether the call waits at the broker until a Titanic is registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +71,23 @@ Result = TypeVar("Result")
 Steps: TypeAlias = Generator[Step, Any, Result]
 
 
+class Caller(Protocol):
+    """The client through which the steps are performed."""
+
+    @property
+    def protocol(self) -> str:
+        """`"X1"`, or an older dialect."""
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+
+
 # ── operations ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def submit(
-    protocol: str,
+    caller: Caller,
     service: str | bytes,
     frames: Sequence[bytes],
     headers: Mapping[str, str] | None,
@@ -78,51 +96,57 @@ def submit(
     """Submit a request; the result is its UUID and its service's name."""
     name = service_name(service)
     encoded = encode_options(options)
-    if protocol == "X1" and "key" not in encoded:
+    if caller.protocol == "X1" and "key" not in encoded:
         # The client repeats a request after a lost connection.  By its UUID, as by a key, it is stored once.
         encoded["uuid"] = new_uuid_hex()
-    reply = yield from _call(CallTitanic(REQUEST, (name, *(frames or (b"",))), encoded or None, headers))
+    reply = yield from _call(caller, CallTitanic(REQUEST, (name, *(frames or (b"",))), encoded or None, headers))
     _raise_for_status(reply)
     return reply[1].decode(), name.decode()
 
 
-def ready(uuid: str, service: str) -> Steps[bool]:
+def ready(caller: Caller, uuid: str) -> Steps[bool]:
     """Return whether the request has ended."""
-    reply = yield from _call(CallTitanic(REPLY, [uuid.encode()]))
+    reply = yield from _call(caller, CallTitanic(REPLY, [uuid.encode()]))
     try:
-        return parse_reply(reply, uuid, service) is not None
+        return parse_reply(reply, uuid) is not None
     except ServiceError:
         return True
 
 
-def result(protocol: str, uuid: str, service: str, timeout: float | None) -> Steps[Reply]:
+def result(caller: Caller, uuid: str, timeout: float | None) -> Steps[Reply]:
     """Return the reply's FINAL, waiting for it for `timeout` seconds."""
     deadline = Deadline(timeout)
     if timeout == 0:
-        found = parse_reply((yield from _call(CallTitanic(REPLY, [uuid.encode()]))), uuid, service)
+        found = parse_reply((yield from _call(caller, CallTitanic(REPLY, [uuid.encode()]))), uuid)
         if found is None:
             raise _no_reply(uuid, timeout)
         return found
-    options = {"wait": True} if protocol == "X1" else None
+    options = {"wait": True} if caller.protocol == "X1" else None
     pauses = _pauses()
+    registered = False  # whether a Titanic was: if it stops, it may come back
     while True:
         try:
-            reply = yield from _call(CallTitanic(REPLY, [uuid.encode()], options, timeout=deadline.step))
+            reply = yield from _call(caller, CallTitanic(REPLY, [uuid.encode()], options, timeout=deadline.step))
         except BrokerUnreachable:
             raise
         except RequestTimeout:
-            pass
+            registered = True
+        except ServiceNotFound:
+            if not registered:
+                raise
+            yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
         else:
-            found = parse_reply(reply, uuid, service)
+            registered = True
+            found = parse_reply(reply, uuid)
             if found is not None:
                 return found
             yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
         deadline.check(uuid)
 
 
-def close(uuid: str) -> Steps[None]:
+def close(caller: Caller, uuid: str) -> Steps[None]:
     """Close the request."""
-    _raise_for_status((yield from _call(CallTitanic(CLOSE, [uuid.encode()]))))
+    _raise_for_status((yield from _call(caller, CallTitanic(CLOSE, [uuid.encode()]))))
 
 
 class PartialsCursor:
@@ -132,11 +156,13 @@ class PartialsCursor:
     sleep for `pause()`; if it fails, call `failed`.  Continue until `ended`.
     """
 
-    def __init__(self, uuid: str, service: str, start: int, timeout: float | None) -> None:
+    def __init__(self, caller: Caller, uuid: str, start: int, timeout: float | None) -> None:
         self.ended = False
         self.frames = [uuid.encode()]
+        self._caller = caller
         self._uuid = uuid
-        self._service = service
+        self._registered = False
+        """Whether a Titanic was registered: if it stops, it may come back."""
         self._position = start
         self._silence = timeout
         self._deadline = Deadline(timeout)
@@ -154,15 +180,16 @@ class PartialsCursor:
 
     def take(self, part: Reply) -> bool:
         """Return whether `part` is a PARTIAL of the reply.  Raises the request's error."""
+        self._registered = True
         if part.final:
-            self.ended = parse_reply(part, self._uuid, self._service) is not None
+            self.ended = parse_reply(part, self._uuid) is not None
             return False
         self._position += 1
         self._deadline, self._pauses = Deadline(self._silence), _pauses()
         return True
 
     def pause(self) -> float:
-        """Return how long to sleep before the next stream: the request is about to end, or too many callers wait."""
+        """Return how long to sleep before the next stream; Titanic has ended the last one before the request ended."""
         return 0.0 if self.ended else max(0.0, min(next(self._pauses), self._deadline.remaining))
 
     def check(self) -> None:
@@ -171,21 +198,47 @@ class PartialsCursor:
             self._deadline.check(self._uuid)
 
     def failed(self, error: Exception) -> Steps[None]:
-        """Return if another stream may succeed; else raise."""
+        """Return if another stream may succeed; otherwise raise the error, or `ServiceNotFound`."""
         if isinstance(error, BrokerUnreachable) or not isinstance(error, RequestTimeout | StreamInterrupted):
             raise error
-        if not (yield CheckAvailable(REPLY)):
-            raise no_titanic(REPLY) from None
+        if (yield CheckAvailable(REPLY)):
+            self._registered = True
+        elif not self._registered:
+            raise no_titanic(self._caller, REPLY) from None
+        else:
+            yield Sleep(self.pause())
 
 
-def _call(call: CallTitanic) -> Steps[Reply]:
+def _call(caller: Caller, call: CallTitanic) -> Steps[Reply]:
+    """Perform the call and return the reply.  Raises `ServiceNotFound` if no Titanic is registered."""
+    if caller.protocol == "X1" and call.timeout is None:
+        return (yield from _call_registered(caller, call))
     try:
         reply: Reply = yield call
     except RequestTimeout as error:
         if not isinstance(error, BrokerUnreachable) and not (yield CheckAvailable(call.service)):
-            raise no_titanic(call.service) from None
+            raise no_titanic(caller, call.service) from None
         raise
     return reply
+
+
+def _call_registered(caller: Caller, call: CallTitanic) -> Steps[Reply]:
+    """Perform a call that fails at once while no Titanic is registered, until `RESTART_SECONDS` have passed.
+
+    Every call can be repeated: if a Titanic was lost with it, the request may be stored, but it has a UUID or a key.
+    """
+    until: float | None = None
+    while True:
+        try:
+            reply: Reply = yield replace(call, wait=False)
+        except (ServiceNotFound, WorkerLost):
+            now = time.monotonic()
+            until = now + RESTART_SECONDS if until is None else until
+            if now >= until:
+                raise no_titanic(caller, call.service) from None
+            yield Sleep(RESTART_POLL_SECONDS)
+        else:
+            return reply
 
 
 # ── replies and errors ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +257,7 @@ def uuid_text(uuid: str | bytes | UUID) -> str:
     return found.hex
 
 
-def parse_reply(reply: Reply, uuid: str, service: str) -> Reply | None:
+def parse_reply(reply: Reply, uuid: str) -> Reply | None:
     """Return the reply that `titanic.reply` delivers, or None if it is not there yet.
 
     Raises:
@@ -212,15 +265,19 @@ def parse_reply(reply: Reply, uuid: str, service: str) -> Reply | None:
         UnknownTicket: Titanic does not know the request.
     """
     code, text = _status(reply)
-    if code == Code.FAILED and len(reply) > 1 and reply[1].isdigit():  # without more frames, it is Titanic that failed
-        raise ServiceError(int(reply[1]), text, reply[2] if len(reply) > 2 else None, service=service)
+    if code == Code.FAILED and len(reply) > 2 and reply[1].isdigit():  # without more frames, it is Titanic that failed
+        detail = reply[3] if len(reply) > 3 else None
+        raise ServiceError(int(reply[1]), text, detail, service=reply[2].decode(errors="replace"))
     _raise_for_status(reply, uuid)
     return None if code == 300 else Reply(reply[1:], service=reply.service, final=True)
 
 
-def no_titanic(service: str) -> ServiceNotFound:
+def no_titanic(caller: Caller, service: str) -> ServiceNotFound:
     """Return the error for a broker at which no Titanic is registered."""
-    return ServiceNotFound("no Titanic is registered at the broker: start one with `titanic serve`", service=service)
+    return ServiceNotFound(
+        f"no Titanic is registered at {caller.endpoint}, so nobody offers {service}: start one with `titanic serve`",
+        service=service,
+    )
 
 
 def _raise_for_status(reply: Reply, uuid: str = "") -> None:

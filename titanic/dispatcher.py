@@ -2,13 +2,15 @@
 
 A request is claimed only if its service has workers, and only slightly more requests are claimed than these can take.
 So a slow service does not delay others, and urgent requests run first.  Requests that are interrupted by the death of a
-worker, a broker or a Titanic are retried without limit; a handler's answer, even an error, is the outcome.
+worker, a broker or a Titanic are retried, but not if they have cost `max_deaths` workers; a handler's answer, even an
+error, is the outcome.
 """
 
 import asyncio
 import json
 import logging
 import random
+import re
 import secrets
 import time
 from collections import deque
@@ -19,13 +21,22 @@ from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
-from ..clients import AsyncClient, Reply, RequestError, RequestTimeout, ServiceError, SettingError
+from ..clients import (
+    AsyncClient,
+    Reply,
+    RequestError,
+    RequestTimeout,
+    ServiceError,
+    SettingError,
+    StreamInterrupted,
+    WorkerLost,
+)
 from ..mdp.codes import Code
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from . import store
 from .batches import BatchExecutor, StoreError, Work
 from .frames import pack, unpack
-from .store.clock import Clock
+from .store.maintenance import MAX_BACKOFF_SECONDS
 
 PREFETCH_FACTOR: Final = 2
 """Requests sent to the broker per unit of a service's credit, so that the next is available when one ends."""
@@ -46,21 +57,25 @@ MAINTENANCE_SECONDS: Final = 0.5
 DISCOVERY_SECONDS: Final = 0.5
 """Interval at which Titanic asks the broker which services have workers."""
 MIN_DISCOVERY_SECONDS: Final = 0.05
-"""The same while requests arrive for services that had no workers."""
+"""The shortest such interval, while requests arrive for services that have no workers."""
 DISCOVERY_PAGE: Final = 100
-"""Services to ask for one by one, per interval, at a broker with too many to list them all."""
+"""How many services to ask for one by one in each interval, if the broker has too many to list them all."""
 COUNT_SECONDS: Final = 60.0
 """Interval at which requests that have not ended are counted."""
 DISCOVERY_TIMEOUT_SECONDS: Final = 5.0
 """How long to wait for the broker's answer."""
 BACKOFF_SECONDS: Final = (0.5, 60.0)
-"""The first and the longest pause before another attempt.  Each pause is twice as long as the one before."""
-HANDLER_BACKOFF_SECONDS: Final = (1.0, 3600.0)
-"""The same after a handler failed, if the request has no backoff of its own."""
+"""The first and the longest pause before another attempt; each is twice as long as the one before."""
+HANDLER_BACKOFF_SECONDS: Final = (1.0, MAX_BACKOFF_SECONDS)
+"""The same after a handler has failed.  A request's own backoff replaces the first pause."""
 MAX_REPLY_BYTES: Final = MAX_BODY - 100
 """Maximum size of a reply: when it is fetched, its status comes first."""
 TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
-"""Codes after which a request is retried without limit, whether the broker or a handler gave them."""
+"""Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
+the broker reports as lost count towards `max_deaths`."""
+_RECEIVED: Final = re.compile(r"workers that received it: (\d+)")
+"""In the text of the broker's 502: how many workers it has given the request to.  The broker tries several before it
+gives up."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -81,7 +96,7 @@ class _Lane:
         self.pending = False
         """Whether there may be requests to claim."""
         self.accepted = 0
-        """Counts accepted requests; tells whether one arrived during a claim."""
+        """Counts accepted requests, to notice if one arrives during a claim."""
         self.claiming = False
         self.buffer: deque[_Running] = deque()
         """Requests that are claimed but not yet sent to the broker."""
@@ -116,7 +131,7 @@ class _Running:
         self.lane = lane
         self.task: asyncio.Task[None] | None = None
         self.answered = False
-        """Whether there is an outcome, which is being stored."""
+        """Whether the outcome is known; it is then being stored."""
 
 
 class Dispatcher:
@@ -129,6 +144,7 @@ class Dispatcher:
         lease: Seconds for which claimed requests belong to this Titanic.
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
         max_waiting: Maximum number of requests that have not ended.
+        max_deaths: Lost workers after which a request fails.
         changed: Called with the UUID of each request whose state or PARTIALs have changed.
     """
 
@@ -136,22 +152,24 @@ class Dispatcher:
         self,
         client: AsyncClient,
         writer: BatchExecutor,
-        clock: Clock,
+        clock: store.Clock,
         *,
         lease: float,
         ttl: float | None,
         max_waiting: int,
+        max_deaths: int,
         changed: Callable[[UUID], None],
     ) -> None:
         self._client = client
         self._writer = writer
         self._clock = clock
-        self._lease = lease
         self._ttl = ttl
         self._max_waiting = max_waiting
+        self._max_deaths = max_deaths
         self._changed = changed
         self._context = copy_context()
         self._owner = secrets.token_hex(8)
+        self._lease = store.Lease(self._owner, lease)
         self._lanes: dict[str, _Lane] = {}
         self._running: dict[int, _Running] = {}
         self._bytes = 0
@@ -186,7 +204,7 @@ class Dispatcher:
             self._wake.set()
             return
         if not self._offered.get(service):
-            self._discover_now.set()  # which has the tables examined if there are workers now
+            self._discover_now.set()  # if there are workers by now, maintenance finds the request
             return
         lane = self._lane(service)
         lane.accepted += 1
@@ -210,13 +228,13 @@ class Dispatcher:
     async def _maintain_periodically(self) -> None:
         renew_at = count_at = 0.0
         while True:
-            now = self._clock.now()
-            renew, count = now >= renew_at, self._recount or now >= count_at
+            now = time.monotonic()  # the clock may be set
+            count = self._recount or now >= count_at
             self._recount = False
             self._wake.clear()
             held = dict(self._running)
             asked = store.Maintenance(
-                self._new_lease(now), now, renew, self._max_waiting if count else None, tuple(self._offered)
+                self._lease, self._clock, renew_at, self._max_waiting if count else None, tuple(self._offered)
             )
             pause = MAINTENANCE_SECONDS
             try:
@@ -224,7 +242,7 @@ class Dispatcher:
             except StoreError:
                 pass  # the writer has logged it
             else:
-                renew_at = now + self._lease / 3 if renew else renew_at
+                renew_at = now + self._lease.seconds / 3 if now >= renew_at else renew_at
                 count_at = now + COUNT_SECONDS if count else count_at
                 self._apply(found, held)
                 if found.next_due is not None:
@@ -236,7 +254,6 @@ class Dispatcher:
                     await self._wake.wait()
 
     def _apply(self, found: store.Findings, held: dict[int, _Running]) -> None:
-        self._clock.set(found.clock_ahead)
         if found.waiting is not None:
             self._waiting = found.waiting
         for id_, running in held.items():
@@ -312,9 +329,6 @@ class Dispatcher:
             lane.credit = self._offered.get(service, 0)
         return lane
 
-    def _new_lease(self, now: float) -> store.Lease:
-        return store.Lease(self._owner, now + self._lease)
-
     def _fill(self, lane: _Lane) -> None:
         """Claim requests for the service if there may be some and there is room for them."""
         if not lane.pending or not lane.credit or lane.claiming or self._draining:
@@ -325,14 +339,14 @@ class Dispatcher:
         if self._unstored >= MAX_UNSTORED or (self._bytes >= MAX_BYTES and held):
             return
         lane.claiming = True
-        now, limit = self._clock.now(), most - held
-        claim = store.Claim(lane.service, limit, self._new_lease(now), now, MAX_BYTES - self._bytes)
+        limit = most - held
+        claim = store.Claim(lane.service, limit, self._lease, self._clock.now(), MAX_BYTES - self._bytes)
         self._writer.submit(store.claim, claim).add_done_callback(partial(self._claimed, lane, lane.accepted, limit))
 
     def _claimed(self, lane: _Lane, accepted: int, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
         lane.claiming = False
         if done.cancelled() or done.exception() is not None:
-            return  # the next maintenance logs the error and tries again
+            return  # the writer has logged the error; the next maintenance tries again
         for claimed in done.result():
             before = self._running.get(claimed.id)
             if before is not None:
@@ -382,7 +396,7 @@ class Dispatcher:
         self._fill(lane)
 
     def _task_done(self, running: _Running, task: "asyncio.Task[None]") -> None:
-        # Not in `_run`, which never begins if its task is cancelled before its first step.
+        # Not in `_run`: a task that is cancelled before its first step never enters it.
         del task
         if not running.answered:
             self._executed(running)
@@ -443,18 +457,24 @@ class Dispatcher:
         now = self._clock.now()
         return store.Outcome(claimed.id, self._owner, claimed.attempt, now, pack(reply), ttl=self._ttl)
 
-    def _failure(self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None) -> store.Outcome:
+    def _failure(
+        self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None, deaths: int | None = None
+    ) -> store.Outcome:
         text = text.replace("\0", "?")  # PostgreSQL cannot store NUL
         now = self._clock.now()
-        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, detail, code, text, self._ttl)
+        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, detail, code, text, self._ttl, deaths)
 
     def _after_error(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Reschedule:
         text, code = error.text or str(error), error.code
         if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
-            # Perhaps the request kills its workers: it is retried without limit, but less and less often.
+            deaths = claimed.deaths + _workers_lost(error)
+            if deaths > claimed.deaths and deaths >= self._max_deaths:
+                reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"
+                log.warning("%s for service %r: %s", claimed.uuid.hex, claimed.service, reason)
+                return self._failure(claimed, Code.WORKER_LOST, reason, deaths=deaths)
             pause = _jittered(*BACKOFF_SECONDS, claimed.attempt - 1)
             log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause)
-            return self._reschedule(claimed.id, claimed.attempt, pause, text)
+            return self._reschedule(claimed.id, claimed.attempt, pause, text, deaths=deaths)
         if claimed.failures < claimed.retries:
             # At least the backoff, plus jitter, so that requests that failed together are not retried together.
             pause = _exponential(
@@ -462,15 +482,22 @@ class Dispatcher:
             )
             pause *= random.uniform(1.0, 1.2)  # noqa: S311 - jitter
             log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause)
-            return self._reschedule(claimed.id, claimed.attempt, pause, text, claimed.failures + 1)
+            return self._reschedule(claimed.id, claimed.attempt, pause, text, failures=claimed.failures + 1)
         detail = pack([error.detail]) if error.detail is not None and len(error.detail) <= MAX_REPLY_BYTES else None
         return self._failure(claimed, code or Code.FAILED, text, detail)
 
     def _reschedule(
-        self, id_: int, attempt: int, pause: float = 0.0, error: str | None = None, failures: int | None = None
+        self,
+        id_: int,
+        attempt: int,
+        pause: float = 0.0,
+        error: str | None = None,
+        *,
+        failures: int | None = None,
+        deaths: int | None = None,
     ) -> store.Reschedule:
         text = None if error is None else error.replace("\0", "?")
-        return store.Reschedule(id_, self._owner, attempt, self._clock.now() + pause, failures, text)
+        return store.Reschedule(id_, self._owner, attempt, self._clock.now() + pause, failures, text, deaths)
 
     async def _store(self, work: Work[Item, Result], item: Item) -> Result:
         """Store an item, retrying until the database accepts it."""
@@ -524,18 +551,26 @@ class Dispatcher:
             await self._writer.submit(store.release, self._owner)
 
 
+def _workers_lost(error: RequestError) -> int:
+    """Return how many workers were lost while they handled the request, according to the broker."""
+    if error.code != Code.WORKER_LOST or not isinstance(error, WorkerLost | StreamInterrupted):
+        return 0
+    received = _RECEIVED.search(error.text)
+    return 1 if received is None else int(received[1])
+
+
 def _fits(part: Reply) -> bool:
     """Return whether a part of a reply is small enough to be fetched."""
     return sum(map(len, part)) <= MAX_REPLY_BYTES and len(part) < MAX_BODY_FRAMES
 
 
 def _exponential(first: float, most: float, times: int) -> float:
-    """Return a pause in seconds, twice as long each time."""
+    """Return the pause in seconds after so many others, each twice as long as the one before."""
     return min(first * 2.0 ** min(times, 32), most)
 
 
 def _jittered(first: float, most: float, times: int) -> float:
-    """Return such a pause with jitter."""
+    """Return such a pause, shortened at random by up to half."""
     return _exponential(first, most, times) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 

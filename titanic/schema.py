@@ -19,7 +19,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
 from ..mdp.errors import SettingError, TitanicError
-from .store.models import VERSION_TABLE
+from .store.models import VERSION_TABLE, Identity
 
 DEFAULT_DB: Final = "sqlite:///titanic.db"
 BUSY_TIMEOUT_SECONDS: Final = 5
@@ -175,6 +175,10 @@ def explain(error: sa.exc.DBAPIError, url: URL) -> str:
     code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
     path = str(url.database)
     if code in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY} and is_sqlite(url):
+        if not os.path.exists(path):
+            return (
+                f"the file cannot be created in the folder {Path(path).absolute().parent}: no permission to write there"
+            )
         if not os.access(path, os.R_OK, effective_ids=True):
             return "permission denied: the file cannot be read"
         if code == sqlite3.SQLITE_CANTOPEN and os.path.exists(f"{path}-wal"):
@@ -236,6 +240,11 @@ def check(connection: Connection, url: URL) -> None:
         )
     state = "has no tables yet" if version is None else f"has tables of version {version}; this zmdp needs {head()}"
     raise SchemaError(f"{shown(url)} {state}: run `titanic db upgrade --db {shown(url)}`", code=500)
+
+
+def identity(connection: Connection) -> str:
+    """Return the identity that the database got with its tables."""
+    return connection.execute(sa.select(Identity.id)).scalar_one()
 
 
 def upgrade(engine: Engine) -> tuple[str | None, str]:

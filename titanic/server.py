@@ -1,8 +1,9 @@
 """Titanic as a program: the database, three workers that offer its services, and the dispatcher."""
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -11,22 +12,26 @@ from sqlalchemy.engine import Engine
 from ..clients import AsyncClient
 from ..clients.arguments import checked_endpoints
 from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.errors import SettingError
+from ..mdp.errors import RequestError, SettingError
 from ..workers import AsyncWorker
 from . import schema, store
 from .batches import BatchExecutor
 from .dispatcher import Dispatcher
 from .service import MAX_WAITING, Service
-from .store.clock import Clock
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
 DEFAULT_DRAIN_SECONDS: Final = 10.0
 CONCURRENCY: Final = 256
 """Maximum number of requests that titanic.request and titanic.close each handle at a time."""
 DEFAULT_MAX_WAITING: Final = 1_000_000
+DEFAULT_MAX_DEATHS: Final = 5
 KEY_LOCK_SECONDS: Final = 1.0
 """How long a request with a key waits for another transaction with the same key."""
 MIN_LEASE_SECONDS: Final = 2.0
+WORKER_NAME: Final = "titanic, database "
+"""The name of Titanic's workers, before the identity of its database."""
+COMPARE_SECONDS: Final = 60.0
+"""Interval at which Titanic looks for others at the broker that use another database."""
 WRITES: Final = (
     store.accept, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
     store.release, store.pending_after,
@@ -46,6 +51,7 @@ class Server:
             that answers.
         lease: Seconds after a crash until another Titanic may take over its running requests.
         max_waiting: Maximum number of requests that have not ended.
+        max_deaths: Number of workers lost while they handled a request after which the request fails.
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
         drain_timeout: Seconds that `stop` waits for running requests.
         heartbeat: Seconds between heartbeats.
@@ -63,6 +69,7 @@ class Server:
         broker: str | Sequence[str] = DEFAULT_ENDPOINT,
         lease: float = DEFAULT_LEASE_SECONDS,
         max_waiting: int = DEFAULT_MAX_WAITING,
+        max_deaths: int = DEFAULT_MAX_DEATHS,
         ttl: float | None = None,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
@@ -74,14 +81,18 @@ class Server:
             raise SettingError(f"ttl is {ttl!r}: it must be a number of seconds above 0, or None")
         if max_waiting < 1:
             raise SettingError(f"max_waiting is {max_waiting!r}: it must be 1 or more")
+        if max_deaths < 1:
+            raise SettingError(f"max_deaths is {max_deaths!r}: it must be 1 or more")
         self.url = schema.database_url(db)
         self._brokers = checked_endpoints(broker)
         self._lease = lease
         self._max_waiting = max_waiting
+        self._max_deaths = max_deaths
         self._ttl = ttl
         self._drain_timeout = drain_timeout
         self._heartbeats: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness}
         self._stopping = asyncio.Event()
+        self._clock = store.Clock()
         self._write_engine = self._prepare_database()
 
     def _prepare_database(self) -> Engine:
@@ -93,6 +104,8 @@ class Server:
                     log.info("%s: migrated tables: %s → %s", schema.shown(self.url), before or "none", now)
             else:
                 self._check(engine)
+            with engine.connect() as connection:
+                self._worker_name = WORKER_NAME + schema.identity(connection)
         finally:
             engine.dispose()  # it reconnects when it is used
         return engine
@@ -100,6 +113,7 @@ class Server:
     def _check(self, engine: Engine) -> None:
         with engine.connect() as connection:
             schema.check(connection, self.url)
+            store.set_clock(connection, self._clock)
             if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
                 log.warning("the PostgreSQL server runs with fsync=off: commits may not survive a power failure")
 
@@ -131,17 +145,25 @@ class Server:
                 engine = schema.open_engine(self.url, lock_timeout=KEY_LOCK_SECONDS)
                 keyed = BatchExecutor("titanic-keys", engine, (store.accept,))
                 ending.push_async_callback(keyed.close)
-            clock = Clock()
             dispatcher = Dispatcher(
-                client, writer, clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
+                client, writer, self._clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
+                max_deaths=self._max_deaths,
                 changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
             )  # fmt: skip
             service = Service(
-                writer, keyed, reader, clock,
+                writer, keyed, reader, self._clock,
                 room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
             )  # fmt: skip
             workers = [
-                AsyncWorker(name, handler, broker=broker, concurrency=concurrency, dialect=True, **self._heartbeats)
+                AsyncWorker(
+                    name,
+                    handler,
+                    broker=broker,
+                    concurrency=concurrency,
+                    name=self._worker_name,
+                    dialect=True,
+                    **self._heartbeats,
+                )
                 for broker in self._brokers
                 for name, handler, concurrency in (
                     ("titanic.request", service.request, CONCURRENCY),
@@ -149,7 +171,8 @@ class Server:
                     ("titanic.close", service.close, CONCURRENCY),
                 )
             ]
-            tasks = [asyncio.ensure_future(each) for each in (dispatcher.run(), service.watch())]
+            running = (dispatcher.run(), service.watch(), self._compare_databases(client))
+            tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
             ending.push_async_callback(self._drain, dispatcher)
             ending.push_async_callback(_stopped, workers)
@@ -165,8 +188,42 @@ class Server:
             for each in done:
                 each.result()  # these tasks never end by themselves: raises the bug that ended one
 
+    async def _compare_databases(self, client: AsyncClient) -> None:
+        """Log an error while another Titanic at the broker uses another database.  Runs until cancelled."""
+        while True:
+            try:
+                (answer,) = await client.request("mmi.workers", b"titanic.request")
+                others = titanics_with_other_database(json.loads(answer)["workers"], self._worker_name)
+            except (RequestError, ValueError, TypeError, KeyError) as error:
+                log.debug("cannot compare the databases of the broker's Titanics: %s", error)
+            else:
+                for host, pid in others:
+                    log.error(
+                        "another Titanic at this broker uses another database (process %s on %s). The broker sends "
+                        "callers to either, so they do not find their requests: stop one, or give both the same --db",
+                        pid,
+                        host,
+                    )
+            await asyncio.sleep(COMPARE_SECONDS)
+
     async def _drain(self, dispatcher: Dispatcher) -> None:
         await dispatcher.drain(self._drain_timeout)
+
+
+def titanics_with_other_database(workers: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str, int]]:
+    """Return host and process of each Titanic whose workers do not have this name.
+
+    Args:
+        workers: The workers of `titanic.request`, as `mmi.workers` lists them.
+        name: The name of our own workers.
+    """
+    return sorted(
+        {
+            (str(each["host"]), int(each["pid"]))
+            for each in workers
+            if str(each["name"]).startswith(WORKER_NAME) and each["name"] != name
+        }
+    )
 
 
 async def _stopped(workers: Sequence[AsyncWorker]) -> None:

@@ -21,7 +21,6 @@ from ..workers import Request
 from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import unpack
-from .store.clock import Clock
 from .submission import MalformedRequest, ReplyRequest, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
@@ -68,7 +67,7 @@ class Service:
         writer: BatchExecutor,
         keyed: BatchExecutor,
         reader: BatchExecutor,
-        clock: Clock,
+        clock: store.Clock,
         *,
         room: Callable[[], bool],
         accepted: Callable[[str, float], None],
@@ -194,10 +193,10 @@ def _final(request: Request, found: store.Fetched | None) -> list[bytes]:
         return [OK, *unpack(found.reply or b"")]
     if found.state != "failed":
         return [NOT_YET]
-    # The frames after the status, the service's code and perhaps its detail, distinguish a request that failed from a
-    # Titanic that failed.
+    # The frames after the status distinguish a request that failed from a Titanic that failed.
     detail = [] if found.reply is None else unpack(found.reply)
-    return [_status(request, f"500 {found.error}"), b"%03d" % (found.code or Code.FAILED), *detail]
+    code = b"%03d" % (found.code or Code.FAILED)
+    return [_status(request, f"500 {found.error}"), code, found.service.encode(), *detail]
 
 
 def _rejection(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:

@@ -179,7 +179,7 @@ class TimeOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UuidOption(Option):
-    """A UUID of 32 hex digits.  Only clients set it, not their callers."""
+    """A UUID of 32 hex digits.  `Titanic` sets it; its callers cannot."""
 
     def to_wire(self, name: str, value: Any) -> str:
         """Return the digits."""

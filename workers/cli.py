@@ -15,16 +15,16 @@ import click
 from ..mdp import wire
 from ..mdp.cli.console import (
     CONTEXT_SETTINGS,
-    Endpoints,
     Number,
+    broker_option,
+    handler_timeout_option,
+    heartbeat_options,
     log_level_option,
     log_to_stderr,
-    one_broker,
     run,
     version_option,
     with_default,
 )
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
 from ..mdp.loading import load
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
@@ -42,15 +42,7 @@ log = logging.getLogger("zmdp.worker")
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("target", metavar="MODULE:WORKER")
-@click.option(
-    "--broker",
-    type=Endpoints(),
-    multiple=True,
-    callback=one_broker,
-    envvar="MDP_BROKER",
-    show_envvar=True,
-    help=with_default("Broker to serve.", DEFAULT_ENDPOINT),
-)
+@broker_option("Broker to serve.", default=False)
 @click.option("--service", metavar="NAME", help="Service to offer; required if MODULE:WORKER is a function.")
 @click.option(
     "--codec",
@@ -69,28 +61,8 @@ log = logging.getLogger("zmdp.worker")
     default=1,
     help=with_default("Number of worker processes; those that die are restarted.", 1),
 )
-@click.option(
-    "--heartbeat",
-    type=Number("seconds"),
-    envvar="MDP_HEARTBEAT",
-    show_envvar=True,
-    help=with_default("Heartbeat interval.", 1.0, "seconds"),
-)
-@click.option(
-    "--liveness",
-    type=Number("intervals", whole=True),
-    envvar="MDP_LIVENESS",
-    show_envvar=True,
-    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
-)
-@click.option(
-    "--handler-timeout",
-    type=Number("seconds"),
-    help=with_default(
-        "How long a handler may neither return nor yield before its request goes to another worker.",
-        "never",
-    ),
-)
+@heartbeat_options(default=False)
+@handler_timeout_option
 @click.option(
     "--protocol",
     type=click.Choice(["X1", "0.2", "0.1"]),

@@ -42,7 +42,7 @@ class Admission:
         if service.name not in registry.services:
             if len(registry.services) >= self._max_services:
                 return Drop.TOO_MANY_SERVICES
-            if registry.unserved_of(client) >= self._max_unserved:
+            if client.named >= self._max_unserved:
                 return Drop.TOO_MANY_UNSERVED
         if waiting - service.schedule.capacity >= self._max_queue:
             return Drop.QUEUE_FULL

@@ -60,10 +60,15 @@ _EVENTS: Final = (
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 )
 _FAILED_HANDSHAKES: Final = {
-    int(zmq.Event.HANDSHAKE_FAILED_AUTH): "handshake-refused",
-    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "handshake-ended",  # by the peer, or because it took too long
-    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "handshake-invalid",
+    int(zmq.Event.HANDSHAKE_FAILED_AUTH): ("handshake-refused", "its key was refused"),
+    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): ("handshake-ended", "the peer ended it, or took too long"),
+    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): (
+        "handshake-invalid",
+        "the peer does not speak ZeroMQ, or uses no key where one is needed, or a key where none is, or the public key "
+        "of another broker",
+    ),
 }
+"""The kind of each event, and what happened."""
 _LOCAL: Final = ""
 """The address of all peers on this host."""
 
@@ -95,7 +100,8 @@ class Connections:
     """The connections of `socket`, a ROUTER.
 
     At most `maximum` are open at a time, and `per_address` from one address, not counting this host's; the newest are
-    ended.  `on_end(identity, now)` is called when the connection of a peer that chose its routing id has ended.
+    ended.  `on_end(identity, now)` is called when the connection of a peer has ended: at once if the peer chose its
+    routing id, otherwise after the last probe, in case that nothing could be sent to the peer.
     `on_replace(identity, now)` is called before a message is taken in if such a routing id now comes from another
     connection, unless `forget` was called in between.
     """
@@ -168,7 +174,7 @@ class Connections:
 
         `descriptor` is negative if there is none (inproc).
         """
-        generated = len(identity) == GENERATED_BYTES and identity[0] == 0
+        generated = _is_generated(identity)
         if descriptor < 0 and generated:
             return
         self.look(self._now)
@@ -271,9 +277,9 @@ class Connections:
             elif event == _ACCEPT_FAILED:
                 self._accept_failed(value)
             else:
-                kind = _FAILED_HANDSHAKES[event]
+                kind, reason = _FAILED_HANDSHAKES[event]
                 self.counts[kind] += 1
-                self._journal.note(self._now, logging.INFO, kind, "a connection has failed: %s", kind)
+                self._journal.note(self._now, logging.INFO, kind, "a connection failed in its handshake: %s", reason)
 
     def _accepted(self, descriptor: int) -> None:
         if descriptor in self._open:
@@ -417,6 +423,9 @@ class Connections:
                 self._due[identity] = now + PROBES[tried + 1] - PROBES[tried], tried + 1
             else:
                 del self._due[identity]
+                if _is_generated(identity):
+                    # Its connection ended long ago.  There are peers that nothing can be sent to, to prove it.
+                    self._on_end(identity, now)
         return [identity for identity, _ in due]
 
     def close(self) -> None:
@@ -427,6 +436,11 @@ class Connections:
         self._release_reserve()
         os.close(self._devnull)
         os.close(self._copy)
+
+
+def _is_generated(identity: bytes) -> bool:
+    """Return whether libzmq generated a routing id."""
+    return len(identity) == GENERATED_BYTES and identity[0] == 0
 
 
 def _no_limit(_: str) -> int | None:

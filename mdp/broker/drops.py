@@ -62,8 +62,8 @@ REPORTS: Final[dict[Drop, Report]] = {
     ),
     Drop.TOO_MANY_UNSERVED: Report(
         Code.QUEUE_FULL.value,
-        "no worker offers the service, and requests of this client already wait for {limits.max_unserved} such "
-        "services: retry later",
+        "no worker offers the service, and this client has already named {limits.max_unserved} such services: "
+        "retry later",
     ),
     Drop.NOT_ALLOWED: Report(
         Code.NOT_ALLOWED.value,
@@ -113,8 +113,11 @@ def text_of(drop: Drop, request: Request, limits: Limits) -> str:
         if attempts >= most:
             why = f"and this was attempt {attempts} of {most} (max_attempts)"
         return REPORTS[drop].text.format(why=why)
+    text = REPORTS[drop].text
+    if "{" not in text:
+        return text
     if drop not in {Drop.EXPIRED, Drop.TTL_PASSED}:
-        return REPORTS[drop].text.format(request=request, limits=limits)
+        return text.format(request=request, limits=limits)
     if request.attempt is not None:
         return "its time passed while a worker held it"
     service = request.service
@@ -122,4 +125,4 @@ def text_of(drop: Drop, request: Request, limits: Limits) -> str:
     if service.available and not service.schedule.capacity:
         workers += ", all busy"
     what = "its time" if drop is Drop.TTL_PASSED else f"the broker's expiry of {limits.expiry:g} s"
-    return REPORTS[drop].text.format(what=what, workers=workers)
+    return text.format(what=what, workers=workers)

@@ -63,6 +63,8 @@ class Stats:
     dropped: Counter[str] = field(default_factory=Counter)
     disconnected: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    connections: Counter[str] = field(default_factory=Counter)
+    """What became of connections, counted by `connections` and `zap`, not by the machine."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts by name, ready for JSON."""

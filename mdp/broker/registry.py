@@ -48,7 +48,8 @@ class Client:
     """A client that has requests here."""
 
     __slots__ = (
-        "batch", "batch_route", "charge", "key", "numbered", "request_bytes", "requests", "role", "running", "waiting",
+        "batch", "batch_route", "charge", "key", "named", "numbered", "request_bytes", "requests", "role", "running",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, key: PeerKey, role: Role) -> None:
@@ -62,6 +63,8 @@ class Client:
             self.charge += FRAME_OVERHEAD * len(key) + size_of(key)
         self.requests = 0
         """How many have been accepted and not finished."""
+        self.named = 0
+        """Number of services that are known only because it was the first to call them (C41)."""
         self.numbered: dict[RequestId, Request] = {}
         """The X1 requests among them."""
         self.running: LinkedList[Request] = LinkedList()
@@ -265,11 +268,16 @@ class Worker(TimerNode):
 class Service:
     """A service that has a worker or a request."""
 
-    __slots__ = ("arrived", "available", "dispatched", "name", "no_wait", "running", "schedule", "unsettled", "workers")
+    __slots__ = (
+        "arrived", "available", "dispatched", "name", "named_by", "no_wait", "running", "schedule", "unsettled",
+        "workers",
+    )  # fmt: skip
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.workers: dict[Worker, None] = {}
+        self.named_by: Client | None = None
+        """The client whose request made it known, if it has had no worker since (C41)."""
         self.available = 0
         """Number of workers that are not leaving."""
         self.schedule = Schedule()
@@ -345,12 +353,14 @@ class Registry:
     def _forget_if_empty(self, service: Service) -> None:
         if not (service.workers or service.waiting or service.unsettled):
             self.services.pop(service.name, None)
-            self.unserved.pop(service, None)
+            self._served(service)
 
-    def unserved_of(self, client: Client) -> int:
-        """Return for how many services without a worker requests of `client` wait."""
-        waiting = [turn.requests.first for turn in client.waiting.values()]
-        return sum(1 for request in waiting if request is not None and request.service in self.unserved)
+    def _served(self, service: Service) -> None:
+        """Record that `service` has a worker, or is forgotten."""
+        self.unserved.pop(service, None)
+        if service.named_by is not None:
+            service.named_by.named -= 1
+            service.named_by = None
 
     def newest_unserved(self) -> Service | None:
         """Return the last service to become known, of those that have no worker."""
@@ -371,7 +381,7 @@ class Registry:
         worker.service.workers[worker] = None
         worker.service.available += 1
         self._update(worker)
-        self.unserved.pop(worker.service, None)
+        self._served(worker.service)
 
     def set_credit(self, worker: Worker, credit: int) -> None:
         """Change how many requests a worker may hold."""
@@ -447,6 +457,9 @@ class Registry:
         self._charge(client, charge)
         if request.header == CX1:
             client.numbered[request.number] = request
+        if service.name not in self.services:
+            service.named_by = client
+            client.named += 1
         if service.waiting < service.schedule.capacity:
             service.arrived.append(request)
             self.touch(service)

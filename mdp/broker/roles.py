@@ -33,7 +33,6 @@ class Role:
         """Bytes charged for its outstanding requests."""
         self.restricted = False
         """Whether it may not do everything."""
-        self.admin = False
         self.on_behalf = False
         self.signature = b""
         """The options that tell workers who asks, as members of a JSON object."""
@@ -50,7 +49,6 @@ class Role:
     def grant(self, permissions: Permissions) -> None:
         """Replace the permissions.  Requests accepted before go on."""
         self.restricted = True
-        self.admin = permissions.admin
         self.on_behalf = permissions.on_behalf
         self.signature = signature_of(self.name, admin=permissions.admin)
         self.max_outstanding = _limit(permissions.outstanding)
@@ -109,7 +107,7 @@ class Roles:
         """The role of connections that have no known role."""
 
     def named(self, name: bytes) -> Role:
-        """Return the role of that name, as in the `User-Id` of a message; one that may do nothing if there is none."""
+        """Return the role of that name; one that may do nothing if there is none."""
         return self._roles.get(name, self.nobody)
 
     def grant(self, permissions: Mapping[str, Permissions]) -> None:

@@ -118,11 +118,13 @@ class Server:
             on_end=self._note_ended,
             on_replace=self._replaced,
         )
+        self.broker.stats.connections = self.connections.counts
         self.connections.max_frames = ATTACK_FRAMES * self.limits.max_frames
         try:
             self._configure()
             if access is not None:
                 self.gate = Gate(self._context, access, log)
+                self.gate.counts = self.connections.counts
                 self.gate.protect(self._socket)
                 self.connections.secured = True
                 self._grant(access, time.monotonic())
@@ -343,7 +345,7 @@ class Server:
         self._send_all(self.broker.unreachable(identity, turn, now), now)
 
     def _note_ended(self, identity: bytes, _: float) -> None:
-        """Remember that a peer with a chosen routing id is gone, though nothing may ever be sent to it."""
+        """Remember that a peer is gone, though nothing may ever be sent to it."""
         self._note_gone(identity, self.broker.turn)
 
     def _replaced(self, identity: bytes, now: float) -> None:

@@ -20,7 +20,7 @@ VERSION: Final = b"1.0"
 MAX_ANSWERS: Final = 100
 """Maximum number of requests answered in one turn of the loop."""
 
-ACCEPTED: Final = "accepted"
+ADMITTED: Final = "admitted"
 UNKNOWN_KEY: Final = "unknown-key"
 WRONG_MECHANISM: Final = "wrong-mechanism"
 WRONG_DOMAIN: Final = "wrong-domain"
@@ -32,7 +32,7 @@ class Gate:
 
     `access` decides who is admitted; it can be replaced at any time, and applies from the next handshake on.  The user
     id of a connection is its public key in Z85: libzmq attaches it to every frame as `User-Id`.  `counts` has the
-    number of handshakes that were accepted, and of those that were refused, by reason.
+    number of handshakes that were admitted, and of those that were refused, by reason.
 
     Raises `BindError` if the context has a ZAP handler already.
     """
@@ -91,7 +91,7 @@ class Gate:
                 self._refuse(now, UNKNOWN_KEY, "refused a connection from %s: unknown key %s", address, key)
                 key = b""
         if key:
-            self.counts[ACCEPTED] += 1
+            self.counts[ADMITTED] += 1
         status, text = (b"200", b"OK") if key else (b"400", b"not admitted")
         # A connection that has ended in the meantime gets no answer; it needs none.
         send(self._socket, [*message[:4], status, text, key, b""])

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from ... import __version__
 from .. import compiled
+from ..defaults import DEFAULT_ENDPOINT
 from ..errors import (
     BrokerUnreachable,
     RequestError,
@@ -34,6 +35,9 @@ CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_optio
 """Click settings of every command."""
 FILE_SPELLING: Final = "zmdp.file-spelling"
 """Key in a Click context's `meta`: the names of settings as their TOML file spells them."""
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Adds options to a command."""
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -246,11 +250,8 @@ def all_endpoints(context: click.Context, option: click.Parameter, values: Seque
     return tuple(endpoint for value in values for endpoint in value)
 
 
-def one_broker(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> str | None:
-    """Check a `--broker` option of a command that uses one broker only: the option's callback.
-
-    If the option were not `multiple`, Click would silently use the last of several.
-    """
+def _one_broker(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> str | None:
+    """Return the only endpoint, or None if there is none: the callback of `broker_option`."""
     endpoints = all_endpoints(context, option, values)
     if len(endpoints) > 1:
         command, origin = context.command_path, "--broker names"
@@ -259,6 +260,41 @@ def one_broker(context: click.Context, option: click.Parameter, values: Sequence
         remedy = f"{command} uses one broker. Run it once for each broker, with its own --broker"
         raise click.UsageError(f"{origin} {len(endpoints)} endpoints, {', '.join(endpoints)}: {remedy}", context)
     return endpoints[0] if endpoints else None
+
+
+def broker_option(help_: str, *, default: bool = True) -> Decorator:
+    """Return the decorator for `--broker` of a command that uses one broker; without `default`, it may be None."""
+    return click.option(
+        "--broker",
+        type=Endpoints(),
+        multiple=True,  # otherwise Click would silently use the last of several
+        callback=_one_broker,
+        default=[DEFAULT_ENDPOINT] if default else None,
+        envvar="MDP_BROKER",
+        show_envvar=True,
+        help=with_default(help_, DEFAULT_ENDPOINT),
+    )
+
+
+def heartbeat_options(*, default: bool = True) -> Decorator:
+    """Return the decorator for `--heartbeat` and `--liveness` of a worker; without `default`, they may be None."""
+    heartbeat = click.option(
+        "--heartbeat",
+        type=Number("seconds"),
+        default=1.0 if default else None,
+        envvar="MDP_HEARTBEAT",
+        show_envvar=True,
+        help=with_default("Heartbeat interval.", 1.0, "seconds"),
+    )
+    liveness = click.option(
+        "--liveness",
+        type=Number("intervals", whole=True),
+        default=5 if default else None,
+        envvar="MDP_LIVENESS",
+        show_envvar=True,
+        help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
+    )
+    return lambda command: heartbeat(liveness(command))
 
 
 def version_option() -> Callable[[Any], Any]:
@@ -289,6 +325,14 @@ def with_default(text: str, default: object, unit: str = "") -> str:
     return f"{text}  [default: {shown} {unit}".rstrip() + "]"
 
 
+handler_timeout_option = click.option(
+    "--handler-timeout",
+    type=Number("seconds"),
+    help=with_default(
+        "How long a handler may neither return nor yield before its request goes to another worker.",
+        "never",
+    ),
+)
 log_level_option = click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),

@@ -15,14 +15,14 @@ from uuid import UUID
 import click
 
 from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
-from ...mdp.cli.console import with_default
+from ...mdp.cli.console import Decorator, with_default
 from ...mdp.errors import ServiceError, SettingError, UnknownTicket
 from ...mdp.transport.reach import check_listening
 from ...titanic.cli.parameters import DURATION
 from ...titanic.client import Ticket, Titanic
 from ...titanic.submission import parse_uuid
 from .. import control
-from .commands import BROKER, PREFIX, pairs
+from ..parameters import BROKER, PREFIX, pairs
 from .jobs import FORMATS
 
 STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
@@ -44,25 +44,24 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def _submit_options(command: Command) -> Command:
-    for option in reversed(
-        [
-            click.option(
-                "--durable", is_flag=True,
-                help="Hand the request to Titanic, which runs it even if this command ends, and keeps the reply.",
-            ),
-            click.option("--key", help="With --durable: submitting the same key again returns the first request."),
-            click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
-            click.option(
-                "--format", "format_", type=click.Choice(FORMATS), default="json",
-                help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
-            ),
-            _OUTPUT,
-            click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
-            PREFIX,
-            BROKER,
-            _JSON,
-        ]
-    ):  # fmt: skip
+    options: list[Decorator] = [
+        click.option(
+            "--durable", is_flag=True,
+            help="Hand the request to Titanic, which runs it even if this command ends, and keeps the reply.",
+        ),
+        click.option("--key", help="With --durable: submitting the same key again returns the first request."),
+        click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
+        click.option(
+            "--format", "format_", type=click.Choice(FORMATS), default="json",
+            help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
+        ),
+        _OUTPUT,
+        click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
+        PREFIX,
+        BROKER,
+        _JSON,
+    ]  # fmt: skip
+    for option in reversed(options):
         command = option(command)
     return command
 
@@ -351,7 +350,8 @@ def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
         yield f"batch {name} on {driver['master']}: {', '.join(driver['services'])}; {counts}{state}"
         for job in driver["running"]:
             line = _line({"event": "progress", **job})
-            yield f"  {job['job']}  {line}  {job['what']}"
+            what = job["what"] or f"a job of {job['user']}"
+            yield f"  {job['job']}  {line}  {what}"
     else:
         slots = driver.get("slots", [])
         yield (
@@ -401,9 +401,14 @@ def _cancel_one(client: Client, job: str) -> bool:
         ticket.close()
         return True
     for driver in control.drivers(client):
-        with suppress(ServiceError, RequestTimeout, ServiceNotFound):  # a fleet, or a batch that is ending
+        try:
             if control.ask(client, driver, "cancel", job=job)["cancelled"]:
                 return True
+        except (RequestTimeout, ServiceNotFound):  # the driver is ending
+            continue
+        except ServiceError as error:
+            if error.code != control.UNKNOWN_OPERATION:  # a fleet does not have the operation
+                raise
     return False
 
 

@@ -5,18 +5,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import click
 
-from ...mdp.cli.console import Endpoints, Number, log_level_option, log_to_stderr, one_broker, with_default
-from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.cli.console import Number, heartbeat_options, log_level_option, log_to_stderr, with_default
 from ...mdp.transport.reach import why_unreachable
 from ...titanic.cli.parameters import DURATION
 from .. import control
+from ..parameters import BROKER, CONF, MASTER, PREFIX, PY_FILES, name_option, pairs
 from ..session import (
     SparkError,
     check_installed,
@@ -28,7 +30,9 @@ from ..session import (
 )
 from .catalogue import Catalogue, read
 from .jobs import load_jobs
-from .results import DEFAULT_INLINE, MAX_INLINE, Results
+from .results import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
+from .service import Batch
+from .sessions import SessionPool
 
 RETRY_PAUSES_SECONDS: Final = (1.0, 60.0)
 """First and longest pause before opening a session is retried; the pause doubles each time."""
@@ -40,40 +44,10 @@ MAX_COLLECTED: Final = "128m"
 """Default of spark.driver.maxResultSize: executors write larger results to files themselves."""
 log = logging.getLogger("zmdp.spark")
 
-BROKER = click.option(
-    "--broker",
-    type=Endpoints(),
-    multiple=True,
-    callback=one_broker,
-    default=[DEFAULT_ENDPOINT],
-    envvar="MDP_BROKER",
-    show_envvar=True,
-    help=with_default("Broker to use.", DEFAULT_ENDPOINT),
-)
-PREFIX = click.option(
-    "--prefix",
-    default="spark",
-    help=with_default("Prefix of the service names PREFIX.sql and PREFIX.job.", "spark"),
-)
-
-
-def pairs(values: Sequence[str]) -> dict[str, str]:
-    """Parse NAME=VALUE options.  Raises `click.BadParameter`."""
-    found = {}
-    for value in values:
-        name, equals, text = value.partition("=")
-        if not (name and equals):
-            raise click.BadParameter(f"{value!r}: expected NAME=VALUE")
-        found[name] = text
-    return found
-
-
-# ── batch ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 
 @click.command()
 @BROKER
-@click.option("--name", help=with_default("Name of this driver for `status` and `drain`.", "batch-HOST-PID"))
+@name_option("batch")
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path),
     help="Catalogue (TOML): [tables.NAME] with format, path, schema, options; [jobs] with NAME = 'MODULE:FUNCTION'.",
@@ -82,23 +56,20 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
     "--job", "jobs", multiple=True, metavar="NAME=MODULE:FUNCTION",
     help="Python job that callers may run. Can be repeated; installed packages add theirs through entry points.",
 )  # fmt: skip
-@click.option("--master", help=with_default("Spark master: local[4], spark://HOST:7077, yarn, k8s://….", "local[*]"))
+@MASTER
 @click.option(
     "--connect", metavar="sc://HOST:PORT", help="Use this Spark Connect server instead of a driver in this process."
 )
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting. Can be repeated.")
-@click.option(
-    "--py-files", multiple=True, metavar="FILE", callback=lambda context, option, values: _reject_wheels(values),
-    help="Python file or zip to ship to executors. Can be repeated.",
-)  # fmt: skip
+@CONF
+@PY_FILES
 @click.option(
     "--concurrency", type=Number("requests", whole=True), default=4,
     help=with_default("Maximum number of concurrent requests of each service.", 4),
 )  # fmt: skip
 @click.option(
-    "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE,
+    "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE_BYTES,
     help=with_default(
-        "Maximum size of a result in a reply; larger ones are written as Parquet.", DEFAULT_INLINE, "bytes"
+        "Maximum size of a result in a reply; larger ones are written as Parquet.", DEFAULT_INLINE_BYTES, "bytes"
     ),
 )  # fmt: skip
 @click.option(
@@ -109,11 +80,7 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
     "--keep-results", type=DURATION, default="7d",
     help=with_default("How long to keep results in a local --results folder.", "7d"),
 )  # fmt: skip
-@click.option("--heartbeat", type=Number("seconds"), default=1.0, help=with_default("Heartbeat interval.", 1, "second"))
-@click.option(
-    "--liveness", type=Number("intervals", whole=True), default=5,
-    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
-)  # fmt: skip
+@heartbeat_options()
 @PREFIX
 @log_level_option
 def batch(
@@ -124,7 +91,7 @@ def batch(
     jobs: Sequence[str],
     master: str | None,
     connect: str | None,
-    conf: Sequence[str],
+    conf: Mapping[str, str],
     py_files: Sequence[str],
     concurrency: int,
     inline: int,
@@ -147,9 +114,9 @@ def batch(
     """
     log_to_stderr(log_level)
     silence_py4j()
-    if inline > MAX_INLINE:
+    if inline > MAX_INLINE_BYTES:
         raise click.BadParameter(
-            f"--inline {inline}: at most {MAX_INLINE} bytes can be sent; --results takes larger results"
+            f"--inline {inline}: at most {MAX_INLINE_BYTES} bytes can be sent; --results takes larger results"
         )
     if connect is not None and (master is not None or conf or py_files):
         raise click.UsageError(
@@ -160,24 +127,12 @@ def batch(
     if config is not None:
         sys.path.insert(0, str(config.parent.absolute()))  # modules of jobs may be next to the file
     known = load_jobs(catalogue.jobs | pairs(jobs))
-    settings = {"spark.driver.maxResultSize": MAX_COLLECTED, **pairs(conf)}
-    if py_files:
-        settings["spark.submit.pyFiles"] = ",".join(py_files)
     if connect is None:
-        master = resolve_master(master, settings)
+        master = resolve_master(master, conf)
         check_installed()
-
-    from .service import Batch  # noqa: PLC0415 - client commands import this module and need no Spark
-    from .sessions import SessionPool  # noqa: PLC0415
-
-    def make() -> Any:
-        if connect is not None:
-            return connect_session(connect)
-        return open_session(f"mdp-spark {name}", master=master, conf=settings)
-
+    pool = SessionPool(_session_opener(name, master, connect, conf, py_files), 2 * concurrency)
     log.info("starting Spark on %s", connect or master)
     stopper = _Stopper()
-    pool = SessionPool(make, 2 * concurrency)
     _open_first_session(pool, patient=connect is not None or is_remote(master))
     kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
     driver = Batch(
@@ -191,26 +146,42 @@ def batch(
             if reason is not None:
                 log.warning("no broker at %s yet: %s; retrying until there is one", broker, reason)
             log.info("serving %s as %s at %s; Ctrl-C stops it", " and ".join(driver.services), name, broker)
-            swept_at = float("-inf")
-            while not driver.draining.is_set() and not stopper.stops:
-                time.sleep(POLL_SECONDS)
-                if time.monotonic() - swept_at > SWEEP_SECONDS:
-                    swept_at = time.monotonic()
-                    kept.delete_old(keep_results)
-            driver.stop()
-            while not driver.wait(POLL_SECONDS):
-                if stopper.stops > 1:
-                    driver.cancel_all()
+            _serve(driver, stopper, lambda: kept.delete_old(keep_results))
     finally:
         pool.close()
     return 0
 
 
-def _reject_wheels(files: Sequence[str]) -> Sequence[str]:
-    for each in files:
+def _session_opener(
+    name: str, master: str | None, connect: str | None, conf: Mapping[str, str], py_files: Sequence[str]
+) -> Callable[[], Any]:
+    """Return a function that opens the batch's session, again if Spark is lost."""
+    if connect is not None:
+        return partial(connect_session, connect)
+    for each in py_files:
         if each.endswith(".whl"):
             raise click.BadParameter(f"{each}: Spark ignores wheels; rename a pure-Python wheel to .zip")
-    return files
+    settings = {"spark.driver.maxResultSize": MAX_COLLECTED, **conf}
+    if py_files:
+        settings["spark.submit.pyFiles"] = ",".join(py_files)
+    return partial(open_session, f"mdp-spark {name}", master=master, conf=settings)
+
+
+def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> None:
+    """Serve until a signal or a command to drain, then until the running jobs have ended; a second signal cancels them.
+
+    `sweep` deletes old results; it is called now and then.
+    """
+    swept_at = float("-inf")
+    while not driver.draining.is_set() and not stopper.stops:
+        time.sleep(POLL_SECONDS)
+        if time.monotonic() - swept_at > SWEEP_SECONDS:
+            swept_at = time.monotonic()
+            sweep()
+    driver.stop()
+    while not driver.wait(POLL_SECONDS):
+        if stopper.stops > 1:
+            driver.cancel_all()
 
 
 def _results_folder(results: str | None, master: str | None, connect: str | None) -> str | None:
@@ -220,24 +191,26 @@ def _results_folder(results: str | None, master: str | None, connect: str | None
     return os.path.abspath("spark-results") if local else None  # on a cluster, executors would write to their own disks
 
 
-def _open_first_session(pool: Any, *, patient: bool) -> None:
+def _open_first_session(pool: SessionPool, *, patient: bool) -> None:
     """Open the session; if `patient`, retry until its cluster is there."""
     pause = RETRY_PAUSES_SECONDS[0]
     while True:
         try:
-            pool.release(pool.acquire(0))
+            session = pool.acquire(0)
         except SparkError as error:
             if not patient:
                 raise
             log.error("%s; retrying in %g s", error, pause)
         else:
+            if session is not None:
+                pool.release(session)
             return
         time.sleep(pause)
         pause = min(2 * pause, RETRY_PAUSES_SECONDS[1])
 
 
 class _Stopper:
-    """Counts signals to stop, for the driver's loop to see; the third one ends the process."""
+    """Counts signals to stop, which `_serve` acts on; the third one ends the process."""
 
     def __init__(self) -> None:
         self.started = False
@@ -253,7 +226,8 @@ class _Stopper:
         if self.stops > 2:
             os._exit(1)
         if self.stops == 1:
-            log.info("finishing running jobs; interrupt again to cancel them")
+            with suppress(RuntimeError):  # the signal may have interrupted a write to stderr
+                log.info("finishing running jobs; interrupt again to cancel them")
 
 
 COMMANDS: Final = {"batch": batch}

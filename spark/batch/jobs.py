@@ -34,7 +34,7 @@ _QUERY: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _UNSAFE: Final = re.compile(
-    # What calls Java, perhaps by a computed name, and USING before a program, but not before the columns of a join.
+    # Functions that call Java, or any function by a computed name; USING before a program, but not in a join.
     r"\b(reflect|try_reflect|java_method|identifier)\b|\busing\b(?!\s*\()",
     re.IGNORECASE,
 )
@@ -106,7 +106,7 @@ def parse_query(frames: Sequence[bytes]) -> Query:
 
 
 def unsafe_word(sql: str) -> str | None:
-    """Return a word in the query that may run a program or call Java, as far as the text shows, or None."""
+    """Return a word in the query's text that may run a program or call Java, or None."""
     found = _UNSAFE.search(sql)
     return found.group() if found else None
 

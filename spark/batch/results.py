@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _TOO_MUCH: Final = "spark.driver.maxResultSize"
 """The setting that Spark's error names when a result exceeds its limit."""
-DEFAULT_INLINE: Final = 4 << 20
-MAX_INLINE: Final = 32 << 20
-"""Bytes.  A message can be larger, but results of this size are better read from files."""
+DEFAULT_INLINE_BYTES: Final = 4 << 20
+MAX_INLINE_BYTES: Final = 32 << 20
+"""A message can be larger, but results of this size are better read from files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Results:
     """Results up to `inline` bytes go into the reply, larger ones into `folder`; if that is None, they are refused."""
 
     folder: str | None
-    inline: int = DEFAULT_INLINE
+    inline: int = DEFAULT_INLINE_BYTES
 
     def frames(self, result: object, job: str, format: str) -> list[bytes]:  # noqa: A002 - the name of the setting
         """Return the frames of the FINAL; if `result` is a DataFrame, this runs the job.

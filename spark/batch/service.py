@@ -13,9 +13,7 @@ caller disconnects, its Spark jobs are cancelled too.
 
 import json
 import logging
-import queue
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -32,11 +30,10 @@ from ..session import SparkError, reason
 from .catalogue import Catalogue
 from .jobs import ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, parse_call, parse_query, unprocessable
 from .progress import Progress
-from .results import JOB_LENGTH, Results, plain
+from .results import Results, plain
+from .running import POLL_SECONDS, Caller, Job, RunningJobs
 from .sessions import JobSession, SessionPool
 
-POLL_SECONDS: Final = 0.1
-"""Interval at which a worker thread checks whether its request was cancelled."""
 PROGRESS_INTERVALS: Final = ((10.0, 0.25), (600.0, 1.0), (float("inf"), 5.0))
 """(maximum age of the job, interval between progress PARTIALs) in seconds.  PARTIALs become rarer with age, because
 Titanic stores them all.
@@ -45,74 +42,13 @@ KEEP_ALIVE_SECONDS: Final = 5.0
 """Maximum silence: progress is sent this often even if nothing changed, so callers can use short timeouts."""
 CANCEL_GRACE_SECONDS: Final = 10.0
 """How long a cancelled job may take to stop before its worker thread takes another request."""
-MAX_YIELDED_AHEAD: Final = 1000
-"""Values that a generator may yield before the worker thread has sent them."""
 
 ON_FILES: Final = "spark.sql.runSQLOnFiles"
-"""Whether SQL may name files, as in csv.`/etc/passwd`: allowed for jobs, not for callers' queries."""
+"""Spark's setting for whether SQL may name files, as in csv.`/etc/passwd`: jobs may, callers' queries may not."""
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _LINE: Final = re.compile(r"\bline (\d+)")
 
 log = logging.getLogger("zmdp.spark")
-
-
-class Job:
-    """One running request: its own thread uses Spark, and the worker's thread watches it."""
-
-    def __init__(self, spec: Query | JobCall, session: JobSession, work: "Callable[[Job], list[bytes]]") -> None:
-        self.id = secrets.token_hex(JOB_LENGTH // 2)
-        self.spec = spec
-        self.session = session
-        self.started = time.monotonic()
-        self.cancelled = threading.Event()
-        self.yielded: queue.Queue[Any] = queue.Queue(MAX_YIELDED_AHEAD)
-        self.ended = threading.Event()
-        self.outcome: list[bytes] | BaseException = []
-        self._work = work
-
-    def start(self) -> None:
-        """Start the job's thread."""
-        threading.Thread(target=self._run, name=f"job-{self.id}", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.session.begin(self.id)
-            self.outcome = self._work(self)
-        except BaseException as error:  # noqa: BLE001 - whatever a user's job raises is its outcome
-            self.outcome = error
-        finally:
-            self.ended.set()
-
-    def send(self, value: object) -> None:
-        """Queue `value` for sending, once there is room.  Called in the job's thread; raises `RequestCancelled`."""
-        while not self.cancelled.is_set():
-            with suppress(queue.Full):
-                self.yielded.put(value, timeout=POLL_SECONDS)
-                return
-        raise RequestCancelled("cancelled")
-
-    def cancel(self) -> None:
-        """Cancel what the job runs in Spark now.  Call it again for what the thread starts afterwards."""
-        self.cancelled.set()
-        with suppress(Exception):  # the session is lost, and the job with it
-            self.session.cancel(self.id)
-
-    def progress(self) -> Progress | None:
-        """Return the progress, or None if Spark cannot report it now."""
-        with suppress(Exception):
-            return self.session.progress()
-        return None
-
-    def described(self) -> dict[str, Any]:
-        """Return the job's row for `mdp-spark status`."""
-        progress = self.progress() or Progress()
-        return {
-            "job": self.id,
-            "what": self.spec.title,
-            "seconds": round(time.monotonic() - self.started, 1),
-            "cancelled": self.cancelled.is_set(),
-            **asdict(progress),
-        }
 
 
 class Batch:
@@ -129,7 +65,7 @@ class Batch:
         prefix: first part of the services' names.
         master: the Spark master, for `mdp-spark status`.
         heartbeat: interval in seconds.
-        liveness: Silent heartbeat intervals after which the broker is considered dead.
+        liveness: silent heartbeat intervals after which the broker is considered dead.
     """
 
     def __init__(
@@ -155,9 +91,7 @@ class Batch:
         self._jobs = dict(jobs)
         self._results = results
         self._master = master
-        self._running: dict[str, Job] = {}
-        self._counts = {"done": 0, "failed": 0, "cancelled": 0}
-        self._lock = threading.Lock()
+        self._running = RunningJobs()
         self._workers = [
             Worker(
                 f"{prefix}.{kind}",
@@ -202,8 +136,7 @@ class Batch:
 
     def cancel_all(self) -> None:
         """Cancel all running jobs."""
-        for job in list(self._running.values()):
-            job.cancel()
+        self._running.cancel_all()
 
     # ── the services ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -222,10 +155,9 @@ class Batch:
     ) -> Generator[bytes, None, list[bytes]]:
         """Yield the PARTIALs of a request and return the frames of its FINAL."""
         session = yield from self._acquire_session(request)
-        job = Job(spec, session, work)
-        with self._lock:
-            self._running[job.id] = job
-        log.info("job %s: %s", job.id, spec.title)
+        job = Job(spec, Caller.of(request.options).user, session, work)
+        self._running.add(job)
+        log.info("job %s%s: %s", job.id, f" of {job.owner}" if job.owner else "", spec.title)
         job.start()
         try:
             yield _event("started", job, driver=self.name)
@@ -233,9 +165,7 @@ class Batch:
         finally:
             # Also runs when the caller has gone: the worker then closes this generator.
             lost = self._end(job)
-            with self._lock:
-                del self._running[job.id]
-                self._counts["cancelled"] += job.cancelled.is_set()
+            self._running.remove(job)
         return self._outcome(job, lost=lost)
 
     def _acquire_session(self, request: Request) -> Generator[bytes, None, JobSession]:
@@ -300,19 +230,13 @@ class Batch:
             log.info("job %s: cancelled after %.1f s", job.id, time.monotonic() - job.started)
             raise RequestCancelled(f"job {job.id} was cancelled")
         if not isinstance(outcome, BaseException):
-            self._count("done")
             log.info("job %s: done after %.1f s", job.id, time.monotonic() - job.started)
             return outcome
-        self._count("failed")
         log.info("job %s: failed after %.1f s", job.id, time.monotonic() - job.started)
         if lost:
             text = f"Spark was lost during job {job.id} ({reason(outcome)}); send the request again"
             raise ServiceError(Code.WORKER_LOST, text[:1000])
         raise failure(outcome)
-
-    def _count(self, what: str) -> None:
-        with self._lock:
-            self._counts[what] += 1
 
     # ── in the job's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -360,10 +284,8 @@ class Batch:
 
     # ── control ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _status(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _status(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         del arguments
-        with self._lock:
-            running, counts = list(self._running.values()), dict(self._counts)
         return {
             "kind": "batch",
             "name": self.name,
@@ -373,21 +295,14 @@ class Batch:
             "draining": self.draining.is_set(),
             "tables": sorted(self._catalogue.tables),
             "jobs": sorted(self._jobs),
-            "running": [job.described() for job in running],
-            **counts,
+            **self._running.status(Caller.of(request.options)),
         }
 
-    def _cancel(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        with self._lock:
-            job = self._running.get(str(arguments.get("job")))
-        if job is None:
-            return {"cancelled": False}
-        log.info("job %s: cancelled by mdp-spark cancel", job.id)
-        job.cancel()
-        return {"cancelled": True}
+    def _cancel(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        return {"cancelled": self._running.cancel(str(arguments.get("job")), Caller.of(request.options))}
 
-    def _drain(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        del arguments
+    def _drain(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del arguments, request
         log.info("draining, as asked by mdp-spark drain; running jobs are finished first")
         self.draining.set()
         return {"running": len(self._running)}

@@ -60,7 +60,7 @@ class SafeOffset:
                 return self.safe
             until = time.monotonic() + wait
             wanted = self._number(connection)
-            while not self._poll(connection) >= wanted and time.monotonic() < until:
+            while self._poll(connection) < wanted and time.monotonic() < until:
                 time.sleep(POLL_SECONDS)
             return self.safe
 

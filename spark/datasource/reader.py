@@ -125,7 +125,7 @@ class Table:
                 yield to_arrow(len(rows), columns, self.schema, arrow)
             if limit is None and len(rows) < MAX_ROWS:
                 return
-            # More rows than the limit query saw, because others committed meanwhile: continue after the last one.
+            # If rows were committed after the limit query, a full batch may end before `limit`: continue after its end.
             after = limit if limit is not None and len(rows) < MAX_ROWS else tuple(rows[-1][:2])
 
     def _limit(self, connection: Connection, ahead: Sequence[Any]) -> tuple[int, int] | None:
@@ -268,9 +268,9 @@ def pushed_conditions(wanted: "spark.Filter") -> list[Condition] | None:
 
 
 def _time_conditions(name: str, kind: str, value: object) -> list[Condition] | None:
-    """Return conditions that match slightly too much.
+    """Return conditions that also match a few rows too many, which Spark removes when it applies the filter again.
 
-    Spark compares times rounded to microseconds, and applies these filters again.
+    Spark compares times rounded to microseconds.
     """
     if kind in {"null", "not"}:
         return [Condition(name, kind)]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -21,25 +22,128 @@ from pyspark.sql.types import (
 from ...mdp.errors import SettingError
 from ...titanic.frames import pack
 from ...titanic.store.staging import Entry, entry
-from ...titanic.submission import MAX_KEY_BYTES, MalformedRequest, parse_submission
+from ...titanic.submission import (
+    MAX_KEY_BYTES,
+    OPTIONS,
+    DurationOption,
+    IntegerOption,
+    MalformedRequest,
+    Option,
+    Submission,
+    TextOption,
+    TimeOption,
+    encode_options,
+    parse_submission,
+)
 from ...titanic.uuids import new_uuid_hex
 from ...workers.handling import MAX_BODY
 
-_TEXT, _BYTES = StringType(), BinaryType()
-_BODY: Final = (_TEXT, _BYTES, ArrayType(_BYTES), ArrayType(_TEXT))
-_SECONDS: Final = ("key_ttl", "delay", "backoff", "ttl")
-_WIRE_NAMES: Final = {"ttl": "result_ttl", "due": "at"}
-"""Columns whose names differ from those of the request's options."""
-COLUMNS: Final = (
-    "service", "request", "key", "key_ttl", "priority", "delay", "at", "due", "retries", "backoff", "ttl", "headers",
-)  # fmt: skip
-"""The columns that can be written; `due` is the name that `at` has when requests are read."""
-ROW_OPTIONS: Final = frozenset(
-    {"service", "key_ttl", "priority", "delay", "at", "retries", "backoff", "ttl", "headers"}
-)
-"""Write options that set a column's value in all rows that have none."""
 MAX_SHOWN: Final = 80
 """Number of characters of a value in an error message."""
+MAX_TEMPLATES: Final = 1000
+"""Number of checked requests that a task keeps to copy; see `RowConverter.entries`."""
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that can be written."""
+
+    expected: str
+    """What it can hold, for error messages."""
+    fits: Callable[[DataType], bool]
+    """Whether it can have this type."""
+    convert: Callable[[Any], Any]
+    """Return a value of the column as the Python API of Titanic expects it."""
+    parse: Callable[[str], Any]
+    """Return the text of a write option as the Python API of Titanic expects it."""
+
+
+def _is_body(kind: DataType) -> bool:
+    return _without_nulls(kind) in [_TEXT, _BYTES, ArrayType(_BYTES), ArrayType(_TEXT)]
+
+
+def _without_nulls(kind: DataType) -> DataType:
+    return ArrayType(kind.elementType) if isinstance(kind, ArrayType) else kind
+
+
+def _is_text(kind: DataType) -> bool:
+    return kind == _TEXT
+
+
+def _is_number(kind: DataType) -> bool:
+    return isinstance(kind, NumericType)
+
+
+def _is_time(kind: DataType) -> bool:
+    return isinstance(kind, TimestampType | NumericType) or kind == _TEXT
+
+
+def _is_text_map(kind: DataType) -> bool:
+    return isinstance(kind, MapType) and (kind.keyType, kind.valueType) == (_TEXT, _TEXT)
+
+
+def _integer(value: Any) -> Any:
+    return int(value) if isinstance(value, Decimal) and value == int(value) else value
+
+
+def _time(value: Any) -> datetime | float:
+    if isinstance(value, datetime):  # a naive timestamp is in the local time zone
+        return value.astimezone()
+    if not isinstance(value, str):
+        return float(value)
+    with suppress(ValueError):
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is not None:
+            return moment
+    raise ValueError(f"{value[:MAX_SHOWN]!r} is not a time with its offset from UTC, such as 2030-01-31T12:00:00+00:00")
+
+
+def _time_option(text: str) -> datetime | float:
+    try:
+        return float(text)
+    except ValueError:
+        return _time(text)
+
+
+def _frames(body: Any) -> list[bytes]:
+    if isinstance(body, str):
+        return [body.encode()]
+    if isinstance(body, bytes | bytearray):
+        return [bytes(body)]
+    if body is None:
+        raise MalformedRequest("the request is NULL")
+    if None in body:
+        raise MalformedRequest("a frame of the request is NULL")
+    return [each.encode() if isinstance(each, str) else bytes(each) for each in body]
+
+
+_TEXT, _BYTES = StringType(), BinaryType()
+_STRING: Final = Column("string", _is_text, str, str)
+_TIME: Final = Column("a timestamp, seconds since 1970, or ISO 8601 with an offset", _is_time, _time, _time_option)
+_BY_KIND: Final[Mapping[type[Option], Column]] = {
+    TextOption: _STRING,
+    DurationOption: Column("a number of seconds", _is_number, float, float),
+    IntegerOption: Column("an integer", _is_number, _integer, int),
+    TimeOption: _TIME,
+}
+COLUMNS: Final[Mapping[str, Column]] = {
+    "service": _STRING,
+    "request": Column("string, binary, array<binary> or array<string>", _is_body, _frames, str),
+    **{name: _BY_KIND[type(option)] for name, option in OPTIONS.items()},
+    "due": _TIME,
+    # Arrow represents maps as lists of pairs.
+    "headers": Column('map<string,string>, or JSON as an option: {"name": "value"}', _is_text_map, dict, json.loads),
+}
+"""The columns that can be written; `due` is the name that `at` has when requests are read."""
+ROW_OPTIONS: Final = frozenset(COLUMNS) - {"request", "key", "due"}
+"""Write options that set a column's value in all rows that have none."""
+_EXCLUSIVE: Final = {"delay": "at", "at": "delay"}
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class BadRow(SettingError):
@@ -57,12 +161,14 @@ class RowConverter:
     def entries(self, columns: Sequence[Sequence[Any]], first: int, task: int) -> Iterator[Entry]:
         """Yield a request for each row, in order; `first` is the index of the first row within task `task`.
 
+        Rows that differ only in `request` and `key` are checked once: the others are copies of that request.
+
         Raises `BadRow`.
         """
         by_name = dict(zip(self.names, columns, strict=True))
         bodies, keys = by_name.pop("request"), by_name.pop("key", None)
         others = list(zip(*by_name.values(), strict=True)) if by_name else None
-        templates: dict[Any, Entry] = {}  # one valid request for each combination of values
+        templates: dict[Any, Entry] = {}
         for at, body in enumerate(bodies):
             key = None if keys is None else keys[at]
             values = None if others is None else others[at]
@@ -71,10 +177,10 @@ class RowConverter:
                 values_key = (key is None, repr(values))
                 template = templates.get(values_key)
                 if template is not None and _is_plain(key, frames):
-                    yield (new_uuid_hex(), *template[1:_KEY], key, *template[_KEY + 1 : -1], pack(frames))
+                    yield template._replace(uuid=new_uuid_hex(), key=key, body=pack(frames))
                     continue
                 made = self._checked(dict(zip(by_name, values or (), strict=True)), key, frames)
-            except (MalformedRequest, TypeError, ValueError, OverflowError) as error:
+            except (MalformedRequest, SettingError, TypeError, ValueError, OverflowError) as error:
                 raise BadRow(self._error_text(columns, at, first + at, task, error)) from None
             if len(templates) == MAX_TEMPLATES:
                 templates.clear()
@@ -93,18 +199,14 @@ class RowConverter:
             raise MalformedRequest("the service is missing")
         for name, value in row.items():
             if value is not None:
-                _override(options, _WIRE_NAMES.get(name, name), _CONVERT[name](value))
-        return entry(parse_submission([service.encode(), *frames], options, 0.0), at="at" in options)
+                option = "at" if name == "due" else name
+                options.pop(_EXCLUSIVE.get(option, ""), None)  # the row's own value replaces an option for all rows
+                options[option] = COLUMNS[name].convert(value)
+        return entry(_submission(service, frames, options), at="at" in options)
 
     def _error_text(self, columns: Sequence[Sequence[Any]], at: int, number: int, task: int, error: Exception) -> str:
         row = ", ".join(f"{name}={_shown(values[at])}" for name, values in zip(self.names, columns, strict=True))
-        rule = str(error).replace("milliseconds", "seconds")  # the unit of columns
-        return f"row {number} of partition {task} is not a valid request, so nothing was written: {rule} ({row})"
-
-
-_KEY: Final = 8
-"""Index of the key in an `Entry`."""
-MAX_TEMPLATES: Final = 1000
+        return f"row {number} of partition {task} is not a valid request, so nothing was written: {error} ({row})"
 
 
 def _is_plain(key: str | None, frames: list[bytes]) -> bool:
@@ -114,14 +216,10 @@ def _is_plain(key: str | None, frames: list[bytes]) -> bool:
     return len(frames) == 1 and len(frames[0]) <= MAX_BODY
 
 
-def _override(options: dict[str, Any], name: str, value: Any) -> None:
-    """Set a row's own value; `delay` replaces the option `at` and vice versa."""
-    options[name] = value
-    if name in _EXCLUSIVE:
-        options.pop(_EXCLUSIVE[name], None)
-
-
-_EXCLUSIVE: Final = {"delay": "at", "at": "delay"}
+def _submission(service: str, frames: list[bytes], options: Mapping[str, Any]) -> Submission:
+    """Check a request by the same rules as all requests.  Its times are relative to the commit, except `at`."""
+    encoded = encode_options({name: value for name, value in options.items() if name != "headers"})
+    return parse_submission([service.encode(), *frames], {**encoded, "headers": options.get("headers")}, 0.0)
 
 
 def plan_rows(schema: StructType, options: Mapping[str, str]) -> RowConverter:
@@ -129,10 +227,10 @@ def plan_rows(schema: StructType, options: Mapping[str, str]) -> RowConverter:
     for field in schema.fields:
         if field.name not in COLUMNS:
             raise SettingError(f"titanic cannot write column {field.name!r}; available columns: {', '.join(COLUMNS)}")
-        if not _type_fits(field.name, field.dataType):
+        column = COLUMNS[field.name]
+        if not column.fits(field.dataType):
             raise SettingError(
-                f"titanic cannot write {field.name} as {field.dataType.simpleString()}; "
-                f"expected {_EXPECTED[field.name]}"
+                f"titanic cannot write {field.name} as {field.dataType.simpleString()}; expected {column.expected}"
             )
     names = tuple(schema.fieldNames())
     if len(set(names)) < len(names):
@@ -154,104 +252,15 @@ def _constants(options: Mapping[str, str]) -> dict[str, Any]:
         if name not in options:
             continue
         try:
-            found[_WIRE_NAMES.get(name, name)] = _PARSE[name](options[name])
+            found[name] = COLUMNS[name].parse(options[name])
         except ValueError:
-            raise SettingError(f"{name} is {options[name]!r:.{MAX_SHOWN}}; expected {_EXPECTED[name]}") from None
+            raise SettingError(f"{name} is {options[name]!r:.{MAX_SHOWN}}; expected {COLUMNS[name].expected}") from None
     try:
-        parse_submission([b"x", b""], {**found, **({"key": "x"} if "key_ttl" in found else {})}, 0.0)
-        if "service" in options:
-            parse_submission([options["service"].encode(), b""], {}, 0.0)
-    except MalformedRequest as error:
-        raise SettingError(f"invalid write option: {str(error).replace('milliseconds', 'seconds')}") from None
+        key = {"key": "x"} if "key_ttl" in found else {}
+        _submission(options.get("service", "x"), [b""], {**found, **key})
+    except (MalformedRequest, SettingError) as error:
+        raise SettingError(f"invalid write option: {error}") from None
     return found
-
-
-def _type_fits(name: str, kind: DataType) -> bool:
-    match name:
-        case "request":
-            return _without_nulls(kind) in [_without_nulls(each) for each in _BODY]
-        case "service" | "key":
-            return kind == _TEXT
-        case "headers":
-            return isinstance(kind, MapType) and (kind.keyType, kind.valueType) == (_TEXT, _TEXT)
-        case "at" | "due":
-            return isinstance(kind, TimestampType | NumericType) or kind == _TEXT
-        case _:
-            return isinstance(kind, NumericType)
-
-
-def _without_nulls(kind: DataType) -> DataType:
-    return ArrayType(kind.elementType) if isinstance(kind, ArrayType) else kind
-
-
-_INTEGER, _DURATION, _TIME = "an integer", "a number of seconds", "a timestamp, seconds since 1970, or ISO 8601"
-_EXPECTED: Final = {
-    "service": "string",
-    "request": "string, binary, array<binary> or array<string>",
-    "key": "string",
-    "priority": _INTEGER,
-    "retries": _INTEGER,
-    "at": _TIME,
-    "due": _TIME,
-    "headers": 'map<string,string>, or JSON as an option: {"name": "value"}',
-    **dict.fromkeys(_SECONDS, _DURATION),
-}
-
-
-def _seconds(value: Any) -> float:
-    return round(float(value) * 1000, 3)
-
-
-def _timestamp(value: Any) -> Any:
-    if isinstance(value, datetime):  # a naive timestamp is in the local time zone
-        return value.astimezone().timestamp() * 1000
-    return value if isinstance(value, str) else _seconds(value)
-
-
-def _integer(value: Any) -> Any:
-    return int(value) if isinstance(value, Decimal) and value == int(value) else value
-
-
-def _pairs(value: Any) -> dict[str, Any]:
-    return dict(value)  # Arrow represents maps as lists of pairs
-
-
-_CONVERT: Final[dict[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(_SECONDS, _seconds),
-    "at": _timestamp,
-    "due": _timestamp,
-    "priority": _integer,
-    "retries": _integer,
-    "headers": _pairs,
-}
-
-
-def _timestamp_option(value: str) -> Any:
-    try:
-        return _seconds(value)
-    except ValueError:
-        return value
-
-
-_PARSE: Final[dict[str, Callable[[str], Any]]] = {
-    **dict.fromkeys(_SECONDS, _seconds),
-    "priority": int,
-    "retries": int,
-    "at": _timestamp_option,
-    "headers": json.loads,
-}
-
-
-def _frames(body: Any) -> list[bytes]:
-    if isinstance(body, str):
-        return [body.encode()]
-    if isinstance(body, bytes | bytearray):
-        return [bytes(body)]
-    if body is None:
-        raise MalformedRequest("the request is NULL")
-    if None in body:
-        raise MalformedRequest("a frame of the request is NULL")
-    return [each.encode() if isinstance(each, str) else bytes(each) for each in body]
 
 
 def _shown(value: Any) -> str:

@@ -65,7 +65,7 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next micro-batch.  PySpark before 4.2 passes neither its start nor a limit."""
         last = self._safe_offset.advance(WAIT_SECONDS)
         if start is None:
-            last = self._known()  # must not go back behind a checkpoint, whose offset PySpark does not pass
+            last = self._known()  # not the initial 0, which may lie before the checkpoint's offset
         if self._last is not None:
             last = min(last, self._last)
         if start is None:
@@ -117,7 +117,7 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
             ) from None
 
     def _after(self, first: int, last: int, rows: int) -> int:
-        """Return the number at which the next `rows` requests end, or `last` if there are fewer."""
+        """Return the number of the last of the next `rows` requests, or `last` if there are fewer."""
         number = R[self._number]
         some = sa.select(number).where(number > first, number <= last, *(each.sql() for each in self._table.conditions))
         with self._engine.begin() as connection:

@@ -16,17 +16,17 @@ from ...clients import bodies
 from ...mdp.cli.console import (
     EXIT_FAILED,
     Endpoint,
-    Endpoints,
     Number,
+    handler_timeout_option,
+    heartbeat_options,
     log_level_option,
     log_to_stderr,
-    one_broker,
     printable,
     with_default,
 )
-from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...titanic.cli.parameters import DURATION
 from ..control import default_driver_name
+from ..parameters import BROKER, CONF, MASTER, PY_FILES, name_option
 from ..session import silence_py4j
 from .doctor import Doctor
 from .driver import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, Fleet, FleetSettings
@@ -37,56 +37,19 @@ Command = Callable[..., Any]
 log = logging.getLogger("zmdp.spark")
 
 
-def _conf(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    del context, option
-    found = {}
-    for value in values:
-        name, equals, text = value.partition("=")
-        if not (equals and name.startswith("spark.")):
-            raise click.BadParameter(f"{value!r}: expected a Spark setting, spark.NAME=VALUE")
-        found[name] = text
-    return found
-
-
 def _cluster_options(command: Command) -> Command:
     """Add the options for the cluster to use and what to ship to its executors."""
     for option in reversed(
         [
-            click.option(
-                "--broker",
-                type=Endpoints(),
-                multiple=True,
-                callback=one_broker,
-                default=[DEFAULT_ENDPOINT],
-                envvar="MDP_BROKER",
-                show_envvar=True,
-                help=with_default("Broker to serve.", DEFAULT_ENDPOINT),
-            ),
+            BROKER,
             click.option(
                 "--broker-from-executors",
                 type=Endpoint(),
                 help=with_default("Broker address that executors use, if it differs.", "--broker"),
             ),
-            click.option(
-                "--master",
-                metavar="URL",
-                help=with_default(
-                    "Spark cluster: local[N], spark://HOST:PORT, yarn, k8s://…", "spark-submit's, else local[*]"
-                ),
-            ),
-            click.option(
-                "--conf",
-                multiple=True,
-                metavar="NAME=VALUE",
-                callback=_conf,
-                help="Spark setting. Can be repeated.",
-            ),
-            click.option(
-                "--py-files",
-                multiple=True,
-                metavar="FILE",
-                help="Python file or zip to ship to executors. Can be repeated. zmdp itself is always shipped.",
-            ),
+            MASTER,
+            CONF,
+            PY_FILES,
             click.option(
                 "--archive",
                 metavar="FILE",
@@ -123,7 +86,7 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 @click.argument("handler", metavar="MODULE:FUNCTION")
 @click.option("--service", metavar="NAME", required=True, help="Service to offer.")
 @_cluster_options
-@click.option("--name", help=with_default("Name of this fleet for `status` and `drain`.", "fleet-HOST-PID"))
+@name_option("fleet")
 @click.option(
     "--min",
     "minimum",
@@ -154,37 +117,15 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     type=click.Choice(["json", "msgpack", "arrow"]),
     help="Encoding of requests and replies. Without it, handlers get and return frames of bytes.",
 )
-@click.option(
-    "--handler-timeout",
-    type=Number("seconds"),
-    help=with_default(
-        "How long a handler may neither return nor yield before its request goes to another worker.",
-        "never",
-    ),
-)
-@click.option(
-    "--heartbeat",
-    type=Number("seconds"),
-    default=1.0,
-    envvar="MDP_HEARTBEAT",
-    show_envvar=True,
-    help=with_default("Heartbeat interval.", 1.0, "second"),
-)
-@click.option(
-    "--liveness",
-    type=Number("intervals", whole=True),
-    default=5,
-    envvar="MDP_LIVENESS",
-    show_envvar=True,
-    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
-)
+@handler_timeout_option
+@heartbeat_options()
 @log_level_option
 def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executors: str | None, **given: Any) -> int:
     """Serve requests with MODULE:FUNCTION on the executors of a Spark cluster, as `mdworker` does on one machine.
 
     The number of slots follows the broker's queue, between --min and --max; a slot that dies is restarted.
-    Executors need Python and pyzmq: `mdp-spark doctor` checks for them, `mdp-spark pack` ships them.
-    With a local master, modules are also imported from the current directory.
+    Executors need Python and pyzmq: `mdp-spark doctor` checks for them, `mdp-spark pack` ships them. zmdp itself is
+    always shipped. With a local master, modules are also imported from the current directory.
 
     SIGTERM, Ctrl-C or `mdp-spark drain NAME` finishes running requests and exits; a second signal exits immediately.
 

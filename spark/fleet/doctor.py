@@ -13,14 +13,12 @@ from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.transport.reach import why_unreachable
 from .. import session as sessions
 from .driver import classify_failure, cores, failure_message, is_loopback
-from .executor import probe
+from .executor import BROKER_TIMEOUT_SECONDS, probe
 from .packaging import Cluster, on_this_machine, python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BROKER_TIMEOUT_SECONDS: Final = 5.0
-"""How long the broker may take to answer."""
 EXECUTOR_TIMEOUT_SECONDS: Final = 60.0
 """How long executors may take to start and answer."""
 SUPPORTED_VERSIONS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]]] = {

@@ -24,6 +24,7 @@ from ...mdp.cli.console import printable
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.transport.reach import why_unreachable
+from ...workers import Request
 from ..control import PREFIX, Control, validate_driver_name
 from ..session import SparkError, check_installed, is_alive, is_remote, resolve_master, stop_quietly
 from .executor import LeaseTask, serve
@@ -58,7 +59,7 @@ class FleetSettings:
         name: name of the fleet, for `mdp-spark status` and `drain`.
         broker: endpoint of the broker.
         executors_broker: endpoint that executors use, if it differs.
-        minimum, maximum: bounds on the number of slots; None means all cores.
+        minimum, maximum: bounds on the number of slots; a maximum of None means all cores.
         reserve: cores that slots never use.
         lease: how long a slot serves in one Spark job.
         idle: how long a slot must not have been needed before it is released.
@@ -252,8 +253,10 @@ class Fleet:
             log.info("opened a new session on %s", self._master)
 
     def _open_patiently(self) -> bool:
-        """Open a session, retrying while its cluster is unavailable.  Return False if `drain` was called in the
-        meantime."""
+        """Open a session, retrying while its cluster is unavailable.
+
+        Return False if `drain` was called in the meantime.
+        """
         pause = BACKOFF_SECONDS[0]
         while not self._draining:
             try:
@@ -340,7 +343,7 @@ class Fleet:
             )
         return f"slot {slot} is waiting for a core of {self._master}: it has too few, or its executors do not start"
 
-    # ── what the broker tells ────────────────────────────────────────────────────────────────────────────────────────
+    # ── the broker's load ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _watch(self) -> None:
         """Pass the broker's load and the number of cores on to the slots, until the fleet ends."""
@@ -418,24 +421,25 @@ class Fleet:
             log.debug("cannot tell how many cores there are: %s", error)
             return None
 
-    # ── what the control service answers ─────────────────────────────────────────────────────────────────────────────
+    # ── the control service ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _status(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        del arguments
+    def _status(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del arguments, request
         return self.status()
 
-    def _drain(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        del arguments
+    def _drain(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del arguments, request
         if not self._draining:
             log.info("draining, as asked by mdp-spark drain; running requests are finished first")
         self.drain()
         with self._changed:
             return {"draining": True, "running": len(self._slots.rows(time.monotonic()))}
 
-    def _slot(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _slot(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del request
         number, lease = arguments.get("slot"), arguments.get("lease")
         if arguments.get("fleet") != self._run_id or not isinstance(number, int) or not isinstance(lease, int):
-            return {"drain": False}  # a task of another fleet with this name, whose own driver tells it
+            return {"drain": False}  # another fleet has the same name, and its driver tells its tasks when to drain
         with self._changed:
             return {"drain": self._slots.report(number, lease, arguments, time.monotonic()) or self._draining}
 
@@ -501,7 +505,7 @@ def is_loopback(endpoint: str) -> bool:
     return not endpoint.startswith("tcp://") or host == "localhost" or host.startswith("127.") or host == "::1"
 
 
-# ── what ended a job ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── failed jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def failure_message(error: BaseException) -> str:

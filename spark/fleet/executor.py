@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REPORT_SECONDS: Final = 1.0
 """Interval between reports to the driver, and how long the driver may take to answer."""
 BROKER_TIMEOUT_SECONDS: Final = 5.0
-"""How long the broker may take to answer a probe."""
+"""How long the broker may take to answer `mdp-spark doctor`."""
 STUCK_GRACE_SECONDS: Final = 5.0
 """How long a handler past its timeout may take to return before its process is ended."""
 
@@ -36,7 +36,7 @@ class LeaseTask:
     """A lease as it is sent to an executor."""
 
     fleet: str
-    """The run of the fleet: a driver that reuses a name hears the tasks of its predecessor."""
+    """Identifies this run of the fleet, because a driver that reuses a name also gets its predecessor's reports."""
     control: str
     """The driver's control service."""
     slot: int
@@ -67,7 +67,7 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
 
     A problem with the executor is returned, not raised, so that the driver can distinguish it from a crash.
     """
-    for _ in rows:  # Spark reuses the Python process, with its imports, only if it has read all of its input
+    for _ in rows:  # Spark reuses the Python process, with its imports, only if the task has read all of its input
         pass
     host = socket.gethostname()
     logging.basicConfig(

@@ -43,11 +43,11 @@ class PackError(ZmdpError):
     """The files to ship cannot be created; the message says why."""
 
 
-# ── making it ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def write_package(target: Path) -> None:
-    """Write the zip for `--py-files`: zmdp's files, wherever it is installed (even in such a zip)."""
+    """Write the zip for `--py-files`, which contains zmdp's own files; zmdp may itself be running from such a zip."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in _sources(files("zmdp"), "zmdp/"):
             archive.writestr(name, content)
@@ -138,7 +138,7 @@ def pack(folder: Path, *, requirements: Sequence[str], environment: bool) -> lis
     return made
 
 
-# ── using it ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── shipping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

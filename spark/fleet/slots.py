@@ -108,7 +108,7 @@ class Slot:
 
 @dataclass
 class _Slack:
-    """A period in which fewer slots were needed than there are: its start and the most that were needed."""
+    """A period in which fewer slots are needed than there are: when it began, and the most that were needed since."""
 
     since: float
     peak: int
@@ -147,10 +147,10 @@ class Slots:
         self._load: Load | None = None
         self._slack: _Slack | None = None
 
-    # ── how many there should be ─────────────────────────────────────────────────────────────────────────────────────
+    # ── scaling ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, load: Load | None, now: float) -> None:
-        """Adjust `wanted` to the load that the broker reports.  None: the broker did not answer; change nothing."""
+        """Adjust `wanted` to the load that the broker reports, or leave it if the broker did not answer (None)."""
         before, self._load = self._load, load
         if load is None:
             self._slack = None
@@ -179,7 +179,7 @@ class Slots:
             self.wanted = min(self.wanted + max(1, min(load.queued, self.wanted)), self.maximum)
 
     def _needed(self, load: Load, before: Load | None) -> int:
-        """Return how many slots have work while nothing queues, not counting workers outside the fleet."""
+        """Return how many slots have work when no request is queued, ignoring workers outside the fleet."""
         elsewhere = max(0, load.workers - sum(slot.reported for slot in self._slots.values()))
         # The broker gives each worker one request before any gets two.
         busy = min(load.workers, load.running) - elsewhere
@@ -224,7 +224,7 @@ class Slots:
         """Record a task's report.  Return whether the task should drain."""
         slot = self._slots.get(number)
         if slot is None or slot.lease != lease:
-            return True  # this lease counts as lost, and another has taken its place
+            return True  # this lease counts as lost: the slot has another
         slot.reported = True
         slot.host, slot.pid, slot.executor = report.get("host"), report.get("pid"), report.get("executor")
         served = report.get("served")
@@ -269,7 +269,7 @@ class Slots:
         first, longest = BACKOFF_SECONDS
         return min(first * 2.0 ** min(times - 1, 32), longest) * self.rng.uniform(1 - JITTER, 1)
 
-    # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── inspection ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self) -> None:
         """Start no further leases.  Slots between leases end now, the others with their leases."""

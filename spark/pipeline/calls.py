@@ -30,7 +30,7 @@ OK: Final = 200
 MAX_PACKED_BYTES: Final = 4 << 20
 """Maximum size of the rows in one request.  Larger ones gain nothing, and their replies must fit in a message too."""
 MIN_CHUNK_ROWS: Final = 256
-"""Minimum size limit of a chunk."""
+"""A chunk may always have this many rows, however small the window is."""
 PROBE_TIMEOUT_SECONDS: Final = 0.5
 """How long an unreachable broker may take to answer when it is probed again."""
 RECHECK_SECONDS: Final = 1.0
@@ -134,7 +134,7 @@ def answer_chunks(chunks: Iterable[Chunk], settings: CallSettings) -> Generator[
 
 
 def max_chunk_rows(settings: CallSettings) -> int:
-    """Return the maximum rows of a chunk: enough to keep the window full, few enough for LIMIT to stop early."""
+    """Return the maximum number of rows in a chunk: enough to fill the window, few enough for LIMIT to stop early."""
     return max(MIN_CHUNK_ROWS, 2 * settings.window * settings.rows_per_request)
 
 

@@ -45,7 +45,7 @@ TOLERANCE: Final = 1.3
 """How much more memory than these limits the broker may use, beside what it uses when idle and for connections."""
 CONNECTION: Final = 40_000
 """Bytes that libzmq takes for a connection (measured: 31 kB).  Their number is limited otherwise."""
-PATIENCE: Final = 30.0
+TIMEOUT_SECONDS: Final = 30.0
 """Seconds that a call may take during an attack."""
 NEWCOMER_PATIENCE: Final = 15.0
 """Seconds within which a new worker must be registered."""
@@ -105,7 +105,7 @@ class Canary:
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._worker = Worker("canary", digest, broker=endpoint, **keys)
-        self._client = Client(endpoint, timeout=PATIENCE, retries=0, **keys)
+        self._client = Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0, **keys)
         self._thread = threading.Thread(target=self._call_on, name="canary", daemon=True)
 
     @property
@@ -177,7 +177,7 @@ class Site:
         self.canary.prove(self.broker)
         self.greet_newcomer()
         self.canary.worst = 0.0
-        with Client(self.endpoint, timeout=PATIENCE, **keys) as client:
+        with Client(self.endpoint, timeout=TIMEOUT_SECONDS, **keys) as client:
             limits = json.loads(client.request("mmi.broker")[0])["limits"]
         self.bound = self._memory("VmRSS") + TOLERANCE * sum(limits[each] for each in CHARGED)
 

@@ -198,3 +198,15 @@ def test_a_client_that_is_killed(bench: Bench, spawn: Spawn) -> None:
     worker.credit(9)
     worker.nothing()
     assert bench.stats()["running"] == 0
+
+
+@pytest.mark.parametrize("dialect", ["0.1", "0.2"])
+def test_a_client_that_can_be_sent_nothing(start: Start, dialect: str) -> None:
+    # 0.1 and 0.2 have no HEARTBEAT for clients, so nothing proves that one is gone but the end of its connection.
+    bench = start(expiry=1000)
+    client = bench.client() if dialect == "0.2" else bench.old_client()
+    client.request(b"nobody", b"of the dead")
+    bench.until(lambda: bool(bench.stats()["queued"] == 1))
+    client.close()
+    bench.until(lambda: bool(bench.stats()["queued"] == 0))
+    assert bench.stats()["dropped"] == {"client-gone": 1}

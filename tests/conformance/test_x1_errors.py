@@ -269,16 +269,16 @@ def test_429_requests_that_wait_for_the_service(start: Start) -> None:
 
 
 def test_429_bytes_that_wait(start: Start) -> None:
-    bench = start(max_request_bytes=100_000)
-    client, worker = bench.x1_client(), bench.x1_worker(b"served")
+    bench = start(max_request_bytes=200_000)
+    client, other, worker = bench.x1_client(), bench.x1_client(), bench.x1_worker(b"served")
     client.request(b"late", b"x" * 90_000)
-    client.request(b"late", b"x" * 10_000)
-    assert "100000 bytes" in client.error(b"late", b"429")
-    client.request(b"late", b"", options=b'{"k":"' + b"x" * 10_000 + b'"}')  # options count as well
+    client.request(b"late", b"x" * 20_000)
+    assert "200000 bytes" in client.error(b"late", b"429")
+    client.request(b"late", b"", options=b'{"k":"' + b"x" * 20_000 + b'"}')  # options count as well
     client.error(b"late", b"429")
-    client.request(b"served", b"x" * 10_000)  # it need not wait
-    worker.final(worker.work(b"x" * 10_000), b"done")
-    client.final(b"served", b"done")
+    other.request(b"served", b"x" * 20_000)  # it is another connection, which may use as much as is left
+    worker.final(worker.work(b"x" * 20_000), b"done")
+    other.final(b"served", b"done")
     assert bench.stats()["dropped"] == {"memory-full": 2}
 
 

@@ -158,6 +158,7 @@ STATS = {
     "dropped": {},
     "disconnected": {},
     "lost": {},
+    "connections": {},
 }
 
 

@@ -183,7 +183,8 @@ def test_a_request_that_failed(titanic):
     for options in (["--wait"], [], ["--stream"]):
         result = titanic("reply", uuid, *options)
         assert (result.returncode, result.stdout) == (6, b"")
-        assert one_line(result) == "titanic: failed with 404: no such ?[31mrecord"
+        told = f"titanic: request {uuid} has failed: service 'fail' failed with 404: no such ?[31mrecord"
+        assert one_line(result) == told
 
 
 def test_all_options_of_request(titanic):
@@ -546,6 +547,16 @@ def test_an_unreadable_database_says_why(operator, here, folder, unprivileged):
             result = here(*command, "--db", str(copied))
         assert (result.returncode, result.stdout) == (6, b"")
         assert "titanic.db: permission denied: the file cannot be read" in one_line(result)
+
+
+@pytest.mark.parametrize("command", [["serve"], ["db", "upgrade"]], ids=" ".join)
+def test_a_folder_in_which_no_database_can_be_created(here, folder, unprivileged, command):
+    folder.chmod(0o555)
+    with unprivileged():
+        result = here(*command, "--db", str(folder / "titanic.db"))
+    assert (result.returncode, result.stdout) == (6, b"")
+    told = f"titanic.db: the file cannot be created in the folder {folder}: no permission to write there"
+    assert one_line(result).endswith(told)
 
 
 def test_retry(operator):

@@ -126,11 +126,7 @@ class BrokerProcess(Process):
         world.network.departed = self._departed
 
     def _arrived(self, message: Message) -> None:
-        self.arrived(message, ROLES[message[0][:1].decode()] if self._roles else "")
-
-    def arrived(self, message: Message, role: str) -> None:
-        """A connection of `role` has sent `message`."""
-        self._inbox.append((message, role))
+        self._inbox.append((message, ROLES[message[0][:1].decode()] if self._roles else ""))
         self._plan_turn()
 
     def _plan_turn(self) -> None:
@@ -163,6 +159,12 @@ class BrokerProcess(Process):
         """Handle an event of libzmq's monitor: a connection may have ended."""
         if self.world.chance(0.7):
             self.later(self.world.rng.choice([0.0, 0.02]), partial(self.probe, identity))
+
+    def take_forged(self, message: Message) -> None:
+        """Take in a message about a peer that is there, from a connection of another role."""
+        self.referee.take(message, self.world.now, "impostors")
+        self._send(self.referee.flush(self.world.now))
+        self._end_turn()
 
     def probe(self, identity: bytes) -> None:
         self._send(self.referee.probe(identity, self.world.now))

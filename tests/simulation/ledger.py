@@ -170,6 +170,8 @@ class Ledger:
         """Empty at a broker without access control, at which everybody may do everything."""
         self.role = ""
         """Who sent the current message."""
+        self.named: dict[bytes, Peer] = {}
+        """Services that have had no worker since a request made them known, and whose request it was (C41)."""
         self.stats = Stats()
         self.expected: list[Said] = []
         self.touched: set[bytes] = set()
@@ -289,6 +291,8 @@ class Ledger:
             if ticket.numbered:
                 self.numbers[client, number] = ticket
                 self._events["X1: request"] += 1
+            if service not in self.services:
+                self.named[service] = client
             self.touched.add(service)
             ticket.waits = True
             waiting = self._waiting(service)
@@ -349,8 +353,8 @@ class Ledger:
         if service not in self.services:
             if len(self.services) >= limits.max_services:
                 return Drop.TOO_MANY_SERVICES
-            unserved = {each.service for each in self.tickets.values() if each.client == ticket.client and each.waits}
-            if len(unserved - self.served) >= limits.max_unserved:
+            named = [each for each, client in self.named.items() if client == ticket.client and each in self.services]
+            if len(named) >= limits.max_unserved:
                 return Drop.TOO_MANY_UNSERVED
         if waiting >= limits.max_queue:
             return Drop.QUEUE_FULL
@@ -432,6 +436,8 @@ class Ledger:
     def _finish(self, ticket: Ticket) -> None:
         ticket.over = True
         del self.tickets[ticket.key]
+        if all(other.client != ticket.client for other in self.tickets.values()):  # it is not remembered
+            self.named = {service: client for service, client in self.named.items() if client != ticket.client}
         if ticket.numbered:
             del self.numbers[ticket.client, ticket.number]
             self._ended.add((ticket.client, ticket.number))
@@ -468,6 +474,7 @@ class Ledger:
         else:
             credit = min(command.credit, self.limits.max_credit)
             order = next(self._order)
+            self.named.pop(command.service, None)
             self.seats[place] = Seat(
                 command.route, command.header, command.service, credit, batched, order, now, now, self.role
             )

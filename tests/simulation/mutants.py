@@ -152,7 +152,7 @@ def any_address(broker: Broker, command: Any, now: float, attempt: Any = Broker.
         if isinstance(command, wire.Reply):
             command.id = address
         else:
-            command = command._replace(address=address)
+            command = command._replace(id=address)
     return attempt(broker, command, now)
 
 
@@ -270,8 +270,8 @@ def patient(admission: Admission, request: Any, now: float, refusal: Any = Admis
 
 def let_all_wait(registry: Registry, request: Any, now: float, *, front: bool = False) -> None:
     """A request goes on waiting when the last worker has left."""
-    raw, ttl, _, only_ttl, ttl_apart = request.options
-    request.options = wire.Options(raw, ttl, True, only_ttl, ttl_apart)
+    raw, ttl, _, *others = request.options
+    request.options = wire.Options(raw, ttl, True, *others)
     _enqueue(registry, request, now, front=front)
 
 
@@ -431,7 +431,7 @@ MUTANTS = [
     (Schedule, "update", to_the_leaving, "C6: "),
     (Schedule, "update", over_credit, "C6: "),
     (Broker, "_credit", without_credit, "C"),
-    (Registry, "enqueue", dispatch_late, "has the ttl"),
+    (Registry, "enqueue", dispatch_late, "lives on after its time has passed"),
     (Broker, "_dispatch", no_ttl, "lives on after its time has passed"),
     (Broker, "_dispatch", old_address, "C32"),
     (wire, "options_with", same_options, "X1: "),
@@ -449,7 +449,7 @@ MUTANTS = [
     (Broker, "_patience", impatient, "though it is alive"),
     (Broker, "_disconnect", let_go_at_once, "C1"),
     (Broker, "_left", never_let_go, "C14, C16"),
-    (Registry, "workers_at", one_worker, "the registered workers are not those"),
+    (Registry, "workers_at", one_worker, "a probe of"),
     (Broker, "_heartbeat_to", staticmethod(framed_beat), "in the other form"),
     (Batch, "signal", without_cancel, "X1: CANCEL"),
     (Broker, "_drop", cancel_to_all, "X1: CANCEL"),
@@ -464,7 +464,7 @@ MUTANTS = [
     (Registry, "assign", free_when_held, "C40"),
     (Registry, "enqueue", let_all_wait, "are not to wait"),
     (Registry, "ended_lately", forget_ended, "X1: ERROR"),
-    (Broker, "gone", answer_slow_readers, "C3, C18, C32"),
+    (Broker, "gone", answer_slow_readers, "X1: ERROR"),
     (GivenUp, "includes", give_up_proxies, "was lost"),
     (WorkerSession, "lose", deaf, "C9"),
     (WorkerSession, "_withdrawn", deaf_to_cancel, "missed a CANCEL"),
@@ -480,7 +480,7 @@ MUTANTS = [
     (ClientSession, "connected", forget_calls, "does not send"),
     (ClientSession, "_set_due", unhurried, "is not over, but was due"),
     (ClientSession, "_fail", hand_out_twice, "X1: "),
-    (ClientSession, "tick", trusting, "not recovered"),
+    (ClientSession, "tick", trusting, "not served though all is well"),
     (ClientSession, "_send_request", impolite, "a second time on a connection"),
 ]
 """Class, method, replacement, and text that the failure must contain."""

@@ -335,7 +335,7 @@ class Simulation:
 
     def _impersonate(self) -> None:
         """A connection of another role says something about a peer that it is not (C45)."""
-        if self.broker is None or not self.roles:
+        if self.broker is None or not self.roles or self.world.now < self.broker.hangs_until:
             return
         rng, ledger = self.world.rng, self.broker.referee.ledger
         messages: list[list[bytes]] = []
@@ -343,8 +343,6 @@ class Simulation:
             if ticket.numbered:
                 about = [*ticket.client, *wire.envelope_of(ticket.number), wire.CX1]
                 messages += [[*about, b"\x05", ticket.service], [*ticket.client, b"", wire.CX1, b"\x06"]]
-                messages.append([*about, b"\x01", ticket.service, b"", b"forged"])
-            messages.append([*ticket.client, wire.C02, b"\x01", ticket.service, b"forged"])
         for seat in list(ledger.seats.values())[:5]:
             if seat.x1:
                 envelope = [*seat.route, wire.WX1]
@@ -354,7 +352,7 @@ class Simulation:
                     messages.append([*envelope, b"\x04", b"%d" % address, b"", b"forged"])
                     messages.append([*envelope, b"\x0b", b"%d" % address, b""])
         if messages:
-            self.broker.arrived(rng.choice(messages), "impostors")
+            self.broker.do(partial(self.broker.take_forged, rng.choice(messages)))
 
     def _end_broker(self) -> None:
         """Kill or drain the broker; start another one later."""

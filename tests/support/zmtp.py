@@ -5,7 +5,7 @@ import struct
 from types import TracebackType
 from typing import Self
 
-from support.peers import PATIENCE, Message
+from support.peers import TIMEOUT_SECONDS, Message
 
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 
@@ -22,7 +22,7 @@ class RawPeer:
 
     def __init__(self, endpoint: str, identity: bytes = b"", *, handshake: bool = True) -> None:
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), PATIENCE)
+        self._socket = socket.create_connection((host, int(port)), TIMEOUT_SECONDS)
         if handshake:
             self.shake_hands(identity)
 

@@ -1,5 +1,6 @@
 """Databases for the tests of Titanic: each test that asks for one runs on a SQLite file and on PostgreSQL."""
 
+import math
 import shutil
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -120,13 +121,13 @@ class Tables:
         return made
 
     def claim(self, service="echo", limit=1, owner="me", until=NOW + 10, now=NOW, **asked):
-        (claimed,) = self.do(store.claim, store.Claim(service, limit, store.Lease(owner, until), now, **asked))
+        (claimed,) = self.do(store.claim, store.Claim(service, limit, store.Lease(owner, until - now), now, **asked))
         return claimed
 
-    def running(self, owner="me", until=NOW + 10, **fields):
+    def running(self, owner="me", until=NOW + 10, now=NOW, **fields):
         """Accept and claim a request."""
-        asked = self.add(**fields)
-        (claimed,) = self.claim(asked.service, owner=owner, until=until)
+        asked = self.add(now=now, **fields)
+        (claimed,) = self.claim(asked.service, owner=owner, until=until, now=now)
         assert claimed.uuid == asked.uuid
         return claimed
 
@@ -137,7 +138,7 @@ class Tables:
         return claimed
 
     def maintain(self, now=NOW, owner="me", until=None, **asked):
-        lease = store.Lease(owner, now + 10 if until is None else until)
+        lease = store.Lease(owner, 10 if until is None else until - now)
         (found,) = self.do(store.maintain, a_round(lease, now, **asked))
         return found
 
@@ -157,8 +158,25 @@ class Tables:
             return connection.scalar(sa.select(sa.func.count()).select_from(table))
 
 
+class StoppedClock(store.Clock):
+    """A clock that stands still, whatever the database's clock says."""
+
+    def __init__(self, now):
+        super().__init__()
+        self._now = now
+
+    def now(self):
+        return self._now
+
+
 def a_round(lease, now=NOW, renew=False, count_up_to=None, offered=()):
-    return store.Maintenance(lease=lease, now=now, renew=renew, count_up_to=count_up_to, offered=offered)
+    return store.Maintenance(
+        lease=lease,
+        clock=StoppedClock(now),
+        renew_at=0.0 if renew else math.inf,
+        count_up_to=count_up_to,
+        offered=offered,
+    )
 
 
 def submission(service="echo", *, now=NOW, **fields):

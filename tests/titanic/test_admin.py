@@ -57,7 +57,8 @@ def test_a_row_of_the_list(do, tables):
     asked = tables.add("größe", priority=3, key="k", due=NOW + 1)
     assert do(admin.ls, Filter(), 1) == [{
         "uuid": asked.uuid.hex, "service": "größe", "state": "delayed", "priority": 3, "created": NOW, "due": NOW + 1,
-        "started": None, "finished": None, "attempts": 0, "failures": 0, "code": None, "error": None, "key": "k",
+        "started": None, "finished": None, "attempts": 0, "failures": 0, "deaths": 0, "code": None, "error": None,
+        "key": "k",
     }]  # fmt: skip
 
 
@@ -137,8 +138,8 @@ def test_show_returns_everything(do, tables):
     tables.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW + 2, b"\0reply"))
     assert do(admin.show, asked.uuid) == {
         "uuid": asked.uuid.hex, "service": "echo", "state": "done", "priority": 2, "created": NOW, "due": NOW,
-        "started": NOW + 1, "finished": NOW + 2, "attempts": 1, "failures": 0, "code": None, "error": None, "key": "k",
-        "retries": 3, "backoff": 0.5, "result_ttl": 60, "expires": NOW + 62, "owner": None,
+        "started": NOW + 1, "finished": NOW + 2, "attempts": 1, "failures": 0, "deaths": 0, "code": None, "error": None,
+        "key": "k", "retries": 3, "backoff": 0.5, "result_ttl": 60, "expires": NOW + 62, "owner": None,
         "headers": '{"a": "b"}', "body": b"\0body", "reply": b"\0reply", "partials": [b"0", b"1"],
     }  # fmt: skip
 
@@ -173,13 +174,13 @@ def test_only_failed_requests_are_retried(do, tables, each):
 
 def test_a_retried_request_starts_over(do, tables):
     claimed = tables.running(retries=2, result_ttl=1)
-    tables.do(store.reschedule, store.Reschedule(claimed.id, "me", 1, NOW, failures=1))
+    tables.do(store.reschedule, store.Reschedule(claimed.id, "me", 1, NOW, failures=1, deaths=3))
     tables.maintain(NOW)
     tables.claim()
     tables.do(store.finish, store.Outcome(claimed.id, "me", 2, NOW, b"detail", 500, "broken"))
     do(admin.retry, [claimed.uuid], NOW + 5)
     row = tables.row(claimed.uuid)
-    assert (row.state, row.due, row.failures, row.attempts) == ("pending", NOW + 5, 0, 2)
+    assert (row.state, row.due, row.failures, row.deaths, row.attempts) == ("pending", NOW + 5, 0, 0, 2)
     assert (row.finished, row.expires, row.code, row.error, row.reply) == (None, None, None, None, None)
     assert row.ended is None
     tables.maintain(NOW + 1000)  # it does not expire while it waits

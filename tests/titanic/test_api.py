@@ -420,7 +420,8 @@ def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
 
 def test_service_not_found_without_a_titanic(twin, endpoint, monkeypatch):
     monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
-    with opened(twin, endpoint, timeout=0.1) as titanic:
+    monkeypatch.setattr(conversation, "RESTART_SECONDS", 0.1)
+    with opened(twin, endpoint, timeout=20) as titanic:
         ticket = titanic.ticket(STRANGE)
         for ask in (
             lambda: titanic.submit("echo"),
@@ -433,7 +434,7 @@ def test_service_not_found_without_a_titanic(twin, endpoint, monkeypatch):
             ticket.close,
         ):
             with pytest.raises(
-                ServiceNotFound, match="no Titanic is registered at the broker: start one with `titanic serve`"
+                ServiceNotFound, match=f"no Titanic is registered at {endpoint}, .*: start one with `titanic serve`"
             ):
                 ask()
 
@@ -454,8 +455,15 @@ def test_broker_unreachable_without_a_broker(twin, monkeypatch):
                 ask()
 
 
+def dropped(endpoint):
+    """Return how many requests the broker has dropped."""
+    with Client(endpoint) as client:
+        return sum(json.loads(client.request("mmi.stats")[0])["dropped"].values())
+
+
 @pytest.mark.usefixtures("held")
-def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool):
+def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool, monkeypatch):
+    monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.2)
     with ExitStack() as stack:
         titanic = stack.enter_context(opened(twin, endpoint))
         first = stack.enter_context(ExitStack())
@@ -467,7 +475,10 @@ def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool):
         rest = pool.submit(lambda: [list(part) for part in live])
         first.close()
         gate.set()  # the first attempt of `held` has been cancelled
+        before = dropped(endpoint)
+        eventually(lambda: dropped(endpoint) >= before + 6)  # they ask again and again
         assert not waiting.done()
+        assert not rest.done()
         stack.enter_context(serving(endpoint, url))
         assert waiting.result(20) == [b"end"]
         assert rest.result(20) == [[b"three"]]

@@ -155,7 +155,7 @@ def test_partials_are_stored_before_outcomes_and_accepted_requests_can_be_claime
         gate = Gate()
         async with batches(tables.engine, gate) as made:
             held = await gate.holding(made)
-            claiming = made.submit(store.claim, store.Claim("new", 1, store.Lease("me", NOW + 10), NOW))
+            claiming = made.submit(store.claim, store.Claim("new", 1, store.Lease("me", 10), NOW))
             finishing = made.submit(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"reply"))
             closing = made.submit(store.close, claimed.uuid)
             storing = made.submit(store.add_partials, store.Partial(claimed.id, 1, 0, b"part"))
@@ -213,7 +213,7 @@ def test_each_future_gets_its_own_result(tables, submission):
             async def one():
                 asked = submission()
                 assert await made.submit(store.accept, asked) == asked.uuid
-                (claimed,) = await made.submit(store.claim, store.Claim("echo", 1, store.Lease("me", NOW + 10), NOW))
+                (claimed,) = await made.submit(store.claim, store.Claim("echo", 1, store.Lease("me", 10), NOW))
                 reply = claimed.uuid.bytes
                 await made.submit(store.finish, store.Outcome(claimed.id, "me", claimed.attempt, NOW, reply))
                 return claimed.uuid
@@ -473,7 +473,7 @@ def test_a_locked_file_fails_each_item_until_it_is_unlocked(own_url, submission)
 
 
 @only_sqlite
-def test_a_full_disk_fails_each_item_until_there_is_space(own_url, submission):
+def test_a_full_disk_fails_only_what_does_not_fit(own_url, submission, caplog):
     engine = schema.open_engine(schema.database_url(own_url))
 
     def limited(connection, batch):
@@ -485,17 +485,24 @@ def test_a_full_disk_fails_each_item_until_there_is_space(own_url, submission):
         async with batches(engine, limited, gate) as made:
             await made.submit(limited, 30)
             held = await gate.holding(made)
-            large = [made.submit(store.accept, submission(body=bytes(1_000_000))) for _ in range(2)]
-            small = made.submit(store.accept, submission())
+            large = [made.submit(store.accept, submission(body=bytes(1_000_000))) for _ in range(20)]
+            small = [made.submit(store.accept, submission()) for _ in range(3)]
+            before = made._transactions
             gate.open.set()
-            assert set(errors(await gathered(*large, small))) == {"database or disk is full"}
-            await held
+            assert set(errors(await gathered(*large))) == {"database or disk is full"}
+            await asyncio.gather(held, *small)
+            assert made._transactions - before <= 10  # most are not tried
             await made.submit(limited, 1_000_000)
             await made.submit(store.accept, submission(body=bytes(1_000_000)))
 
     running(scenario)
-    other = sqlite3.connect(engine.url.database)
-    assert other.execute("SELECT count(*) FROM titanic_requests").fetchone() == (1,)
+    (line,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    path = engine.url.database
+    assert line.startswith(
+        f"sqlite:///{path}: transaction failed: database or disk is full; it has no room for an item"
+    )
+    other = sqlite3.connect(path)
+    assert other.execute("SELECT count(*) FROM titanic_requests").fetchone() == (4,)
     assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     other.close()
 

@@ -1,13 +1,24 @@
 """The steps of Titanic's clients, driven without a broker and without waiting."""
 
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
 
-from zmdp.clients import BrokerUnreachable, Reply, RequestTimeout, ServiceError, ServiceNotFound, SettingError
+from zmdp.clients import (
+    BrokerUnreachable,
+    Reply,
+    RequestTimeout,
+    ServiceError,
+    ServiceNotFound,
+    SettingError,
+    WorkerLost,
+)
 from zmdp.titanic import TitanicError, UnknownTicket, conversation
 from zmdp.titanic.conversation import CallTitanic, CheckAvailable, PartialsCursor, Sleep
 
+X1 = SimpleNamespace(protocol="X1", endpoint="tcp://127.0.0.1:5555")
+OLD = SimpleNamespace(protocol="0.2", endpoint="tcp://127.0.0.1:5555")
 UUID_TEXT = "00112233445566778899aabbccddeeff"
 
 
@@ -23,7 +34,7 @@ def result_of(steps, answer):
 
 
 def test_submit_sends_a_uuid_of_its_own():
-    steps = conversation.submit("X1", "echo", [b"body"], {"a": "b"}, {"priority": 5, "ttl": 2})
+    steps = conversation.submit(X1, "echo", [b"body"], {"a": "b"}, {"priority": 5, "ttl": 2})
     call = next(steps)
     sent = dict(call.options)
     assert UUID(sent.pop("uuid")).version == 7
@@ -33,13 +44,13 @@ def test_submit_sends_a_uuid_of_its_own():
 
 
 def test_each_submission_has_another_uuid():
-    calls = [next(conversation.submit("X1", "echo", [], None, {})) for _ in range(100)]
+    calls = [next(conversation.submit(X1, "echo", [], None, {})) for _ in range(100)]
     assert len({call.options["uuid"] for call in calls}) == 100
 
 
-@pytest.mark.parametrize(("protocol", "options"), [("X1", {"key": "k"}), ("0.2", {})])
-def test_submit_sends_no_uuid_with_a_key_or_in_another_protocol(protocol, options):
-    call = next(conversation.submit(protocol, "echo", [], None, options))
+@pytest.mark.parametrize(("caller", "options"), [(X1, {"key": "k"}), (OLD, {})])
+def test_submit_sends_no_uuid_with_a_key_or_in_another_protocol(caller, options):
+    call = next(conversation.submit(caller, "echo", [], None, options))
     assert call.options == (options or None)
     assert call.frames == (b"echo", b"")
 
@@ -53,22 +64,76 @@ def test_submit_sends_no_uuid_with_a_key_or_in_another_protocol(protocol, option
     ],
 )
 def test_a_rejected_submission(frames, error):
-    steps = conversation.submit("X1", "echo", [], None, {})
+    steps = conversation.submit(X1, "echo", [], None, {})
     next(steps)
     with pytest.raises(error):
         steps.send(reply(*frames))
 
 
 def test_a_timeout_without_a_titanic_is_service_not_found():
-    steps = conversation.close(UUID_TEXT)
+    steps = conversation.close(OLD, UUID_TEXT)
     next(steps)
     assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.close")
-    with pytest.raises(ServiceNotFound, match="no Titanic is registered at the broker"):
+    with pytest.raises(ServiceNotFound, match=r"no Titanic .* at tcp://127\.0\.0\.1:5555, .* offers titanic\.close"):
+        steps.send(False)
+
+
+@pytest.mark.parametrize("error", [ServiceNotFound("nobody", code=404), WorkerLost("lost", code=502)])
+def test_a_call_is_repeated_while_titanic_restarts(error):
+    steps = conversation.submit(X1, "echo", [b"body"], None, {})
+    call = next(steps)
+    assert not call.wait
+    for _ in range(3):
+        assert steps.throw(error) == Sleep(conversation.RESTART_POLL_SECONDS)
+        assert steps.send(None) == call  # with the same UUID
+    assert result_of(steps, reply(b"200", UUID_TEXT.encode())) == (UUID_TEXT, "echo")
+
+
+def test_a_call_fails_if_no_titanic_registers(monkeypatch):
+    monkeypatch.setattr(conversation, "RESTART_SECONDS", 0.0)
+    steps = conversation.submit(X1, "echo", [b"body"], None, {})
+    next(steps)
+    with pytest.raises(ServiceNotFound, match=r"no Titanic .* at tcp://127\.0\.0\.1:5555"):
+        steps.throw(ServiceNotFound("nobody", code=404))
+
+
+@pytest.mark.parametrize("answer", [reply(b"300"), None])
+def test_result_waits_on_when_titanic_has_stopped(answer):
+    steps = conversation.result(X1, UUID_TEXT, None)
+    next(steps)
+    if answer is None:
+        assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.reply")
+        assert isinstance(steps.send(True), CallTitanic)
+        steps.throw(RequestTimeout("late"))
+        assert isinstance(steps.send(False), Sleep)
+    else:
+        assert isinstance(steps.send(answer), Sleep)  # so Titanic answers when it stops
+    for _ in range(3):
+        assert isinstance(steps.send(None), CallTitanic)
+        assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.reply")
+        assert isinstance(steps.send(False), Sleep)
+    steps.send(None)
+    assert result_of(steps, reply(b"200", b"end")) == [b"end"]
+
+
+def test_result_waits_no_longer_than_its_timeout():
+    steps = conversation.result(X1, UUID_TEXT, 1e-9)
+    next(steps)
+    steps.send(reply(b"300"))
+    with pytest.raises(RequestTimeout, match="has no reply after"):
+        steps.send(None)
+
+
+def test_result_needs_a_titanic_at_first():
+    steps = conversation.result(X1, UUID_TEXT, None)
+    next(steps)
+    steps.throw(RequestTimeout("late"))
+    with pytest.raises(ServiceNotFound):
         steps.send(False)
 
 
 def test_a_timeout_with_a_titanic_is_a_timeout():
-    steps = conversation.close(UUID_TEXT)
+    steps = conversation.close(OLD, UUID_TEXT)
     next(steps)
     steps.throw(RequestTimeout("late"))
     with pytest.raises(RequestTimeout, match="late"):
@@ -76,14 +141,14 @@ def test_a_timeout_with_a_titanic_is_a_timeout():
 
 
 def test_without_a_broker_nobody_is_asked_for_a_titanic():
-    steps = conversation.close(UUID_TEXT)
+    steps = conversation.close(OLD, UUID_TEXT)
     next(steps)
     with pytest.raises(BrokerUnreachable):
         steps.throw(BrokerUnreachable("gone"))
 
 
 def test_result_polls_with_growing_pauses_until_there_is_a_reply():
-    steps = conversation.result("0.2", UUID_TEXT, "echo", None)
+    steps = conversation.result(OLD, UUID_TEXT, None)
     assert next(steps).options is None
     pauses = []
     for _ in range(8):
@@ -96,30 +161,31 @@ def test_result_polls_with_growing_pauses_until_there_is_a_reply():
 
 
 def test_result_without_waiting_asks_once():
-    steps = conversation.result("X1", UUID_TEXT, "echo", 0)
+    steps = conversation.result(X1, UUID_TEXT, 0)
     assert next(steps).options is None
     with pytest.raises(RequestTimeout, match="has no reply after 0 s"):
         steps.send(reply(b"300"))
 
 
 def test_result_of_a_failed_request():
-    steps = conversation.result("X1", UUID_TEXT, "echo", None)
+    steps = conversation.result(X1, UUID_TEXT, None)
     assert next(steps).options == {"wait": True}
     with pytest.raises(ServiceError) as failed:
-        steps.send(reply(b"500 no such record", b"404", b"detail"))
+        steps.send(reply(b"500 no such record", b"404", b"echo", b"detail"))
     assert (failed.value.code, failed.value.text, failed.value.detail) == (404, "no such record", b"detail")
+    assert failed.value.service == "echo"
 
 
 @pytest.mark.parametrize("answer", [b"400 unknown uuid", b"400"])
 def test_an_unknown_request(answer):
-    steps = conversation.ready(UUID_TEXT, "echo")
+    steps = conversation.ready(X1, UUID_TEXT)
     next(steps)
     with pytest.raises(UnknownTicket, match=UUID_TEXT):
         steps.send(reply(answer))
 
 
 def test_a_cursor_continues_where_its_stream_broke_off():
-    cursor = PartialsCursor(UUID_TEXT, "echo", 3, None)
+    cursor = PartialsCursor(X1, UUID_TEXT, 3, None)
     assert cursor.options == {"partials": True, "from": 3, "wait": True}
     assert cursor.take(reply(b"part", final=False))
     assert cursor.options["from"] == 4
@@ -131,11 +197,26 @@ def test_a_cursor_continues_where_its_stream_broke_off():
 
 
 def test_a_cursor_goes_on_after_a_timeout_while_there_is_a_titanic():
-    cursor = PartialsCursor(UUID_TEXT, "echo", 0, None)
+    cursor = PartialsCursor(X1, UUID_TEXT, 0, None)
     steps = cursor.failed(RequestTimeout("late"))
     assert next(steps) == CheckAvailable("titanic.reply")
     assert result_of(steps, True) is None
     steps = cursor.failed(RequestTimeout("late"))
     next(steps)
+    assert isinstance(steps.send(False), Sleep)  # it was there
+
+
+def test_a_cursor_needs_a_titanic_at_first():
+    steps = PartialsCursor(X1, UUID_TEXT, 0, None).failed(RequestTimeout("late"))
+    next(steps)
     with pytest.raises(ServiceNotFound):
         steps.send(False)
+
+
+def test_a_cursor_waits_on_when_titanic_has_stopped():
+    cursor = PartialsCursor(X1, UUID_TEXT, 0, None)
+    assert cursor.take(reply(b"part", final=False))
+    steps = cursor.failed(RequestTimeout("late"))
+    assert next(steps) == CheckAvailable("titanic.reply")
+    assert isinstance(steps.send(False), Sleep)
+    assert result_of(steps, None) is None

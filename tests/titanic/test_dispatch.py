@@ -1,23 +1,26 @@
 """Executing stored requests (C31): which, in which order, how often, and what happens to them meanwhile."""
 
 import json
+import os
 import signal
 import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
 from support.processes import broker, eventually, process
 from support.titanics import BEATS, connected, lease, operate, row, running_bench, serving, state, stored
 
-from zmdp.clients import Client, ServiceError
+from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, WorkerLost
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.mmi import answers
-from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, service
+from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, service, store
+from zmdp.titanic.server import titanics_with_other_database
 from zmdp.workers import Worker
 
 PROCESSES = Path(__file__).parents[1] / "processes"
@@ -397,14 +400,14 @@ def test_other_requests_run_during_a_backoff(bench, titanic, url):
 def test_transient_failures_are_retried_without_limit(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     ticket = titanic.submit("echo", b"")
-    for code in (b"408", b"429", b"502", b"503") * 2:
+    for code in (b"408", b"429", b"503", *[b"502"] * 6):  # a handler's own 502 is no lost worker
         address, _ = given(worker)
         worker.error(address, code, b"not now")
         assert not ticket.ready()
     answer(worker)
     assert ticket.result(timeout=20) == [b"done"]
     told = row(url, ticket.uuid)
-    assert (told["attempts"], told["failures"], told["error"]) == (9, 0, None)
+    assert (told["attempts"], told["failures"], told["deaths"], told["error"]) == (10, 0, 0, None)
 
 
 @on_sqlite
@@ -418,6 +421,55 @@ def test_a_request_that_kills_its_worker_goes_to_the_next(bench, titanic, url):
     answer(bench.x1_worker(b"echo"))
     assert ticket.result(timeout=20) == [b"done"]
     assert row(url, ticket.uuid)["attempts"] == 2
+
+
+@on_sqlite
+@pytest.mark.usefixtures("quick_retries")
+def test_a_request_that_kills_its_workers_fails(bench, titanic, url):
+    ticket = titanic.submit("echo", b"poison")
+    for _ in range(6):  # the broker gives it to three at a time, and five are the limit
+        worker = bench.x1_worker(b"echo")
+        given(worker)
+        worker.close()
+    told = failed(ticket)
+    assert told.code == 502
+    assert told.text.startswith("given up after 6 workers were lost while they handled it; the last error: its worker")
+    found = row(url, ticket.uuid)
+    assert (found["state"], found["attempts"], found["failures"], found["deaths"]) == ("failed", 2, 0, 6)
+    worker = bench.x1_worker(b"echo")
+    worker.nothing()
+    assert operate(url, admin.retry, ticket.uuid) == [ticket.uuid]
+    answer(worker)
+    assert ticket.result(timeout=20) == [b"done"]
+
+
+@on_sqlite
+@pytest.mark.usefixtures("quick_retries")
+def test_workers_lost_within_streams_count_too(bench, url, client):
+    with serving(bench.endpoint, url, max_deaths=2):
+        ticket = Titanic(client).submit("echo", b"poison")
+        for _ in range(2):
+            worker = bench.x1_worker(b"echo")
+            address, _ = given(worker)
+            worker.partial(address, b"part")
+            eventually(lambda: len(stored(url)["parts"]) == 1)
+            worker.close()
+        assert failed(ticket).code == 502
+        assert row(url, ticket.uuid)["deaths"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (WorkerLost("", code=502, text="it is not retried; workers that received it: 3"), 3),
+        (StreamInterrupted("", code=502, text="its worker was lost after a PARTIAL"), 1),
+        (StreamInterrupted("the broker is gone"), 0),
+        (RetryLater("", code=503, text="the broker shut down"), 0),
+        (ServiceError(502, "workers that received it: 3"), 0),  # a handler's own
+    ],
+)
+def test_only_the_broker_reports_lost_workers(error, lost):
+    assert dispatcher._workers_lost(error) == lost
 
 
 def test_an_interrupted_attempt_does_not_count_as_a_retry(bench, url, client):
@@ -654,7 +706,7 @@ def test_waiting_callers_get_a_failure(bench, titanic):
     wait(client, ticket)
     address, _ = given(worker)
     worker.error(address, b"422", b"no", b"detail")
-    client.final(b"titanic.reply", b"500 no", b"422", b"detail")
+    client.final(b"titanic.reply", b"500 no", b"422", b"echo", b"detail")
 
 
 @on_sqlite
@@ -733,7 +785,7 @@ def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch)
         operate(url, admin.cancel, cancelled.uuid)
         callers[0].final(b"titanic.reply", b"200", b"done")
         callers[1].final(b"titanic.reply", b"400 unknown uuid")
-        callers[2].final(b"titanic.reply", b"500 cancelled by an operator", b"499")
+        callers[2].final(b"titanic.reply", b"500 cancelled by an operator", b"499", b"later")
 
 
 # ── closing and cancelling ───────────────────────────────────────────────────────────────────────────────────────────
@@ -845,6 +897,59 @@ def only_heartbeats(worker):
     return all(message == [b"MDPWX1", b"\x05"] for message in worker._came)
 
 
+@on_sqlite
+def test_titanics_with_different_databases_are_reported(bench, url, tmp_path, caplog):
+    with ExitStack() as stack:
+        for db in (url, url, str(tmp_path / "other.db")):
+            stack.enter_context(serving(bench.endpoint, db))
+        eventually(lambda: "uses another database" in caplog.text)
+    assert f"(process {os.getpid()} on " in caplog.text
+
+
+def test_only_titanics_with_another_database_are_reported():
+    names = ["titanic, database a", "titanic, database b", "titanic", "titanic, database b"]
+    workers = [{"name": name, "host": "here", "pid": pid} for pid, name in enumerate(names)]
+    assert titanics_with_other_database(workers, "titanic, database a") == [("here", 1), ("here", 3)]
+    assert titanics_with_other_database(workers[:1], "titanic, database a") == []
+
+
+# ── clocks that jump ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+DAY = 86400
+
+
+def test_a_crash_while_the_clock_was_ahead_does_not_block_requests(bench, url, client):
+    with serving(bench.endpoint, url):
+        running, retried = Titanic(client).submit("echo", b"running"), Titanic(client).submit("echo", b"retried")
+    with connected(url) as connection:
+        for text in (
+            "INSERT INTO titanic_owners (owner, lease, seconds) VALUES ('dead', :ahead, 2)",
+            "UPDATE titanic_requests SET state = 'running', attempts = 1, owner = 'dead' WHERE uuid = :running",
+            "UPDATE titanic_requests SET state = 'delayed', attempts = 1, due = :ahead WHERE uuid = :retried",
+        ):
+            given = {"ahead": time.time() + DAY, "running": running.uuid, "retried": retried.uuid}
+            connection.execute(sa.text(text), {name: given[name] for name in given if f":{name}" in text})
+    with serving(bench.endpoint, url), Worker("echo", list, broker=bench.endpoint, **BEATS):
+        assert [ticket.result(timeout=20) for ticket in (running, retried)] == [[b"running"], [b"retried"]]
+
+
+@on_sqlite
+def test_a_clock_that_is_set_back_does_not_interrupt_requests(bench, url, client, monkeypatch):
+    with serving(bench.endpoint, url, lease=2):
+        worker = bench.x1_worker(b"echo")
+        ticket = Titanic(client).submit("echo", b"body")
+        address, _ = given(worker)
+        ours = time.time
+        monkeypatch.setattr(store.clock, "time", SimpleNamespace(time=lambda: ours() - DAY))
+        eventually(lambda: lease(url) < ours() - DAY + 60)
+        renewed = lease(url)
+        eventually(lambda: lease(url) > renewed + 1)  # it was renewed since
+        worker.final(address, b"done")
+        assert ticket.result(timeout=20) == [b"done"]
+        assert row(url, ticket.uuid)["attempts"] == 1
+
+
 # ── real deaths ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -909,6 +1014,7 @@ STREAMING = """
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 def hold(request):
     path = Path(request[0].decode())

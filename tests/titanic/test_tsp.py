@@ -318,19 +318,19 @@ def test_c29_a_request_closed_before_it_runs_is_not_run(bench, titanic):
 # ── requests that fail ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_failed_request_is_500_then_the_code_and_the_detail(bench, titanic):
+def test_a_failed_request_is_500_then_the_code_the_service_and_the_detail(bench, titanic):
     client, worker = bench.x1_client(), bench.x1_worker(b"records")
     with_detail, without, empty, strange = (submit(client, b"records", b"%d" % n) for n in range(4))
     worker.error(worker.work(b"0"), b"404", "no such größe".encode(), b"\0detail")
     worker.error(worker.work(b"1"), b"500", b"ValueError: no\nsuch")
     worker.error(worker.work(b"2"), b"422", b"", b"")
     worker.error(worker.work(b"3"), b"599", b"\xff\0text", b"")
-    assert end(client, with_detail) == [b"500 no such gr\xc3\xb6\xc3\x9fe", b"404", b"\0detail"]
-    assert end(client, without) == [b"500 ValueError: no\nsuch", b"500"]
+    assert end(client, with_detail) == [b"500 no such gr\xc3\xb6\xc3\x9fe", b"404", b"records", b"\0detail"]
+    assert end(client, without) == [b"500 ValueError: no\nsuch", b"500", b"records"]
     status, *rest = end(client, empty)
     assert status[:3] == b"500"
-    assert rest == [b"422"]
-    assert end(client, strange) == ["500 \ufffd?text".encode(), b"599"]
+    assert rest == [b"422", b"records"]
+    assert end(client, strange) == ["500 \ufffd?text".encode(), b"599", b"records"]
     assert ask(client, b"titanic.close", with_detail) == [b"200"]
     assert refused(ask(client, b"titanic.reply", with_detail))
 
@@ -340,7 +340,7 @@ def test_a_worker_of_mdp_02_that_fails(bench, titanic):
     client, worker = bench.x1_client(), bench.worker(b"records")
     uuid = submit(client, b"records", b"")
     worker.final(worker.work(b""), b"zmdp.error", b"404", b"no such record")
-    assert end(client, uuid) == [b"500 no such record", b"404"]
+    assert end(client, uuid) == [b"500 no such record", b"404", b"records"]
 
 
 # ── other dialects ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -371,7 +371,7 @@ def test_c37_callers_that_do_not_speak_x1_get_bare_codes(bench, engine, kind):
         uuid = submit(client, b"records", b"body")
         eventually(lambda: ask(client, b"titanic.request", b"records", b"body") == [b"500"])  # it is full
         worker.error(worker.work(b"body"), b"404", b"no such record", b"detail")
-        assert end(client, uuid) == [b"500", b"404", b"detail"]
+        assert end(client, uuid) == [b"500", b"404", b"records", b"detail"]
         assert ask(client, b"titanic.reply", STRANGE) == [b"400"]
         for service in (b"titanic.request", b"titanic.reply", b"titanic.close"):
             assert ask(client, service, b"no uuid") == [b"400"]

@@ -11,8 +11,9 @@ from uuid import UUID
 import click
 from click.core import ParameterSource
 
-from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
+from ...clients import Client, Reply, RequestTimeout, ServiceError, ServiceNotFound, bodies
 from ...mdp.cli.console import Number, run, version_option, with_default
+from ...mdp.errors import TitanicError
 from ...mdp.transport.reach import check_listening
 from ..client import Titanic
 from .parameters import DURATION, UUID_TYPE, Command, brokers_option, submission_options
@@ -115,7 +116,11 @@ def request(
 
 @cli.command()
 @click.argument("uuid", type=UUID_TYPE)
-@click.option("--wait", is_flag=True, help="Wait for the reply, without limit unless --timeout is given.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for the reply, without limit unless --timeout is given, even while Titanic is restarted.",
+)
 @click.option("--stream", is_flag=True, help="Print the PARTIALs as they arrive, then the reply; implies --wait.")
 @click.option(
     "--from", "start", type=Number("parts", whole=True, zero=True), default=0,
@@ -151,11 +156,13 @@ def reply(
     limit = timeout if given else None
     with _titanic(broker, timeout) as titanic:
         ticket = titanic.ticket(uuid)
-        if stream:
-            for part in ticket.partials(start, timeout=limit):
-                _print_part(part, as_json=as_json, newline=True)
         try:
+            if stream:
+                for part in ticket.partials(start, timeout=limit):
+                    _print_part(part, as_json=as_json, newline=True)
             result = ticket.result(limit if wait or stream else 0)
+        except ServiceError as error:
+            raise TitanicError(f"request {uuid.hex} has failed: {error}") from None
         except RequestTimeout as error:
             if wait or stream or error.code is not None:
                 raise

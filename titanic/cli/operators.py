@@ -18,12 +18,27 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...clients import bodies
-from ...mdp.cli.console import EXIT_CODES, Number, log_level_option, log_to_stderr, printable, with_default
+from ...mdp.cli.console import (
+    EXIT_CODES,
+    Number,
+    heartbeat_options,
+    log_level_option,
+    log_to_stderr,
+    printable,
+    with_default,
+)
 from ...mdp.errors import TitanicError, UnknownTicket
 from ...mdp.transport.reach import why_unreachable
 from .. import admin, schema
 from ..frames import unpack
-from ..server import DEFAULT_DRAIN_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_MAX_WAITING, MIN_LEASE_SECONDS, Server
+from ..server import (
+    DEFAULT_DRAIN_SECONDS,
+    DEFAULT_LEASE_SECONDS,
+    DEFAULT_MAX_DEATHS,
+    DEFAULT_MAX_WAITING,
+    MIN_LEASE_SECONDS,
+    Server,
+)
 from ..store.models import STATES
 from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE, brokers_option
 
@@ -51,7 +66,7 @@ _OLDER = click.option(
 )
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
 _ALL = click.option(
-    "--all", "everything", is_flag=True, help="All such requests; --service and --older-than narrow it down."
+    "--all", "everything", is_flag=True, help="All such requests, or only those that --service and --older-than select."
 )
 
 
@@ -81,6 +96,15 @@ _ALL = click.option(
     help=with_default("Maximum number of requests that have not ended; more are rejected.", DEFAULT_MAX_WAITING),
 )
 @click.option(
+    "--max-deaths",
+    type=Number("workers", whole=True),
+    default=DEFAULT_MAX_DEATHS,
+    help=with_default(
+        "Number of workers lost while they handled a request after which it fails instead of being retried.",
+        DEFAULT_MAX_DEATHS,
+    ),
+)
+@click.option(
     "--ttl",
     type=EXPIRY,
     help=with_default(
@@ -93,22 +117,7 @@ _ALL = click.option(
     default=DEFAULT_DRAIN_SECONDS,
     help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN_SECONDS, "seconds"),
 )
-@click.option(
-    "--heartbeat",
-    type=Number("seconds"),
-    default=1.0,
-    envvar="MDP_HEARTBEAT",
-    show_envvar=True,
-    help=with_default("Heartbeat interval.", 1.0, "seconds"),
-)
-@click.option(
-    "--liveness",
-    type=Number("intervals", whole=True),
-    default=5,
-    envvar="MDP_LIVENESS",
-    show_envvar=True,
-    help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
-)
+@heartbeat_options()
 @log_level_option
 def serve(*, broker: Sequence[str], db: str, log_level: str, **settings: Any) -> int:
     """Store requests in a database and execute them.

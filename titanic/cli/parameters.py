@@ -128,8 +128,11 @@ def submission_options(command: Command) -> Command:
 
 
 def _help(option: Option) -> str:
-    needs_unit = isinstance(option, DurationOption) and option.expiry
-    text = f"{option.help} {NEEDS_UNIT}" if needs_unit else option.help
+    text = option.help
+    if isinstance(option, DurationOption) and option.expiry:
+        text += f" {NEEDS_UNIT}"
+    if isinstance(option, TimeOption):
+        text += " Without an offset, it is a local time of this machine."
     return with_default(text, option.default) if option.default else text
 
 

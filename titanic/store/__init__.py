@@ -8,19 +8,21 @@
     staging       accept what Spark's tasks have written, all at once
     models        the tables; `tables` has them as the statements use them
 
-The functions do not commit, and read no clock except to compare it with the database's: times are arguments, in seconds
-since 1970.
+The functions do not commit.  Times are arguments, in seconds since 1970.  `maintain` gets a clock instead, and reads it
+within the transaction, because a busy database may begin that much later.
 """
 
 from .acceptance import accept
 from .claims import Claim, Claimed, claim
+from .clock import Clock
 from .leases import Lease
-from .maintenance import Findings, Maintenance, count_waiting, maintain, pending_after, pending_services
+from .maintenance import Findings, Maintenance, count_waiting, maintain, pending_after, pending_services, set_clock
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
 from .replies import Fetched, PartialsQuery, Progress, close, fetch, fetch_partials, fetch_reply, progress
 
 __all__ = [
-    "Claim", "Claimed", "Fetched", "Findings", "Lease", "Maintenance", "Outcome", "Partial", "PartialsQuery",
+    "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Maintenance", "Outcome", "Partial", "PartialsQuery",
     "Progress", "Reschedule", "accept", "add_partials", "claim", "close", "count_waiting", "fetch", "fetch_partials",
     "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress", "release", "reschedule",
+    "set_clock",
 ]  # fmt: skip

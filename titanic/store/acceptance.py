@@ -31,9 +31,9 @@ _POSTGRESQL: Final = postgresql.dialect()  # type: ignore[no-untyped-call]
 _VALUES: Final = attrgetter(*_COLUMNS[1:])
 _ACCEPT: Final = Bulk(
     f"""
-    INSERT INTO titanic_requests ({", ".join(_COLUMNS)}, state, attempts, failures)
+    INSERT INTO titanic_requests ({", ".join(_COLUMNS)}, state, attempts, failures, deaths)
     WITH given
-    SELECT {", ".join(_COLUMNS)}, CASE WHEN due > created THEN 'delayed' ELSE 'pending' END, 0, 0
+    SELECT {", ".join(_COLUMNS)}, CASE WHEN due > created THEN 'delayed' ELSE 'pending' END, 0, 0, 0
     FROM given WHERE uuid IS NOT NULL
     ON CONFLICT DO NOTHING
     """,  # noqa: S608 - our own

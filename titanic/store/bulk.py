@@ -76,8 +76,8 @@ class Bulk:
         found: list[Any] = []
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = rows[start : start + ROWS_AT_ONCE]
-            # Preparing a statement takes longer than executing it, so only a few sizes exist, which the driver keeps
-            # prepared; rows of NULLs fill up to the next size.
+            # Preparing a statement takes longer than executing it.  So there are only a few sizes, which the driver
+            # keeps prepared, and rows of NULLs pad a batch to the next size.
             size = 1 << (len(some) - 1).bit_length()
             values = (*chain.from_iterable(some), *(None,) * ((size - len(some)) * self._width))
             result = connection.exec_driver_sql(self._texts.get(size) or self._text(size), values)

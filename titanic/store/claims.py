@@ -32,6 +32,7 @@ class Claimed(NamedTuple):
     owner: str
     attempt: int
     failures: int
+    deaths: int
     retries: int
     backoff: float | None
     headers: str | None
@@ -77,7 +78,7 @@ def _claim(connection: Connection, wanted: Claim) -> list[Claimed]:
         ids.append(id_)
     if not ids:
         return []
-    renew(connection, wanted.lease)
+    renew(connection, wanted.lease, wanted.now)
     rows = _CLAIM(connection, [(id_, wanted.lease.owner, wanted.now) for id_ in ids])
     claimed = [
         Claimed(id_, as_uuid(uuid), *fields)

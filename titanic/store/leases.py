@@ -9,16 +9,18 @@ from .tables import OWNERS, W, for_both_dialects
 
 
 class Lease(NamedTuple):
-    """The owner of a claimed request, and when its lease ends."""
+    """A Titanic's lease on the requests that it has claimed, and its length in seconds."""
 
     owner: str
-    until: float
+    seconds: float
 
 
 def _renewal(insert: Any) -> sa.Executable:
     entered = insert(OWNERS)
     found: sa.Executable = entered.on_conflict_do_update(
-        index_elements=[W.owner], set_={"lease": entered.excluded.lease}, where=W.lease < entered.excluded.lease
+        index_elements=[W.owner],
+        set_={"lease": entered.excluded.lease, "seconds": entered.excluded.seconds},
+        where=W.lease < entered.excluded.lease,
     )
     return found
 
@@ -26,6 +28,15 @@ def _renewal(insert: Any) -> sa.Executable:
 _RENEW: Final = for_both_dialects(_renewal)
 
 
-def renew(connection: Connection, lease: Lease) -> None:
+def renew(connection: Connection, lease: Lease, now: float) -> None:
     """Extend the lease, or begin it."""
-    connection.execute(_RENEW[connection.dialect.name], {"owner": lease.owner, "lease": lease.until})
+    given = {"owner": lease.owner, "lease": now + lease.seconds, "seconds": lease.seconds}
+    connection.execute(_RENEW[connection.dialect.name], given)
+
+
+def is_invalid(now: float) -> sa.ColumnElement[bool]:
+    """Return the condition that a lease ends too late: it was taken by a clock that was ahead.
+
+    A Titanic's clock may be ahead of another's by as much as the lease is long.
+    """
+    return W.lease > now + 2 * W.seconds

@@ -8,11 +8,14 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from .leases import Lease, renew
+from .clock import Clock
+from .leases import Lease, is_invalid, renew
 from .tables import KEYS, OWNERS, REQUESTS, K, R, W, is_in
 
 MAX_SWEEP_ROWS: Final = 5000
 """Maximum number of rows of each kind that one call changes or deletes."""
+MAX_BACKOFF_SECONDS: Final = 3600.0
+"""The longest pause before another attempt, without its jitter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,10 @@ class Maintenance:
 
     lease: Lease
     """The dispatcher's lease from now on."""
-    now: float
-    renew: bool
-    """Whether to store the lease."""
+    clock: Clock
+    """On PostgreSQL, it is set by the server's clock first."""
+    renew_at: float
+    """When to renew the lease, on the monotonic clock; the transaction may begin much later than it was asked for."""
     count_up_to: int | None
     """Count the requests that have not ended, up to this number; None: do not count."""
     offered: tuple[str, ...] = ()
@@ -42,8 +46,6 @@ class Findings:
     """When the next delayed request is due."""
     waiting: int | None
     """How many requests have not ended."""
-    clock_ahead: float
-    """Seconds by which the database's clock is ahead of this host's."""
     more: bool = False
     """Whether there was more to do than one call does."""
 
@@ -54,18 +56,24 @@ def maintain(connection: Connection, batch: Sequence[Maintenance]) -> list[Findi
 
 
 def _maintain(connection: Connection, asked: Maintenance) -> Findings:
-    if asked.renew:
-        renew(connection, asked.lease)
-    living = sa.select(W.owner).where(W.lease > asked.now)
-    due = _unlocked(connection, [R.id], sa.and_(is_in("delayed"), R.due <= asked.now))
+    set_clock(connection, asked.clock)
+    now = asked.clock.now()
+    if time.monotonic() >= asked.renew_at:
+        renew(connection, asked.lease, now)
+    _shorten_leases(connection, now)
+    living = sa.select(W.owner).where(W.lease > now)
+    due = _unlocked(connection, [R.id], sa.and_(is_in("delayed"), R.due <= now))
+    # A request may be delayed for years, but not a retry: its time comes from a clock that was ahead.
+    far = sa.and_(is_in("delayed"), R.attempts > sa.literal_column("0"), R.due > now + 2 * MAX_BACKOFF_SECONDS)
+    misdated = _unlocked(connection, [R.id], far)
     lapsed = _unlocked(connection, [R.id], sa.and_(is_in("running"), R.owner.not_in(living)))
-    if due or lapsed:
-        back = [row.id for row in (*due, *lapsed)]
+    if due or misdated or lapsed:
+        back = [row.id for row in (*due, *misdated, *lapsed)]
         connection.execute(sa.update(REQUESTS).where(R.id.in_(back)).values(state="pending", owner=None))
     for table, key, over in (
-        (REQUESTS, [R.id], R.expires <= asked.now),
-        (KEYS, [K.service, K.key], K.expires <= asked.now),
-        (OWNERS, [W.owner], W.lease <= asked.now),
+        (REQUESTS, [R.id], R.expires <= now),
+        (KEYS, [K.service, K.key], K.expires <= now),
+        (OWNERS, [W.owner], W.lease <= now),
     ):
         old = _unlocked(connection, key, over)
         if old:
@@ -76,9 +84,16 @@ def _maintain(connection: Connection, asked: Maintenance) -> Findings:
         services=pending_services(connection, asked.offered),
         next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
         waiting=None if asked.count_up_to is None else count_waiting(connection, asked.count_up_to),
-        clock_ahead=_clock_ahead(connection),
-        more=max(len(due), len(lapsed)) == MAX_SWEEP_ROWS,
+        more=max(len(due), len(misdated), len(lapsed)) == MAX_SWEEP_ROWS,
     )
+
+
+def _shorten_leases(connection: Connection, now: float) -> None:
+    """Shorten leases that end too late.  If its Titanic is alive, it renews the lease before it ends."""
+    invalid = _unlocked(connection, [W.owner], is_invalid(now))
+    if invalid:
+        owners = [row.owner for row in invalid]
+        connection.execute(sa.update(OWNERS).where(W.owner.in_(owners)).values(lease=W.seconds + now))
 
 
 def _unlocked(connection: Connection, columns: Sequence[Any], where: Any) -> Sequence[sa.Row[Any]]:
@@ -87,10 +102,10 @@ def _unlocked(connection: Connection, columns: Sequence[Any], where: Any) -> Seq
     return connection.execute(found).all()
 
 
-def _clock_ahead(connection: Connection) -> float:
-    if connection.dialect.name == "sqlite":
-        return 0.0  # the file belongs to this host
-    return float(connection.scalar(_DATABASE_TIME) or 0) - time.time()
+def set_clock(connection: Connection, clock: Clock) -> None:
+    """Set the clock by that of the database's host.  A SQLite file is on this host."""
+    if connection.dialect.name != "sqlite":
+        clock.set(float(connection.scalar(_DATABASE_TIME) or 0) - time.time())
 
 
 _DATABASE_TIME: Final = sa.select(sa.extract("epoch", sa.func.clock_timestamp()))

@@ -89,11 +89,14 @@ class StoredRequest(Base):
     ended: Mapped[int | None] = mapped_column(BigInteger)
     """Increases with each request that ends, and is never reused; readers of a stream continue from it.  On PostgreSQL
     the commits may be in another order; on SQLite they are in this order."""
+    deaths: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    """How many workers were lost while they handled it."""
 
     __table_args__ = (
         CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
         _partial("titanic_requests_ready", "state = 'pending'", "service", priority.desc(), "id"),
         _partial("titanic_requests_due", "state = 'delayed'", "due"),
+        _partial("titanic_requests_retry", "state = 'delayed' AND attempts > 0", "due"),
         _partial("titanic_requests_owner", "state = 'running'", "owner"),
         _partial("titanic_requests_failed", "state = 'failed'", "id"),
         _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
@@ -101,6 +104,14 @@ class StoredRequest(Base):
         # The id of a closed request must not be reused: a late outcome would change another request.
         {"sqlite_autoincrement": True},
     )
+
+
+class Identity(Base):
+    """The database's identity, in a single row.  Titanics at one broker compare it: they must share a database."""
+
+    __tablename__ = "titanic_identity"
+
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
 
 
 class Owner(Base):
@@ -111,10 +122,12 @@ class Owner(Base):
     owner: Mapped[str] = mapped_column(Text, primary_key=True)
     lease: Mapped[float] = mapped_column(Double)
     """When its lease on its requests ends.  If it does not renew the lease in time, it is considered dead."""
+    seconds: Mapped[float] = mapped_column(Double)
+    """The length of the lease.  A lease that ends much later than this from now was taken by a clock that was ahead."""
 
 
 class StoredPartial(Base):
-    """A PARTIAL of an attempt.  Those of an interrupted attempt are not used again."""
+    """A PARTIAL of an attempt.  When another attempt begins, those of the earlier ones are deleted."""
 
     __tablename__ = "titanic_parts"
 
@@ -196,7 +209,7 @@ class Staged(Base):
 
 
 class Written(Base):
-    """A committed write: a job's, or the latest of a stream.  If it is written again, it is skipped."""
+    """A write that was committed: a job's, or the latest of a stream.  If it is repeated, it is skipped."""
 
     __tablename__ = "titanic_written"
 

@@ -63,6 +63,8 @@ class Outcome(NamedTuple):
     error: str | None = None
     ttl: float | None = None
     """Seconds to keep the result if the request has no ttl of its own; None keeps it until it is closed."""
+    deaths: int | None = None
+    """How many workers were lost while they handled it, in all attempts; None if no more than before."""
 
 
 _OF_ATTEMPT: Final = """
@@ -78,7 +80,8 @@ def _finishing(ended: str) -> Bulk:
         UPDATE titanic_requests AS r SET
             state = CASE WHEN given.code IS NULL THEN 'done' ELSE 'failed' END,
             finished = given.now, expires = coalesce(r.result_ttl, given.ttl) + given.now, owner = NULL,
-            reply = given.reply, code = given.code, error = given.error, ended = {ended}
+            reply = given.reply, code = given.code, error = given.error, ended = {ended},
+            deaths = coalesce(given.deaths, r.deaths)
         FROM given WHERE {_OF_ATTEMPT}
         """,  # noqa: S608 - our own
         **_ATTEMPT,
@@ -87,6 +90,7 @@ def _finishing(ended: str) -> Bulk:
         code="int",
         error="text",
         ttl="double precision",
+        deaths="int",
         ended="bigint",
     )
 
@@ -103,13 +107,13 @@ _Ended = TypeVar("_Ended", bound="Outcome | Reschedule")
 
 
 def _firsts(batch: Sequence[_Ended]) -> list[_Ended]:
-    """Keep the first outcome of each attempt; given several, UPDATE would pick any of them."""
+    """Keep the first outcome of each attempt: of several, UPDATE would pick an arbitrary one."""
     return list({each[:3]: each for each in reversed(batch)}.values())[::-1]
 
 
 NEXT_ENDED: Final = ENDED_SEQUENCE.next_value()
-"""PostgreSQL's next value of `ended`.  Use it only in an UPDATE of the requests, which locks them first: by those locks
-a reader (`spark/datasource/offsets.py`) knows which lower values may still be committed."""
+"""PostgreSQL's next value of `ended`.  Use it only in an UPDATE of the requests, which locks them first: a reader
+(`spark/datasource/offsets.py`) concludes from those locks which lower values may still be committed."""
 _FINISH: Final = {"sqlite": _finishing("given.ended"), "postgresql": _finishing("nextval('titanic_ended')")}
 _ADVANCE_COUNTER: Final = _advance_counter(sqlite.insert)
 
@@ -137,6 +141,8 @@ class Reschedule(NamedTuple):
     failures: int | None = None
     """How often the handler has failed, including this attempt; None if it is not to blame."""
     error: str | None = None
+    deaths: int | None = None
+    """As in `Outcome`."""
 
 
 _RESCHEDULE: Final = Bulk(
@@ -144,13 +150,14 @@ _RESCHEDULE: Final = Bulk(
     WITH given
     UPDATE titanic_requests AS r SET
         state = 'delayed', due = given.due, owner = NULL, failures = coalesce(given.failures, r.failures),
-        error = given.error
+        deaths = coalesce(given.deaths, r.deaths), error = given.error
     FROM given WHERE {_OF_ATTEMPT}
     """,  # noqa: S608 - our own
     **_ATTEMPT,
     due="double precision",
     failures="int",
     error="text",
+    deaths="int",
 )
 
 

@@ -22,6 +22,7 @@ class Fetched(NamedTuple):
     """A request as `titanic.reply` sees it."""
 
     id: int
+    service: str
     state: str
     attempt: int
     code: int | None
@@ -39,7 +40,7 @@ class Fetched(NamedTuple):
 _FETCH: Final = Bulk(
     f"""
     WITH given
-    SELECT given.number, r.id, r.state, r.attempts, r.code, r.error, length(r.reply),
+    SELECT given.number, r.id, r.service, r.state, r.attempts, r.code, r.error, length(r.reply),
         CASE WHEN length(r.reply) < {LARGE_REPLY_BYTES} THEN r.reply END
     FROM given JOIN titanic_requests AS r ON r.uuid = given.uuid
     """,  # noqa: S608 - our own

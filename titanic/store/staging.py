@@ -7,7 +7,7 @@ one transaction; the others are deleted later.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -30,7 +30,6 @@ CHUNK: Final = 20_000
 """Number of staged rows to delete in one transaction."""
 OF_OTHERS: Final = 100_000
 """Maximum number of abandoned rows that one sweep deletes."""
-_COLUMNS: Final = ", ".join(STAGED.c.keys())
 
 
 class StagingLost(TitanicError):
@@ -68,14 +67,32 @@ class Accepted:
 
 # ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Entry = tuple[Any, ...]
-"""A request to stage: the columns of `titanic_staged` from `uuid` on, which is 32 hex digits."""
+
+class Entry(NamedTuple):
+    """A request to stage: the columns of `titanic_staged` after `staging` and `number`."""
+
+    uuid: str
+    """32 hex digits."""
+    service: str
+    priority: int
+    due: float | None
+    delay: float | None
+    retries: int
+    backoff: float | None
+    result_ttl: float | None
+    key: str | None
+    key_ttl: float | None
+    headers: str | None
+    body: bytes
+
+
+_COLUMNS: Final = ("staging", "number", *Entry._fields)
 
 
 def entry(request: Submission, *, at: bool) -> Entry:
     """Return a request to stage.  It was parsed for the time 0, so its times are relative, except an `at`."""
     due, delay = (request.due, None) if at else (None, request.due or None)
-    return (
+    return Entry(
         request.uuid.hex, request.service, request.priority, due, delay, request.retries, request.backoff,
         request.result_ttl, request.key, request.key_expires, request.headers, request.body,
     )  # fmt: skip
@@ -95,16 +112,17 @@ def add(connection: Connection, staging: int, first: int, batch: Sequence[Entry]
     touched = sa.update(STAGING).where(G.id == staging, G.touched > 0).values(touched=now)
     if not connection.execute(touched).rowcount:
         raise StagingLost("the write has ended without this attempt, which was too late")
+    columns = ", ".join(_COLUMNS)
     cursor: Any = connection.connection.cursor()
     # Directly by the driver: SQLAlchemy takes several times as long for each row.
     if connection.dialect.name == "postgresql":
-        with cursor.copy(f"COPY titanic_staged ({_COLUMNS}) FROM STDIN") as copy:
+        with cursor.copy(f"COPY titanic_staged ({columns}) FROM STDIN") as copy:
             for number, each in enumerate(batch, first):
                 copy.write_row((staging, number, *each))
     else:
-        marks = ", ".join("?" * len(STAGED.columns))
+        marks = ", ".join("?" * len(_COLUMNS))
         rows = ((staging, number, *each) for number, each in enumerate(batch, first))
-        cursor.executemany(f"INSERT INTO titanic_staged ({_COLUMNS}) VALUES ({marks})", rows)  # noqa: S608 - our own
+        cursor.executemany(f"INSERT INTO titanic_staged ({columns}) VALUES ({marks})", rows)  # noqa: S608 - our own
     cursor.close()
 
 
@@ -137,6 +155,7 @@ _REQUEST: Final = {
     "due": sa.case((_DUE > _NOW, _DUE), else_=_NOW),
     "attempts": sa.literal_column("0"),
     "failures": sa.literal_column("0"),
+    "deaths": sa.literal_column("0"),
     "retries": S.retries,
     "backoff": S.backoff,
     "result_ttl": S.result_ttl,

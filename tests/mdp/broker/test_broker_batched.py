@@ -487,7 +487,7 @@ def test_a_framed_worker_is_told_of_a_ttl_that_came_beside_the_options():
     broker = broker_with(heartbeat=10)
     broker.receive([b"w", WX1, b"\x01", b"echo", b'{"credit":3}'], 0)
     sent = broker.receive(client(request(1, ttl=5000), request(2, ttl=5000, options=b'{"key":1}')), 0)
-    assert [message[5] for message in sent] == [b'{"ttl":5000}', b'{"key":1,"ttl":5000}']
+    assert [message[5] for message in sent] == [b'{"ttl":5000}', b'{"ttl":5000,"key":1}']
 
 
 def test_peers_of_all_dialects_and_forms_at_once():

@@ -812,8 +812,8 @@ DROPS = {
         too_many_services, 429, "no worker offers the service, and 1 services are in use: retry later",
     ),
     Drop.TOO_MANY_UNSERVED: (
-        too_many_unserved, 429, "no worker offers the service, and requests of this client already wait for 1 such "
-        "services: retry later",
+        too_many_unserved, 429, "no worker offers the service, and this client has already named 1 such services: "
+        "retry later",
     ),
     Drop.NOT_ALLOWED: (
         not_allowed, 403, "role shop may not call it: the broker's access file decides",

@@ -263,7 +263,7 @@ def test_the_cost_of_an_event_does_not_depend_on_the_crowd(crowd, happens):
 QUEUES = {
     "of one client": lambda many: [numbered(b"%d" % n) for n in range(many)],
     "of many clients": lambda many: [numbered(b"%d" % n, b"c%d" % n) for n in range(many)],
-    "of many services": lambda many: [numbered(b"%d" % n, service=b"s%d" % n) for n in range(many)],
+    "of many services": lambda many: [numbered(b"%d" % n, b"c%d" % n, b"s%d" % n) for n in range(many)],
     "with a ttl each": lambda many: (
         [numbered(b"%d" % n, options=b'{"ttl":%d}' % (60_000 + 20 * n)) for n in range(many)]
     ),

@@ -117,6 +117,7 @@ def test_counts_are_ready_for_json():
         "replies": 0,
         "errors": 0,
         "late": 0,
+        "other_role": 0,
         "mmi": 0,
         "heartbeats": 0,
         "internal_errors": 0,
@@ -124,4 +125,5 @@ def test_counts_are_ready_for_json():
         "dropped": {"expired": 1},
         "disconnected": {"reply-without-request": 1},
         "lost": {"silent": 4},
+        "connections": {},
     }

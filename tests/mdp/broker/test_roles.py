@@ -87,6 +87,7 @@ def test_permissions_are_remembered_for_a_bounded_number_of_services():
 def test_new_permissions_hold_at_once():
     broker = broker_with()
     receive(broker, "farm", ready())
+    receive(broker, "farm", ready(b"sum", b"v"))
     receive(broker, "shop", request())
     granted = {"farm": Permissions(name="farm", offer=("sum",)), "shop": Permissions(name="shop", call=("sum",))}
     assert broker.grant(granted, now=0) == [wire.disconnect((b"w", b""), WX1)]
@@ -204,6 +205,12 @@ def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):
     (reply,) = receive(broker, "farm", [b"w", b"", WX1, b"\x04", b"1", b"", b"right"])
     assert reply[:6] == [b"c", b"1", b"", CX1, b"\x03", b"echo"]
     assert reply[-1] == b"right"
+
+
+def test_an_invalid_message_of_another_role_is_not_answered():
+    broker = held_by_a_worker()
+    assert receive(broker, "ops", [b"c", b"2", b"", CX1, b"\x01", b"echo", b"no JSON", b"x"]) == []
+    assert (broker.stats.other_role, broker.stats.invalid.total()) == (1, 1)
 
 
 def test_a_batch_of_another_role_is_ignored():

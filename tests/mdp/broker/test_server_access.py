@@ -60,7 +60,7 @@ def test_only_known_keys_are_admitted(folder, keys, context, logged, bind):
             assert logged(f"unknown key {keys['web'].public.decode()}")
         with client(context, endpoint, keys["shop"]) as shop:
             assert shop.recv_multipart()[-1] == b"404"
-    assert set(server.gate.counts) == {"accepted", "unknown-key"}
+    assert server.gate.counts.keys() >= {"admitted", "unknown-key"}
     assert server.broker.stats.mmi >= 1
 
 

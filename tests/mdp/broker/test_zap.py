@@ -100,7 +100,7 @@ def door(context):
 def test_a_known_key_gets_in_and_every_frame_carries_its_role(door):
     assert door.knock(SHOP.apply) == SHOP.public.decode()
     assert door.knock(WEB.apply) == WEB.public.decode()
-    assert door.gate.counts == {"accepted": 2}
+    assert door.gate.counts == {"admitted": 2}
 
 
 def test_a_peer_cannot_choose_its_role(door):
@@ -165,7 +165,7 @@ def test_a_revoked_key_is_refused_and_a_new_one_admitted_from_then_on(door):
     door.gate.access = rules(web=WEB, stranger=STRANGER)
     assert door.knock(SHOP.apply) == 400
     assert door.knock(STRANGER.apply) == STRANGER.public.decode()
-    assert door.gate.counts == {"accepted": 2, "unknown-key": 1}
+    assert door.gate.counts == {"admitted": 2, "unknown-key": 1}
 
 
 def test_a_protected_socket_admits_nobody_where_no_gate_answers(door):
@@ -202,7 +202,7 @@ def insider(door):
 @pytest.mark.parametrize(
     ("message", "status", "reason"),
     [
-        (request(), b"200", "accepted"),
+        (request(), b"200", "admitted"),
         (request(credentials=()), b"400", "wrong-mechanism"),
         (request(credentials=(b"short",)), b"400", "wrong-mechanism"),
         (request(credentials=(b"",)), b"400", "wrong-mechanism"),
@@ -251,9 +251,9 @@ def test_one_turn_answers_a_bounded_number(door, insider):
     for _ in range(150):
         insider.send_multipart(request())
     assert door.gate.answer(0.0)
-    assert door.gate.counts == {"accepted": 100}
+    assert door.gate.counts == {"admitted": 100}
     assert not door.gate.answer(0.0)
-    assert door.gate.counts == {"accepted": 150}
+    assert door.gate.counts == {"admitted": 150}
 
 
 def test_refusals_are_logged_at_a_bounded_rate(door, insider, caplog):

@@ -95,7 +95,7 @@ def test_allow_uses_the_brokers_key_if_there_is_one(folder):
 
 def test_allow_adds_keys_and_patterns_and_replaces_other_permissions(access):
     keys("allow", "shop", "web.key", "--call", "a", "--offer", "b.*", "--mmi", "all", "--access", "access.toml")
-    keys("allow", "shop", "--on-behalf", "--connections", "7", "--queued-bytes", "8", "--access", "access.toml")
+    keys("allow", "shop", "--on-behalf", "--connections", "7", "--request-bytes", "8", "--access", "access.toml")
     keys("allow", "shop", "web.key", "--call", "a", "--mmi", "none", "--connections", "9", "--access", "access.toml")
     role = load(access).roles["shop"]
     assert load(access).keys_of("shop") == ["shop.key", "web.key"]

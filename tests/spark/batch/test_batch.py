@@ -23,7 +23,7 @@ from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
 
 JOBS = {name: job for name, job in vars(batch_jobs).items() if callable(job) and job.__module__ == "batch_jobs"}
-PATIENCE = 60
+TIMEOUT_SECONDS = 60
 
 
 @contextmanager
@@ -68,14 +68,14 @@ def at(spark, folder):
         endpoint = server.endpoints[0]
         stack.enter_context(running(spark, endpoint, folder, tables=tables.replace("DB", str(folder / "titanic.db"))))
         stack.enter_context(serving(endpoint, str(folder / "titanic.db")))
-        with Client(endpoint, timeout=PATIENCE) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             eventually(lambda: client.available("spark.sql") and client.available("titanic.request"))
         yield endpoint
 
 
 @pytest.fixture
 def client(at):
-    with Client(at, timeout=PATIENCE, retries=0) as made:
+    with Client(at, timeout=TIMEOUT_SECONDS, retries=0) as made:
         yield made
 
 
@@ -134,7 +134,7 @@ def test_a_large_result_is_written_to_the_folder(client, spark, folder, n):
 
 
 def test_a_large_result_without_a_folder_is_refused(spark, endpoint, tmp_path):
-    with running(spark, endpoint, tmp_path, results=False), Client(endpoint, timeout=PATIENCE) as client:
+    with running(spark, endpoint, tmp_path, results=False), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         with pytest.raises(ServiceError, match="with --results FOLDER") as raised:
             client.request("spark.sql", b"SELECT * FROM range(20000)")
     assert raised.value.code == 413
@@ -300,8 +300,11 @@ def alive(pid):
 def pids(folder, tasks=2):
     """Return the pids of the tasks' processes once all of them run."""
     found = [folder / f"task-{number}" for number in range(tasks)]
-    return eventually(lambda: all(each.exists() and each.read_text() for each in found) and
-                      [int(each.read_text()) for each in found])  # fmt: skip
+
+    def read():
+        return all(each.exists() and each.read_text() for each in found) and [int(each.read_text()) for each in found]
+
+    return eventually(read, TIMEOUT_SECONDS)  # the first job of a session takes long
 
 
 def free(spark):
@@ -310,7 +313,7 @@ def free(spark):
 
 
 def cancelled_by_future(at, request):
-    with Client(at, timeout=PATIENCE) as client:
+    with Client(at, timeout=TIMEOUT_SECONDS) as client:
         future = client.submit("spark.job", *request)
         yield
         assert future.cancel()
@@ -319,7 +322,7 @@ def cancelled_by_future(at, request):
 
 def cancelled_by_task(at, request):
     async def ask(began, end):
-        async with AsyncClient(at, timeout=PATIENCE) as client:
+        async with AsyncClient(at, timeout=TIMEOUT_SECONDS) as client:
             task = asyncio.ensure_future(client.request("spark.job", *request))
             began.set()
             await asyncio.to_thread(end.wait)
@@ -338,7 +341,7 @@ def cancelled_by_task(at, request):
 
 
 def cancelled_by_its_end(at, request):
-    client = Client(at, timeout=PATIENCE)
+    client = Client(at, timeout=TIMEOUT_SECONDS)
     client.submit("spark.job", *request)
     yield
     client.close()
@@ -346,7 +349,7 @@ def cancelled_by_its_end(at, request):
 
 
 def cancelled_by_command(at, request):
-    with Client(at, timeout=PATIENCE) as client:
+    with Client(at, timeout=TIMEOUT_SECONDS) as client:
         future = client.submit("spark.job", *request)
         yield
         (job,) = control.ask(client, "batch", "status")["running"]
@@ -366,8 +369,32 @@ def test_cancelling_a_request_cancels_its_spark_job(at, spark, tmp_path, how):
     next(steps)
     eventually(lambda: free(spark))
     eventually(lambda: not any(map(alive, running_now)))
-    with Client(at, timeout=PATIENCE) as client:
+    with Client(at, timeout=TIMEOUT_SECONDS) as client:
         eventually(lambda: not control.ask(client, "batch", "status")["running"])
+
+
+def test_only_its_owner_and_admins_see_and_cancel_a_job(at, spark, tmp_path):
+    def ask(client, op, **options):
+        return json.loads(client.request("spark.control.batch", *frames(op), options=options)[0])
+
+    with Client(at, timeout=TIMEOUT_SECONDS) as client:
+        future = client.submit("spark.job", *frames("gated", {"folder": str(tmp_path)}), options={"user": "shop"})
+        pids(tmp_path)
+        for options in ({}, {"user": "web"}):
+            (row,) = ask(client, {"op": "status"}, **options)["running"]
+            assert (row["user"], row["what"]) == ("shop", None)
+            with pytest.raises(ServiceError, match="only shop or an admin can cancel it") as refused:
+                ask(client, {"op": "cancel", "job": row["job"]}, **options)
+            assert refused.value.code == 403
+        done = run("mdp-spark", "cancel", row["job"], "--broker", at)
+        assert (done.returncode, f"job {row['job']} belongs to shop" in done.stderr.decode()) == (6, True)
+        assert "a job of shop" in run("mdp-spark", "status", "--broker", at).stdout.decode()
+        assert not future.done()
+        assert "gated(" in ask(client, {"op": "status"}, user="shop")["running"][0]["what"]
+        assert ask(client, {"op": "cancel", "job": row["job"]}, user="ops", admin=True) == {"cancelled": True}
+        with pytest.raises(RequestCancelled):
+            future.result()
+    eventually(lambda: free(spark))
 
 
 def test_a_deadline(at, client, spark, tmp_path):
@@ -385,7 +412,7 @@ def test_a_short_query_does_not_wait_for_a_long_one(client, tmp_path):
 
 
 def test_a_job_that_yields_faster_than_it_is_read_waits_and_can_be_cancelled(at, spark):
-    with Client(at, timeout=PATIENCE) as client:
+    with Client(at, timeout=TIMEOUT_SECONDS) as client:
         for part, _ in zip(client.stream("spark.job", b"endless"), range(50), strict=False):
             assert not part.final
         eventually(lambda: not control.ask(client, "batch", "status")["running"])
@@ -393,7 +420,7 @@ def test_a_job_that_yields_faster_than_it_is_read_waits_and_can_be_cancelled(at,
 
 def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoint, tmp_path, logged, monkeypatch):
     monkeypatch.setattr(batches, "CANCEL_GRACE_SECONDS", 0.3)
-    with running(spark, endpoint, tmp_path, concurrency=1), Client(endpoint, timeout=PATIENCE) as client:
+    with running(spark, endpoint, tmp_path, concurrency=1), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         stuck = client.submit("spark.job", *frames("stuck", {"folder": str(tmp_path)}))
         eventually((tmp_path / "began").exists)
         stuck.cancel()

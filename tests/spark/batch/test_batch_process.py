@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 HERE = Path(__file__).parents[1]
-PATIENCE = 90
+TIMEOUT_SECONDS = 90
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{name}=batch_jobs:{name}")]
 
@@ -33,7 +33,7 @@ def batch(at, *options, master=LOCAL, jobs=JOBS, cwd=HERE):
     with process("mdp-spark", "batch", *master, *jobs, "--heartbeat", "0.2", "--liveness", "50", *options,
                  cwd=cwd, new_group=True, MDP_BROKER=at) as running:  # fmt: skip
         try:
-            with Client(at, timeout=PATIENCE) as client:
+            with Client(at, timeout=TIMEOUT_SECONDS) as client:
                 eventually_long(lambda: client.available("spark.job"), running)
             yield running
         finally:
@@ -104,7 +104,7 @@ def gone(pids):
 
 
 def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
-    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=PATIENCE) as client:
+    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
         with batch(at, "--name", "one", "--conf", "spark.driver.maxResultSize=100k", "--results", str(tmp_path)) as one:
             # more than the driver takes: Spark says so, and it is written where it is made
             reply = client.request("spark.sql", b"SELECT id, uuid() AS u FROM range(0, 20000, 1, 4)")
@@ -140,7 +140,7 @@ def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
 def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tmp_path):
     with ExitStack() as stack:
         _, at = stack.enter_context(broker("--heartbeat", "0.2", "--liveness", "50"))
-        client = stack.enter_context(Client(at, timeout=PATIENCE))
+        client = stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS))
         two = stack.enter_context(batch(at, "--name", "two"))
         future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
         workers = began(tmp_path)
@@ -167,14 +167,14 @@ def test_a_batch_waits_for_broker_and_master():
         assert "retrying in 2 s" in line
         assert waiting.end(signal.SIGTERM) == 0
     with process("mdp-spark", "batch", *LOCAL, MDP_BROKER=nowhere) as waiting:
-        waiting.line("no broker at tcp://127.0.0.1:9 yet: nothing is listening there", timeout=PATIENCE)
+        waiting.line("no broker at tcp://127.0.0.1:9 yet: nothing is listening there", timeout=TIMEOUT_SECONDS)
         assert waiting.end(signal.SIGTERM) == 0
 
 
 @pytest.mark.spark_long
 def test_a_batch_on_separate_executors(tmp_path):
     master = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false")
-    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=PATIENCE) as client:
+    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
         files = ("--py-files", str(HERE / "batch_jobs.py"))
         with batch(at, "--results", str(tmp_path / "results"), *files, master=master) as running:
             assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]
@@ -209,7 +209,7 @@ def test_a_batch_on_a_connect_server(tmp_path):
         env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=PATIENCE) as client:
+        with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
             connect = ("--connect", f"sc://127.0.0.1:{port}")
             with batch(at, "--results", str(tmp_path / "results"), "--inline", "1000", master=connect):
                 assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]

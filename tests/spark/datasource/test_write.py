@@ -9,7 +9,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -22,9 +21,11 @@ from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark.datasource import writer as writers
+from zmdp.spark.datasource.rows import COLUMNS
 from zmdp.spark.datasource.writer import JobWriter, StreamWriter
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store import staging
+from zmdp.titanic.submission import OPTIONS
 from zmdp.workers import Worker
 
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -79,9 +80,12 @@ def test_types_of_bodies(pristine, kind, value, frames):
 def entries(db, schema, columns, **options):
     """Return what would be staged for these columns."""
     writer = JobWriter({"db": str(db), **options}, StructType.fromDDL(schema), overwrite=False)
-    names = [column.name for column in staging.STAGED.columns][2:]
-    made = writer.target.rows.entries(columns, 0, 0)
-    return [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in made]
+    return list(writer.target.rows.entries(columns, 0, 0))
+
+
+def test_rows_can_set_every_option_of_a_submission_and_every_staged_column():
+    assert set(OPTIONS) <= set(COLUMNS)
+    assert ["staging", "number", *staging.Entry._fields] == staging.STAGED.columns.keys()
 
 
 def test_options_apply_to_rows_without_a_value(pristine):
@@ -121,17 +125,14 @@ def test_formats_of_times(pristine, at):
         ("request string, service string", ["x", "mmi.services"], "mmi.services cannot be called through Titanic"),
         ("request string, priority int", ["x", 10], "priority must be a whole number from 0 to 9"),
         ("request string, retries long", ["x", -1], "retries must be a whole number from 0 to 1000"),
-        ("request string, delay double", ["x", -1.0], "delay must be a number of seconds, 0 or more"),
-        ("request string, delay double", ["x", float("nan")], "delay must be a number of seconds"),
-        ("request string, ttl int", ["x", 0], "result_ttl must be a number of seconds, above 0"),
+        ("request string, delay double", ["x", -1.0], "delay is -1.0: it must be a number of seconds, 0 or more"),
+        ("request string, delay double", ["x", float("nan")], "delay is nan: it must be a number of seconds"),
+        ("request string, ttl int", ["x", 0], "ttl is 0.0: it must be a number of seconds, above 0"),
         ("request string, key string", ["x", ""], "key must be text of 1 to 255 bytes"),
         ("request string, key string", ["x", "a\0"], "key must be text of 1 to 255 bytes"),
         ("request string, key_ttl int", ["x", 5], "key_ttl needs a key"),
-        (
-            "request string, at string",
-            ["x", "2035-01-02T03:04:05"],
-            "at must be seconds since 1970 (UTC), or a time such as",
-        ),
+        ("request string, at string", ["x", "2035-01-02T03:04:05"], "is not a time with its offset from UTC, such as"),
+        ("request string, at string", ["x", "soon"], "'soon' is not a time with its offset from UTC, such as"),
         ("request string, at double", ["x", 1e300], "at must"),
         ("request string, headers map<string,string>", ["x", [("a", None)]], "headers must map text to text"),
     ],
@@ -169,7 +170,8 @@ def test_invalid_rows(pristine, schema, row, message):
         ("request string, REQUEST string", {"service": "s"}, "titanic cannot write column 'REQUEST'"),
         ("request string", {"service": "s", "priority": "high"}, "priority is 'high'; expected an integer"),
         ("request string", {"service": "s", "priority": "10"}, "invalid write option: priority must be a whole"),
-        ("request string", {"service": "s", "delay": "-1"}, "delay must be a number of seconds"),
+        ("request string", {"service": "s", "delay": "-1"}, "invalid write option: delay is -1.0: it must be"),
+        ("request string", {"service": "s", "at": "2035-01-02"}, "at is '2035-01-02'; expected a timestamp, seconds"),
         ("request string", {"service": "s", "headers": "{"}, "headers is '{'; expected"),
         ("request string", {"service": "s", "headers": "[1]"}, "headers must map text to text"),
         ("request string", {"service": "mmi.x"}, "mmi.x cannot be called through Titanic"),

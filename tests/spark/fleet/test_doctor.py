@@ -147,12 +147,13 @@ def test_the_command_with_an_unreachable_master():
     assert "         → start mdp-broker" in text
 
 
-def test_the_command_with_invalid_settings():
-    done = run("mdp-spark", "doctor", "--conf", "x=1")
+@pytest.mark.parametrize("command", ["doctor", "batch"])
+def test_commands_with_invalid_settings(command):
+    done = run("mdp-spark", command, "--conf", "x=1")
     assert done.returncode == 2
     assert done.stderr.decode() == (
         "mdp-spark: Invalid value for '--conf': 'x=1': expected a Spark setting, spark.NAME=VALUE. "
-        "See 'mdp-spark doctor --help'\n"
+        f"See 'mdp-spark {command} --help'\n"
     )
 
 

@@ -17,7 +17,7 @@ from zmdp.spark.pipeline import call_service, register_function
 from zmdp.spark.session import SparkError, connect_session, java_version
 from zmdp.workers import Worker
 
-PATIENCE = 90.0
+TIMEOUT_SECONDS = 90.0
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def connected(folder):
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        session = eventually(lambda: attempt(port), PATIENCE)
+        session = eventually(lambda: attempt(port), TIMEOUT_SECONDS)
         yield session
         session.stop()
     finally:

@@ -4,7 +4,6 @@ import re
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -72,7 +71,7 @@ def test_an_accepted_request_is_stored_unchanged(tables, submission):
         "id": row.id, "uuid": asked.uuid, "service": "größe", "state": "pending", "priority": 9, "created": NOW,
         "due": NOW, "started": None, "finished": None, "expires": None, "owner": None, "attempts": 0,
         "failures": 0, "retries": 3, "backoff": 0.25, "result_ttl": 3600.5, "key": "order 17", "headers": '{"a": "ü"}',
-        "code": None, "error": None, "body": asked.body, "reply": None, "ended": None,
+        "code": None, "error": None, "body": asked.body, "reply": None, "ended": None, "deaths": 0,
     }  # fmt: skip
 
 
@@ -234,7 +233,7 @@ def test_a_key_in_use_is_not_deleted(tables, submission, a_round):
     with tables.engine.connect() as connection, tables.engine.connect() as sweeper:
         store.accept(connection, [submission(key="k", now=NOW + 59)])
         sweeper.exec_driver_sql("SET lock_timeout = 1")
-        store.maintain(sweeper, [a_round(store.Lease("other", NOW), NOW + 60)])  # nor does it wait for him
+        store.maintain(sweeper, [a_round(store.Lease("other", 10), NOW + 60)])  # nor does it wait for him
         sweeper.commit()
         assert sweeper.execute(sa.select(sql.KEYS.c.key)).all() == [("k",)]
 
@@ -246,7 +245,8 @@ def test_a_claimed_request_is_running_and_has_an_owner(tables):
     asked = tables.add(retries=2, backoff=0.5, headers="{}", body=b"\0\xff")
     (claimed,) = tables.claim(owner="me", until=NOW + 7, now=NOW + 1)
     assert claimed == store.Claimed(
-        id=claimed.id, uuid=asked.uuid, service="echo", owner="me", attempt=1, failures=0, retries=2, backoff=0.5,
+        id=claimed.id, uuid=asked.uuid, service="echo", owner="me", attempt=1, failures=0, deaths=0, retries=2,
+        backoff=0.5,
         headers="{}", body=b"\0\xff",
     )  # fmt: skip
     row = tables.row(asked.uuid)
@@ -308,7 +308,7 @@ def test_only_pending_requests_are_claimed(tables):
 
 def test_several_services_are_claimed_at_a_time(tables):
     one, other, another = tables.add("one"), tables.add("other"), tables.add("one")
-    claims = [store.Claim(name, 1, store.Lease("me", NOW + 10), NOW) for name in ("other", "one", "nobody", "one")]
+    claims = [store.Claim(name, 1, store.Lease("me", 10), NOW) for name in ("other", "one", "nobody", "one")]
     assert [uuids(each) for each in tables.do(store.claim, *claims)] == [
         [other.uuid], [one.uuid], [], [another.uuid],
     ]  # fmt: skip
@@ -331,7 +331,7 @@ def test_the_order_is_kept_also_without_the_index(tables):
     tables.do(store.reschedule, again(claimed, due=NOW))
     tables.maintain(NOW)  # now it is the last row in the table
     with without_indexes(tables.engine) as connection:
-        ((one, other),) = store.claim(connection, [store.Claim("echo", 2, store.Lease("me", NOW), NOW)])
+        ((one, other),) = store.claim(connection, [store.Claim("echo", 2, store.Lease("me", 10), NOW)])
     assert (one.uuid, other.uuid) == (first.uuid, second.uuid)
     assert uuids(tables.claim()) == [third.uuid]
 
@@ -356,7 +356,7 @@ def test_concurrent_claims_are_disjoint(tables, submission, pool):
 @only_postgresql
 def test_a_claim_skips_locked_rows(tables):
     first, second, third = tables.add(), tables.add(), tables.add()
-    mine, others = (store.Claim("echo", 2, store.Lease(owner, NOW + 10), NOW) for owner in ("me", "other"))
+    mine, others = (store.Claim("echo", 2, store.Lease(owner, 10), NOW) for owner in ("me", "other"))
     with tables.engine.connect() as connection:
         assert uuids(store.claim(connection, [mine])[0]) == [first.uuid, second.uuid]
         with tables.engine.connect() as other:
@@ -431,11 +431,49 @@ def test_each_owner_has_its_own_lease(tables):
     assert tables.leases() == {"me": NOW + 14}
 
 
+DAY = 86400
+
+
+def test_a_lease_taken_by_a_clock_that_was_ahead_is_shortened(tables):
+    ahead = tables.running(until=NOW + DAY + 10, now=NOW + DAY)
+    tables.maintain(NOW, owner="other")
+    assert tables.leases() == {"me": NOW + 10}
+    assert tables.row(ahead.uuid).state == "running"  # its Titanic may be alive
+    tables.maintain(NOW + 10, owner="other")
+    assert tables.row(ahead.uuid).state == "pending"
+
+
+def test_a_clock_that_is_set_back_costs_a_living_titanic_nothing(tables):
+    claimed = tables.running(until=NOW + DAY + 10, now=NOW + DAY)
+    assert tables.maintain(NOW, renew=True).owned == {claimed.id: 1}
+    assert tables.leases() == {"me": NOW + 10}
+    tables.maintain(NOW + 5, renew=True)
+    tables.maintain(NOW + 12, owner="other")
+    assert tables.row(claimed.uuid).state == "running"
+
+
+def test_the_clocks_of_titanics_may_differ_by_the_length_of_a_lease(tables):
+    tables.running(until=NOW + 20)
+    tables.running(owner="other", until=NOW + 10)
+    tables.maintain(NOW, owner="third")
+    tables.maintain(NOW - 9, owner="third")
+    assert tables.leases() == {"me": NOW + 20, "other": NOW + 10}
+
+
+def test_a_retry_dated_by_a_clock_that_was_ahead_runs_now(tables):
+    claimed = tables.running()
+    tables.do(store.reschedule, again(claimed, due=NOW + DAY))
+    wanted, latest = tables.add(due=NOW + DAY), tables.running()
+    tables.do(store.reschedule, again(latest, due=NOW + 1.2 * maintenance.MAX_BACKOFF_SECONDS))
+    tables.maintain()
+    assert [tables.row(each.uuid).state for each in (claimed, wanted, latest)] == ["pending", "delayed", "delayed"]
+
+
 @only_postgresql
 def test_renewing_while_considered_dead_loses_the_requests_not_the_lease(tables, a_round, cluster, pool):
     claimed = tables.running()
     with tables.engine.connect() as connection:
-        store.maintain(connection, [a_round(store.Lease("other", NOW + 20), NOW + 10)])
+        store.maintain(connection, [a_round(store.Lease("other", 10), NOW + 10)])
         renewing = pool.submit(tables.maintain, NOW + 10, until=NOW + 20, renew=True)
         waiting_for_locks(cluster, 1)
         connection.commit()
@@ -761,6 +799,27 @@ def test_rescheduling_without_failures_keeps_their_number(tables):
     assert tables.row(claimed.uuid).failures == 2
 
 
+@pytest.mark.parametrize("work", [store.finish, store.reschedule])
+def test_lost_workers_are_recorded(tables, work):
+    claimed, other = tables.running(), tables.running()
+    make = outcome if work is store.finish else again
+    tables.do(work, make(claimed, deaths=3), make(other))
+    assert [tables.row(each.uuid).deaths for each in (claimed, other)] == [3, 0]
+
+
+def test_an_attempt_without_lost_workers_keeps_their_number(tables):
+    tables.do(store.reschedule, again(tables.running(), due=NOW, deaths=3))
+    tables.maintain(NOW)
+    (claimed,) = tables.claim()
+    assert claimed.deaths == 3
+    tables.do(store.reschedule, again(claimed, due=NOW, failures=1))
+    assert tables.row(claimed.uuid).deaths == 3
+    tables.maintain(NOW)
+    (claimed,) = tables.claim()
+    tables.do(store.finish, outcome(claimed))
+    assert tables.row(claimed.uuid).deaths == 3
+
+
 def test_requests_with_and_without_failures_are_rescheduled_together(tables):
     one, other = tables.running(), tables.running()
     tables.do(store.reschedule, again(one, failures=1, error="x"), again(other), again(other, failures=5))
@@ -802,9 +861,7 @@ def test_release_returns_all_requests_of_an_owner(tables):
 
 def test_maintenance_of_an_empty_database(tables):
     found = tables.maintain(count_up_to=100)
-    assert replace(found, clock_ahead=0.0) == store.Findings(
-        owned={}, services=[], next_due=None, waiting=0, clock_ahead=0.0
-    )
+    assert found == store.Findings(owned={}, services=[], next_due=None, waiting=0)
 
 
 def test_due_requests_become_pending(tables):
@@ -936,20 +993,26 @@ def test_requests_are_counted_up_to_a_limit(tables, submission):
 
 @only_sqlite
 def test_a_file_has_no_clock_of_its_own(tables):
-    assert tables.maintain().clock_ahead == 0.0
+    clock = store.Clock()
+    clock.set(1000)
+    with tables.engine.begin() as connection:
+        store.set_clock(connection, clock)
+    assert abs(clock.now() - time.time() - 1000) < 100
 
 
 @only_postgresql
 @pytest.mark.parametrize("behind", [0, 1000])
-def test_the_servers_clock_is_compared_with_ours(tables, monkeypatch, behind):
-    ours = time.time
+def test_the_clock_is_set_by_the_servers(tables, monkeypatch, behind):
+    ours, clock = time.time, store.Clock()
     monkeypatch.setattr(time, "time", lambda: ours() - behind)
-    assert abs(tables.maintain().clock_ahead - behind) < 100
+    tables.do(store.maintain, store.Maintenance(store.Lease("me", 10), clock, renew_at=0.0, count_up_to=None))
+    assert abs(clock.now() - ours()) < 100
+    assert abs(tables.leases()["me"] - ours() - 10) < 100
 
 
 def test_several_maintenances_in_one_batch(tables, a_round):
     tables.running()
-    lease = store.Lease("me", NOW + 10)
+    lease = store.Lease("me", 10)
     rounds = [a_round(lease, renew=True), a_round(lease, count_up_to=10)]
     assert [each.waiting for each in tables.do(store.maintain, *rounds)] == [None, 1]
 
@@ -1062,7 +1125,7 @@ def fill(engine):
     parts = [{"request": row["id"], "attempt": 1, "number": number, "body": b""}
              for row in requests[::4] for number in range(3)]  # fmt: skip
     with engine.begin() as connection:
-        owners = [{"owner": f"owner {at}", "lease": NOW + 60 * at} for at in range(7)]
+        owners = [{"owner": f"owner {at}", "lease": NOW + 60 * at, "seconds": 600} for at in range(7)]
         for table, rows in (
             (sql.REQUESTS, requests),
             (sql.KEYS, keys),
@@ -1105,7 +1168,8 @@ def explained(filled, executed):
     return explain
 
 
-READY, DUE, OWNER, EXPIRES = "requests_ready", "requests_due", "requests_owner", "requests_expires"
+READY, DUE, RETRY = "requests_ready", "requests_due", "requests_retry"
+OWNER, EXPIRES = "requests_owner", "requests_expires"
 KEYS = "keys_expires"
 UUID = {"sqlite": "autoindex_titanic_requests_1", "postgresql": "requests_uuid_key"}
 PARTS = {"sqlite": "autoindex_titanic_parts_1", "postgresql": "parts_pkey"}
@@ -1113,13 +1177,22 @@ KEY = {"sqlite": "autoindex_titanic_keys_1", "postgresql": "keys_pkey"}
 FAILED = "requests_failed"
 
 
-LEASED = store.Lease("owner 3", NOW + 70)
+LEASED = store.Lease("owner 3", 10)
+
+
+class Later(store.Clock):
+    """A minute later."""
+
+    def now(self):
+        return NOW + 60
+
+
 WORK = {
     store.accept: (lambda there: Submission(uuid4(), "echo", b"", NOW, NOW, key="17"), [KEY]),
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
     store.maintain: (
-        lambda there: store.Maintenance(LEASED, NOW + 60, renew=True, count_up_to=1000, offered=("service 3", "x")),
-        [READY, DUE, OWNER, EXPIRES, KEYS],
+        lambda there: store.Maintenance(LEASED, Later(), renew_at=0.0, count_up_to=1000, offered=("service 3", "x")),
+        [READY, DUE, RETRY, OWNER, EXPIRES, KEYS],
     ),
     store.fetch: (lambda there: there.uuid, [UUID]),
     store.progress: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
@@ -1150,7 +1223,7 @@ def test_no_table_is_read_from_end_to_end(filled, explained, backend, work):
 
 
 def test_a_claim_does_not_sort(explained):
-    (_, plan), *_ = explained(store.claim, [store.Claim("service 1", 20, store.Lease("me", NOW), NOW)])
+    (_, plan), *_ = explained(store.claim, [store.Claim("service 1", 20, store.Lease("me", 10), NOW)])
     assert re.search(r"(?i)using (covering )?index titanic_requests_ready|Scan using titanic_requests_ready", plan)
     assert not re.search(r"Sort|TEMP B-TREE FOR ORDER BY", plan), plan
 
@@ -1180,7 +1253,7 @@ def test_pending_services_are_found_without_reading_all_requests(filled, submiss
 
 
 def test_the_next_due_request_is_one_index_lookup(explained, a_round):
-    plans = explained(store.maintain, [a_round(store.Lease("me", NOW))])
+    plans = explained(store.maintain, [a_round(store.Lease("me", 10))])
     ((_, plan),) = [each for each in plans if "min(titanic_requests.due)" in each[0]]
     assert "titanic_requests_due" in plan
     assert "Bitmap" not in plan

@@ -1,0 +1,62 @@
+"""Options that several subcommands of `mdp-spark` share."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from ..mdp.cli.console import Decorator, broker_option, with_default
+
+BROKER: Final = broker_option("Broker to use.")
+PREFIX: Final = click.option(
+    "--prefix",
+    default="spark",
+    help=with_default("Prefix of the service names PREFIX.sql and PREFIX.job.", "spark"),
+)
+MASTER: Final = click.option(
+    "--master",
+    metavar="URL",
+    help=with_default("Spark cluster: local[N], spark://HOST:PORT, yarn, k8s://…", "spark-submit's, else local[*]"),
+)
+PY_FILES: Final = click.option(
+    "--py-files",
+    multiple=True,
+    metavar="FILE",
+    help="Python file or zip to ship to executors. Can be repeated.",
+)
+
+
+def _conf(context: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    del context, option
+    found = pairs(values, "a Spark setting, spark.NAME=VALUE")
+    for name, text in found.items():
+        if not name.startswith("spark."):
+            raise click.BadParameter(f"'{name}={text}': expected a Spark setting, spark.NAME=VALUE")
+    return found
+
+
+CONF: Final = click.option(
+    "--conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_conf,
+    help="Spark setting. Can be repeated.",
+)
+
+
+def name_option(kind: str) -> Decorator:
+    """Return the decorator for `--name` of a driver, which is a `kind`: batch or fleet."""
+    return click.option(
+        "--name", help=with_default(f"Name of this {kind} for `status` and `drain`.", f"{kind}-HOST-PID")
+    )
+
+
+def pairs(values: Sequence[str], expected: str = "NAME=VALUE") -> dict[str, str]:
+    """Parse NAME=VALUE options.  Raises `click.BadParameter`."""
+    found = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{value!r}: expected {expected}")
+        found[name] = text
+    return found
