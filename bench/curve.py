@@ -27,7 +27,6 @@ from zmdp.mdp.keys import create_keys, load_keys
 from zmdp.workers import AsyncWorker
 
 BIN = Path(sys.executable).parent
-TICKS = os.sysconf("SC_CLK_TCK")
 TARGET = 0.8
 """Throughput with keys, compared with that without."""
 WARM_UP = 2000
@@ -100,9 +99,9 @@ class Side:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Return the CPU time of the threads of a process."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 @contextmanager
@@ -144,7 +143,7 @@ async def measure(options: argparse.Namespace) -> list[Side]:
                     await side.turn(options.seconds, options.outstanding, options.body)
         finally:
             for side in sides:
-                await side.client.aclose()
+                await side.client.close()
         return sides
 
 
@@ -166,6 +165,8 @@ def main() -> None:
     ratios = [with_keys / without for without, with_keys in zip(*(side.rates for side in sides), strict=True)]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} rounds"
     print(f"with keys / without: median {statistics.median(ratios):.2f} ({spread}); target {TARGET}")
+    costs = [sum(statistics.median(each) for each in side.cpu.values()) for side in sides]
+    print(f"CPU of all three, without / with keys: {costs[0] / costs[1]:.2f}")
 
 
 if __name__ == "__main__":
