@@ -540,6 +540,7 @@ class Broker:
             return False
         for request in service.schedule.requests:
             self._drop(request, Drop.TOO_MANY_SERVICES, now)
+        registry.forget(service)
         return True
 
     def _credit(self, command: wire.Credit, now: float) -> None:

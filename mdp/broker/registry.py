@@ -352,8 +352,13 @@ class Registry:
 
     def _forget_if_empty(self, service: Service) -> None:
         if not (service.workers or service.waiting or service.unsettled):
-            self.services.pop(service.name, None)
-            self._served(service)
+            self.forget(service)
+
+    def forget(self, service: Service) -> None:
+        """Forget a service of which nothing is left; if it is touched again, it is a new one."""
+        if self.services.get(service.name) is service:
+            del self.services[service.name]
+        self._served(service)
 
     def _served(self, service: Service) -> None:
         """Record that `service` has a worker, or is forgotten."""

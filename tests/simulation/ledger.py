@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -156,10 +156,10 @@ class Seat:
 class Ledger:
     """Requests, workers, and what peers must be told."""
 
-    def __init__(self, limits: Limits, alive: Callable[[], Iterable[Key]], events: Counter[str]) -> None:
+    def __init__(self, limits: Limits, known: Container[bytes], events: Counter[str]) -> None:
         self.limits = limits
-        self._alive = alive
-        """Returns the requests that the broker has: which service makes way for a new one cannot be seen otherwise."""
+        self._known = known
+        """The services that the broker knows: which of several makes way for a new one cannot be seen otherwise."""
         self.draining = False
         self.tickets: dict[Key, Ticket] = {}
         self.numbers: dict[tuple[Peer, RequestId], Ticket] = {}
@@ -484,15 +484,14 @@ class Ledger:
         """C41: a service that only has requests makes way for one with a worker."""
         if service in self.services or len(self.services) < self.limits.max_services:
             return True
-        alive = set(self._alive())
-        unserved = {other: list(self._waiting(other)) for other in self.services - self.served}
-        for tickets in unserved.values():
-            if tickets and not any(ticket.key in alive for ticket in tickets):
-                for ticket in tickets:
+        for other in (self.services - self.served) - {service}:
+            if other not in self._known:
+                for ticket in list(self._waiting(other)):
                     self.drop(ticket, Drop.TOO_MANY_SERVICES, now)
+                self.touched.discard(other)
                 self._events["a service made way"] += 1
                 return True
-        return any(not tickets for tickets in unserved.values())
+        return False
 
     def _seen(self, command: Any, batched: bool, now: float) -> Seat | None:
         """The seat of who says that, if it is registered, and in that dialect (C13, C14)."""

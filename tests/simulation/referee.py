@@ -50,7 +50,7 @@ class Referee:
     def __init__(self, broker: Broker, events: Counter[str]) -> None:
         self.broker = broker
         self.limits = broker.limits
-        self.ledger = Ledger(broker.limits, self._tickets, events)
+        self.ledger = Ledger(broker.limits, broker.registry.services, events)
         self._busy = False
         """Something but heartbeats has happened in this turn."""
         self._late: list[Ticket] = []
