@@ -296,6 +296,7 @@ class Dealer:
         """Report that this end has noticed that `link` is gone."""
         if self.link is link and not self._closed:
             self._network.world.events["connection lost"] += 1
+            link.to_peer.cut()  # what has not arrived by now never does
             self.link = None
             self._failed("the connection broke")
 
