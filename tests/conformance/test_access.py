@@ -573,9 +573,8 @@ def test_all_dialects_pass_a_proxy_that_has_a_key(start: Start, kind: Callable[.
     # C36: those behind a proxy have its role
     guarded = start(shop=SHOP, farm=FARM, branch={**FARM, **SHOP})
     with proxied(guarded.endpoint, guarded.keys("branch")) as endpoint:
-        stack = guarded.context
-        behind = [each(stack, endpoint) for each in (OldClient, X1Client, BatchClient)]
-        farm = kind(stack, endpoint)
+        behind = [each(guarded.context, endpoint) for each in (OldClient, X1Client, BatchClient)]
+        farm = kind(guarded.context, endpoint)
         farm.ready(b"echo")
         farm.sync()
         for client in behind:
@@ -587,7 +586,7 @@ def test_all_dialects_pass_a_proxy_that_has_a_key(start: Start, kind: Callable[.
             behind[1].final(b"echo", b"done")
         behind[2].request(b"secret", b"x")
         behind[2].error(b"secret", b"403")
-        for peer in (*behind, farm):
+        for peer in (*behind, farm):  # without keys, so `guarded` does not know them
             peer.close()
 
 
