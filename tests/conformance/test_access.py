@@ -86,10 +86,20 @@ class Guarded:
         return keys
 
     def connect(
-        self, kind: Callable[..., Any], key: str, service: bytes = b"", *, endpoint: str = "", **told: Any
+        self,
+        kind: Callable[..., Any],
+        key: str | None,
+        service: bytes = b"",
+        *,
+        endpoint: str = "",
+        identity: bytes = b"",
+        **told: Any,
     ) -> Any:
         """Return a peer that uses that key; if `service` is given, a worker that the broker has registered."""
-        peer = kind(self.context, endpoint or self.endpoint, options=options_of(self.keys(key)))
+        options = {} if key is None else options_of(self.keys(key))
+        if identity:
+            options[zmq.ROUTING_ID] = identity
+        peer = kind(self.context, endpoint or self.endpoint, options=options)
         self._stack.callback(peer.close)
         if service:
             peer.ready(service, **told)
@@ -370,13 +380,8 @@ def test_c45_what_belongs_to_one_role_is_out_of_reach_of_others(start: Start, ki
 def test_c45_a_routing_id_in_use_cannot_be_taken_with_another_key(start: Start) -> None:
     # C45, C39
     guarded = start(shop=SHOP, farm=FARM, mall=SHOP)
-    told = {zmq.ROUTING_ID: b"shop-1"}
-    peers = []
-    for role in ("shop", "mall"):
-        peers.append(X1Client(guarded.context, guarded.endpoint, options=options_of(guarded.keys(role)) | told))
-        if role == "shop":
-            peers[0].sync()
-    shop, mall = peers
+    shop = guarded.connect(X1Client, "shop", identity=b"shop-1").sync()
+    mall = guarded.connect(X1Client, "mall", identity=b"shop-1")
     farm = guarded.connect(X1Worker, "farm", b"echo", credit=2)
     shop.request(b"echo", b"mine")
     mall.request(b"echo", b"not mine", number=b"2")
@@ -385,8 +390,6 @@ def test_c45_a_routing_id_in_use_cannot_be_taken_with_another_key(start: Start) 
     shop.final(b"echo", b"answer")
     farm.nothing()
     assert not mall.socket.poll(0)
-    for peer in peers:
-        peer.close()
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -573,10 +576,8 @@ def test_all_dialects_pass_a_proxy_that_has_a_key(start: Start, kind: Callable[.
     # C36: those behind a proxy have its role
     guarded = start(shop=SHOP, farm=FARM, branch={**FARM, **SHOP})
     with proxied(guarded.endpoint, guarded.keys("branch")) as endpoint:
-        behind = [each(guarded.context, endpoint) for each in (OldClient, X1Client, BatchClient)]
-        farm = kind(guarded.context, endpoint)
-        farm.ready(b"echo")
-        farm.sync()
+        behind = [guarded.connect(each, None, endpoint=endpoint) for each in (OldClient, X1Client, BatchClient)]
+        farm = guarded.connect(kind, None, b"echo", endpoint=endpoint)
         for client in behind:
             serve(client, farm)
         serve(guarded.connect(X1Client, "shop"), farm)
@@ -586,8 +587,6 @@ def test_all_dialects_pass_a_proxy_that_has_a_key(start: Start, kind: Callable[.
             behind[1].final(b"echo", b"done")
         behind[2].request(b"secret", b"x")
         behind[2].error(b"secret", b"403")
-        for peer in (*behind, farm):  # without keys, so `guarded` does not know them
-            peer.close()
 
 
 def test_peers_behind_one_proxy_are_out_of_reach_of_those_behind_another(start: Start) -> None:
