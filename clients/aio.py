@@ -13,6 +13,7 @@ from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, SettingError
+from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.sockets import end, own_context
 from .arguments import (
     checked_body,
@@ -62,6 +63,8 @@ class AsyncClient:
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
         max_outstanding: Maximum number of outstanding requests; others wait for their turn.
+        key: The secret certificate file of this client's key, for brokers that require one (docs/security.md).
+        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
     """
 
@@ -76,6 +79,8 @@ class AsyncClient:
         heartbeat: float = DEFAULT_HEARTBEAT,
         liveness: int = DEFAULT_LIVENESS,
         max_outstanding: int = MAX_OUTSTANDING,
+        key: Key | None = None,
+        broker_key: BrokerKey | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         endpoints = Endpoints(checked_endpoints(broker))
@@ -83,6 +88,7 @@ class AsyncClient:
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._coder = Coder(codec)
         checked_max_outstanding(max_outstanding)
+        keys = load_keys(key, broker_key)
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -92,11 +98,17 @@ class AsyncClient:
         try:
             if protocol == "X1":
                 self._dialog = X1AsyncDialog(
-                    endpoints, self._context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding
-                )
+                    endpoints, self._context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding,
+                    keys=keys,
+                )  # fmt: skip
             else:
                 self._dialog = LegacyAsyncDialog(
-                    endpoints, self._context, protocol=protocol, envelope=envelope, max_outstanding=max_outstanding
+                    endpoints,
+                    self._context,
+                    protocol=protocol,
+                    envelope=envelope,
+                    max_outstanding=max_outstanding,
+                    keys=keys,
                 )
         except BaseException:
             if self._own_context:

@@ -13,7 +13,16 @@ from typing import Any, Final, NoReturn
 import click
 
 from ..mdp import wire
-from ..mdp.cli.console import EXIT_FAILED, Endpoints, Number, all_endpoints, run, version_option, with_default
+from ..mdp.cli.console import (
+    EXIT_FAILED,
+    Endpoints,
+    Number,
+    all_endpoints,
+    key_options,
+    run,
+    version_option,
+    with_default,
+)
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound, WorkerLost
 from ..mdp.transport.reach import check_listening
@@ -32,7 +41,7 @@ def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Cal
     """Add the options that all subcommands share."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        options = [
+        options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
             click.option(
                 "--broker",
                 type=Endpoints(),
@@ -47,6 +56,7 @@ def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Cal
                     DEFAULT_ENDPOINT,
                 ),
             ),
+            key_options,
             click.option(
                 "--timeout",
                 type=Number("seconds"),
@@ -188,7 +198,7 @@ def stream(
 def services(*, as_json: bool, **connection: Any) -> None:
     """List the services that have a worker or a waiting request."""
     with _client(connection) as client, _advice(connection, "mmi.services"):
-        check_listening(connection["broker"])
+        check_listening(connection["broker"], connection["keys"])
         answer = _ask(client, "mmi.services")
     rows = answer["services"]
     if as_json:
@@ -209,7 +219,7 @@ def services(*, as_json: bool, **connection: Any) -> None:
 def info(*, as_json: bool, **connection: Any) -> None:
     """Show the broker's version, settings and statistics."""
     with _client(connection) as client, _advice(connection, "mmi.broker"):
-        check_listening(connection["broker"])
+        check_listening(connection["broker"], connection["keys"])
         answer = {"broker": _ask(client, "mmi.broker"), "stats": _ask(client, "mmi.stats")}
     if as_json:
         bodies.print_json(answer)
@@ -231,7 +241,7 @@ def info(*, as_json: bool, **connection: Any) -> None:
 def ping(*, count: int, interval: float, as_json: bool, **connection: Any) -> None:
     """Measure the round-trip time to the broker (not to a worker)."""
     with _client(connection) as client, _advice(connection, "mmi.service"):
-        check_listening(connection["broker"])
+        check_listening(connection["broker"], connection["keys"])
         trips = []
         for number in range(count):
             if number:
@@ -315,7 +325,7 @@ def bench(
     if load != "sync" and connection["protocol"] != "X1":
         raise click.UsageError("--load pipelined and mixed require protocol X1: with 0.2 and 0.1 use --load sync")
     with _client(connection) as client:
-        check_listening(connection["broker"])
+        check_listening(connection["broker"], connection["keys"])
         if _is_missing(client, service, connection["timeout"]):
             raise ServiceNotFound(
                 f"no worker offers {service!r} at {client.endpoint}: `mdclient services` lists the services that exist",
@@ -369,8 +379,9 @@ def _run_load(
 
     async def run() -> Result:
         async with AsyncClient(
-            connection["broker"], timeout=_total_timeout(connection), max_outstanding=max(MAX_OUTSTANDING, outstanding)
-        ) as client:
+            connection["broker"], timeout=_total_timeout(connection), key=connection["keys"],
+            max_outstanding=max(MAX_OUTSTANDING, outstanding),
+        ) as client:  # fmt: skip
             if load == "pipelined":
                 return await pipelined(
                     client, service, frames, outstanding=outstanding, seconds=seconds, progress=progress
@@ -397,7 +408,7 @@ def top(*, interval: float, count: int | None, as_json: bool, **connection: Any)
     live = sys.stdout.isatty() and not as_json
     before = None
     with _client(connection) as client, _advice(connection, "mmi.stats"), suppress(KeyboardInterrupt):
-        check_listening(connection["broker"])
+        check_listening(connection["broker"], connection["keys"])
         for number in itertools.count(1):
             view = View.from_answers(
                 *(_ask(client, question) for question in ("mmi.services", "mmi.workers", "mmi.stats"))
@@ -433,7 +444,7 @@ def _ask(client: Client, question: str) -> dict[str, Any]:
 def _client(connection: dict[str, Any]) -> Client:
     return Client(
         connection["broker"], timeout=connection["timeout"], retries=connection["retries"],
-        protocol=connection["protocol"], envelope=connection["envelope"],
+        protocol=connection["protocol"], envelope=connection["envelope"], key=connection["keys"],
     )  # fmt: skip
 
 
@@ -463,7 +474,7 @@ def _request_arguments(
     service and the protocol (0.2 or 0.1) would not report that.
     """
     if not wait:
-        check_listening(connection["broker"])
+        check_listening(connection["broker"], connection["keys"])
     if connection["protocol"] == "X1":
         return {"wait": wait, "headers": headers}
     if headers:

@@ -9,7 +9,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ..mdp.errors import SettingError
+from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import receive, send
+from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
 from .endpoints import Endpoints
 from .session import Call, ClientSession, Outcome
 
@@ -33,6 +35,9 @@ class ClientConnection:
 
     `deliver` is called with the outcomes of requests, all those of a step at once.
 
+    A broker that refuses this client's keys says so.  When all have done so, one after the other, the outstanding
+    requests fail, since waiting would not help.
+
     Raises `SettingError` for an invalid endpoint.
     """
 
@@ -42,6 +47,7 @@ class ClientConnection:
         endpoints: Endpoints,
         context: zmq.Context[zmq.Socket[bytes]],
         deliver: Deliver,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.session = session
         self.socket: zmq.Socket[bytes] | None = None
@@ -55,6 +61,9 @@ class ClientConnection:
         self._endpoints = endpoints
         self._context = context
         self._deliver = deliver
+        self._keys = keys
+        self._refusals = 0
+        """Number of brokers in a row that have refused this client."""
         self._ticked_at = 0.0
         for endpoint in reversed(endpoints.all):  # the connection to the first is kept
             self.drop()
@@ -141,19 +150,30 @@ class ClientConnection:
         if ended is not None:
             while (message := receive(socket)) is not None:  # what arrived before the end
                 self.session.receive(message, now)
-            reason, cut = ended
+            reason, cut, refused = ended
             self.session.lose(reason, now, cut=cut)
+            self._refusals = self._refusals + 1 if refused else 0
+            if self._refusals >= len(self._endpoints.all):
+                self.session.refuse(reason)
 
-    def _ended(self) -> tuple[str, bool] | None:
-        """Return why the connection has ended and whether the other end closed it, or None if it has not ended."""
+    def _ended(self) -> tuple[str, bool, bool] | None:
+        """Return why the connection has ended, whether the other end closed it, and whether it refused this client.
+
+        Return None if the connection has not ended.
+        """
         if self.monitor is None or not self.monitor.poll(0):
             return None
         if self.session.heard:
-            return "the broker closed the connection", True
-        if recv_monitor_message(self.monitor)["event"] == zmq.Event.DISCONNECTED:
-            return "the program that listens there closed the connection: is it a broker?", True
+            return "the broker closed the connection", True, False
+        event = recv_monitor_message(self.monitor)
+        refusal = why_refused(event["event"], event["value"], self._keys)
+        if refusal is not None:
+            return refusal, True, bool(event["event"] & REFUSED)
+        if event["event"] == zmq.Event.DISCONNECTED:
+            return "the program that listens there closed the connection: is it a broker?", True, False
         return (
             f"nothing is listening there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one",
+            False,
             False,
         )
 
@@ -163,7 +183,9 @@ class ClientConnection:
             # Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates.
             socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
             socket.set(zmq.SNDHWM, 0)  # max_outstanding limits what is sent
-            self.monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED)
+            if self._keys is not None:
+                self._keys.apply(socket)
+            self.monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED | HANDSHAKE_FAILED)
             socket.connect(endpoint)
         except zmq.ZMQError:
             self.socket = socket

@@ -15,6 +15,7 @@ from ..mdp.errors import (
     SettingError,
     StreamInterrupted,
 )
+from ..mdp.keys import ClientKeys
 from ..mdp.limits import Limits
 from ..mdp.transport.multipart import milliseconds, receive, send
 from ..mdp.transport.reach import why_unreachable
@@ -42,9 +43,11 @@ class LegacyDialog:
         protocol: str,
         envelope: bool = False,
         linger: float,
+        keys: ClientKeys | None = None,
     ) -> None:
         self._endpoints = endpoints
         self._linger = linger
+        self._keys = keys
         self._session = LegacySession(protocol, envelope=envelope)
         self._context = context
         self._socket: zmq.Socket[bytes] | None = None
@@ -56,7 +59,7 @@ class LegacyDialog:
         self._last_service = ""
         self._closed = False
         for endpoint in endpoints.all:  # raises SettingError if one is invalid
-            dealer(context, endpoint, {zmq.LINGER: 0}).close(0)
+            dealer(context, endpoint, {zmq.LINGER: 0}, keys=keys).close(0)
         self._connect()
 
     @property
@@ -131,7 +134,7 @@ class LegacyDialog:
             text = f"the broker at {endpoint} does not answer {service} ({tries}, {timeout:g} s each)"
         else:
             text = f"no reply from service {service!r} through {endpoint} ({tries}, {timeout:g} s each)"
-        reason = why_unreachable(endpoint)
+        reason = why_unreachable(endpoint, self._keys)
         if reason is not None:
             return BrokerUnreachable(f"{text}: {reason}", service=service)
         if size > Limits().max_message // 2:
@@ -186,7 +189,7 @@ class LegacyDialog:
 
     def _connect(self) -> zmq.Socket[bytes]:
         # There is no high-water mark: any number of replies to `send` may arrive before `recv` is called.
-        self._socket = dealer(self._context, self.endpoint, {zmq.RCVHWM: 0})
+        self._socket = dealer(self._context, self.endpoint, {zmq.RCVHWM: 0}, keys=self._keys)
         return self._socket
 
     def _disconnect(self) -> None:

@@ -15,6 +15,7 @@ from ..mdp.errors import (
     ServiceError,
     StreamInterrupted,
 )
+from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
@@ -41,9 +42,11 @@ class LegacyAsyncDialog:
         protocol: str,
         envelope: bool = False,
         max_outstanding: int,
+        keys: ClientKeys | None = None,
     ) -> None:
         self._endpoints = endpoints
         self._context = context
+        self._keys = keys
         self._session = LegacySession(protocol, envelope=envelope)
         self._failovers = 0
         """Number of failovers.  A connection that was opened before the last one leads to a broker no longer in use."""
@@ -57,7 +60,7 @@ class LegacyAsyncDialog:
         self._closed = False
         self._connections = asyncio.Semaphore(min(max_outstanding, MAX_CONNECTIONS))
         for endpoint in endpoints.all:  # raises SettingError if one is invalid
-            dealer(context, endpoint, {zmq.LINGER: 0}).close(0)
+            dealer(context, endpoint, {zmq.LINGER: 0}, keys=keys).close(0)
 
     @property
     def endpoint(self) -> str:
@@ -166,7 +169,8 @@ class LegacyAsyncDialog:
         text = f"no reply from service {service!r} through {endpoint} within {timeout:g} s"
         probe = self._probes.get(endpoint)
         if probe is None:  # one for all requests that have timed out
-            probe = self._probes[endpoint] = asyncio.ensure_future(asyncio.to_thread(why_unreachable, endpoint))
+            probe = asyncio.ensure_future(asyncio.to_thread(why_unreachable, endpoint, self._keys))
+            self._probes[endpoint] = probe
             probe.add_done_callback(lambda _: self._probes.pop(endpoint, None))
         reason = await asyncio.shield(probe)
         if reason is not None:
@@ -184,7 +188,7 @@ class LegacyAsyncDialog:
             self._idle.clear()
 
     def _open(self) -> zmq.Socket[bytes]:
-        return dealer(self._context, self.endpoint, {zmq.LINGER: 0})
+        return dealer(self._context, self.endpoint, {zmq.LINGER: 0}, keys=self._keys)
 
     def _release(self, socket: zmq.Socket[bytes], descriptor: int, *, keep: bool) -> None:
         if self._busy.pop(socket, None) is None:

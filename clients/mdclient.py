@@ -12,6 +12,7 @@ from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError
+from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.sockets import end, own_context
 from .arguments import (
     checked_body,
@@ -61,6 +62,8 @@ class Client:
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
         max_outstanding: Maximum number of outstanding requests; others wait for their turn.
+        key: The secret certificate file of this client's key, for brokers that require one (docs/security.md).
+        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
     """
 
@@ -76,6 +79,8 @@ class Client:
         heartbeat: float = DEFAULT_HEARTBEAT,
         liveness: int = DEFAULT_LIVENESS,
         max_outstanding: int = MAX_OUTSTANDING,
+        key: Key | None = None,
+        broker_key: BrokerKey | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         endpoints = Endpoints(checked_endpoints(broker))
@@ -84,6 +89,7 @@ class Client:
         self._retries = checked_retries(retries)
         self._coder = Coder(codec)
         checked_max_outstanding(max_outstanding)
+        keys = load_keys(key, broker_key)
         self._closed = False
         self._process = os.getpid()
         self._own_context = context is None
@@ -92,11 +98,12 @@ class Client:
         try:
             if protocol == "X1":
                 self._dialog = X1Dialog(
-                    endpoints, self._context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding
-                )
+                    endpoints, self._context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding,
+                    keys=keys,
+                )  # fmt: skip
             else:
                 self._dialog = LegacyDialog(
-                    endpoints, self._context, protocol=protocol, envelope=envelope, linger=timeout
+                    endpoints, self._context, protocol=protocol, envelope=envelope, linger=timeout, keys=keys
                 )
         except BaseException:
             if self._own_context:

@@ -285,6 +285,13 @@ class ClientSession:
                 )
                 self._fail(call, RequestRejected(text, service=service))
 
+    def refuse(self, reason: str) -> None:
+        """Fail every outstanding request, because every broker refuses this client."""
+        for call in list(self._calls.values()):
+            service = call.service.decode()
+            text = f"service {service!r} cannot be called through {self.endpoint}: {reason}"
+            self._fail(call, BrokerUnreachable(text, service=service))
+
     def close(self, error: Callable[[], ZmdpError]) -> None:
         """Cancel every outstanding request; each ends with an `error`."""
         for call in list(self._calls.values()):

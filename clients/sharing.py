@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import zmq
 
 from ..mdp.errors import ClosedError, RequestTimeout
+from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import milliseconds
 from .connection import ClientConnection
 from .dialog import Ask
@@ -110,9 +111,10 @@ class SharedConnection:
         heartbeat: float,
         liveness: int,
         max_outstanding: int,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.session = ClientSession(heartbeat=heartbeat, liveness=liveness)
-        self.connection = ClientConnection(self.session, endpoints, context, self._deliver)
+        self.connection = ClientConnection(self.session, endpoints, context, self._deliver, keys)
         self.lock = threading.Lock()
         """Held by the thread that uses the session or the socket.  The driver releases it while it sleeps."""
         self.settling = threading.Condition()

@@ -9,6 +9,7 @@ import zmq
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
+from ..mdp.keys import ClientKeys
 from .dialog import Ask
 from .endpoints import Endpoints
 from .futures import FutureThread, ReplyFuture
@@ -29,9 +30,10 @@ class X1Dialog:
         heartbeat: float,
         liveness: int,
         max_outstanding: int,
+        keys: ClientKeys | None = None,
     ) -> None:
         self._shared = SharedConnection(
-            endpoints, context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding
+            endpoints, context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding, keys=keys
         )
         self._futures = FutureThread(self._shared)
         self._arrived: deque[Inbox] = deque()

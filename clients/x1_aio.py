@@ -11,6 +11,7 @@ import zmq
 
 from ..mdp import tracing
 from ..mdp.errors import ClosedError, RequestTimeout, ZmdpError
+from ..mdp.keys import ClientKeys
 from .connection import ClientConnection
 from .endpoints import Endpoints
 from .inbox import Inbox
@@ -29,9 +30,10 @@ class X1AsyncDialog:
         heartbeat: float,
         liveness: int,
         max_outstanding: int,
+        keys: ClientKeys | None = None,
     ) -> None:
         self._session = ClientSession(heartbeat=heartbeat, liveness=liveness)
-        self._connection = ClientConnection(self._session, endpoints, context, self._deliver)
+        self._connection = ClientConnection(self._session, endpoints, context, self._deliver, keys)
         self._connection.before_drop = self._unwatch
         self._max_outstanding = max_outstanding
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -28,21 +28,36 @@ class ClientKeys:
         socket.set(zmq.CURVE_SERVERKEY, self.server)
 
 
-def load_keys(key_file: str | PathLike[str] | None, broker_key: str | PathLike[str] | None) -> ClientKeys | None:
+Key = str | PathLike[str] | ClientKeys
+"""The key of a client or worker: its secret certificate file, or the keys that `load_keys` has returned."""
+BrokerKey = str | PathLike[str]
+"""The broker's public key: its certificate file, or 40 characters of Z85."""
+
+
+def load_keys(key: Key | None, broker_key: BrokerKey | None) -> ClientKeys | None:
     """Return the keys of a client or worker, or None if neither argument is given.
 
-    `key_file` is its secret certificate file; `broker_key` is the broker's public key, a certificate file or 40
-    characters of Z85.  Raises `SettingError` if only one is given, or if one of them is not what it should be.
+    `key` is its secret certificate file; `broker_key` is the broker's public key, a certificate file or 40 characters
+    of Z85.  Instead of both, `key` can be keys that were loaded before.  Raises `SettingError` if only one is given, or
+    if one of them is not what it should be.
     """
-    if not key_file and not broker_key:
+    if isinstance(key, ClientKeys):
+        if broker_key:
+            raise SettingError(f"the broker's key {broker_key} is given twice: the loaded key contains one already")
+        return key
+    if not key and not broker_key:
         return None
     if not broker_key:
-        raise SettingError(f"the key {key_file} is of no use without the broker's public key: add --broker-key")
-    if not key_file:
-        raise SettingError(f"the broker's key {broker_key} is of no use without a key of one's own: add --key")
-    own = read_secret(Path(key_file))
+        raise SettingError(
+            f"the key {key} is of no use without the broker's public key: add --broker-key (in Python, broker_key)"
+        )
+    if not key:
+        raise SettingError(
+            f"the broker's key {broker_key} is of no use without a key of one's own: add --key (in Python, key)"
+        )
+    own = read_secret(Path(key))
     if zmq.curve_public(own.secret) != own.public:
-        raise SettingError(f"{key_file} is damaged: its public key does not belong to its secret key")
+        raise SettingError(f"{key} is damaged: its public key does not belong to its secret key")
     return ClientKeys(own.public, own.secret, public_key(str(broker_key), Path()))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from ..clients import Client, ServiceNotFound
 from ..mdp.errors import ServiceError, SettingError, ZmdpError
+from ..mdp.keys import ClientKeys
 from ..workers import Request, Worker
 
 PREFIX: Final = "spark.control."
@@ -43,10 +44,18 @@ def validate_driver_name(name: str) -> str:
 class Control:
     """The control service of the driver `name`, which offers `operations` while the `with` block lasts."""
 
-    def __init__(self, name: str, operations: Mapping[str, Operation], *, broker: str, concurrency: int = 2) -> None:
+    def __init__(
+        self,
+        name: str,
+        operations: Mapping[str, Operation],
+        *,
+        broker: str,
+        keys: ClientKeys | None = None,
+        concurrency: int = 2,
+    ) -> None:
         self.name = validate_driver_name(name)
         self._operations = dict(operations)
-        self._worker = Worker(PREFIX + name, self._answer, broker=broker, concurrency=concurrency)
+        self._worker = Worker(PREFIX + name, self._answer, broker=broker, key=keys, concurrency=concurrency)
 
     def _answer(self, request: Request) -> bytes:
         try:
@@ -64,7 +73,8 @@ class Control:
         return self
 
     def _warn_if_name_taken(self) -> None:
-        with suppress(ZmdpError), Client(self._worker.broker, timeout=1.0, retries=0) as client:
+        keys = self._worker.keys
+        with suppress(ZmdpError), Client(self._worker.broker, timeout=1.0, retries=0, key=keys) as client:
             if client.available(self._worker.service):
                 log.warning(
                     "another driver named %s exists, or has just died; status and drain reach only one of them, so "

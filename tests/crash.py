@@ -657,7 +657,7 @@ class Audit:
             StoredRequest.state,
             StoredRequest.key,
             StoredRequest.attempts,
-            StoredRequest.owner,
+            StoredRequest.holder,
             StoredRequest.body,
         )
         self._states = {row.uuid.hex: row.state for row in self._rows}
@@ -706,7 +706,7 @@ class Audit:
                 yield f"request {number} ({self._book.uuids[number]}) was closed and is there"
         for row in self._rows:
             if row.state not in {"done", "failed"}:
-                yield f"request {row.uuid.hex} is {row.state}, after {row.attempts} attempts, owned by {row.owner}"
+                yield f"request {row.uuid.hex} is {row.state}, after {row.attempts} attempts, held by {row.holder}"
         for key, count in Counter(row.key for row in self._rows if row.key is not None).items():
             if count > 1:
                 yield f"{count} requests were stored for the key {key}"

@@ -17,8 +17,8 @@ from .store.outcomes import NEXT_ENDED, reserve_ended
 from .store.tables import KEYS, PARTS, REQUESTS, P, R, is_in
 
 _LISTED: Final = (
-    R.uuid, R.service, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures, R.deaths,
-    R.code, R.error, R.key,
+    R.uuid, R.service, R.owner, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures,
+    R.deaths, R.code, R.error, R.key,
 )  # fmt: skip
 _LARGE: Final = (R.body, R.reply)
 _SHOWN: Final = (*_LISTED, *(column for column in R if column not in {*_LISTED, *_LARGE, R.ended}), *_LARGE)
@@ -32,6 +32,7 @@ class Filter:
     service: str | None = None
     created_before: float | None = None
     finished_before: float | None = None
+    owner: str | None = None
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """Return the filter as SQL."""
@@ -42,6 +43,8 @@ class Filter:
             found.append(R.created < self.created_before)
         if self.finished_before is not None:
             found.append(R.finished < self.finished_before)
+        if self.owner is not None:
+            found.append(R.owner == self.owner)
         return found
 
 
@@ -86,7 +89,7 @@ def cancel(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UU
     ended = reserve_ended(connection, 1) + 1 if connection.dialect.name == "sqlite" else NEXT_ENDED
     return _change(
         connection, uuids, ("delayed", "pending", "running"), state="failed", finished=now, expires=R.result_ttl + now,
-        owner=None, code=int(Code.CANCELLED), error="cancelled by an operator", ended=ended,
+        holder=None, code=int(Code.CANCELLED), error="cancelled by an operator", ended=ended,
     )  # fmt: skip
 
 

@@ -109,7 +109,8 @@ class Titanic:
 
 
 class Ticket:
-    """A request that Titanic has stored.  Anyone who knows its `uuid` can fetch or close it, so keep it secret.
+    """A request that Titanic has stored.  At a broker without access control, anyone who knows its `uuid` can fetch or
+    close it, so keep it secret; otherwise the role that submitted it, and admins.
 
     As a context manager it closes the request at the end of the block.
     """

@@ -4,6 +4,8 @@ A request is claimed only if its service has workers, and only slightly more req
 So a slow service does not delay others, and urgent requests run first.  Requests that are interrupted by the death of a
 worker, a broker or a Titanic are retried, but not if they have cost `max_deaths` workers; a handler's answer, even an
 error, is the outcome.
+
+Each request is sent on behalf of its owner, so the broker refuses what the owner may not call.
 """
 
 import asyncio
@@ -25,6 +27,7 @@ from ..clients import (
     AsyncClient,
     Reply,
     RequestError,
+    RequestRejected,
     RequestTimeout,
     ServiceError,
     SettingError,
@@ -73,8 +76,8 @@ MAX_REPLY_BYTES: Final = MAX_BODY - 100
 TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
 """Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
 the broker reports as lost count towards `max_deaths`."""
-_RECEIVED: Final = re.compile(r"workers that received it: (\d+)")
-"""In the text of the broker's 502: how many workers it has given the request to.  The broker tries several before it
+_ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
+"""In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
 gives up."""
 
 Item = TypeVar("Item")
@@ -168,8 +171,8 @@ class Dispatcher:
         self._max_deaths = max_deaths
         self._changed = changed
         self._context = copy_context()
-        self._owner = secrets.token_hex(8)
-        self._lease = store.Lease(self._owner, lease)
+        self._holder = secrets.token_hex(8)
+        self._lease = store.Lease(self._holder, lease)
         self._lanes: dict[str, _Lane] = {}
         self._running: dict[int, _Running] = {}
         self._bytes = 0
@@ -257,9 +260,9 @@ class Dispatcher:
         if found.waiting is not None:
             self._waiting = found.waiting
         for id_, running in held.items():
-            if found.owned.get(id_) != running.claimed.attempt:
+            if found.held.get(id_) != running.claimed.attempt:
                 self._abandon(running)
-        for id_, attempt in found.owned.items():
+        for id_, attempt in found.held.items():
             if id_ not in self._running:  # claimed, but the answer to the transaction was lost
                 self._writer.submit(store.reschedule, self._reschedule(id_, attempt)).add_done_callback(_ignore_failure)
         for service in found.services:
@@ -431,7 +434,8 @@ class Dispatcher:
             body, headers = unpack(claimed.body), json.loads(claimed.headers or "null")
         except ValueError as error:  # another program has written the row
             return self._failure(claimed, Code.MALFORMED, str(error))
-        async with aclosing(self._client.stream(claimed.service, *body, headers=headers)) as parts:
+        options = {"user": claimed.owner} if claimed.owner else None
+        async with aclosing(self._client.stream(claimed.service, *body, headers=headers, options=options)) as parts:
             number = 0
             async for part in parts:
                 if part.final:
@@ -455,14 +459,14 @@ class Dispatcher:
         if not _fits(reply):
             return self._failure(claimed, Code.TOO_LARGE, "the reply is too large to be fetched")
         now = self._clock.now()
-        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, pack(reply), ttl=self._ttl)
+        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, pack(reply), ttl=self._ttl)
 
     def _failure(
         self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None, deaths: int | None = None
     ) -> store.Outcome:
         text = text.replace("\0", "?")  # PostgreSQL cannot store NUL
         now = self._clock.now()
-        return store.Outcome(claimed.id, self._owner, claimed.attempt, now, detail, code, text, self._ttl, deaths)
+        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, self._ttl, deaths)
 
     def _after_error(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Reschedule:
         text, code = error.text or str(error), error.code
@@ -475,6 +479,8 @@ class Dispatcher:
             pause = _jittered(*BACKOFF_SECONDS, claimed.attempt - 1)
             log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause)
             return self._reschedule(claimed.id, claimed.attempt, pause, text, deaths=deaths)
+        if code == Code.NOT_ALLOWED and isinstance(error, RequestRejected):  # the broker's 403, not a handler's
+            return self._failure(claimed, code, f"on behalf of {claimed.owner}: {text}" if claimed.owner else text)
         if claimed.failures < claimed.retries:
             # At least the backoff, plus jitter, so that requests that failed together are not retried together.
             pause = _exponential(
@@ -497,7 +503,7 @@ class Dispatcher:
         deaths: int | None = None,
     ) -> store.Reschedule:
         text = None if error is None else error.replace("\0", "?")
-        return store.Reschedule(id_, self._owner, attempt, self._clock.now() + pause, failures, text, deaths)
+        return store.Reschedule(id_, self._holder, attempt, self._clock.now() + pause, failures, text, deaths)
 
     async def _store(self, work: Work[Item, Result], item: Item) -> Result:
         """Store an item, retrying until the database accepts it."""
@@ -548,15 +554,15 @@ class Dispatcher:
             for running in under_way:
                 self._abandon(running)
         with suppress(StoreError):
-            await self._writer.submit(store.release, self._owner)
+            await self._writer.submit(store.release, self._holder)
 
 
 def _workers_lost(error: RequestError) -> int:
     """Return how many workers were lost while they handled the request, according to the broker."""
     if error.code != Code.WORKER_LOST or not isinstance(error, WorkerLost | StreamInterrupted):
         return 0
-    received = _RECEIVED.search(error.text)
-    return 1 if received is None else int(received[1])
+    attempt = _ATTEMPT.search(error.text)
+    return 1 if attempt is None else int(attempt[1])
 
 
 def _fits(part: Reply) -> bool:

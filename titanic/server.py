@@ -13,6 +13,7 @@ from ..clients import AsyncClient
 from ..clients.arguments import checked_endpoints
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import RequestError, SettingError
+from ..mdp.keys import BrokerKey, Key, load_keys
 from ..workers import AsyncWorker
 from . import schema, store
 from .batches import BatchExecutor
@@ -56,6 +57,9 @@ class Server:
         drain_timeout: Seconds that `stop` waits for running requests.
         heartbeat: Seconds between heartbeats.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
+        key: The secret certificate file of Titanic's key, for brokers that require one (docs/security.md).
+        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.  Brokers
+            that Titanic uses together need the same key.
 
     Raises:
         SettingError: An argument is invalid.
@@ -74,6 +78,8 @@ class Server:
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
         liveness: int = 5,
+        key: Key | None = None,
+        broker_key: BrokerKey | None = None,
     ) -> None:
         if lease < MIN_LEASE_SECONDS:
             raise SettingError(f"lease is {lease!r}: it must be {MIN_LEASE_SECONDS:g} seconds or more")
@@ -90,7 +96,9 @@ class Server:
         self._max_deaths = max_deaths
         self._ttl = ttl
         self._drain_timeout = drain_timeout
-        self._heartbeats: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness}
+        self._connection: dict[str, Any] = {
+            "heartbeat": heartbeat, "liveness": liveness, "key": load_keys(key, broker_key),
+        }  # fmt: skip
         self._stopping = asyncio.Event()
         self._clock = store.Clock()
         self._write_engine = self._prepare_database()
@@ -134,7 +142,7 @@ class Server:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is called.  Calls `ready` once the workers have started."""
         async with AsyncExitStack() as ending:  # which ends in reverse order
-            client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._heartbeats))
+            client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._connection))
             reader = BatchExecutor("titanic-reader", schema.open_engine(self.url, write=False), READS)
             ending.push_async_callback(reader.close)
             writer = BatchExecutor("titanic-writer", self._write_engine, WRITES)
@@ -162,7 +170,7 @@ class Server:
                     concurrency=concurrency,
                     name=self._worker_name,
                     dialect=True,
-                    **self._heartbeats,
+                    **self._connection,
                 )
                 for broker in self._brokers
                 for name, handler, concurrency in (

@@ -4,6 +4,8 @@
     titanic.reply     uuid            → 200 body+  the reply; 300 not yet; 400 unknown; 500 the request failed
     titanic.close     uuid            → 200        deleted, or there was no such request
 
+A request belongs to the role that submitted it, which the broker tells.  To other roles, except admins, it is unknown.
+
 400 and 500 mean that nothing was changed.  Callers that speak X1 get a text with the code; others get the bare code,
 which third-party programs compare (C37).  `titanic/submission.py` has the options.
 """
@@ -31,6 +33,8 @@ MAX_WAITING: Final = 1000
 """Maximum number of callers that wait for replies.  Beyond it, those that have waited longest are answered with 300."""
 FULL: Final = "500 full: too many requests have not ended; try again later"
 UNKNOWN: Final = "400 unknown uuid"
+UUID_IN_USE: Final = "400 uuid cannot be used: choose another"
+"""Another owner's request has it."""
 
 
 class _Waiter:
@@ -88,12 +92,15 @@ class Service:
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
         try:
-            wanted = parse_submission(request, request.options, self._clock.now())
+            owner, _ = _asker(request)
+            wanted = parse_submission(request, request.options, self._clock.now(), owner)
             if not self._room():
                 return [_status(request, FULL)]
             uuid = await (self._writer if wanted.key is None else self._keyed).submit(store.accept, wanted)
         except (MalformedRequest, StoreError) as error:
             return _rejection(request, error)
+        if uuid is None:
+            return [_status(request, UUID_IN_USE)]
         if uuid == wanted.uuid:
             self._accepted(wanted.service, wanted.due)
         return [OK, uuid.hex.encode()]
@@ -102,7 +109,7 @@ class Service:
         """`titanic.close` (C29)."""
         try:
             uuid = parse_close(request, request.options)
-            found = await self._writer.submit(store.close, uuid)
+            found = await self._writer.submit(store.close, _lookup(request, uuid))
         except (MalformedRequest, StoreError) as error:
             return _rejection(request, error)
         if found is not None:
@@ -118,7 +125,7 @@ class Service:
             with self._waiting_for(wanted) as waiter:
                 while True:
                     waiter.happened.clear()  # before the query, so that no change after it is missed
-                    found = await self._reader.submit(store.fetch, wanted.uuid)
+                    found = await self._reader.submit(store.fetch, _lookup(request, wanted.uuid))
                     if found is not None and wanted.partials:
                         while parts := await self._parts(found, sent):
                             for part in parts:
@@ -183,6 +190,20 @@ class Service:
         self._ending = True
         for uuid in list(self._waiting):
             self.changed(uuid)
+
+
+def _asker(request: Request) -> tuple[str, bool]:
+    """Return who sends a request: the name of its role, empty without access control, and whether it is an admin.
+
+    Only the broker can set these options.
+    """
+    return request.options.get("user", ""), request.options.get("admin", False)
+
+
+def _lookup(request: Request, uuid: UUID) -> store.Lookup:
+    """Return the look-up of the request with this UUID that `request` asks for."""
+    user, admin = _asker(request)
+    return store.Lookup(uuid, None if admin else user)
 
 
 def _final(request: Request, found: store.Fetched | None) -> list[bytes]:

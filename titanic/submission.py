@@ -26,14 +26,14 @@ from .uuids import new_uuid
 SERVICE_PREFIX: Final = b"titanic."
 MAX_KEY_BYTES: Final = 255
 HEADERS_RESERVE_BYTES: Final = 1000
-"""What Titanic may add to a request's headers when it sends the request on: a trace context."""
+"""What Titanic may add to a request's options when it sends the request on: a trace context and the owner."""
 MAX_RETRIES: Final = 1000
 MAX_PRIORITY: Final = 9
 MAX_FROM: Final = 1_000_000_000
 MAX_SECONDS: Final = 100 * 366 * 86400.0
 """Maximum of every duration: a hundred years."""
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
-_X1_OPTIONS: Final = frozenset({"ttl", "wait", "headers", "attempt", "dialect"})
+_X1_OPTIONS: Final = frozenset({"ttl", "wait", "headers", "attempt", "dialect", "user", "admin"})
 """Options that X1 itself defines, and that every service accepts."""
 
 
@@ -261,6 +261,7 @@ UUID_OPTION: Final = UuidOption(
     help="UUID of the request, chosen by the client so that a repeated request is stored once.",
     default="chosen by Titanic",
 )
+OWNER_OPTION: Final = TextOption(max_bytes=64, help="Role that the request belongs to.")
 _BY_WIRE_NAME: Final[Mapping[str, tuple[str, Option]]] = {
     "uuid": ("uuid", UUID_OPTION),
     **{option.wire_name or name: (name, option) for name, option in OPTIONS.items()},
@@ -317,6 +318,7 @@ class Submission(NamedTuple):
     backoff: float | None = None
     result_ttl: float | None = None
     headers: str | None = None
+    owner: str = ""
 
 
 class ReplyRequest(NamedTuple):
@@ -328,7 +330,7 @@ class ReplyRequest(NamedTuple):
     wait: bool = False
 
 
-def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float) -> Submission:
+def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float, owner: str = "") -> Submission:
     """Check a request to `titanic.request`, whose frames are `service body+`.
 
     Raises:
@@ -344,7 +346,7 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
     if sum(map(len, body)) > MAX_BODY or len(body) > MAX_BODY_FRAMES:
         raise MalformedRequest(f"the body is too large: at most {MAX_BODY} bytes in {MAX_BODY_FRAMES} frames")
     if not options:
-        return Submission(new_uuid(), service.decode(), pack(body), now, now)
+        return Submission(new_uuid(), service.decode(), pack(body), now, now, owner=owner)
     values = _parse_options(options)
     delay, at, key_ttl = values.pop("delay", 0.0), values.pop("at", now), values.pop("key_ttl", None)
     return Submission(
@@ -356,6 +358,7 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
         key_expires=None if key_ttl is None else now + key_ttl,
         result_ttl=values.pop("ttl", None),
         headers=_parse_headers(options.get("headers")),
+        owner=owner,
         **values,
     )
 

@@ -8,7 +8,7 @@ from ..clients.arguments import checked_body
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError, TitanicError
 from ..mdp.wire import service_name
-from .submission import MalformedRequest, SubmissionOptions, encode_options, parse_submission
+from .submission import OWNER_OPTION, MalformedRequest, SubmissionOptions, encode_options, parse_submission
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -20,6 +20,7 @@ def enqueue(
     service: str | bytes,
     *frames: bytes,
     headers: Mapping[str, str] | None = None,
+    owner: str | None = None,
     **options: Unpack[SubmissionOptions],
 ) -> str:
     """Submit a request as part of the transaction of `session`, and return its UUID.
@@ -33,6 +34,8 @@ def enqueue(
         service: The service to call.
         frames: The body; without frames, one empty frame.
         headers: Headers for the service's handler.
+        owner: At a broker with access control, the role that the request belongs to, and on whose behalf Titanic sends
+            it.  By default Titanic sends it with its own role, and only admins can fetch the reply through the broker.
         options: Those of `Titanic.submit`.
 
     Raises:
@@ -49,7 +52,8 @@ def enqueue(
     if headers:
         encoded["headers"] = dict(headers)
     try:
-        submission = parse_submission([service_name(service), *checked_body(frames)], encoded, time.time())
+        role = "" if owner is None else OWNER_OPTION.from_wire("owner", owner)
+        submission = parse_submission([service_name(service), *checked_body(frames)], encoded, time.time(), role)
     except MalformedRequest as error:
         raise SettingError(str(error)) from None
     if isinstance(session, Connection):
@@ -67,4 +71,5 @@ def enqueue(
             missing = f"the session's database lacks Titanic's tables (run `titanic db upgrade`): {error.orig}"
             raise TitanicError(missing, code=int(Code.FAILED)) from error
         raise
+    assert uuid is not None  # noqa: S101 - it is new, or that of a key of the same owner
     return uuid.hex

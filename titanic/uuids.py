@@ -1,8 +1,8 @@
 """UUIDs of requests: version 7, which starts with the time.
 
-A UUID is a secret, because anyone who knows it can fetch or close the request: 74 of its bits are random.  UUIDs that
-grow with time are neighbors in the database's index, so a transaction writes a few index pages instead of one for each
-request.
+A UUID is a secret, because at a broker without access control anyone who knows it can fetch or close the request: 74 of
+its bits are random.  UUIDs that grow with time are neighbors in the database's index, so a transaction writes a few
+index pages instead of one for each request.
 """
 
 import os

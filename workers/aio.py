@@ -143,7 +143,7 @@ class _AsyncConnection(Connection):
         first: bool,
     ) -> None:
         level = logging.WARNING if first else logging.DEBUG  # connections are mostly lost together: warn once
-        super().__init__(worker._session(), worker.broker, context, level)
+        super().__init__(worker._session(), worker.broker, context, worker.keys, level)
         self.done = asyncio.Event()
         """Set when the connection and all handlers have ended."""
         self._handler = handler

@@ -9,6 +9,7 @@ from ..mdp import wire
 from ..mdp.codecs import Codec
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, SettingError
+from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
 from .connection import ready_options
 from .credit import CreditController
@@ -42,6 +43,8 @@ class BaseWorker(Generic[AnyHandler]):
         protocol: str = "X1",
         name: str = "",
         dialect: bool = False,
+        key: Key | None = None,
+        broker_key: BrokerKey | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         self.service = wire.service_name(service)
@@ -54,6 +57,8 @@ class BaseWorker(Generic[AnyHandler]):
         self.protocol = protocol
         self.name = name
         self.dialect = dialect
+        self.keys = load_keys(key, broker_key)
+        """Its own key and its broker's, or None."""
         self._context = context
         self._own_context: Context | None = None
         self._adapter = HandlerAdapter(codec)
@@ -83,7 +88,7 @@ class BaseWorker(Generic[AnyHandler]):
             self.service, self._handler, broker=self.broker if broker is None else broker,
             concurrency=self.concurrency, heartbeat=self.heartbeat, liveness=self.liveness,
             handler_timeout=self.handler_timeout, codec=self.codec, protocol=self.protocol, name=self.name,
-            dialect=self.dialect, context=self._context,
+            dialect=self.dialect, key=self.keys, context=self._context,
         )  # fmt: skip
 
     def _begin_start(self) -> Any:

@@ -19,6 +19,7 @@ from ..mdp.cli.console import (
     broker_option,
     handler_timeout_option,
     heartbeat_options,
+    key_options,
     log_level_option,
     log_to_stderr,
     run,
@@ -26,6 +27,7 @@ from ..mdp.cli.console import (
     with_default,
 )
 from ..mdp.errors import SettingError
+from ..mdp.keys import ClientKeys
 from ..mdp.loading import load
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
 from .handling import is_async
@@ -43,6 +45,7 @@ log = logging.getLogger("zmdp.worker")
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("target", metavar="MODULE:WORKER")
 @broker_option("Broker to serve.", default=False)
+@key_options
 @click.option("--service", metavar="NAME", help="Service to offer; required if MODULE:WORKER is a function.")
 @click.option(
     "--codec",
@@ -77,6 +80,7 @@ def cli(
     *,
     target: str,
     broker: str | None,
+    keys: ClientKeys | None,
     service: str | None,
     codec: str | None,
     concurrency: int | None,
@@ -107,6 +111,8 @@ def cli(
     worker.name = worker.name or target
     if broker is not None:
         worker.broker = broker
+    if keys is not None:
+        worker.keys = keys
     if concurrency is not None:
         worker.concurrency = concurrency
     if heartbeat is not None:

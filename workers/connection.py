@@ -15,7 +15,9 @@ from zmq.utils.monitor import parse_monitor_message
 from .. import __version__
 from ..mdp import wire
 from ..mdp.errors import SettingError
+from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import receive, send
+from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
 from ..mdp.transport.sockets import Context, dealer
 from ..mdp.wire import Message
 from .handling import Failed
@@ -28,7 +30,7 @@ SEND_RETRY_SECONDS: Final = 0.01
 """Time after which a message that the broker did not accept is sent again."""
 FLUSH_SECONDS: Final = 0.0005
 """Time after which replies are sent even if more are about to follow."""
-MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CONNECT_RETRIED)
+MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CONNECT_RETRIED) | HANDSHAKE_FAILED
 """Events that show whether a broker is there: the connection is established, or an attempt has failed."""
 
 log = logging.getLogger("zmdp.worker")
@@ -55,13 +57,21 @@ class Connection:
     broker is logged too, and when the worker begins to serve.  Not thread-safe.
     """
 
-    def __init__(self, session: WorkerSession, endpoint: str, context: Context, level: int = logging.WARNING) -> None:
+    def __init__(
+        self,
+        session: WorkerSession,
+        endpoint: str,
+        context: Context,
+        keys: ClientKeys | None = None,
+        level: int = logging.WARNING,
+    ) -> None:
         self.session = session
         self.stalled = False
         """Whether the broker does not keep up with what is sent."""
         self.flushed_at = 0.0
         self._endpoint = endpoint
         self._context = context
+        self._keys = keys
         self._level = level
         self._socket: zmq.Socket[bytes] | None = None
         self._descriptor = -1
@@ -81,7 +91,9 @@ class Connection:
     def open(self) -> None:
         """Open a socket.  Raises `SettingError` if the endpoint is invalid."""
         monitored = MONITORED if self._level == logging.WARNING else 0
-        self._socket = dealer(self._context, self._endpoint, {zmq.LINGER: LINGER_MS}, monitored=monitored)
+        self._socket = dealer(
+            self._context, self._endpoint, {zmq.LINGER: LINGER_MS}, keys=self._keys, monitored=monitored
+        )
         self._descriptor = int(self._socket.get(zmq.FD))
         self.opened(self._descriptor)
         if monitored:
@@ -107,7 +119,7 @@ class Connection:
                 while self._socket is not None and session.lost is None and (message := receive(self._socket)):
                     session.receive(message, now)
                 if self._monitor is not None:
-                    self._look_for_broker(self._monitor)
+                    self._look_for_broker(self._monitor, now)
                 if now >= session.deadline():  # after receiving: this process may have been suspended
                     session.tick(now)
                 if not session.unsent and (session.lost is None or self._socket is None or self.stalled):
@@ -159,17 +171,24 @@ class Connection:
         """Close the socket immediately, without telling the broker."""
         self._drop(0)
 
-    def _look_for_broker(self, monitor: zmq.Socket[bytes]) -> None:
-        """Log when the worker begins to serve, or at the first failure that it waits for a broker."""
+    def _look_for_broker(self, monitor: zmq.Socket[bytes], now: float) -> None:
+        """Log when the worker begins to serve, or at the first failure that it waits for a broker.
+
+        If a broker refuses the worker, lose the connection: ZeroMQ would not connect again.
+        """
         name, connected = self.session.service.decode(), self.session.heard  # inproc:// has no events
-        while not connected and (message := receive(monitor)):
-            if parse_monitor_message(message)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+        while not connected and self.session.lost is None and (message := receive(monitor)):
+            event = parse_monitor_message(message)
+            refusal = why_refused(event["event"], event["value"], self._keys)
+            if event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
                 connected = True
+            elif event["event"] & REFUSED:
+                self.session.lose(str(refusal), now)
             elif not self._waiting:
                 self._waiting = True
                 level = logging.INFO if self._broker_restarts else logging.WARNING
-                text = "%s: waiting for a broker at %s: nothing answers there. `mdp-broker --bind %s` starts one"
-                log.log(level, text, name, self._endpoint, self._endpoint)
+                nothing = f"nothing answers there. `mdp-broker --bind {self._endpoint}` starts one"
+                log.log(level, "%s: waiting for a broker at %s: %s", name, self._endpoint, refusal or nothing)
         if connected:
             self._waiting = False
             log.info("%s: serving at %s", name, self._endpoint)
@@ -207,7 +226,9 @@ class Connection:
             # A broker that shuts down cleanly sends DISCONNECT: nothing to warn about.  A worker that reconnects at
             # once may still reach it, and is sent DISCONNECT again.
             level = self._level
-            if session.dismissed:
+            if session.refused and level == logging.WARNING:
+                level = logging.ERROR
+            elif session.dismissed:
                 level = min(level, logging.INFO)
             elif self._broker_restarts and not session.heard:
                 level = logging.DEBUG

@@ -57,6 +57,8 @@ class Worker(BaseWorker[Handler]):
         protocol: `"X1"`, or for third-party brokers `"0.2"` or `"0.1"`.
         name: Shown to operators; by default the program's name.
         dialect: Add an option `dialect` to the requests of MDP/0.1 and 0.2 clients (X1).
+        key: The secret certificate file of this worker's key, for brokers that require one (docs/security.md).
+        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.
         context: ZeroMQ context to use, needed for `inproc://` endpoints.
 
     Raises `SettingError` if a setting is invalid.
@@ -211,7 +213,7 @@ class Worker(BaseWorker[Handler]):
     def _open(self, number: int) -> None:
         """Open a connection, and start its I/O thread."""
         level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
-        connection = ThreadedConnection(self._session(), self.broker, self._open_context(), level)
+        connection = ThreadedConnection(self._session(), self.broker, self._open_context(), self.keys, level)
         self._connections.append(connection)
         if self._stopping:
             connection.stop()

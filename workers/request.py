@@ -60,6 +60,20 @@ class Request(list[bytes]):
         return MappingProxyType(self._values)
 
     @property
+    def user(self) -> str:
+        """The role that makes the request, or on whose behalf it is made; empty if the broker has no access control.
+
+        Clients cannot choose it: the broker removes what they send as `user` or `admin` and writes its own.
+        """
+        user = self.options.get("user", "") if self._options.raw else ""
+        return user if isinstance(user, str) else ""
+
+    @property
+    def admin(self) -> bool:
+        """Whether that role may administer what belongs to others; false if the broker has no access control."""
+        return self._options.raw != b"" and self.options.get("admin") is True
+
+    @property
     def attempt(self) -> int:
         """1, plus the number of workers that were lost while they held this request."""
         if self._attempt:

@@ -18,6 +18,7 @@ from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
 from ..mdp.wire import Address, Message, Route, batch
+from ..mdp.wire.names import displayed
 from .credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
 from .heartbeats import Heartbeats
 from .request import Request
@@ -79,6 +80,8 @@ class WorkerSession:
         """Why there is no connection; None while there is one."""
         self.dismissed = False
         """The broker ended the last connection with DISCONNECT, as it does when it shuts down."""
+        self.refused = False
+        """The broker ended the last connection with DISCONNECT because of this worker, and said why."""
         self.retry_at = 0.0
         """When to reconnect, while `lost` is set."""
         self.keep_messages = False
@@ -126,7 +129,7 @@ class WorkerSession:
     def connected(self, now: float) -> None:
         """Send READY on a new socket (C7)."""
         self.lost = None
-        self.heard = self.keep_messages = False
+        self.heard = self.keep_messages = self.refused = False
         self._winding_down = False
         self._leave_by = math.inf
         self.heartbeats.connected(now)
@@ -217,6 +220,10 @@ class WorkerSession:
                 self._take(each, now)
         elif isinstance(command, wire.Invalid) or command.header != self._header:
             return
+        elif isinstance(command, wire.Disconnect) and command.text:
+            text = displayed(command.text.decode(errors="replace"))
+            self.lose(f"the broker refused this worker: {text}", now)
+            self.refused = True
         elif isinstance(command, wire.Disconnect):
             # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
             expected = ", as it does when it restarts" if self.heard and not self._winding_down else ""

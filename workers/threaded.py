@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.sockets import Context
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
@@ -33,8 +34,15 @@ class ThreadedConnection(Connection):
     requests.
     """
 
-    def __init__(self, session: WorkerSession, endpoint: str, context: Context, level: int = logging.WARNING) -> None:
-        super().__init__(session, endpoint, context, level)
+    def __init__(
+        self,
+        session: WorkerSession,
+        endpoint: str,
+        context: Context,
+        keys: ClientKeys | None = None,
+        level: int = logging.WARNING,
+    ) -> None:
+        super().__init__(session, endpoint, context, keys, level)
         self.stopping = False
         self.watched = False
         """Whether the I/O thread has begun."""

@@ -25,7 +25,7 @@ from ..wire import Message, Reason, batch
 from .admission import Admission
 from .drops import REPORTS, Drop, text_of
 from .given_up import GivenUp
-from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
+from .journal import REFUSALS, WORKER_LINES, Journal, Loss, Refusal, Stats
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Collected, Registry, Request, Service, Worker, key_of
 from .roles import Role, Roles
@@ -178,7 +178,7 @@ class Broker:
             elif oversized_reply_at is not None and worker.held and now >= oversized_reply_at + self.limits.patience:
                 for attempt in list(worker.held.values()):
                     self._drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
-                self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, now)
+                self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, now, worker.role)
                 lost.append((worker, Loss.REFUSED))
             else:
                 self._beat(worker, now)
@@ -249,7 +249,7 @@ class Broker:
         self.roles.grant(permissions)
         for worker in list(self.registry.workers.values()):
             if not worker.role.may_offer(worker.service.name):
-                self._expel(worker.route, worker.header, Refusal.NOT_ALLOWED, now)
+                self._expel(worker.route, worker.header, Refusal.NOT_ALLOWED, now, worker.role, worker.service.name)
         return self.flush(now)
 
     def drain(self) -> None:
@@ -508,7 +508,7 @@ class Broker:
         elif len(registry.workers) >= limits.max_workers:
             self._unexpected(command, Refusal.TOO_MANY_WORKERS, now)
         elif not self._role.may_offer(command.service):
-            self._unexpected(command, Refusal.NOT_ALLOWED, now)
+            self._unexpected(command, Refusal.NOT_ALLOWED, now, command.service)
         elif command.service not in registry.services and not self._make_room(now):
             self._unexpected(command, Refusal.TOO_MANY_SERVICES, now)
         else:
@@ -704,27 +704,38 @@ class Broker:
         worker.last_seen = now
         return worker
 
-    def _unexpected(self, command: Any, reason: Refusal, now: float) -> None:
+    def _unexpected(self, command: Any, reason: Refusal, now: float, service: bytes = b"") -> None:
         """Disconnect and forget a peer that sent a valid but unexpected command (C14)."""
-        self._expel(command.route, command.header, reason, now)
+        self._expel(command.route, command.header, reason, now, self._role, service)
 
-    def _expel(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
+    def _expel(
+        self, route: wire.Route, header: bytes, reason: Refusal, now: float, role: Role, service: bytes = b""
+    ) -> None:
         """Disconnect a peer, and forget it if it is a registered worker."""
         worker = self.registry.workers.get(key_of(route))
         if worker is not None:
             worker.batch = None
-        self._refuse(route, header, reason, now)
+        self._refuse(route, header, reason, now, role, service)
         if worker is not None:
             self._lose([(worker, Loss.REFUSED)], now)
 
-    def _refuse(self, route: wire.Route, header: bytes, reason: Refusal, now: float) -> None:
+    def _refuse(
+        self, route: wire.Route, header: bytes, reason: Refusal, now: float, role: Role, service: bytes = b""
+    ) -> None:
         self.stats.disconnected[reason] += 1
         self._refusals += 1
         level, text = logging.WARNING, "disconnected a worker: %s"
         if reason is Refusal.NOT_REGISTERED:  # the worker registers again
             level, text = logging.INFO, "asked a worker to register again, as after a restart of the broker: %s"
         self._journal.note(now, level, f"disconnect-{reason}", text, reason)
-        self._outgoing.add(wire.disconnect(route, header))
+        why = ""
+        if header == wire.WX1 and reason in REFUSALS:  # the other dialects have no text
+            limits = self.limits
+            why = REFUSALS[reason].format(
+                role=role.name, service=wire.show(service),
+                max_workers=limits.max_workers, max_services=limits.max_services,
+            )  # fmt: skip
+        self._outgoing.add(wire.disconnect(route, header, why.encode()))
 
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
 

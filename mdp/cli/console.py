@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, Final, NoReturn, TextIO
 
 import click
@@ -28,6 +29,7 @@ from ..errors import (
     WorkerLost,
     ZmdpError,
 )
+from ..keys import load_keys
 from ..limits import LARGEST
 from ..transport.sockets import port_problem
 
@@ -295,6 +297,31 @@ def heartbeat_options(*, default: bool = True) -> Decorator:
         help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
     )
     return lambda command: heartbeat(liveness(command))
+
+
+def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--key` and `--broker-key`, and call the command with `keys`: `ClientKeys`, or None without the options."""
+
+    @click.option(
+        "--key",
+        "key_file",
+        metavar="FILE",
+        envvar="MDP_KEY",
+        show_envvar=True,
+        help="Secret key (NAME.key_secret, made by `mdp-keys new NAME`), for brokers that admit only known keys.",
+    )
+    @click.option(
+        "--broker-key",
+        metavar="FILE|KEY",
+        envvar="MDP_BROKER_KEY",
+        show_envvar=True,
+        help="The broker's public key: its file, or the key itself (40 characters).",
+    )
+    @wraps(command)
+    def with_keys(*arguments: Any, key_file: str | None, broker_key: str | None, **options: Any) -> Any:
+        return command(*arguments, keys=load_keys(key_file, broker_key), **options)
+
+    return with_keys
 
 
 def version_option() -> Callable[[Any], Any]:

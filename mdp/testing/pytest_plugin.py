@@ -116,6 +116,7 @@ def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Wor
                 if handler is not None or settings:
                     raise TypeError("worker(my_worker) takes no handler and no settings: it has its own")
                 made = service.copy(broker=endpoint)
+                made.keys = None  # this broker needs none
             elif handler is None:
                 raise TypeError(f"worker({service!r}) needs a handler: worker({service!r}, handler)")
             elif is_async(handler):

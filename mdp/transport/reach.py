@@ -1,53 +1,138 @@
-"""Explain why no broker can be reached at an endpoint."""
+"""Explain why no broker can be reached at an endpoint, or why a broker refuses this program."""
 
 import socket as sockets
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
 from ..errors import BrokerUnreachable
+from ..keys import ClientKeys
+from .sockets import dealer
 
 PROBE_SECONDS: Final = 1.0
-"""How long a program may take to accept a connection, and then to send the first byte."""
-GREETING: Final = b"\xff"
+"""How long a program may take to accept a connection, and then to answer."""
+SIGNATURE: Final = b"\xff"
 """The first byte that a ZeroMQ socket sends over a new connection."""
+_GREETING: Final = b"\xff\0\0\0\0\0\0\0\1\x7f\3"
+"""What makes a ZeroMQ socket send its whole greeting: a signature and a version of ZMTP."""
+_GREETING_BYTES: Final = 64
+_MECHANISM: Final = slice(12, 32)
+"""Where the greeting names the mechanism: NULL, or CURVE for a broker that requires keys."""
+_NO_RECONNECTION: Final[dict[int, int]] = {zmq.LINGER: 0, zmq.RECONNECT_IVL: 3_600_000}
+
+REFUSED: Final = int(zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
+"""Events of a monitor: a broker refused this program.  ZeroMQ does not connect again after one of these."""
+HANDSHAKE_FAILED: Final = REFUSED | int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+"""Events of a monitor that `why_refused` explains."""
+_NOT_ADMITTED: Final = 400
+
+_NEEDS_KEY: Final = "this broker admits only known keys: pass --key and --broker-key (in Python, key and broker_key)"
+_HAS_NO_KEY: Final = (
+    "this broker was started without --access and does not use keys: leave out --key and --broker-key, or is the "
+    "address right?"
+)
 
 
-def why_unreachable(endpoint: str) -> str | None:
+def why_unreachable(endpoint: str, keys: ClientKeys | None = None) -> str | None:
     """Return why a connection to `endpoint` fails and what to do about it, or None if it succeeds or is unclear."""
     try:
         parts = urlsplit(endpoint)
-        if parts.scheme == "tcp" and parts.hostname and parts.port:
-            with sockets.create_connection((parts.hostname, parts.port), timeout=PROBE_SECONDS) as probe:
-                return _why_not_a_broker(probe)
-        if parts.scheme == "ipc" and not endpoint.startswith("ipc://@"):
-            with sockets.socket(sockets.AF_UNIX) as probe:
-                probe.settimeout(PROBE_SECONDS)
-                probe.connect(endpoint.removeprefix("ipc://"))
-                return _why_not_a_broker(probe)
+        tcp = parts.scheme == "tcp" and parts.hostname is not None and parts.port is not None
+        if not tcp and (parts.scheme != "ipc" or endpoint.startswith("ipc://@")):
+            return None
+        ended = False
+        if keys is not None:
+            event, value = _shake_hands(endpoint, keys)
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                return None
+            if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+                return _why_not_admitted(value, keys)
+            ended = event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+        if tcp:
+            with sockets.create_connection((parts.hostname or "", parts.port or 0), timeout=PROBE_SECONDS) as probe:
+                return _why_not_usable(probe, keys, ended=ended)
+        with sockets.socket(sockets.AF_UNIX) as probe:
+            probe.settimeout(PROBE_SECONDS)
+            probe.connect(endpoint.removeprefix("ipc://"))
+            return _why_not_usable(probe, keys, ended=ended)
     except (ConnectionRefusedError, FileNotFoundError):
         return f"nothing is listening there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
     except (PermissionError, sockets.gaierror) as error:
         return error.strerror
     except (OSError, ValueError):
         return None
+
+
+def why_refused(event: int, value: int, keys: ClientKeys | None) -> str | None:
+    """Return what an event of a monitor says about a broker that did not admit this program, or None if nothing."""
+    if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+        return _why_not_admitted(value, keys)
+    if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+        return _NEEDS_KEY if keys is None else _HAS_NO_KEY
+    if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+        return f"the handshake failed (ZMTP error {value:#x}): is it a broker?"
+    if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:  # also if both sides reject each other, whoever is faster
+        if keys is None:
+            return "the program that listens there closed the connection: is it a broker? Does it require --key?"
+        return f"the broker ended the handshake: {_other_key(keys)}, or it does not use keys"
     return None
 
 
-def _why_not_a_broker(probe: sockets.socket) -> str | None:
-    """Return why the program at the other end of a new connection cannot be a broker, or None."""
-    try:
-        greeting = probe.recv(1)
-    except TimeoutError:
-        greeting = b""
-    if greeting != GREETING:
-        return "a program listens there, but it does not answer like a broker: is the port right?"
-    return None
-
-
-def check_listening(broker: Sequence[str]) -> None:
-    """Raise `BrokerUnreachable` if no broker can be listening at any of these endpoints: retries would be wasted."""
-    reasons = [why_unreachable(endpoint) for endpoint in broker]
+def check_listening(broker: Sequence[str], keys: ClientKeys | None = None) -> None:
+    """Raise `BrokerUnreachable` if no broker at any of these endpoints can be used: retries would be wasted."""
+    reasons = [why_unreachable(endpoint, keys) for endpoint in broker]
     if all(reasons):
         each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))
         raise BrokerUnreachable(f"cannot reach a broker at {'; '.join(each)}")
+
+
+def _why_not_usable(probe: sockets.socket, keys: ClientKeys | None, *, ended: bool) -> str | None:
+    """Return why the program at the other end of a new connection is no broker, or none for these keys, or None.
+
+    `ended` tells whether it has ended a handshake with these keys.
+    """
+    greeting = b""
+    try:
+        greeting = probe.recv(_GREETING_BYTES)
+        if greeting.startswith(SIGNATURE):
+            probe.sendall(_GREETING)
+            while len(greeting) < _GREETING_BYTES and (more := probe.recv(_GREETING_BYTES - len(greeting))):
+                greeting += more
+    except (TimeoutError, ConnectionError):
+        pass
+    if not greeting.startswith(SIGNATURE):
+        return "a program listens there, but it does not answer like a broker: is the port right?"
+    mechanism = greeting[_MECHANISM].rstrip(b"\0")
+    if mechanism == b"CURVE":
+        if keys is None:
+            return _NEEDS_KEY
+        return f"the broker ended the handshake: {_other_key(keys)}" if ended else None
+    return _HAS_NO_KEY if mechanism and keys is not None else None
+
+
+def _shake_hands(endpoint: str, keys: ClientKeys) -> tuple[int, int]:
+    """Connect with these keys.  Return what ZeroMQ's monitor says about it: the event and its value, or (0, 0)."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        monitored = HANDSHAKE_FAILED | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CLOSED)
+        socket = dealer(context, endpoint, _NO_RECONNECTION, keys=keys, monitored=monitored)
+        with socket, socket.get_monitor_socket() as monitor:
+            event = recv_monitor_message(monitor) if monitor.poll(round(PROBE_SECONDS * 1000)) else None
+            socket.disable_monitor()
+    finally:
+        context.term()
+    return (0, 0) if event is None else (event["event"], event["value"])
+
+
+def _why_not_admitted(status: int, keys: ClientKeys | None) -> str:
+    if status != _NOT_ADMITTED or keys is None:
+        return f"the broker cannot check keys (ZAP status {status}): see its log"
+    key = keys.public.decode()
+    return f"the broker refuses this key, which it does not know or no longer: `mdp-keys allow ROLE -- '{key}'` adds it"
+
+
+def _other_key(keys: ClientKeys) -> str:
+    return f"its public key is not {keys.server.decode()}, the one given as --broker-key"

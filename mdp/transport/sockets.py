@@ -6,6 +6,7 @@ from typing import Final
 import zmq
 
 from ..errors import SettingError
+from ..keys import ClientKeys
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -55,16 +56,26 @@ def port_problem(endpoint: str) -> str | None:
     return None
 
 
-def dealer(context: Context, endpoint: str, options: Mapping[int, int], *, monitored: int = 0) -> Socket:
+def dealer(
+    context: Context,
+    endpoint: str,
+    options: Mapping[int, int],
+    *,
+    keys: ClientKeys | None = None,
+    monitored: int = 0,
+) -> Socket:
     """Return a DEALER with these options, connected to `endpoint`.  Raises `SettingError` if that is invalid.
 
-    With `monitored` events, `get_monitor_socket` returns a socket that has reported them from the beginning.
+    With `keys`, the connection is encrypted.  With `monitored` events, `get_monitor_socket` returns a socket that has
+    reported them from the beginning.
     """
     socket = context.socket(zmq.DEALER)
     monitor: Socket | None = None
     try:
         for option, value in options.items():
             socket.set(option, value)
+        if keys is not None:
+            keys.apply(socket)
         if monitored:
             monitor = socket.get_monitor_socket(monitored)
         socket.connect(endpoint)

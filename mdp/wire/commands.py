@@ -296,6 +296,8 @@ class Disconnect(NamedTuple):
 
     route: Route
     header: bytes
+    text: bytes = EMPTY
+    """Why the broker refuses the worker (X1), or empty."""
 
 
 class Oversized(NamedTuple):

@@ -10,6 +10,7 @@ from .commands import (
     CODES,
     CREDIT,
     CX1,
+    DISCONNECT,
     EMPTY,
     ERROR,
     FINAL,
@@ -22,6 +23,7 @@ from .commands import (
     WX1,
     Cancel,
     Credit,
+    Disconnect,
     FromBroker,
     FromPeer,
     Invalid,
@@ -116,7 +118,9 @@ def _worker_ready(message: Message, at: int) -> Ready | Invalid:
 
 
 def to_worker(message: Message, at: int) -> FromBroker | Invalid:
-    """Decode `MDPW0x 02 address "" body+`, `MDPW02 05|06` or `MDPW01 04|05` (C7, C24); X1 adds options and CANCEL."""
+    """Decode `MDPW0x 02 address "" body+`, `MDPW02 05|06` or `MDPW01 04|05` (C7, C24); X1 adds options, CANCEL and
+    the text of DISCONNECT.
+    """
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = KINDS[message[at]].get(message[at + 1])
@@ -136,6 +140,8 @@ def to_worker(message: Message, at: int) -> FromBroker | Invalid:
     if kind is CANCEL:
         wrong = check_address_only(message, at)
         return Cancel(route_before(message, at), WX1, id_of(message[at + 2])) if wrong is None else wrong
+    if kind is DISCONNECT and message[at] == WX1 and len(message) == at + 3:
+        return Disconnect(route_before(message, at), WX1, message[at + 2])
     return bare(message, at, kind)
 
 
@@ -210,9 +216,10 @@ def heartbeat(route: Route, header: bytes) -> Message:
     return [*route, header, CODES[header][Kind.HEARTBEAT]]
 
 
-def disconnect(route: Route, header: bytes) -> Message:
-    """Encode a DISCONNECT, to or from a worker (C7, C9)."""
-    return [*route, header, CODES[header][Kind.DISCONNECT]]
+def disconnect(route: Route, header: bytes, text: bytes = EMPTY) -> Message:
+    """Encode a DISCONNECT, to or from a worker (C7, C9); only X1 has a text, from the broker."""
+    message = [*route, header, CODES[header][Kind.DISCONNECT]]
+    return [*message, text] if text else message
 
 
 ERROR_MARK: Final = b"zmdp.error"

@@ -15,8 +15,9 @@ from uuid import UUID
 import click
 
 from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
-from ...mdp.cli.console import Decorator, with_default
+from ...mdp.cli.console import Decorator, key_options, with_default
 from ...mdp.errors import ServiceError, SettingError, UnknownTicket
+from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ...titanic.cli.parameters import DURATION
 from ...titanic.client import Ticket, Titanic
@@ -49,7 +50,9 @@ def _submit_options(command: Command) -> Command:
             "--durable", is_flag=True,
             help="Hand the request to Titanic, which runs it even if this command ends, and keeps the reply.",
         ),
-        click.option("--key", help="With --durable: submitting the same key again returns the first request."),
+        click.option(
+            "--idempotency-key", help="With --durable: submitting the same key again returns the first request."
+        ),
         click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
         click.option(
             "--format", "format_", type=click.Choice(FORMATS), default="json",
@@ -59,6 +62,7 @@ def _submit_options(command: Command) -> Command:
         click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
         PREFIX,
         BROKER,
+        key_options,
         _JSON,
     ]  # fmt: skip
     for option in reversed(options):
@@ -133,25 +137,26 @@ def _submit(
     frames: list[bytes],
     *,
     durable: bool,
-    key: str | None,
+    idempotency_key: str | None,
     detach: bool,
     output: Path | None,
     deadline: float | None,
     broker: str,
+    keys: ClientKeys | None,
     as_json: bool,
 ) -> int:
-    if (key is not None or detach) and not durable:
-        raise click.UsageError("--key and --detach require --durable")
+    if (idempotency_key is not None or detach) and not durable:
+        raise click.UsageError("--idempotency-key and --detach require --durable")
     if durable and deadline is not None:
         raise click.UsageError("--deadline cannot be combined with --durable: Titanic runs a request whenever it can")
-    check_listening([broker])
-    with Client(broker, timeout=STREAM_TIMEOUT_SECONDS, retries=0) as client:
+    check_listening([broker], keys)
+    with Client(broker, timeout=STREAM_TIMEOUT_SECONDS, retries=0, key=keys) as client:
         if durable:
             if not client.available("titanic.request", timeout=DISCOVERY_TIMEOUT_SECONDS):
                 raise ServiceNotFound(
                     f"no Titanic at {broker}; start one with `titanic serve`", service="titanic.request"
                 )
-            ticket = Titanic(client).submit(service, *frames, key=key)
+            ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
             if detach:
                 click.echo(ticket.uuid)
                 return 0
@@ -302,15 +307,25 @@ def _cell(value: Any) -> str:
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="With a UUID: write the data to this file."
 )
 @BROKER
+@key_options
 @_TIMEOUT
 @_JSON
-def status(*, uuid: str | None, wait: bool, output: Path | None, broker: str, timeout: float, as_json: bool) -> int:
+def status(
+    *,
+    uuid: str | None,
+    wait: bool,
+    output: Path | None,
+    broker: str,
+    keys: ClientKeys | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
     """Show the batches and fleets at the broker and what they run; with UUID, the result of a durable request.
 
     UUID is what `submit --durable` printed. Exit code 3: the request has no result yet.
     """
-    check_listening([broker])
-    with Client(broker, timeout=timeout, retries=0) as client:
+    check_listening([broker], keys)
+    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
         if uuid is not None:
             ticket = Titanic(client).ticket(_uuid(uuid))
             if wait:
@@ -375,14 +390,15 @@ def _uuid(text: str) -> UUID:
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB…")
 @BROKER
+@key_options
 @_TIMEOUT
-def cancel(*, jobs: Sequence[str], broker: str, timeout: float) -> int:
+def cancel(*, jobs: Sequence[str], broker: str, keys: ClientKeys | None, timeout: float) -> int:
     """Cancel jobs by the ID that `submit` and `status` show, or durable requests by UUID.
 
     Titanic also deletes a cancelled durable request. Exit code 4: one of the jobs is not running.
     """
-    check_listening([broker])
-    with Client(broker, timeout=timeout, retries=0) as client:
+    check_listening([broker], keys)
+    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
         missing = [job for job in jobs if not _cancel_one(client, job)]
     for job in missing:
         click.echo(f"mdp-spark: {job} is not running", err=True)
@@ -415,11 +431,12 @@ def _cancel_one(client: Client, job: str) -> bool:
 @click.command()
 @click.argument("drivers", nargs=-1, required=True, metavar="NAME…")
 @BROKER
+@key_options
 @_TIMEOUT
-def drain(*, drivers: Sequence[str], broker: str, timeout: float) -> int:
+def drain(*, drivers: Sequence[str], broker: str, keys: ClientKeys | None, timeout: float) -> int:
     """Tell batches and fleets, named as in `status`, to finish running requests and exit."""
-    check_listening([broker])
-    with Client(broker, timeout=timeout, retries=0) as client:
+    check_listening([broker], keys)
+    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
         for driver in drivers:
             try:
                 control.validate_driver_name(driver)

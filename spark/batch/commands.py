@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import click
 
-from ...mdp.cli.console import Number, heartbeat_options, log_level_option, log_to_stderr, with_default
+from ...mdp.cli.console import Number, heartbeat_options, key_options, log_level_option, log_to_stderr, with_default
+from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from ...titanic.cli.parameters import DURATION
 from .. import control
@@ -47,6 +48,7 @@ log = logging.getLogger("zmdp.spark")
 
 @click.command()
 @BROKER
+@key_options
 @name_option("batch")
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path),
@@ -86,6 +88,7 @@ log = logging.getLogger("zmdp.spark")
 def batch(
     *,
     broker: str,
+    keys: ClientKeys | None,
     name: str | None,
     config: Path | None,
     jobs: Sequence[str],
@@ -138,11 +141,12 @@ def batch(
     driver = Batch(
         pool, broker=broker, name=name, catalogue=catalogue, jobs=known, results=kept, concurrency=concurrency,
         prefix=prefix, master=connect or str(master), heartbeat=heartbeat, liveness=liveness,
+        keys=keys,
     )  # fmt: skip
     try:
         with driver:
             stopper.started = True
-            reason = why_unreachable(broker)
+            reason = why_unreachable(broker, keys)
             if reason is not None:
                 log.warning("no broker at %s yet: %s; retrying until there is one", broker, reason)
             log.info("serving %s as %s at %s; Ctrl-C stops it", " and ".join(driver.services), name, broker)

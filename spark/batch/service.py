@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 from ... import __version__
 from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError, ZmdpError
+from ...mdp.keys import ClientKeys
 from ...workers import Request, Worker
 from ..control import Control
 from ..session import SparkError, reason
@@ -66,6 +67,7 @@ class Batch:
         master: the Spark master, for `mdp-spark status`.
         heartbeat: interval in seconds.
         liveness: silent heartbeat intervals after which the broker is considered dead.
+        keys: the driver's keys, for brokers that require them.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Batch:
         master: str = "",
         heartbeat: float = 1.0,
         liveness: int = 5,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.name = name
         self.draining = threading.Event()
@@ -100,11 +103,12 @@ class Batch:
                 concurrency=concurrency,
                 heartbeat=heartbeat,
                 liveness=liveness,
+                key=keys,
             )
             for kind, handler in (("sql", self.sql), ("job", self.job))
         ]
         operations = {"status": self._status, "cancel": self._cancel, "drain": self._drain}
-        self._control = Control(name, operations, broker=broker)
+        self._control = Control(name, operations, broker=broker, keys=keys)
 
     @property
     def services(self) -> list[str]:

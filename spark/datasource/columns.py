@@ -28,6 +28,7 @@ TYPES: Final[dict[str, DataType]] = {
     "id": LongType(),
     "uuid": StringType(),
     "service": StringType(),
+    "owner": StringType(),
     "state": StringType(),
     "priority": IntegerType(),
     "created": TimestampType(),

@@ -19,11 +19,13 @@ from ...mdp.cli.console import (
     Number,
     handler_timeout_option,
     heartbeat_options,
+    key_options,
     log_level_option,
     log_to_stderr,
     printable,
     with_default,
 )
+from ...mdp.keys import ClientKeys
 from ...titanic.cli.parameters import DURATION
 from ..control import default_driver_name
 from ..parameters import BROKER, CONF, MASTER, PY_FILES, name_option
@@ -42,6 +44,7 @@ def _cluster_options(command: Command) -> Command:
     for option in reversed(
         [
             BROKER,
+            key_options,
             click.option(
                 "--broker-from-executors",
                 type=Endpoint(),
@@ -223,7 +226,14 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per check.")
 def doctor(
-    *, broker: str, broker_from_executors: str | None, reserve: int, minimum: int, as_json: bool, **given: Any
+    *,
+    broker: str,
+    broker_from_executors: str | None,
+    keys: ClientKeys | None,
+    reserve: int,
+    minimum: int,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Check everything that Spark services need, and explain how to fix what is missing.
 
@@ -235,7 +245,7 @@ def doctor(
     log_to_stderr("error")
     silence_py4j()
     well = True
-    for check in Doctor(_cluster(given), broker, broker_from_executors, reserve, minimum).checks():
+    for check in Doctor(_cluster(given), broker, broker_from_executors, reserve, minimum, keys).checks():
         well = well and check.state == "ok"
         if as_json:
             bodies.print_json(asdict(check))

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from importlib import metadata
 from json import loads
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
+from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from .. import session as sessions
 from .driver import classify_failure, cores, failure_message, is_loopback
@@ -58,6 +59,7 @@ class Doctor:
     executors_broker: str | None = None
     reserve: int = 1
     minimum: int = 1
+    keys: ClientKeys | None = field(default=None, repr=False)
 
     def checks(self) -> Iterator[Check]:
         """Yield each check as soon as it is done.  A check that depends on a failed one is skipped."""
@@ -76,10 +78,10 @@ class Doctor:
 
     def _broker(self) -> Check:
         name = "broker"
-        reason = why_unreachable(self.broker)
+        reason = why_unreachable(self.broker, self.keys)
         if reason is None:
             try:
-                with Client(self.broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0) as client:
+                with Client(self.broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0, key=self.keys) as client:
                     reply = client.request("mmi.broker")[0]
             except ZmdpError as error:
                 reason = str(error)
@@ -105,7 +107,7 @@ class Doctor:
             session.stop()
 
     def _executors(self, session: "SparkSession", *, broker_answers: bool) -> Iterator[Check]:
-        found, wrong = _probed(session, self.executors_broker or self.broker)
+        found, wrong = _probed(session, self.executors_broker or self.broker, self.keys)
         if wrong is not None:
             what, advice = wrong
             yield Check(EXECUTOR_CHECKS[0], "failed", what, advice)
@@ -197,17 +199,20 @@ def _skipped(names: Sequence[str], because: str) -> Iterator[Check]:
         yield Check(name, "skipped", f"because this failed: {because}")
 
 
-def _probed(session: "SparkSession", broker: str) -> tuple[list[dict[str, Any]], tuple[str, str] | None]:
+def _probed(
+    session: "SparkSession", broker: str, keys: ClientKeys | None
+) -> tuple[list[dict[str, Any]], tuple[str, str] | None]:
     """Return what the executors report and None, or an empty list and (what is wrong, what to do)."""
     from pyspark import InheritableThread  # noqa: PLC0415
 
     context = session.sparkContext
+    run = partial(probe, broker, None if keys is None else astuple(keys))
     outcome: list[Any] = []
 
     def ask() -> None:
         tasks = max(1, context.defaultParallelism)
         try:
-            outcome.append(context.parallelize(range(tasks), tasks).mapPartitions(partial(probe, broker)).collect())
+            outcome.append(context.parallelize(range(tasks), tasks).mapPartitions(run).collect())
         except Exception as error:  # noqa: BLE001 - whatever ended the job is the finding
             outcome.append(classify_failure(failure_message(error)).reason)
 

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from json import loads
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +23,7 @@ from ...mdp import wire
 from ...mdp.cli.console import printable
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError, ZmdpError
+from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from ...workers import Request
 from ..control import PREFIX, Control, validate_driver_name
@@ -65,6 +66,7 @@ class FleetSettings:
         idle: how long a slot must not have been needed before it is released.
         codec: encoding of requests and replies; None means frames of bytes.
         handler_timeout: as for `Worker`.
+        keys: keys of the driver and of its executors, for brokers that require them.
     """
 
     handler: str
@@ -82,6 +84,7 @@ class FleetSettings:
     liveness: int = 5
     handler_timeout: float | None = None
     log_level: str = "INFO"
+    keys: ClientKeys | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         module, _, name = self.handler.partition(":")
@@ -177,7 +180,7 @@ class Fleet:
             self._warn_early()
             operations = {"status": self._status, "drain": self._drain, "slot": self._slot}
             watcher = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
-            with Control(self.settings.name, operations, broker=self.settings.broker):
+            with Control(self.settings.name, operations, broker=self.settings.broker, keys=self.settings.keys):
                 watcher.start()
                 try:
                     ready()
@@ -305,6 +308,7 @@ class Fleet:
             seconds=lease.seconds, service=settings.service, handler=settings.handler, broker=settings.address,
             codec=settings.codec, heartbeat=settings.heartbeat, liveness=settings.liveness,
             handler_timeout=settings.handler_timeout, paths=paths, log_level=settings.log_level,
+            keys=None if settings.keys is None else astuple(settings.keys),
         )  # fmt: skip
         tag = self._tag(lease.number)
         context.setJobGroup(tag, f"{settings.service}: slot {lease.slot}, lease {lease.number}")
@@ -347,7 +351,8 @@ class Fleet:
 
     def _watch(self) -> None:
         """Pass the broker's load and the number of cores on to the slots, until the fleet ends."""
-        with Client(self.settings.broker, timeout=1.0, retries=0, heartbeat=self.settings.heartbeat) as client:
+        settings = self.settings
+        with Client(settings.broker, timeout=1.0, retries=0, heartbeat=settings.heartbeat, key=settings.keys) as client:
             while not self._ended.wait(WATCH_SECONDS):
                 load = self._fetch_load(client)
                 most = self._max_slots_now()
@@ -448,7 +453,7 @@ class Fleet:
     def _warn_early(self) -> None:
         """Warn about settings that will probably not work."""
         settings = self.settings
-        reason = why_unreachable(settings.broker)
+        reason = why_unreachable(settings.broker, settings.keys)
         if reason is not None:
             log.warning("no broker at %s yet: %s; retrying until there is one", settings.broker, reason)
         if not on_this_machine(self._master) and is_loopback(settings.address):

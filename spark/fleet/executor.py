@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ...clients import Client
+    from ...mdp.keys import ClientKeys
     from ...workers import Worker
 
 REPORT_SECONDS: Final = 1.0
@@ -53,6 +54,14 @@ class LeaseTask:
     paths: tuple[str, ...]
     """Folders to import from."""
     log_level: str
+    keys: tuple[bytes, ...] | None = field(default=None, repr=False)
+    """The fields of `ClientKeys`.  Spark ships them as part of the task, so they are in no file, setting or command."""
+
+    def client_keys(self) -> "ClientKeys | None":
+        """Return the keys for connections to the broker."""
+        from ...mdp.keys import ClientKeys  # noqa: PLC0415 - see the module's docstring
+
+        return None if self.keys is None else ClientKeys(*self.keys)
 
 
 class _CannotServe(Exception):
@@ -83,8 +92,9 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
 
     # Between reports nothing is outstanding, so the client does not watch the broker's heartbeats.
     with Client(
-        task.broker, timeout=REPORT_SECONDS, retries=0, heartbeat=task.heartbeat, liveness=task.liveness
-    ) as client:
+        task.broker, timeout=REPORT_SECONDS, retries=0, heartbeat=task.heartbeat, liveness=task.liveness,
+        key=task.client_keys(),
+    ) as client:  # fmt: skip
         reporter = _Reporter(task, client, host, handler)
         with worker:
             reporter.report_until_due()
@@ -93,7 +103,7 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
     yield {
         "host": host,
         "served": handler.calls,
-        "unreachable": None if reporter.was_answered else _why_unreachable(task.broker),
+        "unreachable": None if reporter.was_answered else _why_unreachable(task),
     }
 
 
@@ -142,6 +152,7 @@ def _make_worker(task: LeaseTask, handler: "_Counted") -> "Worker":
         return Worker(
             task.service, handler, broker=task.broker, codec=task.codec, heartbeat=task.heartbeat,
             liveness=task.liveness, handler_timeout=task.handler_timeout, name=f"{task.control} slot {task.slot}",
+            key=task.client_keys(),
         )  # fmt: skip
     except (ZmdpError, ImportError) as error:  # for example, the codec's package is missing
         raise _CannotServe(str(error)) from None
@@ -210,10 +221,10 @@ def _finish_requests(task: LeaseTask, worker: "Worker", reporter: _Reporter) -> 
             os._exit(1)
 
 
-def _why_unreachable(broker: str) -> str:
+def _why_unreachable(task: LeaseTask) -> str:
     from ...mdp.transport.reach import why_unreachable  # noqa: PLC0415
 
-    return why_unreachable(broker) or "no answer"
+    return why_unreachable(task.broker, task.client_keys()) or "no answer"
 
 
 def executor_id() -> str | None:
@@ -228,7 +239,7 @@ def executor_id() -> str | None:
 # ── the probe of `mdp-spark doctor` ──────────────────────────────────────────────────────────────────────────────────
 
 
-def probe(broker: str, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
+def probe(broker: str, keys: tuple[bytes, ...] | None, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
     """Yield one description of this executor, in which None means that the check passed:
 
     {"host": …, "executor": …, "python": version, "pyzmq": problem, "zmdp": problem, "broker": problem}
@@ -252,11 +263,13 @@ def probe(broker: str, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
             return
     from ...clients import Client  # noqa: PLC0415
     from ...mdp.errors import ZmdpError  # noqa: PLC0415
+    from ...mdp.keys import ClientKeys  # noqa: PLC0415
     from ...mdp.transport.reach import check_listening  # noqa: PLC0415
 
+    own = None if keys is None else ClientKeys(*keys)
     try:
-        check_listening([broker])
-        with Client(broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0) as client:
+        check_listening([broker], own)
+        with Client(broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0, key=own) as client:
             client.request("mmi.service", b"any")
         found["broker"] = None
     except ZmdpError as error:

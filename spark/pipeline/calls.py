@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from ...clients import (
@@ -22,6 +22,7 @@ from ...clients import (
     ZmdpError,
 )
 from ...mdp.codes import Code
+from ...mdp.keys import ClientKeys
 from ...titanic import AsyncTitanic
 from ...workers.handling import MAX_BODY, MAX_BODY_FRAMES
 
@@ -58,6 +59,7 @@ class CallSettings:
     headers: Mapping[str, str] | None = None
     result: str = "string"
     """`string` and `binary`: the single frame that replies to a row; `frames`: the list of all frames."""
+    keys: ClientKeys | None = field(default=None, repr=False)
 
 
 class Row(NamedTuple):
@@ -143,7 +145,7 @@ class Calls:
 
     def __init__(self, settings: CallSettings) -> None:
         self._settings = settings
-        self._client = AsyncClient(settings.broker, timeout=settings.timeout)
+        self._client = AsyncClient(settings.broker, timeout=settings.timeout, key=settings.keys)
         self._titanic = AsyncTitanic(self._client)
         self._loop = asyncio.new_event_loop()
         self._waiting: deque[tuple[Chunk, list[int]]] = deque()

@@ -17,6 +17,7 @@ from ...clients.arguments import checked_endpoints, checked_timeout
 from ...clients.defaults import MAX_OUTSTANDING
 from ...mdp import wire
 from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.keys import BrokerKey, Key, load_keys
 from ...titanic.submission import MAX_SECONDS
 from ..session import NEEDS_PYSPARK, SparkError, reason
 from .calls import Answer, CallSettings, Chunk, Row, answer_chunks, check_rows_per_request, max_chunk_rows
@@ -46,6 +47,8 @@ def call_service(
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
     result: str = "string",
+    client_key: Key | None = None,
+    broker_key: BrokerKey | None = None,
 ) -> "DataFrame":
     """Return `df` with three more columns: `output`, `service`'s reply to each row; `output`_code; `output`_error.
 
@@ -67,6 +70,8 @@ def call_service(
         keep: seconds for which Titanic keeps key and reply.
         headers: sent with each request.
         result: `"string"`, `"binary"`, or `"frames"` for an array of all frames of the reply.
+        client_key: the `key` of the clients on the executors, read here, for brokers that require one.
+        broker_key: the broker's public key, as for `Client`.
 
     Raises `SettingError` if an argument is invalid.  Errors of requests go into the columns.
     """
@@ -79,6 +84,7 @@ def call_service(
             keep=keep,
             headers=headers,
             result=result,
+            keys=load_keys(client_key, broker_key),
         )
     )
     name = wire.service_name(service).decode()
@@ -117,6 +123,8 @@ def register_function(
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
     result: str = "string",
+    client_key: Key | None = None,
+    broker_key: BrokerKey | None = None,
 ) -> None:
     """Register `name` as an SQL function: `name(service, input)`, or `name(service, input, key)`.
 
@@ -136,6 +144,7 @@ def register_function(
             keep=keep,
             headers=headers,
             result=result,
+            keys=load_keys(client_key, broker_key),
         )
     )
     if not isinstance(name, str) or not name.isidentifier():

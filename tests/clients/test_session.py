@@ -638,6 +638,16 @@ def test_a_timeout_after_the_connection_was_lost() -> None:
     assert events(session) == [(1, BrokerUnreachable, text, "echo", None)]
 
 
+def test_a_refusal_ends_every_request() -> None:
+    session, _ = asking(many=2, timeout=60.0)
+    session.lose("the broker refuses this key", 101.0)
+    assert events(session) == []
+    session.refuse("the broker refuses this key")
+    text = "service 'echo' cannot be called through tcp://here: the broker refuses this key"
+    assert events(session) == [(number, BrokerUnreachable, text, "echo", None) for number in (1, 2)]
+    assert is_empty(session)
+
+
 def test_trouble_is_forgotten_once_a_broker_is_heard() -> None:
     session, _ = asking(timeout=1.0)
     session.lose("refused", 100.2)

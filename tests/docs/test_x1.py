@@ -458,6 +458,7 @@ UNEXPECTED = {
     "reserved-name": [[b"", b"MDPWX1", b"\1", b"mmi.sum"]],
     "too-many-workers": [[b"1", *READY], [b"2", *READY], [b"3", *READY]],
     "too-many-services": [READY, [b"3", *READY[:-1], b"other"]],
+    "not-allowed": [READY],
 }  # fmt: skip
 
 
@@ -471,8 +472,11 @@ def test_every_reason_for_a_disconnect_has_its_row():
 @pytest.mark.parametrize("reason", UNEXPECTED)
 def test_unexpected_commands_are_answered_with_disconnect(reason):
     machine = Broker(Limits(max_workers=2, max_services=1), now=0.0, first_address=FIRST_ADDRESS)
-    *before, told = [machine.receive([b"amy", *message], 0.0) for message in UNEXPECTED[reason]]
+    role = machine.roles.nobody if reason == Refusal.NOT_ALLOWED else None
+    *before, told = [machine.receive([b"amy", *message], 0.0, role) for message in UNEXPECTED[reason]]
     assert [command(frames[1:]) for frames in told] == ["DISCONNECT"]
+    has_text = told[0][-1] != wire.CODES[wire.WX1][wire.DISCONNECT]
+    assert has_text is (reason not in {Refusal.NOT_REGISTERED, Refusal.WRONG_DIALECT})  # here the answer is one of 0.2
     assert not [frames for messages in before for frames in messages if command(frames[1:]) == "DISCONNECT"]
     assert machine.stats.disconnected == {reason: 1}
 

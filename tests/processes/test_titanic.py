@@ -188,9 +188,10 @@ def test_a_request_that_failed(titanic):
 
 
 def test_all_options_of_request(titanic):
-    options = "--key k --key-ttl 1h --priority 7 --retries 3 --backoff 0.5 --ttl 7d --header a=b --header größe=x=y"
+    options = "--idempotency-key k --idempotency-key-ttl 1h --priority 7 --retries 3 --backoff 0.5 --ttl 7d"
+    options += " --header a=b --header größe=x=y"
     uuid = done(titanic("request", "nobody", "x", *options.split(), "--delay", "90m")).decode().strip()
-    assert done(titanic("request", "nobody", "y", "--key", "k")).decode().strip() == uuid
+    assert done(titanic("request", "nobody", "y", "--idempotency-key", "k")).decode().strip() == uuid
     told = json.loads(done(titanic("show", "--json", uuid)))
     assert {name: told[name] for name in ("service", "state", "priority", "key", "retries", "backoff", "body")} == {
         "service": "nobody", "state": "delayed", "priority": 7, "key": "k", "retries": 3, "backoff": 0.5, "body": ["x"]
@@ -216,7 +217,7 @@ WRONG = [
     (["request", "echo", "--delay", "1", "--at", "2100-01-01"], 2, "delay and at cannot be combined"),
     (["request", "echo", "--at", "tomorrow"], 2, "'tomorrow' is not a time such as 2030-01-31T12:00"),
     (["request", "echo", "--retries", "-1"], 2, "-1 is not in the range 0<=x<=1000"),
-    (["request", "echo", "--key", ""], 2, "key must be text of 1 to 255 bytes"),
+    (["request", "echo", "--idempotency-key", ""], 2, "key must be text of 1 to 255 bytes"),
     (["request", "echo", "--header", "nameonly"], 2, "'nameonly': expected NAME=VALUE"),
     (["request", "echo", "@/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
     (["request", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nothing is listening there. Is the broker running?"),
@@ -239,7 +240,7 @@ WRONG = [
     (["retry", "--all", "--older-than", "7"], 2, "'7' has no unit"),
     (["cancel", "--all", "--older-than", "7"], 2, "'7' has no unit"),
     (["request", "echo", "--ttl", "7"], 2, "'7' has no unit: write 7s, 7m, 7h or 7d"),
-    (["request", "echo", "--key", "k", "--key-ttl", "7"], 2, "'7' has no unit"),
+    (["request", "echo", "--idempotency-key", "k", "--idempotency-key-ttl", "7"], 2, "'7' has no unit"),
     (["serve", "--ttl", "7"], 2, "'7' has no unit"),
     (["ls", "--db", "/no/such/titanic.db"], 2, "there is no database /no/such/titanic.db: `titanic serve` creates"),
     (["ls", "--db", "mysql://host/db"], 2, "'mysql' is not supported: Titanic needs sqlite:///FILE or postgresql"),
@@ -427,10 +428,26 @@ def test_ls(operator):
     assert result.stderr == b"there are more requests: use --limit to see them\n"
 
 
+def test_the_requests_of_an_owner(operator):
+    titanic, uuids, path = operator
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE titanic_requests SET owner = 'shop' WHERE state = 'done'")
+    database.close()
+    (row,) = [json.loads(line) for line in done(titanic("ls", "--json", "--owner", "shop")).splitlines()]
+    assert (row["uuid"], row["owner"]) == (uuids["done"], "shop")
+    assert len(uuids_of(done(titanic("ls", "--json", "--owner", "")))) == 4
+    lines = [line.split() for line in done(titanic("ls")).decode().splitlines()[1:]]
+    assert {line[0]: line[2] for line in lines} == {
+        uuid: "shop" if name == "done" else "-" for name, uuid in uuids.items()
+    }
+    assert "owner       shop\n" in done(titanic("show", uuids["done"])).decode()
+    assert "owner" not in done(titanic("show", uuids["failed"])).decode()
+
+
 def test_ls_for_people(operator):
     titanic, uuids, _ = operator
     header, *lines = done(titanic("ls")).decode().splitlines()
-    assert header.split() == ["UUID", "SERVICE", "STATE", "PRI", "AGE", "TRIES", "NOTE"]
+    assert header.split() == ["UUID", "SERVICE", "OWNER", "STATE", "PRI", "AGE", "TRIES", "NOTE"]
     told = {line.split()[0]: line for line in lines}
     assert set(told) == set(uuids.values())
     for name, uuid in uuids.items():

@@ -517,7 +517,8 @@ class Ledger:
     def _refuse(self, command: Any, reason: Refusal, now: float) -> None:
         """C14: DISCONNECT to that peer, and forget it."""
         self.stats.disconnected[reason] += 1
-        self.expected.append(Said(command.route, Kind.DISCONNECT, False, None, command.header))
+        text = "why" if command.header == wire.WX1 and reason is not Refusal.NOT_REGISTERED else ""
+        self.expected.append(Said(command.route, Kind.DISCONNECT, False, None, command.header, text=text))
         seat = self.seats.get(peer_of(command.route))
         if seat is not None:
             self.lose([seat], Loss.REFUSED, now)

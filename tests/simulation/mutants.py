@@ -323,7 +323,7 @@ def free_when_held(registry: Registry, *args: Any, assign: Any = Registry.assign
 
 def deaf(session: WorkerSession, reason: str, *args: Any, lose: Any = WorkerSession.lose, **kwargs: Any) -> None:
     """A worker does not give up its connection when it is told to."""
-    if "DISCONNECT" not in reason:
+    if "DISCONNECT" not in reason and "refused" not in reason:
         lose(session, reason, *args, **kwargs)
 
 

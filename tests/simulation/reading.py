@@ -122,7 +122,7 @@ def _said(command: Any, route: Route, *, batched: bool) -> Said | Work | Beat:
         case wire.Cancel():
             return Said(route, Kind.CANCEL, batched, command.id)
         case wire.Disconnect():
-            return Said(route, Kind.DISCONNECT, batched, None, command.header)
+            return Said(route, Kind.DISCONNECT, batched, None, command.header, text="why" if command.text else "")
         case wire.Heartbeat() if command.header == wire.CX1:
             return Said(route, Kind.HEARTBEAT, batched)
         case wire.Heartbeat():

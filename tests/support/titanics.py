@@ -100,7 +100,7 @@ def state(db: str, uuid: str) -> str:
 def lease(db: str) -> float:
     """Return when the last of the leases expires."""
     with connected(db) as connection:
-        return float(connection.scalar(sa.text("SELECT max(lease) FROM titanic_owners")) or 0)
+        return float(connection.scalar(sa.text("SELECT max(lease) FROM titanic_holders")) or 0)
 
 
 def operate(db: str, what: Callable[..., Any], *uuids: str) -> list[str]:

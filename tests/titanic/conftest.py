@@ -68,7 +68,7 @@ def engine(backend, prepared):
     """A database with empty tables, the same for all tests, because creating one takes long."""
     made = prepared(backend, schema.upgrade)
     with made.begin() as connection:
-        for table in (sql.REQUESTS, sql.KEYS, sql.OWNERS):
+        for table in (sql.REQUESTS, sql.KEYS, sql.HOLDERS):
             connection.execute(sa.delete(table))
     yield made
     made.dispose()  # nothing of this test's is left in the next
@@ -120,25 +120,25 @@ class Tables:
         self.do(store.accept, made)
         return made
 
-    def claim(self, service="echo", limit=1, owner="me", until=NOW + 10, now=NOW, **asked):
-        (claimed,) = self.do(store.claim, store.Claim(service, limit, store.Lease(owner, until - now), now, **asked))
+    def claim(self, service="echo", limit=1, holder="me", until=NOW + 10, now=NOW, **asked):
+        (claimed,) = self.do(store.claim, store.Claim(service, limit, store.Lease(holder, until - now), now, **asked))
         return claimed
 
-    def running(self, owner="me", until=NOW + 10, now=NOW, **fields):
+    def running(self, holder="me", until=NOW + 10, now=NOW, **fields):
         """Accept and claim a request."""
         asked = self.add(now=now, **fields)
-        (claimed,) = self.claim(asked.service, owner=owner, until=until, now=now)
+        (claimed,) = self.claim(asked.service, holder=holder, until=until, now=now)
         assert claimed.uuid == asked.uuid
         return claimed
 
     def done(self, reply=b"reply", code=None, error=None, now=NOW, **fields):
         """Accept, claim and finish a request."""
         claimed = self.running(**fields)
-        self.do(store.finish, store.Outcome(claimed.id, claimed.owner, claimed.attempt, now, reply, code, error))
+        self.do(store.finish, store.Outcome(claimed.id, claimed.holder, claimed.attempt, now, reply, code, error))
         return claimed
 
-    def maintain(self, now=NOW, owner="me", until=None, **asked):
-        lease = store.Lease(owner, 10 if until is None else until - now)
+    def maintain(self, now=NOW, holder="me", until=None, **asked):
+        lease = store.Lease(holder, 10 if until is None else until - now)
         (found,) = self.do(store.maintain, a_round(lease, now, **asked))
         return found
 
@@ -151,7 +151,7 @@ class Tables:
     def leases(self):
         """Return when the lease of each Titanic expires."""
         with self.engine.begin() as connection:
-            return dict(connection.execute(sa.select(sql.W.owner, sql.W.lease)).all())
+            return dict(connection.execute(sa.select(sql.W.holder, sql.W.lease)).all())
 
     def count(self, table=sql.REQUESTS):
         with self.engine.begin() as connection:

@@ -56,9 +56,9 @@ def test_all_are_listed_the_oldest_first(do, each):
 def test_a_row_of_the_list(do, tables):
     asked = tables.add("größe", priority=3, key="k", due=NOW + 1)
     assert do(admin.ls, Filter(), 1) == [{
-        "uuid": asked.uuid.hex, "service": "größe", "state": "delayed", "priority": 3, "created": NOW, "due": NOW + 1,
-        "started": None, "finished": None, "attempts": 0, "failures": 0, "deaths": 0, "code": None, "error": None,
-        "key": "k",
+        "uuid": asked.uuid.hex, "service": "größe", "owner": "", "state": "delayed", "priority": 3, "created": NOW,
+        "due": NOW + 1, "started": None, "finished": None, "attempts": 0, "failures": 0, "deaths": 0, "code": None,
+        "error": None, "key": "k",
     }]  # fmt: skip
 
 
@@ -131,22 +131,22 @@ def test_matching_requests_are_read_in_chunks(do, tables):
 def test_show_returns_everything(do, tables):
     asked = tables.add(
         priority=2, retries=3, backoff=0.5, result_ttl=60, key="k", key_expires=NOW + 9, headers='{"a": "b"}',
-        body=b"\0body",
+        body=b"\0body", owner="shop",
     )  # fmt: skip
     (claimed,) = tables.claim(now=NOW + 1)
     tables.do(store.add_partials, *(store.Partial(claimed.id, 1, number, b"%d" % number) for number in (1, 0)))
     tables.do(store.finish, store.Outcome(claimed.id, "me", 1, NOW + 2, b"\0reply"))
     assert do(admin.show, asked.uuid) == {
-        "uuid": asked.uuid.hex, "service": "echo", "state": "done", "priority": 2, "created": NOW, "due": NOW,
-        "started": NOW + 1, "finished": NOW + 2, "attempts": 1, "failures": 0, "deaths": 0, "code": None, "error": None,
-        "key": "k", "retries": 3, "backoff": 0.5, "result_ttl": 60, "expires": NOW + 62, "owner": None,
+        "uuid": asked.uuid.hex, "service": "echo", "owner": "shop", "state": "done", "priority": 2, "created": NOW,
+        "due": NOW, "started": NOW + 1, "finished": NOW + 2, "attempts": 1, "failures": 0, "deaths": 0, "code": None,
+        "error": None, "key": "k", "retries": 3, "backoff": 0.5, "result_ttl": 60, "expires": NOW + 62, "holder": None,
         "headers": '{"a": "b"}', "body": b"\0body", "reply": b"\0reply", "partials": [b"0", b"1"],
     }  # fmt: skip
 
 
-def test_show_names_the_owner(do, each):
+def test_show_names_the_titanic_that_runs_a_request(do, each):
     shown = do(admin.show, each.running.uuid)
-    assert (shown["owner"], shown["started"], shown["reply"]) == ("me", NOW, None)
+    assert (shown["holder"], shown["started"], shown["reply"]) == ("me", NOW, None)
 
 
 def test_the_partials_shown_are_those_of_the_latest_attempt(do, tables):
@@ -214,14 +214,14 @@ def test_only_requests_that_have_not_ended_are_cancelled(do, tables, each):
     for uuid in uuids[:3]:
         row = tables.row(uuid)
         assert (row.state, row.code, row.error) == ("failed", 499, "cancelled by an operator")
-        assert (row.owner, row.finished, row.expires) == (None, NOW + 5, NOW + 65)
+        assert (row.holder, row.finished, row.expires) == (None, NOW + 5, NOW + 65)
         assert row.ended > tables.row(each.done.uuid).ended
 
 
 def test_a_cancelled_request_is_not_run(do, tables, each):
     do(admin.cancel, [each.delayed.uuid, each.pending.uuid, each.running.uuid], NOW)
     found = tables.maintain(NOW + 9, count_up_to=10, offered=("echo",))
-    assert (found.owned, found.services, found.next_due, found.waiting) == ({}, [], None, 0)
+    assert (found.held, found.services, found.next_due, found.waiting) == ({}, [], None, 0)
     assert tables.claim(limit=10) == []
 
 

@@ -157,7 +157,7 @@ def test_partials_are_stored_before_outcomes_and_accepted_requests_can_be_claime
             held = await gate.holding(made)
             claiming = made.submit(store.claim, store.Claim("new", 1, store.Lease("me", 10), NOW))
             finishing = made.submit(store.finish, store.Outcome(claimed.id, "me", 1, NOW, b"reply"))
-            closing = made.submit(store.close, claimed.uuid)
+            closing = made.submit(store.close, store.Lookup(claimed.uuid))
             storing = made.submit(store.add_partials, store.Partial(claimed.id, 1, 0, b"part"))
             accepting = made.submit(store.accept, new)
             gate.open.set()
@@ -200,7 +200,7 @@ def test_delivered_results_are_visible_to_others(tables, submission, engine):
             for _ in range(5):
                 uuid = await made.submit(store.accept, submission())
                 with other.connect() as connection:
-                    assert store.fetch(connection, [uuid])[0] is not None
+                    assert store.fetch(connection, [store.Lookup(uuid)])[0] is not None
         other.dispose()
 
     running(scenario)
@@ -282,7 +282,7 @@ def test_an_item_that_the_database_rejects_fails_alone(tables, submission):
         async with batches(tables.engine, gate) as made:
             held = await gate.holding(made)
             futures = [made.submit(store.accept, each) for each in asked]
-            closing = made.submit(store.close, closed.uuid)
+            closing = made.submit(store.close, store.Lookup(closed.uuid))
             gate.open.set()
             outcomes = await gathered(*futures)
             assert await closing is not None
@@ -624,7 +624,7 @@ def putting_back(tables, submission):
 
 
 def closing(tables, submission):
-    return [(store.close, tables.add().uuid)], [None]
+    return [(store.close, store.Lookup(tables.add().uuid))], [None]
 
 
 @only_postgresql
@@ -721,7 +721,7 @@ def test_a_removed_file_is_never_a_success(own_url, submission, file, taken_away
             assert "the database file was removed or replaced" in said
             for _ in range(3):
                 errors(await gathered(*(made.submit(store.accept, each) for each in (submission(), submission()))))
-                errors(await gathered(made.submit(store.close, submission().uuid)))
+                errors(await gathered(made.submit(store.close, store.Lookup(submission().uuid))))
             assert file.exists() == (taken_away not in {remove, remove_only_the_database, move_away})
 
     running(scenario)
@@ -738,13 +738,14 @@ def test_reading_a_removed_file_is_an_error(own_url, submission, file, taken_awa
 
     async def scenario():
         made = BatchExecutor("reader", engine, READS)
-        found = await made.submit(store.fetch, asked.uuid)
+        found = await made.submit(store.fetch, store.Lookup(asked.uuid))
         assert found is not None
         taken_away(file)
         for _ in range(3):
             errors(
                 await gathered(
-                    made.submit(store.fetch, asked.uuid), made.submit(store.progress, frozenset([asked.uuid]))
+                    made.submit(store.fetch, store.Lookup(asked.uuid)),
+                    made.submit(store.progress, frozenset([asked.uuid])),
                 )
             )
         await made.close()

@@ -461,11 +461,11 @@ def test_workers_lost_within_streams_count_too(bench, url, client):
 @pytest.mark.parametrize(
     ("error", "lost"),
     [
-        (WorkerLost("", code=502, text="it is not retried; workers that received it: 3"), 3),
+        (WorkerLost("", code=502, text="its worker was lost, and this was attempt 3 of 3 (max_attempts)"), 3),
         (StreamInterrupted("", code=502, text="its worker was lost after a PARTIAL"), 1),
         (StreamInterrupted("the broker is gone"), 0),
         (RetryLater("", code=503, text="the broker shut down"), 0),
-        (ServiceError(502, "workers that received it: 3"), 0),  # a handler's own
+        (ServiceError(502, "this was attempt 3 of 3"), 0),  # a handler's own
     ],
 )
 def test_only_the_broker_reports_lost_workers(error, lost):
@@ -924,8 +924,8 @@ def test_a_crash_while_the_clock_was_ahead_does_not_block_requests(bench, url, c
         running, retried = Titanic(client).submit("echo", b"running"), Titanic(client).submit("echo", b"retried")
     with connected(url) as connection:
         for text in (
-            "INSERT INTO titanic_owners (owner, lease, seconds) VALUES ('dead', :ahead, 2)",
-            "UPDATE titanic_requests SET state = 'running', attempts = 1, owner = 'dead' WHERE uuid = :running",
+            "INSERT INTO titanic_holders (holder, lease, seconds) VALUES ('dead', :ahead, 2)",
+            "UPDATE titanic_requests SET state = 'running', attempts = 1, holder = 'dead' WHERE uuid = :running",
             "UPDATE titanic_requests SET state = 'delayed', attempts = 1, due = :ahead WHERE uuid = :retried",
         ):
             given = {"ahead": time.time() + DAY, "running": running.uuid, "retried": retried.uuid}

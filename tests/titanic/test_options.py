@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from zmdp.mdp.errors import SettingError
 from zmdp.titanic import Titanic
+from zmdp.titanic.cli.parameters import flag
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.submission import (
     MAX_FROM,
@@ -246,8 +247,7 @@ def test_the_page_documents_each_option_as_it_is_declared():
     page = (Path(__file__).parents[2] / "docs" / "titanic.md").read_text()
     assert f"| | | `uuid` | {UUID_OPTION.help} | {UUID_OPTION.default} |" in page.splitlines()
     for name, option in OPTIONS.items():
-        flag = f"--{name.replace('_', '-')}"
-        row = f"| `{name}` | `{flag}` | `{option.wire_name or name}` | {option.help} | {option.default} |"
+        row = f"| `{name}` | `{flag(name)}` | `{option.wire_name or name}` | {option.help} | {option.default} |"
         assert row in page.splitlines()
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from concurrent.futures import wait
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -393,6 +393,35 @@ def test_back_to_the_first_version_no_request_is_lost(own):
     assert "ended" not in {column["name"] for column in sa.inspect(own).get_columns("titanic_requests")}
     assert schema.upgrade(own) == ("0001", schema.head())
     assert [len(rows) for rows in contents(own)] == before
+
+
+def test_the_third_version_gets_owners_and_keeps_keys_and_leases(empty):
+    with empty.begin() as connection:
+        command.upgrade(schema.config(connection), "0003")
+        connection.exec_driver_sql(OLD.format(1, "running", "NULL", "body"))
+        connection.exec_driver_sql("UPDATE titanic_requests SET owner = 'me'")
+        connection.exec_driver_sql("INSERT INTO titanic_owners VALUES ('me', 5, 10)")
+        connection.exec_driver_sql(f"INSERT INTO titanic_keys VALUES ('s', 'k', '{1:032x}', 7)")
+    assert schema.upgrade(empty) == ("0003", schema.head())
+    assert run(empty, "SELECT holder, owner FROM titanic_requests") == [("me", "")]
+    assert run(empty, "SELECT holder, lease, seconds FROM titanic_holders") == [("me", 5, 10)]
+    assert run(empty, "SELECT service, key, owner, expires FROM titanic_keys") == [("s", "k", "", 7)]
+    with empty.begin() as connection:  # the key still refers to the request
+        connection.execute(sa.insert(tables.KEYS), {"service": "s", "key": "k", "uuid": uuid4(), "owner": "shop"})
+        assert connection.scalar(sa.select(tables.K.uuid).where(tables.K.owner == "")) == UUID(int=1)
+
+
+def test_back_to_the_third_version_the_keys_of_owners_are_forgotten(own):
+    with own.begin() as connection:
+        fill(connection)
+        connection.execute(sa.insert(tables.KEYS), {"service": "s", "key": "k", "uuid": uuid4(), "owner": "shop"})
+        connection.execute(sa.update(tables.REQUESTS).values(state="running", holder="me", owner="shop"))
+    with own.begin() as connection:
+        command.downgrade(schema.config(connection), "0003")
+    assert run(own, "SELECT owner FROM titanic_requests") == [("me",)]
+    assert len(run(own, "SELECT * FROM titanic_keys")) == 1
+    with pytest.raises(sa.exc.IntegrityError):
+        run(own, f"INSERT INTO titanic_keys VALUES ('s', 'k', '{1:032x}', 7)")
 
 
 def test_migrations_match_the_models(own):

@@ -745,6 +745,19 @@ def test_disconnect_from_a_broker_that_was_never_heard(protocol: str) -> None:
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0]
 
 
+def test_a_broker_that_refuses_the_worker_says_why() -> None:
+    # It will refuse READY again, so the worker waits even if the broker was heard
+    session = connected()
+    session.receive(heartbeat("X1"), 101.0)
+    session.receive([*disconnect("X1"), "no\n\u00e9".encode()], 102.0)
+    assert session.lost == "the broker refused this worker: no?\u00e9"
+    assert (session.refused, session.dismissed, session.retry_at) == (True, False, 103.0)
+    session.connected(103.0)
+    assert not session.refused
+    session.receive(disconnect("X1"), 104.0)
+    assert not session.refused
+
+
 @each_protocol
 def test_only_a_broker_that_was_heard_dismisses_the_worker(protocol: str) -> None:
     session = connected(protocol=protocol)

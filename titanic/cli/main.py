@@ -12,8 +12,9 @@ import click
 from click.core import ParameterSource
 
 from ...clients import Client, Reply, RequestTimeout, ServiceError, ServiceNotFound, bodies
-from ...mdp.cli.console import Number, run, version_option, with_default
+from ...mdp.cli.console import Number, key_options, run, version_option, with_default
 from ...mdp.errors import TitanicError
+from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ..client import Titanic
 from .parameters import DURATION, UUID_TYPE, Command, brokers_option, submission_options
@@ -46,7 +47,8 @@ def _broker_options(command: Command) -> Command:
         default=DEFAULT_TIMEOUT,
         help=with_default("How long to wait for Titanic's answer.", DEFAULT_TIMEOUT, "seconds"),
     )
-    return brokers_option("Broker to connect to. Can be repeated: if one is lost, the next is tried.")(timeout(command))
+    command = key_options(timeout(command))
+    return brokers_option("Broker to connect to. Can be repeated: if one is lost, the next is tried.")(command)
 
 
 @click.group(
@@ -96,6 +98,7 @@ def request(
     body: tuple[str, ...],
     headers: dict[str, str],
     broker: Sequence[str],
+    keys: ClientKeys | None,
     timeout: float,
     as_json: bool,
     **options: Any,
@@ -103,10 +106,11 @@ def request(
     """Submit a request for SERVICE and print its UUID.
 
     Once you have the UUID, the request is on disk: it survives any crash and will be executed as soon as a worker
-    offers the service. Anyone who knows the UUID can fetch the reply, and close the request.
+    offers the service. Anyone who knows the UUID can fetch the reply and close the request, unless the broker has
+    access control: then only the role that submitted it can, and admins.
     """
     frames = bodies.frames(body)
-    with _titanic(broker, timeout) as titanic:
+    with _titanic(broker, keys, timeout) as titanic:
         ticket = titanic.submit(service, *frames, headers=headers, **options)
     if as_json:
         bodies.print_json({"uuid": ticket.uuid, "service": service})
@@ -142,6 +146,7 @@ def reply(
     stream: bool,
     start: int,
     broker: Sequence[str],
+    keys: ClientKeys | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -154,7 +159,7 @@ def reply(
         raise click.UsageError("--from requires --stream", context)
     given = context.get_parameter_source("timeout") is not ParameterSource.DEFAULT
     limit = timeout if given else None
-    with _titanic(broker, timeout) as titanic:
+    with _titanic(broker, keys, timeout) as titanic:
         ticket = titanic.ticket(uuid)
         try:
             if stream:
@@ -173,20 +178,20 @@ def reply(
 @cli.command()
 @click.argument("uuids", type=UUID_TYPE, nargs=-1, required=True, metavar="UUID…")
 @_broker_options
-def close(*, uuids: Sequence[UUID], broker: Sequence[str], timeout: float) -> None:
+def close(*, uuids: Sequence[UUID], broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> None:
     """Delete requests and their replies.
 
     Requests that are running are cancelled. Closing an unknown request is not an error.
     """
-    with _titanic(broker, timeout) as titanic:
+    with _titanic(broker, keys, timeout) as titanic:
         for uuid in uuids:
             titanic.ticket(uuid).close()
 
 
 @contextmanager
-def _titanic(broker: Sequence[str], timeout: float) -> Iterator[Titanic]:
-    check_listening(broker)
-    with Client(broker, timeout=timeout, retries=0) as client:
+def _titanic(broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> Iterator[Titanic]:
+    check_listening(broker, keys)
+    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
         _await_titanic(client, broker)
         yield Titanic(client)
 

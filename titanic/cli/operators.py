@@ -22,12 +22,14 @@ from ...mdp.cli.console import (
     EXIT_CODES,
     Number,
     heartbeat_options,
+    key_options,
     log_level_option,
     log_to_stderr,
     printable,
     with_default,
 )
 from ...mdp.errors import TitanicError, UnknownTicket
+from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from .. import admin, schema
 from ..frames import unpack
@@ -78,6 +80,7 @@ _ALL = click.option(
     "Broker to register at and to send requests through. Can be repeated: Titanic then registers at each, and sends "
     "requests through the first that answers."
 )
+@key_options
 @_DB
 @click.option(
     "--lease",
@@ -119,7 +122,7 @@ _ALL = click.option(
 )
 @heartbeat_options()
 @log_level_option
-def serve(*, broker: Sequence[str], db: str, log_level: str, **settings: Any) -> int:
+def serve(*, broker: Sequence[str], keys: ClientKeys | None, db: str, log_level: str, **settings: Any) -> int:
     """Store requests in a database and execute them.
 
     A SQLite file is created and migrated automatically. Any number of Titanics can share one PostgreSQL database;
@@ -133,13 +136,13 @@ def serve(*, broker: Sequence[str], db: str, log_level: str, **settings: Any) ->
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return asyncio.run(_serve(broker, db, settings))
+    return asyncio.run(_serve(broker, keys, db, settings))
 
 
-async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> int:
+async def _serve(broker: Sequence[str], keys: ClientKeys | None, db: str, settings: dict[str, Any]) -> int:
     loop = asyncio.get_running_loop()
     with _database_errors(db):
-        server = Server(db, broker=broker, **settings)
+        server = Server(db, broker=broker, key=keys, **settings)
     forced = False
     serving: asyncio.Task[None] | None = None
 
@@ -165,7 +168,7 @@ async def _serve(broker: Sequence[str], db: str, settings: dict[str, Any]) -> in
         )
 
     for each in broker:
-        reason = await asyncio.to_thread(why_unreachable, each)
+        reason = await asyncio.to_thread(why_unreachable, each, keys)
         if reason is not None:
             log.warning("no broker at %s yet: %s; Titanic keeps trying to connect", each, reason)
     serving = asyncio.ensure_future(server.run(ready))
@@ -250,6 +253,7 @@ def check(*, db: str) -> None:
     "--state", "states", type=click.Choice(STATES), multiple=True, help="Only requests in this state. Can be repeated."
 )
 @_SERVICE
+@click.option("--owner", metavar="ROLE", help="Only requests that this role submitted.")
 @_OLDER
 @click.option(
     "--limit",
@@ -260,22 +264,34 @@ def check(*, db: str) -> None:
 @_DB
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def ls(
-    *, states: tuple[str, ...], service: str | None, older_than: float | None, limit: int, db: str, as_json: bool
+    *,
+    states: tuple[str, ...],
+    service: str | None,
+    owner: str | None,
+    older_than: float | None,
+    limit: int,
+    db: str,
+    as_json: bool,
 ) -> None:
     """List requests."""
     with _opened(db) as begin, begin() as connection:
-        rows = admin.ls(connection, _which(states or STATES, service, older_than), limit + 1)
+        rows = admin.ls(connection, _which(states or STATES, service, older_than, owner), limit + 1)
     now = time.time()
     for row in rows[:limit]:
         if as_json:
             bodies.print_json(_with_times(row))
     if not as_json and rows:
         width = max(len("SERVICE"), *(len(row["service"]) for row in rows[:limit]))
-        click.echo(f"{'UUID':32}  {'SERVICE':{width}}  {'STATE':7}  {'PRI':>3}  {'AGE':>6}  {'TRIES':>5}  NOTE")
+        owners = max(len("OWNER"), *(len(row["owner"]) for row in rows[:limit]))
+        click.echo(
+            f"{'UUID':32}  {'SERVICE':{width}}  {'OWNER':{owners}}  {'STATE':7}  "
+            f"{'PRI':>3}  {'AGE':>6}  {'TRIES':>5}  NOTE"
+        )
         for row in rows[:limit]:
             click.echo(
-                f"{row['uuid']}  {row['service']:{width}}  {row['state']:7}  {row['priority']:3}  "
-                f"{_age(now - row['created']):>6}  {row['attempts']:5}  {printable(_note(row, now))}".rstrip()
+                f"{row['uuid']}  {row['service']:{width}}  {row['owner'] or '-':{owners}}  {row['state']:7}  "
+                f"{row['priority']:3}  {_age(now - row['created']):>6}  {row['attempts']:5}  "
+                f"{printable(_note(row, now))}".rstrip()
             )
     if len(rows) > limit:
         click.echo("there are more requests: use --limit to see them", err=True)
@@ -302,7 +318,7 @@ def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
         bodies.print_json(row)
         return
     for name, value in row.items():
-        if value not in (None, []):
+        if value not in (None, [], ""):
             text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
             click.echo(f"{name:11} {text if full else _shortened(text)}")
 
@@ -442,8 +458,11 @@ def _chunks(read: Begin, which: admin.Filter) -> Iterator[list[tuple[int, UUID]]
         yield chunk
 
 
-def _which(states: tuple[str, ...], service: str | None, older_than: float | None) -> admin.Filter:
-    return admin.Filter(states, service, created_before=None if older_than is None else time.time() - older_than)
+def _which(
+    states: tuple[str, ...], service: str | None, older_than: float | None, owner: str | None = None
+) -> admin.Filter:
+    before = None if older_than is None else time.time() - older_than
+    return admin.Filter(states, service, created_before=before, owner=owner)
 
 
 @contextmanager

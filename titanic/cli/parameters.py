@@ -118,13 +118,19 @@ def submission_options(command: Command) -> Command:
     """Add an option for each of `SubmissionOptions`."""
     for name, option in reversed(list(OPTIONS.items())):
         command = click.option(
-            f"--{name.replace('_', '-')}",
+            flag(name),
             name,
             type=_type(option),
             metavar="N" if isinstance(option, IntegerOption) else None,
             help=_help(option),
         )(command)
     return command
+
+
+def flag(name: str) -> str:
+    """Return the flag of the submission option `name`.  That of `key` is not `--key`, the file of a secret key."""
+    prefix = "--idempotency-" if name.startswith("key") else "--"
+    return prefix + name.replace("_", "-")
 
 
 def _help(option: Option) -> str:

@@ -18,11 +18,11 @@ from .clock import Clock
 from .leases import Lease
 from .maintenance import Findings, Maintenance, count_waiting, maintain, pending_after, pending_services, set_clock
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
-from .replies import Fetched, PartialsQuery, Progress, close, fetch, fetch_partials, fetch_reply, progress
+from .replies import Fetched, Lookup, PartialsQuery, Progress, close, fetch, fetch_partials, fetch_reply, progress
 
 __all__ = [
-    "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Maintenance", "Outcome", "Partial", "PartialsQuery",
-    "Progress", "Reschedule", "accept", "add_partials", "claim", "close", "count_waiting", "fetch", "fetch_partials",
-    "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress", "release", "reschedule",
-    "set_clock",
+    "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Lookup", "Maintenance", "Outcome", "Partial",
+    "PartialsQuery", "Progress", "Reschedule", "accept", "add_partials", "claim", "close", "count_waiting", "fetch",
+    "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress", "release",
+    "reschedule", "set_clock",
 ]  # fmt: skip

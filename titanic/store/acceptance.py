@@ -11,13 +11,13 @@ from sqlalchemy.engine import Connection
 
 from ..submission import Submission
 from .bulk import Bulk, Row
-from .tables import KEYS, REQUESTS, K, for_both_dialects
+from .tables import KEYS, REQUESTS, K, R, for_both_dialects
 
 
 def _enter_key(insert: Any) -> sa.Executable:
     entered = insert(KEYS)
     found: sa.Executable = entered.on_conflict_do_update(
-        index_elements=[K.service, K.key],
+        index_elements=[K.service, K.key, K.owner],
         set_={"uuid": entered.excluded.uuid, "expires": entered.excluded.expires},
         where=K.expires <= sa.bindparam("now", type_=sa.Double),
     )
@@ -41,35 +41,51 @@ _ACCEPT: Final = Bulk(
 )
 
 
-def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID]:
-    """Store requests and return the UUID of each: for a known key, that of the first request with the key.
+def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID | None]:
+    """Store requests and return the UUID of each: for a known key, that of the owner's first request with the key.
+
+    Returns None for a request that was not stored because another owner's request has its UUID.
 
     Idempotent: the same submissions can be stored again.
     """
     keyed = [each for each in batch if each.key is not None]
-    if not keyed:
-        _ACCEPT(connection, [_row(each) for each in batch])
-        return [each.uuid for each in batch]
-    known = _enter_keys(connection, keyed)
-    uuids = [each.uuid if each.key is None else known[each.service, each.key] for each in batch]
-    _ACCEPT(connection, [_row(each) for each, uuid in zip(batch, uuids, strict=True) if uuid == each.uuid])
-    return uuids
+    known = _enter_keys(connection, keyed) if keyed else {}
+    uuids = [each.uuid if each.key is None else known[_key_of(each)] for each in batch]
+    rows = [_row(each) for each, uuid in zip(batch, uuids, strict=True) if uuid == each.uuid]
+    if _ACCEPT.count(connection, rows) == len(rows):
+        return list(uuids)
+    # Some UUIDs were there already: of requests that are submitted again, or of other owners' requests.
+    found = connection.execute(sa.select(R.uuid, R.owner).where(R.uuid.in_([each.uuid for each in batch])))
+    owners = {row.uuid: row.owner for row in found}
+    return [
+        None if uuid == each.uuid and owners.get(uuid) != each.owner else uuid
+        for each, uuid in zip(batch, uuids, strict=True)
+    ]
 
 
 def _row(submission: Submission) -> Row:
     return (submission.uuid.hex, *_VALUES(submission))
 
 
-def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[tuple[str, str], UUID]:
+def _key_of(submission: Submission) -> tuple[str, str, str]:
+    """Return the primary key of the submission's key."""
+    return submission.service, str(submission.key), submission.owner
+
+
+def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[tuple[str, str, str], UUID]:
     """Insert keys that are new or have expired, and return the UUID that each key stands for."""
-    first = {(each.service, str(each.key)): each for each in reversed(keyed)}
+    first = {_key_of(each): each for each in reversed(keyed)}
     connection.execute(
         _ENTER_KEY[connection.dialect.name],
         # Sorted, so that two Titanics with the same keys cannot deadlock.
         [
-            {"service": service, "key": key, "uuid": each.uuid, "expires": each.key_expires, "now": each.created}
-            for (service, key), each in sorted(first.items())
+            {
+                "service": service, "key": key, "owner": owner, "uuid": each.uuid, "expires": each.key_expires,
+                "now": each.created,
+            }
+            for (service, key, owner), each in sorted(first.items())
         ],
-    )
-    found = connection.execute(sa.select(K.service, K.key, K.uuid).where(sa.tuple_(K.service, K.key).in_(list(first))))
-    return {(service, key): uuid for service, key, uuid in found}
+    )  # fmt: skip
+    columns = (K.service, K.key, K.owner)
+    found = connection.execute(sa.select(*columns, K.uuid).where(sa.tuple_(*columns).in_(list(first))))
+    return {(service, key, owner): uuid for service, key, owner, uuid in found}

@@ -3,13 +3,13 @@
 SQLAlchemy Core spends more time on a row than the database does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, CursorResult
 
 ROWS_AT_ONCE: Final = 64
 """Maximum number of rows in one SQLite statement."""
@@ -53,37 +53,38 @@ class Bulk:
 
     def __call__(self, connection: Connection, rows: Sequence[Row]) -> list[Any]:
         """Execute the statement with `rows` and return the rows that it returns."""
-        dialect = connection.dialect
-        if dialect.name == "sqlite":
-            return self._execute_on_sqlite(connection, rows)
         found: list[Any] = []
-        if dialect.driver == "psycopg":
-            for some in self._bounded(rows):
-                if len(some) == 1:
-                    result = connection.exec_driver_sql(self._one, tuple(some[0]))
-                else:
-                    result = connection.exec_driver_sql(self._many, tuple(map(list, zip(*some, strict=True))))
-                if result.returns_rows:
-                    found += result.all()
-            return found
-        for row in rows:  # another driver, of a program that calls `enqueue`
-            result = connection.execute(self._portable, dict(zip(self._columns, row, strict=True)))
+        for result in self._execute(connection, rows):
             if result.returns_rows:
                 found += result.all()
         return found
 
-    def _execute_on_sqlite(self, connection: Connection, rows: Sequence[Row]) -> list[Any]:
-        found: list[Any] = []
+    def count(self, connection: Connection, rows: Sequence[Row]) -> int:
+        """Execute the statement with `rows` and return how many rows it has inserted, changed or deleted."""
+        return sum(result.rowcount for result in self._execute(connection, rows))
+
+    def _execute(self, connection: Connection, rows: Sequence[Row]) -> Iterator[CursorResult[Any]]:
+        dialect = connection.dialect
+        if dialect.name == "sqlite":
+            yield from self._execute_on_sqlite(connection, rows)
+        elif dialect.driver == "psycopg":
+            for some in self._bounded(rows):
+                if len(some) == 1:
+                    yield connection.exec_driver_sql(self._one, tuple(some[0]))
+                else:
+                    yield connection.exec_driver_sql(self._many, tuple(map(list, zip(*some, strict=True))))
+        else:  # another driver, of a program that calls `enqueue`
+            for row in rows:
+                yield connection.execute(self._portable, dict(zip(self._columns, row, strict=True)))
+
+    def _execute_on_sqlite(self, connection: Connection, rows: Sequence[Row]) -> Iterator[CursorResult[Any]]:
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = rows[start : start + ROWS_AT_ONCE]
             # Preparing a statement takes longer than executing it.  So there are only a few sizes, which the driver
             # keeps prepared, and rows of NULLs pad a batch to the next size.
             size = 1 << (len(some) - 1).bit_length()
             values = (*chain.from_iterable(some), *(None,) * ((size - len(some)) * self._width))
-            result = connection.exec_driver_sql(self._texts.get(size) or self._text(size), values)
-            if result.returns_rows:
-                found += result.all()
-        return found
+            yield connection.exec_driver_sql(self._texts.get(size) or self._text(size), values)
 
     def _text(self, size: int) -> str:
         row = f"({', '.join('?' * self._width)})"

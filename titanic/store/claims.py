@@ -29,7 +29,7 @@ class Claimed(NamedTuple):
     id: int
     uuid: UUID
     service: str
-    owner: str
+    holder: str
     attempt: int
     failures: int
     deaths: int
@@ -37,6 +37,7 @@ class Claimed(NamedTuple):
     backoff: float | None
     headers: str | None
     body: bytes
+    owner: str
 
 
 _READY: Final = """
@@ -48,12 +49,12 @@ _CLAIM: Final = Bulk(
     # On SQLite, RETURNING accepts unqualified names only.
     f"""
     WITH given
-    UPDATE titanic_requests SET state = 'running', owner = by_owner, attempts = attempts + 1, started = at_time
+    UPDATE titanic_requests SET state = 'running', holder = by_holder, attempts = attempts + 1, started = at_time
     FROM given WHERE id = request
     RETURNING {", ".join(Claimed._fields).replace("attempt,", "attempts,")}, priority
     """,  # noqa: S608 - our own
     request="bigint",
-    by_owner="text",
+    by_holder="text",
     at_time="double precision",
 )
 _DELETE_OLD_PARTIALS: Final = sa.delete(PARTS).where(
@@ -79,7 +80,7 @@ def _claim(connection: Connection, wanted: Claim) -> list[Claimed]:
     if not ids:
         return []
     renew(connection, wanted.lease, wanted.now)
-    rows = _CLAIM(connection, [(id_, wanted.lease.owner, wanted.now) for id_ in ids])
+    rows = _CLAIM(connection, [(id_, wanted.lease.holder, wanted.now) for id_ in ids])
     claimed = [
         Claimed(id_, as_uuid(uuid), *fields)
         for id_, uuid, *fields, _ in sorted(rows, key=lambda row: (-row.priority, row.id))

@@ -5,20 +5,20 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from .tables import OWNERS, W, for_both_dialects
+from .tables import HOLDERS, W, for_both_dialects
 
 
 class Lease(NamedTuple):
     """A Titanic's lease on the requests that it has claimed, and its length in seconds."""
 
-    owner: str
+    holder: str
     seconds: float
 
 
 def _renewal(insert: Any) -> sa.Executable:
-    entered = insert(OWNERS)
+    entered = insert(HOLDERS)
     found: sa.Executable = entered.on_conflict_do_update(
-        index_elements=[W.owner],
+        index_elements=[W.holder],
         set_={"lease": entered.excluded.lease, "seconds": entered.excluded.seconds},
         where=W.lease < entered.excluded.lease,
     )
@@ -30,7 +30,7 @@ _RENEW: Final = for_both_dialects(_renewal)
 
 def renew(connection: Connection, lease: Lease, now: float) -> None:
     """Extend the lease, or begin it."""
-    given = {"owner": lease.owner, "lease": now + lease.seconds, "seconds": lease.seconds}
+    given = {"holder": lease.holder, "lease": now + lease.seconds, "seconds": lease.seconds}
     connection.execute(_RENEW[connection.dialect.name], given)
 
 

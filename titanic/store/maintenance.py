@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from .clock import Clock
 from .leases import Lease, is_invalid, renew
-from .tables import KEYS, OWNERS, REQUESTS, K, R, W, is_in
+from .tables import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
 
 MAX_SWEEP_ROWS: Final = 5000
 """Maximum number of rows of each kind that one call changes or deletes."""
@@ -38,7 +38,7 @@ class Maintenance:
 class Findings:
     """Information for the dispatcher."""
 
-    owned: dict[int, int]
+    held: dict[int, int]
     """The requests that this Titanic is running, and the numbers of their attempts."""
     services: list[str]
     """The offered services that have pending requests."""
@@ -61,26 +61,26 @@ def _maintain(connection: Connection, asked: Maintenance) -> Findings:
     if time.monotonic() >= asked.renew_at:
         renew(connection, asked.lease, now)
     _shorten_leases(connection, now)
-    living = sa.select(W.owner).where(W.lease > now)
+    living = sa.select(W.holder).where(W.lease > now)
     due = _unlocked(connection, [R.id], sa.and_(is_in("delayed"), R.due <= now))
     # A request may be delayed for years, but not a retry: its time comes from a clock that was ahead.
     far = sa.and_(is_in("delayed"), R.attempts > sa.literal_column("0"), R.due > now + 2 * MAX_BACKOFF_SECONDS)
     misdated = _unlocked(connection, [R.id], far)
-    lapsed = _unlocked(connection, [R.id], sa.and_(is_in("running"), R.owner.not_in(living)))
+    lapsed = _unlocked(connection, [R.id], sa.and_(is_in("running"), R.holder.not_in(living)))
     if due or misdated or lapsed:
         back = [row.id for row in (*due, *misdated, *lapsed)]
-        connection.execute(sa.update(REQUESTS).where(R.id.in_(back)).values(state="pending", owner=None))
+        connection.execute(sa.update(REQUESTS).where(R.id.in_(back)).values(state="pending", holder=None))
     for table, key, over in (
         (REQUESTS, [R.id], R.expires <= now),
-        (KEYS, [K.service, K.key], K.expires <= now),
-        (OWNERS, [W.owner], W.lease <= now),
+        (KEYS, [K.service, K.key, K.owner], K.expires <= now),
+        (HOLDERS, [W.holder], W.lease <= now),
     ):
         old = _unlocked(connection, key, over)
         if old:
             connection.execute(sa.delete(table).where(over, sa.tuple_(*key).in_([tuple(row) for row in old])))
-    owned = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.owner == asked.lease.owner))
+    held = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.holder == asked.lease.holder))
     return Findings(
-        owned={each.id: each.attempts for each in owned},
+        held={each.id: each.attempts for each in held},
         services=pending_services(connection, asked.offered),
         next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
         waiting=None if asked.count_up_to is None else count_waiting(connection, asked.count_up_to),
@@ -90,10 +90,10 @@ def _maintain(connection: Connection, asked: Maintenance) -> Findings:
 
 def _shorten_leases(connection: Connection, now: float) -> None:
     """Shorten leases that end too late.  If its Titanic is alive, it renews the lease before it ends."""
-    invalid = _unlocked(connection, [W.owner], is_invalid(now))
+    invalid = _unlocked(connection, [W.holder], is_invalid(now))
     if invalid:
-        owners = [row.owner for row in invalid]
-        connection.execute(sa.update(OWNERS).where(W.owner.in_(owners)).values(lease=W.seconds + now))
+        holders = [row.holder for row in invalid]
+        connection.execute(sa.update(HOLDERS).where(W.holder.in_(holders)).values(lease=W.seconds + now))
 
 
 def _unlocked(connection: Connection, columns: Sequence[Any], where: Any) -> Sequence[sa.Row[Any]]:

@@ -64,10 +64,10 @@ class StoredRequest(Base):
     finished: Mapped[float | None] = mapped_column(Double)
     expires: Mapped[float | None] = mapped_column(Double)
     """When the request is deleted; NULL for never."""
-    owner: Mapped[str | None] = mapped_column(Text)
-    """The Titanic that is running it."""
+    holder: Mapped[str | None] = mapped_column(Text)
+    """The Titanic that is running it, as in `Holder`."""
     attempts: Mapped[int] = mapped_column(Integer)
-    """How often it was claimed.  With `owner`, it identifies an attempt, so that late outcomes are ignored."""
+    """How often it was claimed.  With `holder`, it identifies an attempt, so that late outcomes are ignored."""
     failures: Mapped[int] = mapped_column(Integer)
     """How often the service's handler has failed."""
     retries: Mapped[int] = mapped_column(Integer)
@@ -91,13 +91,16 @@ class StoredRequest(Base):
     the commits may be in another order; on SQLite they are in this order."""
     deaths: Mapped[int] = mapped_column(Integer, server_default=text("0"))
     """How many workers were lost while they handled it."""
+    owner: Mapped[str] = mapped_column(Text, server_default=text("''"))
+    """The role that submitted it, and on whose behalf it is executed; empty if the broker had no access control, or if
+    a program wrote it into the database and named none."""
 
     __table_args__ = (
         CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
         _partial("titanic_requests_ready", "state = 'pending'", "service", priority.desc(), "id"),
         _partial("titanic_requests_due", "state = 'delayed'", "due"),
         _partial("titanic_requests_retry", "state = 'delayed' AND attempts > 0", "due"),
-        _partial("titanic_requests_owner", "state = 'running'", "owner"),
+        _partial("titanic_requests_holder", "state = 'running'", "holder"),
         _partial("titanic_requests_failed", "state = 'failed'", "id"),
         _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
         _partial("titanic_requests_ended", "ended IS NOT NULL", "ended"),
@@ -114,12 +117,12 @@ class Identity(Base):
     id: Mapped[str] = mapped_column(Text, primary_key=True)
 
 
-class Owner(Base):
+class Holder(Base):
     """A Titanic that is running requests."""
 
-    __tablename__ = "titanic_owners"
+    __tablename__ = "titanic_holders"
 
-    owner: Mapped[str] = mapped_column(Text, primary_key=True)
+    holder: Mapped[str] = mapped_column(Text, primary_key=True)
     lease: Mapped[float] = mapped_column(Double)
     """When its lease on its requests ends.  If it does not renew the lease in time, it is considered dead."""
     seconds: Mapped[float] = mapped_column(Double)
@@ -139,8 +142,8 @@ class StoredPartial(Base):
 
 
 class Key(Base):
-    """The request that a key refers to.  The key outlives the request, so that the request is not executed again once
-    closed."""
+    """The request that a key of an owner refers to.  The key outlives the request, so that the request is not executed
+    again once closed."""
 
     __tablename__ = "titanic_keys"
     __table_args__ = (_partial("titanic_keys_expires", "expires IS NOT NULL", "expires"),)
@@ -150,6 +153,8 @@ class Key(Base):
     uuid: Mapped[UUID] = mapped_column(Uuid)
     expires: Mapped[float | None] = mapped_column(Double)
     """NULL for never."""
+    owner: Mapped[str] = mapped_column(Text, primary_key=True, server_default=text("''"))
+    """As in `StoredRequest`: owners do not share keys."""
 
 
 ENDED: Final = Sequence("titanic_ended", metadata=Base.metadata)

@@ -1,6 +1,6 @@
 """Store the results of attempts: PARTIALs, outcomes, and requests to retry.
 
-A statement changes a request only if `id`, `owner` and `attempt` still match: a Titanic whose lease has expired can no
+A statement changes a request only if `id`, `holder` and `attempt` still match: a Titanic whose lease has expired can no
 longer change it.
 """
 
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
     """How a request ended: with a reply or, if there is a code, with a failure that is not retried."""
 
     id: int
-    owner: str
+    holder: str
     attempt: int
     now: float
     reply: bytes | None
@@ -68,9 +68,9 @@ class Outcome(NamedTuple):
 
 
 _OF_ATTEMPT: Final = """
-    r.id = given.id AND r.owner = given.owner AND r.attempts = given.attempt AND r.state = 'running'
+    r.id = given.id AND r.holder = given.holder AND r.attempts = given.attempt AND r.state = 'running'
 """
-_ATTEMPT: Final = {"id": "bigint", "owner": "text", "attempt": "int"}
+_ATTEMPT: Final = {"id": "bigint", "holder": "text", "attempt": "int"}
 
 
 def _finishing(ended: str) -> Bulk:
@@ -79,7 +79,7 @@ def _finishing(ended: str) -> Bulk:
         WITH given
         UPDATE titanic_requests AS r SET
             state = CASE WHEN given.code IS NULL THEN 'done' ELSE 'failed' END,
-            finished = given.now, expires = coalesce(r.result_ttl, given.ttl) + given.now, owner = NULL,
+            finished = given.now, expires = coalesce(r.result_ttl, given.ttl) + given.now, holder = NULL,
             reply = given.reply, code = given.code, error = given.error, ended = {ended},
             deaths = coalesce(given.deaths, r.deaths)
         FROM given WHERE {_OF_ATTEMPT}
@@ -135,7 +135,7 @@ class Reschedule(NamedTuple):
     """An attempt that failed; the next one is due at `due`."""
 
     id: int
-    owner: str
+    holder: str
     attempt: int
     due: float
     failures: int | None = None
@@ -149,7 +149,7 @@ _RESCHEDULE: Final = Bulk(
     f"""
     WITH given
     UPDATE titanic_requests AS r SET
-        state = 'delayed', due = given.due, owner = NULL, failures = coalesce(given.failures, r.failures),
+        state = 'delayed', due = given.due, holder = NULL, failures = coalesce(given.failures, r.failures),
         deaths = coalesce(given.deaths, r.deaths), error = given.error
     FROM given WHERE {_OF_ATTEMPT}
     """,  # noqa: S608 - our own
@@ -168,8 +168,8 @@ def reschedule(connection: Connection, batch: Sequence[Reschedule]) -> list[None
 
 
 def release(connection: Connection, batch: Sequence[str]) -> list[None]:
-    """Make all requests pending again that these owners are running."""
+    """Make all requests pending again that these holders are running."""
     connection.execute(
-        sa.update(REQUESTS).where(is_in("running"), R.owner.in_(batch)).values(state="pending", owner=None)
+        sa.update(REQUESTS).where(is_in("running"), R.holder.in_(batch)).values(state="pending", holder=None)
     )
     return [None] * len(batch)

@@ -18,6 +18,17 @@ MAX_PARTIALS_BYTES: Final = 4 << 20
 """Maximum size of PARTIALs that are fetched at a time; but at least one is."""
 
 
+class Lookup(NamedTuple):
+    """A request to look up by its UUID, provided that it belongs to `owner`."""
+
+    uuid: UUID
+    owner: str | None = ""
+    """None: whoever it belongs to."""
+
+
+_VISIBLE: Final = "r.uuid = given.uuid AND (given.owner IS NULL OR r.owner = given.owner)"
+
+
 class Fetched(NamedTuple):
     """A request as `titanic.reply` sees it."""
 
@@ -42,17 +53,18 @@ _FETCH: Final = Bulk(
     WITH given
     SELECT given.number, r.id, r.service, r.state, r.attempts, r.code, r.error, length(r.reply),
         CASE WHEN length(r.reply) < {LARGE_REPLY_BYTES} THEN r.reply END
-    FROM given JOIN titanic_requests AS r ON r.uuid = given.uuid
+    FROM given JOIN titanic_requests AS r ON {_VISIBLE}
     """,  # noqa: S608 - our own
     number="int",
     uuid="uuid",
+    owner="text",
 )
 
 
-def fetch(connection: Connection, batch: Sequence[UUID]) -> list[Fetched | None]:
-    """Return requests as they are now; None for each that is unknown."""
+def fetch(connection: Connection, batch: Sequence[Lookup]) -> list[Fetched | None]:
+    """Return requests as they are now; None for each that is unknown or belongs to another owner."""
     found: list[Fetched | None] = [None] * len(batch)
-    for number, *fields in _FETCH(connection, [(at, uuid.hex) for at, uuid in enumerate(batch)]):
+    for number, *fields in _FETCH(connection, [(at, each.uuid.hex, each.owner) for at, each in enumerate(batch)]):
         found[number] = Fetched(*fields)
     return found
 
@@ -128,11 +140,17 @@ def _fetch_partials(connection: Connection, wanted: PartialsQuery) -> list[bytes
 
 
 _CLOSE: Final = Bulk(
-    "WITH given DELETE FROM titanic_requests WHERE uuid IN (SELECT uuid FROM given) RETURNING uuid, id", uuid="uuid"
+    f"""
+    WITH given
+    DELETE FROM titanic_requests WHERE id IN (SELECT r.id FROM given JOIN titanic_requests AS r ON {_VISIBLE})
+    RETURNING uuid, id
+    """,  # noqa: S608 - our own
+    uuid="uuid",
+    owner="text",
 )
 
 
-def close(connection: Connection, batch: Sequence[UUID]) -> list[int | None]:
-    """Delete requests and their replies, but not their keys; return the id of each that there was."""
-    ids = {as_uuid(uuid): id_ for uuid, id_ in _CLOSE(connection, [(uuid.hex,) for uuid in batch])}
-    return [ids.get(uuid) for uuid in batch]
+def close(connection: Connection, batch: Sequence[Lookup]) -> list[int | None]:
+    """Delete requests and their replies, but not their keys; return the id of each that was deleted."""
+    ids = {as_uuid(uuid): id_ for uuid, id_ in _CLOSE(connection, [(each.uuid.hex, each.owner) for each in batch])}
+    return [ids.get(each.uuid) for each in batch]

@@ -199,7 +199,7 @@ def commit(connection: Connection, write: Write | None, accepted: Sequence[Accep
     wanted = ours
     if keyed:
         connection.execute(_enter_keys(connection.dialect.name, ours), {"now": now})
-        first = sa.exists().where(K.service == S.service, K.key == S.key, K.uuid == S.uuid)
+        first = sa.exists().where(K.service == S.service, K.key == S.key, K.owner == "", K.uuid == S.uuid)
         wanted = sa.and_(ours, sa.or_(S.key.is_(None), first))
     chosen = sa.select(*_REQUEST.values()).where(wanted).order_by(S.staging, S.number)
     connection.execute(sa.insert(REQUESTS).from_select(list(_REQUEST), chosen), {"now": now})
@@ -218,7 +218,7 @@ def _enter_keys(dialect: str, ours: sa.ColumnElement[bool]) -> Any:
         ["service", "key", "uuid", "expires"], first.order_by(each.c.service, each.c.key)
     )
     return entered.on_conflict_do_update(
-        index_elements=[K.service, K.key],
+        index_elements=[K.service, K.key, K.owner],
         set_={"uuid": entered.excluded.uuid, "expires": entered.excluded.expires},
         where=K.expires <= _NOW,
     )

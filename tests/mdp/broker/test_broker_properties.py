@@ -548,6 +548,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 if message[at] == WX1 and message[at + 1 : at + 2] == [b"\x02"]:
                     options = json.loads(message[at + 4] or b"{}")
                     entry = ("frames", *message[: at + 4], options, *message[at + 5 :])
+                elif message[at] == WX1 and message[at + 1 : at + 2] == [b"\x06"]:
+                    entry = ("frames", *message[: at + 2])  # the text, if there is one, is not looked at
             by_peer[key].append(entry)
         return by_peer
 

@@ -68,10 +68,15 @@ def test_a_request_that_is_not_allowed_leaves_no_trace():
     assert broker.stats.dropped == {Drop.NOT_ALLOWED: 2}
 
 
-@pytest.mark.parametrize("role", ["shop", "nobody-knows-it", ""])
-def test_a_worker_that_may_not_offer_its_service_is_disconnected(role):
+def refusal(role):
+    text = f"role {role} may not offer 'echo': the broker's access file decides"
+    return wire.disconnect((b"w", b""), WX1, text.encode())
+
+
+@pytest.mark.parametrize(("role", "named"), [("shop", "shop"), ("nobody-knows-it", "(none)"), ("", "(none)")])
+def test_a_worker_that_may_not_offer_its_service_is_disconnected(role, named):
     broker = broker_with()
-    assert receive(broker, role, ready()) == [wire.disconnect((b"w", b""), WX1)]
+    assert receive(broker, role, ready()) == [refusal(named)]
     assert broker.stats.disconnected == {Refusal.NOT_ALLOWED: 1}
     assert (broker.registry.services, broker.registry.workers) == ({}, {})
 
@@ -90,7 +95,7 @@ def test_new_permissions_hold_at_once():
     receive(broker, "farm", ready(b"sum", b"v"))
     receive(broker, "shop", request())
     granted = {"farm": Permissions(name="farm", offer=("sum",)), "shop": Permissions(name="shop", call=("sum",))}
-    assert broker.grant(granted, now=0) == [wire.disconnect((b"w", b""), WX1)]
+    assert broker.grant(granted, now=0) == [refusal("farm")]
     assert broker.registry.queued == 1  # what was accepted goes on
     assert receive(broker, "shop", request(number=b"2"))[0][:7] == error(403, number=b"2")
     assert receive(broker, "ops", request(client=b"o"))[0][:7] == error(403, client=b"o")  # no longer a role

@@ -5,11 +5,13 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+import zmq
+from support.access import Folder
 
 from zmdp.mdp.errors import BrokerUnreachable
 from zmdp.mdp.testing import running_broker
 from zmdp.mdp.transport import reach
-from zmdp.mdp.transport.reach import check_listening, why_unreachable
+from zmdp.mdp.transport.reach import check_listening, why_refused, why_unreachable
 
 NOT_A_BROKER = "a program listens there, but it does not answer like a broker: is the port right?"
 
@@ -59,3 +61,50 @@ def test_nothing(tmp_path):
     for at in ("tcp://127.0.0.1:1", f"ipc://{tmp_path}/none"):
         assert f"`mdp-broker --bind {at}` starts one" in why_unreachable(at)
     assert why_unreachable("inproc://any") is None
+
+
+@pytest.mark.parametrize("bind", ["tcp", "ipc"])
+def test_keys(bind, tmp_path):
+    folder = Folder(tmp_path)
+    with (
+        folder.broker(*([f"ipc://{tmp_path}/broker"] if bind == "ipc" else [])) as server,
+        running_broker(*([f"ipc://{tmp_path}/open"] if bind == "ipc" else [])) as without,
+    ):
+        at, key = server.endpoints[0], folder.keys("stranger").public.decode()
+        assert why_unreachable(at, folder.keys("shop")) is None
+        assert why_unreachable(at) == (
+            "this broker admits only known keys: pass --key and --broker-key (in Python, key and broker_key)"
+        )
+        assert f"`mdp-keys allow ROLE -- '{key}'` adds it" in why_unreachable(at, folder.keys("stranger"))
+        assert f"its public key is not {key}" in why_unreachable(at, folder.keys("shop", "stranger"))
+        assert "does not use keys" in why_unreachable(without.endpoints[0], folder.keys("shop"))
+        check_listening([*without.endpoints, at], folder.keys("shop"))
+        with pytest.raises(BrokerUnreachable, match=r"does not use keys.*; .*the broker refuses this key"):
+            check_listening([*without.endpoints, at], folder.keys("stranger"))
+
+
+def test_a_program_that_does_not_finish_its_greeting(monkeypatch):
+    monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
+    with listener(b"\xff") as at:
+        assert why_unreachable(at) is None
+
+
+NO_DETAIL = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+
+
+@pytest.mark.parametrize(
+    ("event", "value", "with_keys", "text"),
+    [
+        (zmq.Event.HANDSHAKE_FAILED_AUTH, 500, True, "the broker cannot check keys (ZAP status 500)"),
+        (zmq.Event.HANDSHAKE_FAILED_AUTH, 400, False, "the broker cannot check keys (ZAP status 400)"),
+        (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, True, "ZMTP error 0x11000001"),
+        (NO_DETAIL, 32, True, "or it does not use keys"),
+        (NO_DETAIL, 32, False, "is it a broker? Does it require --key?"),
+    ],
+)
+def test_what_a_monitor_says(tmp_path, event, value, with_keys, text):
+    assert text in why_refused(event, value, Folder(tmp_path).keys("shop") if with_keys else None)
+
+
+def test_what_a_monitor_says_about_other_things():
+    assert why_refused(zmq.Event.DISCONNECTED, 0, None) is None

@@ -200,6 +200,7 @@ NOT_FROM_PEER = {
     "RELEASE, empty address": ([WX1, b"\x0b", b"", b""], Reason.BAD_ADDRESS),
     "RELEASE without delimiter": ([WX1, b"\x0b", b"1", b"x"], Reason.NO_DELIMITER),
     "RELEASE with more": ([WX1, b"\x0b", b"1", b"", b""], Reason.TOO_MANY_FRAMES),
+    "X1 DISCONNECT with a text": ([WX1, b"\x06", b"why"], Reason.TOO_MANY_FRAMES),
     "X1 PARTIAL without body": ([WX1, b"\x03", b"c", b""], Reason.NO_BODY),
     "ERROR without delimiter": ([WX1, b"\x07", b"c"], Reason.TOO_FEW_FRAMES),
     "ERROR without code": ([WX1, b"\x07", b"c", b""], Reason.NO_BODY),
@@ -607,6 +608,7 @@ FROM_BROKER = {
     "X1 CANCEL": ([b"hop", b"", WX1, b"\x08", b"12", b""], wire.Cancel((b"hop", b""), WX1, 12)),
     "X1 worker's HEARTBEAT": ([WX1, b"\x05"], wire.Heartbeat((), WX1)),
     "X1 DISCONNECT": ([WX1, b"\x06"], wire.Disconnect((), WX1)),
+    "X1 DISCONNECT with a text": ([WX1, b"\x06", b"why"], wire.Disconnect((), WX1, b"why")),
 }
 
 
@@ -650,6 +652,8 @@ NOT_FROM_BROKER = {
     "X1 CANCEL, empty address": ([WX1, b"\x08", b"", b""], Reason.BAD_ADDRESS),
     "X1 CANCEL with two addresses": ([WX1, b"\x08", b"c", b"d"], Reason.NO_DELIMITER),
     "X1 CANCEL with more": ([WX1, b"\x08", b"c", b"", b""], Reason.TOO_MANY_FRAMES),
+    "0.2 DISCONNECT with a text": ([W02, b"\x06", b"why"], Reason.TOO_MANY_FRAMES),
+    "X1 DISCONNECT with more": ([WX1, b"\x06", b"why", b""], Reason.TOO_MANY_FRAMES),
     "0.2 CANCEL": ([W02, b"\x08", b"c", b""], Reason.UNKNOWN_COMMAND),
 }
 
@@ -764,6 +768,7 @@ ENCODED = {
     "X1 CANCEL to a worker": (wire.cancel_to_worker(ROUTE, 12), [*ROUTE, WX1, b"\x08", b"12", b""]),
     "X1 worker's HEARTBEAT": (wire.heartbeat(ROUTE, WX1), [*ROUTE, WX1, b"\x05"]),
     "X1 DISCONNECT": (wire.disconnect(ROUTE, WX1), [*ROUTE, WX1, b"\x06"]),
+    "X1 DISCONNECT with a text": (wire.disconnect(ROUTE, WX1, b"why"), [*ROUTE, WX1, b"\x06", b"why"]),
 }
 
 

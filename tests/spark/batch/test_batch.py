@@ -472,11 +472,11 @@ def test_errors_of_submit(at):
 
 
 def test_submit_a_durable_job(at, tmp_path):
-    lines, progress = submit(at, "job", "streaming", "--durable", "--key", "k1")
+    lines, progress = submit(at, "job", "streaming", "--durable", "--idempotency-key", "k1")
     assert lines == ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     assert '{"step": 0}' in progress
     uuid = progress.splitlines()[0].removeprefix("submitted as ")
-    assert submit(at, "job", "streaming", "--durable", "--key", "k1", "--detach")[0] == [uuid]
+    assert submit(at, "job", "streaming", "--durable", "--idempotency-key", "k1", "--detach")[0] == [uuid]
     again = run("mdp-spark", "status", uuid, "--broker", at)
     assert again.stdout.decode().splitlines() == lines
 

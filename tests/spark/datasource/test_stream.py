@@ -79,7 +79,7 @@ def test_an_offset_does_not_go_back_when_the_newest_is_closed(db, reader, events
     newest = db.done()
     before = reader(events=events).latestOffset()
     with db.engine.begin() as connection:
-        store.close(connection, [newest.uuid])
+        store.close(connection, [store.Lookup(newest.uuid)])
     assert reader(events=events).latestOffset() == before
     last = db.done()
     stream = reader(events=events)

@@ -22,11 +22,11 @@ only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
 
 def outcome(claimed, reply=b"reply", now=NOW, **fields):
-    return store.Outcome(claimed.id, claimed.owner, claimed.attempt, now, reply, **fields)
+    return store.Outcome(claimed.id, claimed.holder, claimed.attempt, now, reply, **fields)
 
 
 def again(claimed, due=NOW + 1, **fields):
-    return store.Reschedule(claimed.id, claimed.owner, claimed.attempt, due, **fields)
+    return store.Reschedule(claimed.id, claimed.holder, claimed.attempt, due, **fields)
 
 
 def part(claimed, number, body=b"part"):
@@ -63,15 +63,16 @@ def without_indexes(engine):
 def test_an_accepted_request_is_stored_unchanged(tables, submission):
     asked = submission(
         "größe", body=bytes(range(256)) * 300, due=NOW, priority=9, retries=3, backoff=0.25, result_ttl=3600.5,
-        key="order 17", key_expires=NOW + 60, headers='{"a": "ü"}',
+        key="order 17", key_expires=NOW + 60, headers='{"a": "ü"}', owner="shop",
     )  # fmt: skip
     assert tables.do(store.accept, asked) == [asked.uuid]
     row = tables.row(asked.uuid)
     assert vars(row) == {
         "id": row.id, "uuid": asked.uuid, "service": "größe", "state": "pending", "priority": 9, "created": NOW,
-        "due": NOW, "started": None, "finished": None, "expires": None, "owner": None, "attempts": 0,
+        "due": NOW, "started": None, "finished": None, "expires": None, "holder": None, "attempts": 0,
         "failures": 0, "retries": 3, "backoff": 0.25, "result_ttl": 3600.5, "key": "order 17", "headers": '{"a": "ü"}',
         "code": None, "error": None, "body": asked.body, "reply": None, "ended": None, "deaths": 0,
+        "owner": "shop",
     }  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def test_an_expired_key_stands_for_a_new_request(tables, submission, later, acce
 
 def test_a_key_outlives_its_request(tables, submission):
     first = tables.add(key="k")
-    tables.do(store.close, first.uuid)
+    tables.do(store.close, store.Lookup(first.uuid))
     second = submission(key="k")
     assert tables.do(store.accept, second) == [first.uuid]
     assert tables.count() == 0
@@ -241,16 +242,16 @@ def test_a_key_in_use_is_not_deleted(tables, submission, a_round):
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_claimed_request_is_running_and_has_an_owner(tables):
-    asked = tables.add(retries=2, backoff=0.5, headers="{}", body=b"\0\xff")
-    (claimed,) = tables.claim(owner="me", until=NOW + 7, now=NOW + 1)
+def test_a_claimed_request_is_running_and_has_a_holder(tables):
+    asked = tables.add(owner="shop", retries=2, backoff=0.5, headers="{}", body=b"\0\xff")
+    (claimed,) = tables.claim(holder="me", until=NOW + 7, now=NOW + 1)
     assert claimed == store.Claimed(
-        id=claimed.id, uuid=asked.uuid, service="echo", owner="me", attempt=1, failures=0, deaths=0, retries=2,
+        id=claimed.id, uuid=asked.uuid, service="echo", holder="me", attempt=1, failures=0, deaths=0, retries=2,
         backoff=0.5,
-        headers="{}", body=b"\0\xff",
+        headers="{}", body=b"\0\xff", owner="shop",
     )  # fmt: skip
     row = tables.row(asked.uuid)
-    assert (row.state, row.owner, row.started, row.attempts) == ("running", "me", NOW + 1, 1)
+    assert (row.state, row.holder, row.started, row.attempts) == ("running", "me", NOW + 1, 1)
     assert tables.leases() == {"me": NOW + 7}
 
 
@@ -341,29 +342,29 @@ def test_concurrent_claims_are_disjoint(tables, submission, pool):
     tables.do(store.accept, *asked)
     barrier = threading.Barrier(4)
 
-    def take(owner):
+    def take(holder):
         taken = []
         barrier.wait(20)
-        while claimed := tables.claim(limit=4, owner=owner):
+        while claimed := tables.claim(limit=4, holder=holder):
             taken += uuids(claimed)
-        return [(uuid, owner) for uuid in taken]
+        return [(uuid, holder) for uuid in taken]
 
     taken = [each for some in pool.map(take, ("one", "two", "three", "four")) for each in some]
     assert sorted(uuid for uuid, _ in taken) == sorted(uuids(asked))
-    assert all(tables.row(uuid).owner == owner for uuid, owner in taken)
+    assert all(tables.row(uuid).holder == holder for uuid, holder in taken)
 
 
 @only_postgresql
 def test_a_claim_skips_locked_rows(tables):
     first, second, third = tables.add(), tables.add(), tables.add()
-    mine, others = (store.Claim("echo", 2, store.Lease(owner, 10), NOW) for owner in ("me", "other"))
+    mine, others = (store.Claim("echo", 2, store.Lease(holder, 10), NOW) for holder in ("me", "other"))
     with tables.engine.connect() as connection:
         assert uuids(store.claim(connection, [mine])[0]) == [first.uuid, second.uuid]
         with tables.engine.connect() as other:
             assert uuids(store.claim(other, [others])[0]) == [third.uuid]
             assert store.claim(other, [others]) == [[]]
             other.rollback()
-        assert uuids(tables.claim(owner="third")) == [third.uuid]
+        assert uuids(tables.claim(holder="third")) == [third.uuid]
 
 
 # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -371,15 +372,15 @@ def test_a_claim_skips_locked_rows(tables):
 
 def test_an_expired_lease_releases_its_requests(tables):
     claimed, more = tables.running(), tables.running(until=NOW + 9)
-    tables.maintain(NOW + 9.999, owner="other")
+    tables.maintain(NOW + 9.999, holder="other")
     assert tables.row(claimed.uuid).state == tables.row(more.uuid).state == "running"
-    tables.maintain(NOW + 10, owner="other")
+    tables.maintain(NOW + 10, holder="other")
     for each in (claimed, more):
         row = tables.row(each.uuid)
-        assert (row.state, row.owner, row.attempts) == ("pending", None, 1)
+        assert (row.state, row.holder, row.attempts) == ("pending", None, 1)
     assert tables.leases() == {}
-    (taken,) = tables.claim(owner="other")
-    assert (taken.id, taken.attempt, taken.owner) == (claimed.id, 2, "other")
+    (taken,) = tables.claim(holder="other")
+    assert (taken.id, taken.attempt, taken.holder) == (claimed.id, 2, "other")
     assert tables.leases() == {"other": NOW + 10}
 
 
@@ -396,37 +397,37 @@ def test_a_lease_is_never_shortened(tables):
 def test_a_lease_renewed_in_time_keeps_its_requests(tables):
     claimed = tables.running()
     found = tables.maintain(NOW + 9, until=NOW + 19, renew=True)
-    assert found.owned == {claimed.id: 1}
-    tables.maintain(NOW + 18, owner="other")
-    assert tables.row(claimed.uuid).owner == "me"
+    assert found.held == {claimed.id: 1}
+    tables.maintain(NOW + 18, holder="other")
+    assert tables.row(claimed.uuid).holder == "me"
     assert tables.leases() == {"me": NOW + 19}
 
 
 def test_a_lease_renewed_late_keeps_unclaimed_requests(tables):
     claimed = tables.running()
-    assert tables.maintain(NOW + 60, until=NOW + 70, renew=True).owned == {claimed.id: 1}
+    assert tables.maintain(NOW + 60, until=NOW + 70, renew=True).held == {claimed.id: 1}
     assert tables.leases() == {"me": NOW + 70}
 
 
 def test_a_lease_renewed_too_late_has_lost_its_requests(tables):
     claimed = tables.running()
-    tables.maintain(NOW + 60, owner="other")
-    assert tables.maintain(NOW + 60, until=NOW + 70, renew=True).owned == {}
+    tables.maintain(NOW + 60, holder="other")
+    assert tables.maintain(NOW + 60, until=NOW + 70, renew=True).held == {}
     assert tables.row(claimed.uuid).state == "pending"
 
 
 def test_an_owner_that_does_not_renew_loses_its_requests(tables):
     tables.running()
-    assert tables.maintain(NOW + 60, until=NOW + 70).owned == {}
+    assert tables.maintain(NOW + 60, until=NOW + 70).held == {}
 
 
 def test_each_owner_has_its_own_lease(tables):
     mine = tables.running()
-    theirs = tables.running(owner="other", until=NOW + 5)
+    theirs = tables.running(holder="other", until=NOW + 5)
     tables.maintain(NOW + 4, until=NOW + 14, renew=True)
     assert tables.leases() == {"me": NOW + 14, "other": NOW + 5}
-    tables.maintain(NOW + 5, owner="third")
-    assert tables.row(mine.uuid).owner == "me"
+    tables.maintain(NOW + 5, holder="third")
+    assert tables.row(mine.uuid).holder == "me"
     assert tables.row(theirs.uuid).state == "pending"
     assert tables.leases() == {"me": NOW + 14}
 
@@ -436,27 +437,27 @@ DAY = 86400
 
 def test_a_lease_taken_by_a_clock_that_was_ahead_is_shortened(tables):
     ahead = tables.running(until=NOW + DAY + 10, now=NOW + DAY)
-    tables.maintain(NOW, owner="other")
+    tables.maintain(NOW, holder="other")
     assert tables.leases() == {"me": NOW + 10}
     assert tables.row(ahead.uuid).state == "running"  # its Titanic may be alive
-    tables.maintain(NOW + 10, owner="other")
+    tables.maintain(NOW + 10, holder="other")
     assert tables.row(ahead.uuid).state == "pending"
 
 
 def test_a_clock_that_is_set_back_costs_a_living_titanic_nothing(tables):
     claimed = tables.running(until=NOW + DAY + 10, now=NOW + DAY)
-    assert tables.maintain(NOW, renew=True).owned == {claimed.id: 1}
+    assert tables.maintain(NOW, renew=True).held == {claimed.id: 1}
     assert tables.leases() == {"me": NOW + 10}
     tables.maintain(NOW + 5, renew=True)
-    tables.maintain(NOW + 12, owner="other")
+    tables.maintain(NOW + 12, holder="other")
     assert tables.row(claimed.uuid).state == "running"
 
 
 def test_the_clocks_of_titanics_may_differ_by_the_length_of_a_lease(tables):
     tables.running(until=NOW + 20)
-    tables.running(owner="other", until=NOW + 10)
-    tables.maintain(NOW, owner="third")
-    tables.maintain(NOW - 9, owner="third")
+    tables.running(holder="other", until=NOW + 10)
+    tables.maintain(NOW, holder="third")
+    tables.maintain(NOW - 9, holder="third")
     assert tables.leases() == {"me": NOW + 20, "other": NOW + 10}
 
 
@@ -477,9 +478,9 @@ def test_renewing_while_considered_dead_loses_the_requests_not_the_lease(tables,
         renewing = pool.submit(tables.maintain, NOW + 10, until=NOW + 20, renew=True)
         waiting_for_locks(cluster, 1)
         connection.commit()
-    assert renewing.result(20).owned == {}
+    assert renewing.result(20).held == {}
     assert tables.leases() == {"me": NOW + 20}
-    assert [(each.id, each.attempt) for each in tables.claim(owner="other")] == [(claimed.id, 2)]
+    assert [(each.id, each.attempt) for each in tables.claim(holder="other")] == [(claimed.id, 2)]
 
 
 @only_postgresql
@@ -487,7 +488,7 @@ def test_a_request_that_is_being_finished_is_not_reassigned(tables, submission):
     claimed, other = tables.running(), tables.running()
     with tables.engine.connect() as connection:
         store.finish(connection, [outcome(claimed, b"in time")])
-        tables.maintain(NOW + 10, owner="other")  # does not wait for it
+        tables.maintain(NOW + 10, holder="other")  # does not wait for it
         connection.commit()
     assert tables.row(claimed.uuid).reply == b"in time"
     assert tables.row(other.uuid).state == "pending"
@@ -495,8 +496,8 @@ def test_a_request_that_is_being_finished_is_not_reassigned(tables, submission):
 
 def later_attempt(tables, claimed):
     """Let another Titanic take over the request."""
-    tables.maintain(NOW + 10, owner="other")
-    (taken,) = tables.claim(owner="other", until=NOW + 20)
+    tables.maintain(NOW + 10, holder="other")
+    (taken,) = tables.claim(holder="other", until=NOW + 20)
     return taken
 
 
@@ -507,7 +508,7 @@ def own_later_attempt(tables, claimed):
 
 
 def back_in_line(tables, claimed):
-    tables.maintain(NOW + 10, owner="other")
+    tables.maintain(NOW + 10, holder="other")
 
 
 def ended(tables, claimed):
@@ -543,7 +544,7 @@ def test_a_late_outcome_changes_nothing(tables, meanwhile, late, what):
     assert tables.row(claimed.uuid) == before
 
 
-@pytest.mark.parametrize("wrong", [{"owner": "other"}, {"attempt": 2}, {"attempt": 0}, {"id": 99}], ids=str)
+@pytest.mark.parametrize("wrong", [{"holder": "other"}, {"attempt": 2}, {"attempt": 0}, {"id": 99}], ids=str)
 def test_an_outcome_counts_only_for_the_attempt_that_it_is_of(tables, wrong):
     claimed = tables.running()
     before = tables.row(claimed.uuid)
@@ -554,7 +555,7 @@ def test_an_outcome_counts_only_for_the_attempt_that_it_is_of(tables, wrong):
 
 def test_the_outcome_of_a_closed_request_changes_no_other(tables):
     claimed = tables.running()
-    tables.do(store.close, claimed.uuid)
+    tables.do(store.close, store.Lookup(claimed.uuid))
     another = tables.running()
     assert another.id != claimed.id
     tables.do(store.add_partials, part(claimed, 0))
@@ -567,8 +568,8 @@ def test_the_outcome_of_a_closed_request_changes_no_other(tables):
 
 def test_one_late_outcome_among_others(tables):
     late, good = tables.running(), tables.running()
-    tables.maintain(NOW + 11, owner="me", until=NOW + 30)
-    (taken, mine) = tables.claim(limit=2, owner="me")
+    tables.maintain(NOW + 11, holder="me", until=NOW + 30)
+    (taken, mine) = tables.claim(limit=2, holder="me")
     tables.do(store.finish, outcome(late, b"late"), outcome(mine, b"in time"))
     assert tables.row(late.uuid).state == "running"
     assert tables.row(good.uuid).reply == b"in time"
@@ -684,7 +685,7 @@ def test_storing_partials_is_idempotent(tables):
 
 def test_partials_of_a_closed_request_are_ignored(tables):
     gone, there = tables.running(), tables.running()
-    tables.do(store.close, gone.uuid)
+    tables.do(store.close, store.Lookup(gone.uuid))
     tables.do(store.add_partials, part(gone, 0), part(there, 0, b"kept"), part(gone, 1))
     assert tables.do(store.fetch_partials, wanted(gone), wanted(there)) == [[], [b"kept"]]
     assert tables.count(sql.PARTS) == 1
@@ -694,7 +695,7 @@ def test_partials_of_a_closed_request_are_ignored(tables):
 def test_partials_of_a_request_that_is_being_closed_are_ignored(tables, cluster, pool):
     gone = tables.running()
     with tables.engine.connect() as connection:
-        store.close(connection, [gone.uuid])
+        store.close(connection, [store.Lookup(gone.uuid)])
         storing = pool.submit(tables.do, store.add_partials, part(gone, 0))
         waiting_for_locks(cluster, 1)
         connection.commit()
@@ -710,7 +711,7 @@ def test_a_reply(tables):
     assert tables.do(store.finish, outcome(claimed, b"\0\xffreply", NOW + 3)) == [None]
     row = tables.row(claimed.uuid)
     assert (row.state, row.reply, row.finished, row.expires) == ("done", b"\0\xffreply", NOW + 3, NOW + 63.5)
-    assert (row.owner, row.code, row.error, row.attempts) == (None, None, None, 1)
+    assert (row.holder, row.code, row.error, row.attempts) == (None, None, None, 1)
 
 
 def test_a_failure(tables):
@@ -718,7 +719,7 @@ def test_a_failure(tables):
     tables.do(store.finish, outcome(claimed, b"detail", NOW + 3, code=503, error="broken: ü"))
     row = tables.row(claimed.uuid)
     assert (row.state, row.reply, row.code, row.error) == ("failed", b"detail", 503, "broken: ü")
-    assert (row.owner, row.finished, row.expires) == (None, NOW + 3, NOW + 63)
+    assert (row.holder, row.finished, row.expires) == (None, NOW + 3, NOW + 63)
 
 
 def test_ends_are_numbered_in_order(tables):
@@ -743,7 +744,7 @@ def test_ends_in_one_transaction_have_different_numbers(tables):
 def test_the_number_of_an_end_is_not_reused(tables):
     first = tables.done()
     number = tables.row(first.uuid).ended
-    tables.do(store.close, first.uuid)
+    tables.do(store.close, store.Lookup(first.uuid))
     assert tables.row(tables.done().uuid).ended > number
 
 
@@ -782,7 +783,7 @@ def test_a_rescheduled_request_waits_until_it_is_due(tables):
     assert tables.do(store.reschedule, again(claimed, due=NOW + 2.5, failures=1, error="not now")) == [None]
     row = tables.row(claimed.uuid)
     assert (row.state, row.due, row.failures, row.error) == ("delayed", NOW + 2.5, 1, "not now")
-    assert (row.owner, row.attempts) == (None, 1)
+    assert (row.holder, row.attempts) == (None, 1)
     assert tables.claim() == []
     assert tables.maintain(NOW + 2).next_due == NOW + 2.5
     tables.maintain(NOW + 2.5)
@@ -841,7 +842,7 @@ def test_finish_is_idempotent(tables, work):
 
 def test_release_returns_all_requests_of_an_owner(tables):
     mine, more = tables.running(), tables.running()
-    (others,) = tables.claim(owner="other") if tables.add() else ()
+    (others,) = tables.claim(holder="other") if tables.add() else ()
     ended = tables.done()
     waits = tables.add(due=NOW + 9)
     before = [tables.row(each.uuid) for each in (others, ended, waits)]
@@ -849,9 +850,9 @@ def test_release_returns_all_requests_of_an_owner(tables):
     assert [tables.row(each.uuid) for each in (others, ended, waits)] == before
     for each in (mine, more):
         row = tables.row(each.uuid)
-        assert (row.state, row.owner, row.attempts) == ("pending", None, 1)
+        assert (row.state, row.holder, row.attempts) == ("pending", None, 1)
     tables.do(store.finish, outcome(mine, b"late"))
-    assert [(each.uuid, each.attempt) for each in tables.claim(limit=9, owner="another")] == [
+    assert [(each.uuid, each.attempt) for each in tables.claim(limit=9, holder="another")] == [
         (mine.uuid, 2), (more.uuid, 2),
     ]  # fmt: skip
 
@@ -861,7 +862,7 @@ def test_release_returns_all_requests_of_an_owner(tables):
 
 def test_maintenance_of_an_empty_database(tables):
     found = tables.maintain(count_up_to=100)
-    assert found == store.Findings(owned={}, services=[], next_due=None, waiting=0)
+    assert found == store.Findings(held={}, services=[], next_due=None, waiting=0)
 
 
 def test_due_requests_become_pending(tables):
@@ -874,13 +875,13 @@ def test_due_requests_become_pending(tables):
 def test_maintenance_returns_the_owned_requests(tables):
     mine = [tables.running() for _ in range(3)]
     tables.add()
-    tables.claim(owner="other")
+    tables.claim(holder="other")
     tables.do(store.finish, outcome(mine[0]))
-    assert tables.maintain(NOW + 1).owned == {mine[1].id: 1, mine[2].id: 1}
+    assert tables.maintain(NOW + 1).held == {mine[1].id: 1, mine[2].id: 1}
     tables.do(store.reschedule, again(mine[1], due=NOW + 1))
     tables.maintain(NOW + 1)
     tables.claim()
-    assert tables.maintain(NOW + 1).owned == {mine[1].id: 2, mine[2].id: 1}
+    assert tables.maintain(NOW + 1).held == {mine[1].id: 2, mine[2].id: 1}
 
 
 @pytest.mark.parametrize("code", [None, 500])
@@ -932,7 +933,7 @@ def test_the_number_of_requests_made_pending_is_limited(tables, submission, monk
     tables.claim(limit=9)
     found = []
     for _ in range(4):
-        more = tables.maintain(NOW + 11, owner="other").more
+        more = tables.maintain(NOW + 11, holder="other").more
         claimed = [len(tables.claim(service, 99, "other", NOW + 50)) for service in ("delayed", "echo")]
         found.append((*claimed, more))
     assert found == [(4, 4, True), (2, 4, True), (0, 1, False), (0, 0, False)]
@@ -1024,7 +1025,7 @@ def test_a_request_as_it_is_fetched_in_each_state(tables):
     claimed = tables.running()
     done, failed = tables.done(b"reply"), tables.done(None, 500, "broken")
     waiting, delayed = tables.add(), tables.add(due=NOW + 1)
-    found = tables.do(store.fetch, *(each.uuid for each in (waiting, delayed, claimed, done, failed)))
+    found = tables.do(store.fetch, *(store.Lookup(each.uuid) for each in (waiting, delayed, claimed, done, failed)))
     assert [(each.state, each.attempt, each.reply, each.size, each.code, each.error, each.ended) for each in found] == [
         ("pending", 0, None, None, None, None, False),
         ("delayed", 0, None, None, None, None, False),
@@ -1037,7 +1038,7 @@ def test_a_request_as_it_is_fetched_in_each_state(tables):
 def test_a_large_reply_is_fetched_by_itself(tables):
     small, large = bytes(replies.LARGE_REPLY_BYTES - 1), bytes(replies.LARGE_REPLY_BYTES - 2) + b"\xff\0"
     one, other = tables.done(small), tables.done(large)
-    found = tables.do(store.fetch, one.uuid, other.uuid)
+    found = tables.do(store.fetch, store.Lookup(one.uuid), store.Lookup(other.uuid))
     assert [(each.size, each.reply) for each in found] == [
         (replies.LARGE_REPLY_BYTES - 1, small),
         (replies.LARGE_REPLY_BYTES, None),
@@ -1047,7 +1048,9 @@ def test_a_large_reply_is_fetched_by_itself(tables):
 
 def test_results_are_in_the_order_of_the_batch(tables):
     one, other = tables.add(), tables.add()
-    found = tables.do(store.fetch, other.uuid, uuid4(), one.uuid, other.uuid)
+    found = tables.do(
+        store.fetch, store.Lookup(other.uuid), store.Lookup(uuid4()), store.Lookup(one.uuid), store.Lookup(other.uuid)
+    )
     assert found[1] is None
     assert found[0] == found[3]
     assert [tables.row(one.uuid).id, tables.row(other.uuid).id] == [found[2].id, found[0].id]
@@ -1055,7 +1058,7 @@ def test_results_are_in_the_order_of_the_batch(tables):
 
 def test_fetch_changes_nothing(tables):
     claimed = tables.done()
-    assert tables.do(store.fetch, claimed.uuid) == tables.do(store.fetch, claimed.uuid)
+    assert tables.do(store.fetch, store.Lookup(claimed.uuid)) == tables.do(store.fetch, store.Lookup(claimed.uuid))
 
 
 def test_progress_of_many_requests(tables):
@@ -1084,23 +1087,27 @@ def test_which_states_are_ended(tables, code, state):
 def test_close_deletes_the_request_and_its_partials(tables):
     claimed, kept = tables.running(), tables.running()
     tables.do(store.add_partials, part(claimed, 0), part(claimed, 1), part(kept, 0))
-    assert tables.do(store.close, claimed.uuid, uuid4(), claimed.uuid) == [claimed.id, None, claimed.id]
-    assert tables.do(store.fetch, claimed.uuid, kept.uuid)[0] is None
+    assert tables.do(store.close, store.Lookup(claimed.uuid), store.Lookup(uuid4()), store.Lookup(claimed.uuid)) == [
+        claimed.id,
+        None,
+        claimed.id,
+    ]
+    assert tables.do(store.fetch, store.Lookup(claimed.uuid), store.Lookup(kept.uuid))[0] is None
     assert tables.count() == 1
     assert tables.count(sql.PARTS) == 1
 
 
 def test_close_is_idempotent(tables):
     asked = tables.add()
-    tables.do(store.close, asked.uuid)
-    assert tables.do(store.close, asked.uuid) == [None]
+    tables.do(store.close, store.Lookup(asked.uuid))
+    assert tables.do(store.close, store.Lookup(asked.uuid)) == [None]
 
 
 @pytest.mark.parametrize("work", [store.fetch, store.close])
 def test_thousands_at_a_time(tables, submission, work):
     batch = [submission() for _ in range(1500)]
     tables.do(store.accept, *batch)
-    assert all(each is not None for each in tables.do(work, *(each.uuid for each in batch)))
+    assert all(each is not None for each in tables.do(work, *(store.Lookup(each.uuid) for each in batch)))
 
 
 # ── how the database goes about it ───────────────────────────────────────────────────────────────────────────────────
@@ -1117,7 +1124,7 @@ def fill(engine):
             "id": id_, "uuid": uuid4(), "service": f"service {id_ // 60 % 20}", "state": state, "priority": id_ % 10,
             "created": NOW, "due": NOW + id_, "finished": NOW if state == "done" else None,
             "expires": NOW + 1e6 + id_ if state == "done" and id_ % 2 else None,
-            "owner": f"owner {id_ % 7}" if state == "running" else None,
+            "holder": f"holder {id_ % 7}" if state == "running" else None,
             "attempts": 2, "failures": 0, "retries": 0, "body": b"",
         })  # fmt: skip
     keys = [{"service": "s", "key": f"{at}", "uuid": uuid4(), "expires": NOW + at if at % 9 else None}
@@ -1125,12 +1132,12 @@ def fill(engine):
     parts = [{"request": row["id"], "attempt": 1, "number": number, "body": b""}
              for row in requests[::4] for number in range(3)]  # fmt: skip
     with engine.begin() as connection:
-        owners = [{"owner": f"owner {at}", "lease": NOW + 60 * at, "seconds": 600} for at in range(7)]
+        holders = [{"holder": f"holder {at}", "lease": NOW + 60 * at, "seconds": 600} for at in range(7)]
         for table, rows in (
             (sql.REQUESTS, requests),
             (sql.KEYS, keys),
             (sql.PARTS, parts),
-            (sql.OWNERS, owners),
+            (sql.HOLDERS, holders),
         ):
             connection.execute(sa.insert(table), rows)
         if engine.dialect.name == "postgresql":  # on SQLite it is rarely run
@@ -1169,7 +1176,7 @@ def explained(filled, executed):
 
 
 READY, DUE, RETRY = "requests_ready", "requests_due", "requests_retry"
-OWNER, EXPIRES = "requests_owner", "requests_expires"
+HOLDER, EXPIRES = "requests_holder", "requests_expires"
 KEYS = "keys_expires"
 UUID = {"sqlite": "autoindex_titanic_requests_1", "postgresql": "requests_uuid_key"}
 PARTS = {"sqlite": "autoindex_titanic_parts_1", "postgresql": "parts_pkey"}
@@ -1177,7 +1184,7 @@ KEY = {"sqlite": "autoindex_titanic_keys_1", "postgresql": "keys_pkey"}
 FAILED = "requests_failed"
 
 
-LEASED = store.Lease("owner 3", 10)
+LEASED = store.Lease("holder 3", 10)
 
 
 class Later(store.Clock):
@@ -1192,18 +1199,18 @@ WORK = {
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
     store.maintain: (
         lambda there: store.Maintenance(LEASED, Later(), renew_at=0.0, count_up_to=1000, offered=("service 3", "x")),
-        [READY, DUE, RETRY, OWNER, EXPIRES, KEYS],
+        [READY, DUE, RETRY, HOLDER, EXPIRES, KEYS],
     ),
-    store.fetch: (lambda there: there.uuid, [UUID]),
+    store.fetch: (lambda there: store.Lookup(there.uuid), [UUID]),
     store.progress: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
     store.fetch_reply: (lambda there: there.id, []),
     store.fetch_partials: (lambda there: store.PartialsQuery(there.id, 1, 0), [PARTS]),
     store.add_partials: (lambda there: store.Partial(there.id, 1, 9, b""), []),
-    store.finish: (lambda there: store.Outcome(there.id, there.owner, 2, NOW, b""), []),
-    store.reschedule: (lambda there: store.Reschedule(there.id, there.owner, 2, NOW), []),
-    store.close: (lambda there: there.uuid, [UUID]),
+    store.finish: (lambda there: store.Outcome(there.id, there.holder, 2, NOW, b""), []),
+    store.reschedule: (lambda there: store.Reschedule(there.id, there.holder, 2, NOW), []),
+    store.close: (lambda there: store.Lookup(there.uuid), [UUID]),
     store.pending_after: (lambda there: ("service 1", 10), [READY]),
-    store.release: (lambda there: there.owner, [OWNER]),
+    store.release: (lambda there: there.holder, [HOLDER]),
 }
 
 

@@ -1,0 +1,277 @@
+"""Clients and workers with keys, at brokers that require them and at brokers that do not."""
+
+import asyncio
+import threading
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import zmq
+from support.access import Folder
+
+from zmdp.clients import AsyncClient, Client
+from zmdp.mdp.errors import BrokerUnreachable, RequestRejected, SettingError
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import AsyncWorker, Worker
+
+PROTOCOLS = ("X1", "0.2", "0.1")
+BEATS = {"heartbeat": 0.2, "liveness": 50}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with folder.broker(limits=Limits(**BEATS)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def endpoint(server):
+    return server.endpoints[0]
+
+
+@contextmanager
+def serving(worker):
+    """Run a worker of either kind, an AsyncWorker in an event loop of its own."""
+    if isinstance(worker, Worker):
+        with worker:
+            yield
+        return
+    thread = threading.Thread(target=asyncio.run, args=(worker.run(),))
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join()
+
+
+async def shout_async(request):
+    return request[0].upper()
+
+
+def shout(request):
+    return request[0].upper()
+
+
+def workers(endpoint, protocol, **keys):
+    settings = {"broker": endpoint, "protocol": protocol, **BEATS, **keys}
+    yield Worker(f"threads-{protocol}", shout, **settings)
+    yield AsyncWorker(f"asyncio-{protocol}", shout_async, **settings)
+
+
+@contextmanager
+def proxied(endpoint, keys):
+    """The endpoint of a proxy that has keys of its own, for clients that have none."""
+    context = zmq.Context()
+    front, back, control, stop = (context.socket(kind) for kind in (zmq.ROUTER, zmq.DEALER, zmq.PAIR, zmq.PAIR))
+    front.bind("tcp://127.0.0.1:*")
+    control.bind("inproc://control")
+    stop.connect("inproc://control")
+    keys.apply(back)
+    back.connect(endpoint)
+    thread = threading.Thread(target=zmq.proxy_steerable, args=(front, back, None, control))
+    thread.start()
+    try:
+        yield front.last_endpoint.decode()
+    finally:
+        stop.send(b"TERMINATE")
+        thread.join()
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:*", "ipc://{}/socket"])
+def test_every_kind_of_client_reaches_every_kind_of_worker(folder, bind):
+    async def call_all(endpoint, protocol, services):
+        async with AsyncClient(endpoint, protocol=protocol, **folder.settings("shop")) as client:
+            assert await asyncio.gather(*(client.request(each, b"a") for each in services)) == [[b"A"]] * len(services)
+
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(folder.broker(bind.format(folder.path), limits=Limits(**BEATS))).endpoints[0]
+        services = []
+        for protocol in PROTOCOLS:
+            for worker in workers(endpoint, protocol, **folder.settings("resizer")):
+                stack.enter_context(serving(worker))
+                services.append(worker.service)
+        for protocol in PROTOCOLS:
+            with Client(endpoint, protocol=protocol, **folder.settings("shop")) as client:
+                assert [client.request(each, b"a") for each in services] == [[b"A"]] * len(services)
+                if protocol == "X1":
+                    assert [each.result() for each in [client.submit(services[0], b"a") for _ in range(100)]]
+            asyncio.run(call_all(endpoint, protocol, services))
+
+
+@pytest.mark.parametrize("settings", [{"protocol": "X1"}, {"protocol": "0.1"}, {"protocol": "0.2", "envelope": True}])
+def test_a_proxy_with_a_key_of_its_own(folder, endpoint, settings):
+    with (
+        Worker("shout", shout, broker=endpoint, **BEATS, **folder.settings("resizer")),
+        proxied(endpoint, folder.keys("shop")) as front,
+        Client(front, **settings) as client,
+    ):
+        assert client.request("shout", b"a") == [b"A"]
+
+
+REFUSED = {
+    "unknown key": ("stranger", "broker", r"the broker refuses this key, .* `mdp-keys allow ROLE -- '.{40}'` adds it"),
+    "wrong broker": ("shop", "stranger", r"the broker ended the handshake: its public key is not .{40}, the one given"),
+    "no key": (None, "broker", r"this broker admits only known keys: pass --key and --broker-key"),
+}
+
+
+def settings_of(folder, name, broker):
+    return {} if name is None else folder.settings(name, broker)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_call_that_the_broker_does_not_admit(folder, endpoint, case, protocol):
+    name, broker, text = REFUSED[case]
+    if name is None and protocol == "X1":  # which side notices first is a matter of chance
+        text += "|is it a broker\\? Does it require --key"
+    settings = {"timeout": 0.3, "protocol": protocol, **settings_of(folder, name, broker)}
+
+    async def call():
+        async with AsyncClient(endpoint, **settings) as client:
+            await client.request("echo", b"")
+
+    with Client(endpoint, retries=0, **settings) as client, pytest.raises(BrokerUnreachable, match=text):
+        client.request("echo", b"")
+    with pytest.raises(BrokerUnreachable, match=text):
+        asyncio.run(call())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_keys_at_a_broker_that_uses_none(folder, protocol):
+    with running_broker() as server:
+        settings = {"timeout": 0.3, "retries": 0, "protocol": protocol, **folder.settings("shop")}
+        with Client(server.endpoints[0], **settings) as client, pytest.raises(BrokerUnreachable, match="use keys"):
+            client.request("echo", b"")
+
+
+def test_a_refusal_ends_requests_that_have_no_limit(folder, endpoint):
+    async def call():
+        async with AsyncClient(endpoint, timeout=None, **folder.settings("stranger")) as client:
+            await asyncio.wait_for(client.request("echo", b""), 20)
+
+    with pytest.raises(BrokerUnreachable, match="refuses this key"):
+        asyncio.run(call())
+
+
+def test_another_broker_may_admit_a_client_that_one_refuses(tmp_path):
+    folder = Folder(tmp_path)
+    settings = folder.settings("stranger")
+    with folder.broker() as first:
+        folder.write('[roles.web]\nkeys = ["stranger.key"]\ncall = ["*"]\noffer = ["*"]\n')
+        with folder.broker() as second, Worker("shout", shout, broker=second.endpoints[0], **settings):
+            with Client([first.endpoints[0], second.endpoints[0]], **settings) as client:
+                assert client.request("shout", b"a") == [b"A"]
+                assert client.endpoint == second.endpoints[0]
+
+
+def test_a_role_that_may_not_call_a_service(folder, endpoint):
+    with (
+        Client(endpoint, **folder.settings("resizer")) as client,
+        pytest.raises(RequestRejected, match="service 'resize': role resizer may not call it") as caught,
+    ):
+        client.request("resize", b"")
+    assert caught.value.code == 403
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient, Worker, AsyncWorker])
+def test_both_keys_or_none(folder, kind):
+    for given, missing in (("key", "broker_key"), ("broker_key", "key")):
+        with pytest.raises(SettingError, match=f"add --{missing.replace('_', '-')} "):
+            kind("tcp://127.0.0.1:1", **{given: folder.settings("shop")[given]})
+
+
+# ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("kind", [0, 1], ids=["threads", "asyncio"])
+def test_a_worker_that_the_broker_does_not_admit_logs_why(folder, endpoint, case, kind, logged):
+    name, broker, _ = REFUSED[case]
+    text = {"unknown key": "the broker refuses this key", "wrong broker": "its public key is not", "no key": "key"}[
+        case
+    ]
+    worker = list(workers(endpoint, "X1", **settings_of(folder, name, broker)))[kind]
+    with serving(worker):
+        assert logged(text)
+
+
+def test_a_worker_serves_once_its_key_is_allowed(tmp_path, logged):
+    folder = Folder(tmp_path)
+    with folder.broker() as server:
+        endpoint = server.endpoints[0]
+        with (
+            Worker("shout", shout, broker=endpoint, **folder.settings("stranger")),
+            Client(endpoint, **folder.settings("shop")) as client,
+        ):
+            assert logged("refuses this key")
+            folder.write(
+                '[roles.new]\nkeys = ["stranger.key"]\noffer = ["*"]\n[roles.shop]\nkeys = ["shop.key"]\ncall = ["*"]\n'
+            )
+            server.reload()
+            assert client.request("shout", b"a", timeout=20) == [b"A"]
+
+
+def test_the_calls_of_a_revoked_key_end(tmp_path):
+    folder = Folder(tmp_path)
+    with folder.broker() as server, Client(server.endpoints[0], timeout=60, **folder.settings("shop")) as client:
+        waiting = client.submit("nobody", b"")
+        assert client.available("nobody") is False
+        folder.write("[roles.shop]\nkeys = []\n")
+        server.reload()
+        with pytest.raises(BrokerUnreachable, match="refuses this key"):
+            waiting.result(timeout=20)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_handlers_learn_who_asks(folder, endpoint, protocol):
+    def who(request):
+        return [request.user.encode(), str(request.admin).encode()]
+
+    with Worker("who", who, broker=endpoint, **BEATS, **folder.settings("resizer")):
+        for name, admin in (("shop", b"False"), ("operator", b"True")):
+            with Client(endpoint, protocol=protocol, **folder.settings(name)) as client:
+                assert client.request("who", b"") == [name.encode(), admin]
+        with Client(endpoint, **folder.settings("shop")) as client:
+            asked = client.request("who", b"", options={"user": "operator", "admin": True})
+            assert asked == [b"shop", b"False"]
+
+
+def test_without_access_control_nobody_is_known():
+    def who(request):
+        return [request.user.encode(), str(request.admin).encode()]
+
+    with (
+        running_broker() as server,
+        Worker("who", who, broker=server.endpoints[0]),
+        Client(server.endpoints[0]) as client,
+    ):
+        assert client.request("who", b"") == [b"", b"False"]
+        assert client.request("who", b"", options={"user": "shop", "admin": True}) == [b"", b"False"]
+
+
+def test_a_copy_of_a_worker_has_its_keys(folder, endpoint):
+    worker = Worker("copied", shout, broker=endpoint, **BEATS, **folder.settings("resizer"))
+    with worker.copy(), Client(endpoint, **folder.settings("shop")) as client:
+        assert client.request("copied", b"a") == [b"A"]
+
+
+def test_secret_keys_are_not_shown(folder):
+    keys = folder.keys("shop")
+    assert keys.secret.decode() not in repr(keys)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["threads", "asyncio"])
+def test_a_worker_whose_role_may_not_offer_its_service_logs_why(folder, endpoint, kind, caplog, logged):
+    worker = list(workers(endpoint, "X1", **folder.settings("shop")))[kind]
+    text = f"the broker refused this worker: role shop may not offer '{worker.service.decode()}'"
+    with serving(worker):
+        assert logged(text)
+    assert next(each.levelname for each in caplog.records if text in each.getMessage()) == "ERROR"

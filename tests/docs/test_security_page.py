@@ -1,0 +1,74 @@
+"""The examples of the page about security, run in order in one folder, as a newcomer would."""
+
+import re
+import shlex
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.processes import process, run
+
+from zmdp.mdp.access import load, parse
+from zmdp.mdp.keys import create_keys
+
+PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+BIND, ADDRESS = "tcp://*:5555", "tcp://127.0.0.1:5555"
+SERVERS = {"mdp-broker": "ready on", "mdworker": "serving at"}
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("MDP_KEY", "MDP_BROKER", "MDP_BROKER_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_the_first_steps(folder):
+    env, endpoint = {}, ADDRESS
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    commands = [at for at, line in enumerate(lines) if line.startswith("$ ")]
+    with ExitStack() as stack:
+        brokers = []
+        for at, end in zip(commands, [*commands[1:], len(lines)], strict=True):
+            text = lines[at].removeprefix("$ ").replace(BIND, "tcp://*:*").replace(ADDRESS, endpoint)
+            words = shlex.split(text)
+            if words[0] == "export":
+                env |= dict(word.split("=", 1) for word in words[1:])
+            elif words[0] in SERVERS:
+                started = stack.enter_context(process(*words, cwd=folder, **env))
+                started.line(SERVERS[words[0]])
+                if words[0] == "mdp-broker":
+                    endpoint = started.line("tcp://", "stdout").replace("0.0.0.0", "127.0.0.1")
+                    brokers.append(started)
+            else:
+                done = run(*words, **env)
+                assert done.returncode == 0, (words, done)
+                if words[0] != "mdp-keys":
+                    assert done.stdout.decode().splitlines() == lines[at + 1 : end]
+        (program,) = blocks("python")
+        exec(compile(program.replace(ADDRESS, endpoint), "security.md", "exec"), {})
+        (broker,) = brokers
+        check, hang_up = blocks("sh")[0].splitlines()
+        assert b"may call   resize" in run(*shlex.split(check)).stdout
+        assert hang_up.startswith("kill -HUP ")
+        create_keys("web", folder)
+        assert run(*shlex.split("mdp-keys allow shop web.key --access access.toml")).returncode == 0
+        broker.send_signal(signal.SIGHUP)
+        broker.line("reloaded access.toml: 2 roles, 3 keys")
+        assert run(*shlex.split(blocks("sh")[1])).returncode == 0
+        assert load(folder / "access.toml").keys_of("shop") == ["shop.key"]
+
+
+def test_the_access_file(folder):
+    for name in ("broker", "shop", "web"):
+        create_keys(name, folder)
+    (text,) = blocks("toml")
+    access = parse(text, folder / "access.toml")
+    assert access.keys_of("shop") == ["shop.key", "web.key"]
+    assert access.roles["shop"].may_call(b"spark.sql")

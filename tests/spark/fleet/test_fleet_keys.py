@@ -1,0 +1,102 @@
+"""Spark services with keys: drivers, executors, and pipelines, at a broker that requires them."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pyspark
+import pytest
+from support.access import Folder
+from support.fleets import HERE, LOCAL_CLUSTER, SMALL, SPARK_TIMEOUT_SECONDS
+from support.processes import eventually, process, run
+from support.titanics import LIMITS
+
+from zmdp.clients import Client
+from zmdp.mdp.certificates import read_secret
+from zmdp.spark import session
+from zmdp.spark.pipeline import call_service
+from zmdp.workers import Worker
+
+pytestmark = [
+    pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
+    pytest.mark.timeout(300),
+]
+QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def endpoint(folder):
+    with folder.broker(limits=LIMITS) as server:
+        yield server.endpoints[0]
+
+
+def command(folder, endpoint, name, *arguments, role="driver"):
+    return ("mdp-spark", name, *arguments, "--broker", endpoint, *folder.options(role))
+
+
+def test_executors_get_the_key_and_nobody_sees_it(folder, endpoint):
+    """Neither in a command, nor in an environment, a file, a log, or what Spark records for its web page."""
+    events = folder.path / "events"
+    events.mkdir()
+    arguments = ("fleet_handlers:pid", "--service", "pid", "--name", "fleet-keys", *QUICK, *LOCAL_CLUSTER, *SMALL,
+                 "--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir={events}")  # fmt: skip
+    secret = read_secret(folder.path / "driver.key_secret").secret
+    with process(*command(folder, endpoint, "fleet", *arguments), cwd=HERE) as running:
+        running.line("serves pid at", timeout=SPARK_TIMEOUT_SECONDS)
+        with Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, **folder.settings("shop")) as client:
+            pid = int(client.request("pid")[0])
+        (row,) = json.loads(run(*command(folder, endpoint, "status"), "--json").stdout)
+        assert row["name"] == "fleet-keys"
+        assert secret.decode() not in json.dumps(row)
+        for process_id in (pid, running.pid):
+            for what in ("cmdline", "environ"):
+                assert secret not in Path(f"/proc/{process_id}/{what}").read_bytes()
+        assert secret.decode() not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
+        work = Path(f"/proc/{pid}/cwd").resolve()
+        assert run(*command(folder, endpoint, "drain"), "fleet-keys").returncode == 0
+        assert running.wait() == 0
+    assert secret.decode() not in running.stderr
+    recorded = [each for top in (events, work) for each in top.rglob("*") if each.is_file()]
+    assert any(each.is_relative_to(events) for each in recorded)
+    assert not [each for each in recorded if secret in each.read_bytes()]
+    shutil.rmtree(Path(pyspark.__file__).parent / "work" / row["application"], ignore_errors=True)
+
+
+def test_an_executor_whose_key_is_refused_says_so(folder, endpoint):
+    arguments = ("--master", "local[2]", *SMALL, "--json")
+    found = run(*command(folder, endpoint, "doctor", *arguments, role="stranger"))
+    checks = {row["name"]: row for row in map(json.loads, found.stdout.splitlines())}
+    assert checks["broker"]["state"] == "failed"
+    assert "the broker refuses this key" in checks["broker"]["found"]
+    found = run(*command(folder, endpoint, "doctor", *arguments))
+    checks = {row["name"]: row["state"] for row in map(json.loads, found.stdout.splitlines())}
+    assert (checks["broker"], checks["executors reach the broker"]) == ("ok", "ok"), found
+
+
+def test_a_batch(folder, endpoint):
+    with process(*command(folder, endpoint, "batch", "--name", "b", "--master", "local[2]", *SMALL, *QUICK),
+                 cwd=folder.path) as running:  # fmt: skip
+        running.line("serving spark.sql and spark.job", timeout=SPARK_TIMEOUT_SECONDS)
+        submit = command(folder, endpoint, "submit", "sql", "SELECT 1 AS one", role="shop")
+        result = eventually(lambda: (done := run(*submit)).returncode == 0 and done, SPARK_TIMEOUT_SECONDS)
+        assert json.loads(result.stdout) == {"one": 1}
+        assert run(*command(folder, endpoint, "cancel", "unknown")).returncode == 4
+        assert run(*command(folder, endpoint, "drain", "b")).returncode == 0
+        assert running.wait() == 0
+
+
+def test_a_pipeline(folder, endpoint, spark):
+    keys = folder.settings("shop")
+    with Worker("shout", lambda request: request[0].upper(), broker=endpoint, **folder.settings("resizer")):
+        replies = call_service(
+            spark.createDataFrame([("a",), ("b",)], ["text"]), "shout", input="text", broker=endpoint,
+            client_key=keys["key"], broker_key=keys["broker_key"],
+        )  # fmt: skip
+        assert sorted(row.reply for row in replies.collect()) == ["A", "B"]
+        assert folder.keys("shop").secret.decode() not in replies._jdf.queryExecution().toString()
