@@ -20,10 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import zmq
-
 from zmdp.clients import AsyncClient
-from zmdp.mdp.keys import create_keys, load_keys
+from zmdp.mdp.keys import create_keys
 from zmdp.workers import AsyncWorker
 
 BIN = Path(sys.executable).parent
@@ -42,15 +40,9 @@ offer = ["echo"]
 """
 
 
-def context_for(folder: str, name: str) -> zmq.Context[Any]:
-    """Return a context whose sockets use the key of that name; without `folder`, none."""
-    context: zmq.Context[Any] = zmq.Context()
-    keys = load_keys(f"{folder}/{name}.key_secret", f"{folder}/broker.key") if folder else None
-    if keys is not None:
-        context.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-        context.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        context.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
-    return context
+def keys_of(folder: str, name: str) -> dict[str, Any]:
+    """Return the arguments for the key of that name; without `folder`, none."""
+    return {"key": f"{folder}/{name}.key_secret", "broker_key": f"{folder}/broker.key"} if folder else {}
 
 
 async def echo(request: Any) -> list[bytes]:
@@ -59,7 +51,7 @@ async def echo(request: Any) -> list[bytes]:
 
 async def serve(endpoint: str, folder: str) -> None:
     """Run the worker."""
-    async with AsyncWorker("echo", echo, broker=endpoint, context=context_for(folder, "worker")) as worker:
+    async with AsyncWorker("echo", echo, broker=endpoint, **keys_of(folder, "worker")) as worker:
         await worker.wait()
 
 
@@ -123,7 +115,7 @@ def start(stack: ExitStack, name: str, folder: str) -> Side:
     assert broker.stdout is not None
     endpoint = broker.stdout.readline().strip()
     worker = stack.enter_context(running(sys.executable, __file__, "--serve", endpoint, folder))
-    client = AsyncClient(endpoint, timeout=60, context=context_for(folder, "client"))
+    client = AsyncClient(endpoint, timeout=60, **keys_of(folder, "client"))
     return Side(name, {"client": os.getpid(), "broker": broker.pid, "worker": worker.pid}, client)
 
 

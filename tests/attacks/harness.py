@@ -22,11 +22,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
-import zmq
 from support.processes import BIN, Process, eventually, process
 
 from zmdp import Client, Worker
-from zmdp.mdp.keys import create_keys, load_keys
+from zmdp.mdp.keys import create_keys
 
 from .suite import Attack
 
@@ -163,7 +162,7 @@ class Site:
         if attack.roles:
             self.folder = Path(stack.enter_context(TemporaryDirectory(prefix="zmdp-attack-")))
             options = [*options, "--access", str(write_access(self.folder, attack.roles))]
-            keys = {"context": stack.enter_context(context_with_keys(self.folder))}
+            keys = {"key": self.folder / "canary.key_secret", "broker_key": self.folder / "broker.key"}
         limits = [each for name, value in LIMITS.items() for each in (f"--{name}", str(value))]
         command = [str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", *limits, *options, *attack.broker]
         descriptors = str(attack.descriptors or "$(ulimit -n)")
@@ -245,18 +244,6 @@ def write_access(folder: Path, roles: str) -> Path:
     path = folder / "access.toml"
     path.write_text(text)
     return path
-
-
-@contextmanager
-def context_with_keys(folder: Path) -> Iterator["zmq.Context[Any]"]:
-    """Yield a context whose sockets all use the canary's key."""
-    keys = load_keys(folder / "canary.key_secret", folder / "broker.key")
-    assert keys is not None
-    with zmq.Context() as context:
-        context.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-        context.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        context.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
-        yield context
 
 
 def is_running(broker: Process) -> bool:
