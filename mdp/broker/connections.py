@@ -346,7 +346,12 @@ class Connections:
     # ── ending connections ───────────────────────────────────────────────────────────────────────────────────────────
 
     def end_users(self, users: Collection[bytes]) -> None:
-        """End the connections of peers with these public keys, and those whose peers are not known yet."""
+        """End the connections of peers with these public keys, and those whose peers are not known yet.
+
+        If there are no such keys, none ends.
+        """
+        if not users:
+            return
         self._read()
         self._to_end += [each for each in self._open.values() if not each.user or each.user in users]
         self._end_excess()

@@ -88,20 +88,21 @@ def slow_loris(endpoint: str, amount: int, rng: Random) -> None:
     for second in range(max(2, amount // 5000)):
         time.sleep(1)  # the attack itself
         for connection, text in halves:
-            if second < len(text):
+            with suppress(OSError):  # the broker ends a handshake that takes too long
                 connection.write(text[second : second + 1])
 
 
 def a_million_frames(endpoint: str, amount: int, rng: Random) -> None:
     """Messages of very many frames: the largest has twenty times `amount`."""
-    peer = Peer(endpoint)
     request = b"".join(frame(each, MORE) for each in (b"", b"MDPC02", b"\x01", b"waited-for"))
     count = 20 * amount
     while count > 1000:
         for beginning in (b"", request):
-            peer.write(beginning + frame(rng.randbytes(1), MORE) * count + frame(b""))
+            peer = Peer(endpoint)
+            with suppress(OSError):  # the broker ends the connection
+                peer.push(beginning + frame(rng.randbytes(1), MORE) * count + frame(b""))
+                peer.sync()
         count //= 4
-        peer.sync()
 
 
 def a_message_without_end(endpoint: str, amount: int, rng: Random) -> None:

@@ -13,16 +13,19 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
 from support.processes import BIN, Process, eventually, process
 
 from zmdp import Client, Worker
+from zmdp.mdp.keys import create_keys
 
 from .suite import Attack
 
@@ -49,6 +52,13 @@ BROKER_PATIENCE: Final = 60.0
 """Seconds that the broker may take to end."""
 PAUSE: Final = 0.002
 """Seconds between two calls of the canary."""
+CANARY_ROLE: Final = """
+[roles.canary]
+keys = ["canary.key"]
+call = ["canary", "newcomer-*"]
+offer = ["canary", "newcomer-*"]
+mmi = "all"
+"""
 _names = count(1)
 
 
@@ -143,12 +153,16 @@ class Canary:
 
 
 class Site:
-    """A running broker with its canary.
+    """A running broker with its canary; `options` are more options of `mdp-broker`."""
 
-    `options` are more options of `mdp-broker`, and `keys` arguments of every honest client and worker.
-    """
-
-    def __init__(self, stack: ExitStack, attack: Attack, options: Sequence[str], keys: Mapping[str, Any]) -> None:
+    def __init__(self, stack: ExitStack, attack: Attack, options: Sequence[str]) -> None:
+        self.folder: Path | None = None
+        """The keys of all roles, if there is access control."""
+        keys: Mapping[str, Any] = {}
+        if attack.roles:
+            self.folder = Path(stack.enter_context(TemporaryDirectory(prefix="zmdp-attack-")))
+            options = [*options, "--access", str(write_access(self.folder, attack.roles))]
+            keys = {"key": self.folder / "canary.key_secret", "broker_key": self.folder / "broker.key"}
         limits = [each for name, value in LIMITS.items() for each in (f"--{name}", str(value))]
         command = [str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", *limits, *options, *attack.broker]
         descriptors = str(attack.descriptors or "$(ulimit -n)")
@@ -222,16 +236,28 @@ class Site:
             outcome.failures.append(f"the broker has not ended {BROKER_PATIENCE:g} s after SIGTERM")
 
 
+def write_access(folder: Path, roles: str) -> Path:
+    """Write an access file with these roles and the canary's, and a key for each; return its path."""
+    text = f'secret_key = "broker.key_secret"\n{CANARY_ROLE}{roles}'
+    for name in ("broker", *tomllib.loads(text)["roles"]):
+        create_keys(name, folder)
+    path = folder / "access.toml"
+    path.write_text(text)
+    return path
+
+
 def is_running(broker: Process) -> bool:
     """Return whether the process has not ended."""
     return broker.poll() is None
 
 
 @contextmanager
-def _attacker(attack: Attack, endpoint: str, amount: int, seed: int) -> Iterator["subprocess.Popen[str]"]:
+def _attacker(attack: Attack, site: Site, amount: int, seed: int) -> Iterator["subprocess.Popen[str]"]:
     tests = str(Path(__file__).parents[1])
     path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "attacks.attacker", attack.name, endpoint, str(amount), str(seed)]
+    command = [sys.executable, "-m", "attacks.attacker", attack.name, site.endpoint, str(amount), str(seed)]
+    if site.folder is not None:
+        command.append(str(site.folder))
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
     ) as running:
@@ -258,18 +284,13 @@ def _carry_out(running: "subprocess.Popen[str]", outcome: Outcome, seconds: floa
         outcome.failures.append(report["failure"])
 
 
-def carry_out(
-    attack: Attack, amount: int, seed: int = 1, options: Sequence[str] = (), keys: Mapping[str, Any] | None = None
-) -> Outcome:
-    """Carry out an attack on a broker of its own, and return what became of it.
-
-    `options` are more options of `mdp-broker`, and `keys` arguments of every honest client and worker.
-    """
+def carry_out(attack: Attack, amount: int, seed: int = 1, options: Sequence[str] = ()) -> Outcome:
+    """Carry out an attack on a broker of its own, with these options, and return what became of it."""
     outcome = Outcome(attack.name)
     with ExitStack() as stack:
-        site = Site(stack, attack, options, keys or {})
+        site = Site(stack, attack, options)
         started = time.monotonic()
-        with _attacker(attack, site.endpoint, amount, seed) as running:
+        with _attacker(attack, site, amount, seed) as running:
             _carry_out(running, outcome, 30 + amount / 500)
             if attack.drained:
                 site.canary.prove(site.broker)

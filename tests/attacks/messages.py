@@ -1,7 +1,7 @@
 """Attacks within the protocol: messages of MDP and X1, well-formed or nearly so.
 
 Without keys anybody may offer any service and call it; so no attack here offers the canary's, whose requests it would
-simply get.  With keys, that is one more attack.
+simply get.  Those with keys do (`keyed`).
 """
 
 import json
@@ -28,6 +28,8 @@ NOBODY: Final = b"waited-for"
 """A service without a worker."""
 DEEP: Final = b'{"a":' * 9000 + b"1" + b"}" * 9000
 """Options that take long to parse."""
+NOISE_FRAMES: Final = 16_000
+"""Of a message that takes long to receive, but for which the broker does not end the connection yet."""
 MAX_LARGE: Final = 128
 """Messages near the limit of their size that one attack sends."""
 
@@ -85,8 +87,8 @@ def large_requests_at_once(endpoint: str, amount: int, rng: Random) -> None:
     """The same from many clients, while the broker is busy: libzmq receives them in the meantime."""
     noise, peers = Peer(endpoint), [Peer(endpoint) for _ in range(16)]
     body = rng.randbytes(noise.limits()["max_message"] - 10_000)
-    for _ in range(4):
-        noise.write(frame(b"", MORE) * min(100 * amount, 200_000) + frame(b""))
+    for _ in range(min(amount // 100, 50)):
+        noise.write(frame(b"", MORE) * NOISE_FRAMES + frame(b""))
     noise.flood(x1_request(number, NOBODY, b"", options=DEEP) for number in range(200))
     for number in range(min(amount // 50, MAX_LARGE)):
         peers[number % 16].flood([x1_request(number, NOBODY, body)])
@@ -149,8 +151,10 @@ def collected_partials(endpoint: str, amount: int, rng: Random) -> None:
     part = rng.randbytes((client.limits()["max_message"] - 10_000) // 4)
     for _ in range(min(amount // 50, MAX_LARGE)):
         client.send(b"", b"MDPC01", b"collected", b"")
-        address = held_address(source)
-        source.flood([[b"MDPWX1", W_PARTIAL, address, b"", part]] * 4)
+        client.sync()
+        for message in source.sync():  # no REQUEST while memory is used up
+            if message[:2] == [b"MDPWX1", W_REQUEST]:
+                source.flood([[b"MDPWX1", W_PARTIAL, message[2], b"", part]] * 4)
     source.sync()
 
 
@@ -270,11 +274,12 @@ def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
         requests = [holder.expect(b"MDPWX1", W_REQUEST) for _ in range(100)]
         addresses = [int(message[2]) for message in requests]
         for thief in (worker(endpoint, b"thief"), worker(endpoint, b"victim"), Peer(endpoint)):
-            thief.flood(_forged(rng.choice(addresses), rng) for _ in range(min(amount, 5000) // 10))
+            for forge in (late, forged):
+                thief.flood(forge(rng.choice(addresses), rng) for _ in range(min(amount, 5000) // 20))
             for header, command in ((b"MDPWX1", 11), (b"MDPCX1", 5)):
-                thief.flood([[b"", header, BATCH, _signals(command, addresses)]])
+                thief.flood([[b"", header, BATCH, signals(command, addresses)]])
             thief.flood(x1_cancel(number, b"victim") for number in range(100))
-            thief.flood([[b"", b"MDPCX1", BATCH, _signals(5, list(range(100)))]])
+            thief.flood([[b"", b"MDPCX1", BATCH, signals(5, list(range(100)))]])
             thief.sync()
             thief.close()
             holder.send(b"MDPWX1", W_HEARTBEAT)
@@ -290,20 +295,29 @@ def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
         client.close()
 
 
-def _forged(address: int, rng: Random) -> Message:
-    header, own = rng.choice([b"MDPWX1", b"MDPWX1", b"MDPWX1", b"MDPW02"]), b"%d" % address
+def late(address: int, rng: Random) -> Message:
+    """Return what an X1 worker could say about a request that it held, for which the broker does not disconnect it."""
     return rng.choice([
-        [header, W_FINAL, own, b"", b"forged"],
-        [header, W_PARTIAL, own, b"", b"forged"],
-        [b"MDPWX1", W_ERROR, own, b"", b"500", b"forged"],
-        [b"MDPWX1", W_RELEASE, own, b""],
-        [b"MDPWX1", W_CREDIT, b"%d" % rng.randrange(20)],
-        [b"MDPWX1", W_CANCEL, own, b""],
-        [header, W_HEARTBEAT],
+        [b"MDPWX1", W_FINAL, b"%d" % address, b"", b"forged"],
+        [b"MDPWX1", W_PARTIAL, b"%d" % address, b"", b"forged"],
+        [b"MDPWX1", W_ERROR, b"%d" % address, b"", b"500", b"forged"],
+        [b"MDPWX1", W_RELEASE, b"%d" % address, b""],
     ])  # fmt: skip
 
 
-def _signals(command: int, ids: list[int]) -> bytes:
+def forged(address: int, rng: Random) -> Message:
+    """Return the same, or what no worker may say."""
+    return rng.choice([
+        late(address, rng),
+        [b"MDPW02", W_FINAL, b"%d" % address, b"", b"forged"],
+        [b"MDPW02", W_PARTIAL, b"%d" % address, b"", b"forged"],
+        [b"MDPWX1", W_CREDIT, b"%d" % rng.randrange(20)],
+        [b"MDPWX1", W_CANCEL, b"%d" % address, b""],
+        [rng.choice([b"MDPWX1", b"MDPW02"]), W_HEARTBEAT],
+    ])  # fmt: skip
+
+
+def signals(command: int, ids: list[int]) -> bytes:
     """Return records of CANCEL or RELEASE."""
     records = batch.Batch((), wire.CX1)
     for each in ids:
@@ -460,8 +474,9 @@ def memory_used_up(endpoint: str, amount: int, rng: Random) -> None:
     numbers = count()
     for size, last in ((len(body), 1 + limits["max_request_bytes"] // len(body)), (0, 8000)):
         peer.flood(x1_request(next(numbers), NOBODY, body[:size]) for _ in range(last))
-    peer.flood(x1_request(next(numbers), b"canary", b"") for _ in range(amount))
-    peer.sync()
+    for _ in range(amount // 1000):  # the broker drops those that do not read its answers
+        peer.flood(x1_request(next(numbers), b"canary", b"") for _ in range(1000))
+        peer.sync()
 
 
 def cancel_storm(endpoint: str, amount: int, rng: Random) -> None:

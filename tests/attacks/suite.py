@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 from typing import Final
 
-from . import connections, messages
+from . import connections, keyed, messages
 
-Run = Callable[[str, int, Random], None]
-"""An attack: `(endpoint, amount, rng)`.  `amount` is roughly the number of messages that it sends."""
+Run = Callable[..., None]
+"""An attack: `(endpoint, amount, rng)`, and the folder of keys if its broker has access control.
+
+`amount` is roughly the number of messages that it sends.
+"""
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,19 @@ class Attack:
     """It may keep newcomers away while it lasts, but not afterwards."""
     drained: bool = False
     """At its height the broker gets SIGTERM, and its end is timed."""
+    roles: str = ""
+    """The roles in the broker's access file, beside the canary's; each has a key of its name.  Without any, the broker
+    has no access control."""
+    known: str = ""
+    """Why it succeeds, on some machines or always."""
 
     @property
     def name(self) -> str:
         return self.run.__name__.replace("_", "-")
 
+
+UNFINISHED: Final = "libzmq keeps what has arrived of a message until it is complete: see Memory in docs/security.md"
+RECEIVED: Final = "libzmq receives up to a thousand messages of each peer while the broker is busy"
 
 _ALL: Final = [
     Attack(connections.garbage_bytes),
@@ -39,11 +49,11 @@ _ALL: Final = [
     Attack(connections.connections_that_come_and_go),
     Attack(connections.slow_loris),
     Attack(connections.a_million_frames),
-    Attack(connections.a_message_without_end),
+    Attack(connections.a_message_without_end, known=UNFINISHED),
     Attack(connections.next_routing_ids),
     Attack(messages.tiny_frames),
     Attack(messages.large_waiting_requests),
-    Attack(messages.large_requests_at_once),
+    Attack(messages.large_requests_at_once, known=RECEIVED),
     Attack(messages.large_held_requests),
     Attack(messages.envelopes),
     Attack(messages.streams_not_read),
@@ -68,6 +78,13 @@ _ALL: Final = [
     Attack(messages.requests_for_the_canary),
     Attack(messages.memory_used_up),
     Attack(messages.waiting_requests, broker=("--max-request-bytes", str(1 << 30)), drained=True),
-    # Attacks with keys (an unknown key, a revoked one, a wrong role) come here, with `broker=("--access", …)`.
+    Attack(keyed.unknown_keys, roles=keyed.ROLES),
+    Attack(keyed.frames_before_the_handshake, roles=keyed.ROLES, known=UNFINISHED),
+    Attack(keyed.replayed_handshakes, roles=keyed.ROLES),
+    Attack(keyed.garbled_handshakes, roles=keyed.ROLES),
+    Attack(keyed.what_is_not_allowed, roles=keyed.ROLES),
+    Attack(keyed.others_requests, roles=keyed.ROLES),
+    Attack(keyed.routing_ids_of_other_roles, roles=keyed.ROLES),
+    Attack(keyed.limits_of_a_role, roles=keyed.ROLES),
 ]
 ATTACKS: Final = {attack.name: attack for attack in _ALL}

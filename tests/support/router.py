@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import zmq
 
+from zmdp.mdp.keys import ClientKeys
+
 from .processes import TIMEOUT_SECONDS
 
 
@@ -42,12 +44,14 @@ class Router:
 
 
 @contextmanager
-def proxied(endpoint: str) -> Iterator[str]:
-    """Run a ROUTER–DEALER proxy in front of a broker for the block; yield its endpoint."""
+def proxied(endpoint: str, keys: ClientKeys | None = None) -> Iterator[str]:
+    """Run a ROUTER–DEALER proxy in front of a broker for the block, with keys of its own; yield its endpoint."""
     context: zmq.Context[Any] = zmq.Context()
     front, back = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     front.linger = back.linger = 0
     front.bind("tcp://127.0.0.1:*")
+    if keys is not None:
+        keys.apply(back)
     back.connect(endpoint)
 
     def run() -> None:

@@ -1,0 +1,602 @@
+"""Keys, roles and limits of a real `mdp-broker --access`: each row of the table in docs/security.md, over real sockets.
+
+Roles that a test does not describe otherwise have `mmi = "all"`, since peers ask the broker to find out that nothing
+arrives (`Peer.sync`).
+"""
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from support.peers import (
+    BatchClient,
+    BatchWorker,
+    Client,
+    EnvelopedX1Worker,
+    OldClient,
+    OldWorker,
+    Peer,
+    Worker,
+    X1Client,
+    X1Worker,
+)
+from support.processes import TIMEOUT_SECONDS, Process, broker, eventually
+from support.router import proxied
+from zmq.utils.monitor import recv_monitor_message
+
+from zmdp.mdp.keys import ClientKeys, create_keys, load_keys
+
+CLIENTS = [Client, OldClient, X1Client, BatchClient]
+X1_CLIENTS = [X1Client, BatchClient]
+WORKERS = [Worker, OldWorker, X1Worker, BatchWorker]
+MMI = [b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.else"]
+SHOP = {"call": ["echo", "spark.*"]}
+FARM = {"offer": ["echo", "spark.*"]}
+OPS = {"admin": True}
+Roles = dict[str, Any]
+
+
+class Guarded:
+    """A broker process with access control, and the keys and peers of a test.
+
+    Each role has a key with its own name.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack, roles: Roles) -> None:
+        self.folder = folder
+        self.context: zmq.Context[Any] = stack.enter_context(zmq.Context())
+        self._stack = stack
+        create_keys("broker", folder)
+        self._write(roles)
+        options = ("--access", str(folder / "access.toml"), "--heartbeat", "60")
+        self.process: Process
+        self.process, self.endpoint = stack.enter_context(broker(*options))
+        self._reloads = 0
+
+    def _write(self, roles: Roles) -> None:
+        """Write the access file; the setting `keys` of a role has the names of its keys."""
+        lines = ['secret_key = "broker.key_secret"']
+        for name, given in roles.items():
+            settings = {"keys": [name], "mmi": "all", **given}
+            for each in settings["keys"]:
+                self.keys(each)
+            settings["keys"] = [f"{each}.key" for each in settings["keys"]]
+            lines += [f"[roles.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+        (self.folder / "access.toml").write_text("\n".join(lines))
+
+    def reload(self, roles: Roles) -> None:
+        """Replace the access file, and wait until the broker has read it."""
+        self._write(roles)
+        self.process.send_signal(signal.SIGHUP)
+        self._reloads += 1
+        self.process.line("reloaded", count=self._reloads)
+
+    def keys(self, name: str) -> ClientKeys:
+        """Return the keys of that name, which are made when they are first asked for."""
+        if not (self.folder / f"{name}.key").exists():
+            create_keys(name, self.folder)
+        keys = load_keys(self.folder / f"{name}.key_secret", self.folder / "broker.key")
+        assert keys is not None
+        return keys
+
+    def connect(
+        self,
+        kind: Callable[..., Any],
+        key: str | None,
+        service: bytes = b"",
+        *,
+        endpoint: str = "",
+        identity: bytes = b"",
+        **told: Any,
+    ) -> Any:
+        """Return a peer that uses that key; if `service` is given, a worker that the broker has registered."""
+        options = {} if key is None else options_of(self.keys(key))
+        if identity:
+            options[zmq.ROUTING_ID] = identity
+        peer = kind(self.context, endpoint or self.endpoint, options=options)
+        self._stack.callback(peer.close)
+        if service:
+            peer.ready(service, **told)
+            peer.sync()
+        return peer
+
+    def stats(self, key: str = "ops") -> dict[str, Any]:
+        """Return the broker's counts."""
+        asks = self.connect(Client, key)
+        asks.request(b"mmi.stats", b"")
+        found: dict[str, Any] = json.loads(asks.recv()[-1])
+        asks.close()
+        return found
+
+    def attempt(self, keys: ClientKeys | None) -> int:
+        """Try to connect with these keys, and return the first event that says what became of it."""
+        ended = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | ended
+        with self.context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            if keys is not None:
+                keys.apply(socket)
+            with socket.get_monitor_socket(events) as monitor:
+                socket.connect(self.endpoint)
+                assert monitor.poll(TIMEOUT_SECONDS * 1000), "nothing became of the handshake"
+                event = int(recv_monitor_message(monitor)["event"])
+                socket.disable_monitor()
+        return event
+
+
+def options_of(keys: ClientKeys) -> dict[int, int | bytes]:
+    """Return the socket options for these keys."""
+    return {
+        zmq.CURVE_PUBLICKEY: keys.public, zmq.CURVE_SECRETKEY: keys.secret, zmq.CURVE_SERVERKEY: keys.server,
+    }  # fmt: skip
+
+
+Start = Callable[..., Guarded]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`start(role={…}, …)` starts a broker with these roles, and the role `ops`, an admin."""
+    with ExitStack() as stack:
+        guarded: list[Guarded] = []
+
+        def run(**roles: Any) -> Guarded:
+            guarded.append(Guarded(tmp_path, stack, {"ops": OPS, **roles}))
+            return guarded[-1]
+
+        yield run
+        for each in guarded:
+            assert each.process.poll() is None, each.process.stderr
+            assert "internal error" not in each.process.stderr
+
+
+def held(worker: Any, *body: bytes) -> bytes:
+    """Expect a REQUEST with this body; return its address."""
+    return worker.request(*body)[0] if isinstance(worker, X1Worker) else worker.work(*body)  # type: ignore[no-any-return]
+
+
+def serve(client: Any, worker: Any, service: bytes = b"echo") -> None:
+    """Let `client` call `worker`, and expect that it succeeds."""
+    client.request(service, b"question")
+    worker.final(held(worker, b"question"), b"answer")
+    client.final(service, b"answer")
+
+
+def user_told(worker: Any, *body: bytes) -> dict[str, Any]:
+    """Expect a REQUEST with this body, answer it, and return who asked, according to its options."""
+    address, options = worker.request(*body)
+    worker.final(address, b"done")
+    return {name: value for name, value in json.loads(options).items() if name in {"user", "admin"}}
+
+
+# ── connect ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_a_known_key_connects_and_only_to_the_broker_it_expects(start: Start) -> None:
+    guarded = start(shop=SHOP)
+    shop, stranger = guarded.keys("shop"), guarded.keys("stranger")
+    wrong_broker = ClientKeys(shop.public, shop.secret, stranger.public)
+    stolen = ClientKeys(shop.public, stranger.secret, shop.server)
+    assert guarded.attempt(shop) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+    for keys in (None, stranger, wrong_broker, stolen):
+        assert guarded.attempt(keys) != zmq.EVENT_HANDSHAKE_SUCCEEDED
+    assert f"unknown key {stranger.public.decode()}" in guarded.process.stderr
+    assert shop.public.decode() not in guarded.process.stderr
+
+
+def test_a_request_of_an_unknown_key_never_arrives(start: Start) -> None:
+    guarded = start(shop=SHOP)
+    guarded.connect(Client, "stranger").request(b"mmi.else", b"")
+    guarded.process.line("unknown key")
+    assert guarded.stats()["mmi"] == 1  # this one
+    guarded.reload({"ops": OPS, "shop": SHOP, "stranger": {}})
+    guarded.connect(Client, "stranger").sync()  # libzmq gives up a connection that is refused, so it takes another
+
+
+def test_each_role_has_its_maximum_of_connections(start: Start) -> None:
+    guarded = start(shop={**SHOP, "connections": 2}, mall=SHOP)
+    kept = [guarded.connect(Client, "shop").sync() for _ in range(2)]
+    others = [guarded.connect(Client, "mall").sync() for _ in range(4)]
+    third = guarded.connect(Client, "shop")
+    third.request(b"mmi.else", b"")
+    guarded.process.line("ended a connection of role shop, which may have 2")
+    for client in (*kept, *others):
+        client.sync()
+    kept[0].close()
+    # Its socket connects again and again; what it sent is lost with the connection that was ended.
+    eventually(lambda: answers(third))
+
+
+def answers(client: Client) -> bool:
+    """Send a request to the broker itself, and return whether an answer arrives soon."""
+    client.request(b"mmi.else", b"")
+    return bool(client.socket.poll(100))
+
+
+# ── call ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_role_calls_the_services_that_its_patterns_match(start: Start, kind: Callable[..., Any]) -> None:
+    guarded = start(shop=SHOP, farm={"offer": ["*"]})
+    shop = guarded.connect(kind, "shop")
+    workers = {name: guarded.connect(X1Worker, "farm", name) for name in (b"echo", b"spark.sql", b"secret", b"ECHO")}
+    for name in (b"echo", b"spark.sql"):
+        serve(shop, workers[name], name)
+    for name in (b"secret", b"ECHO", b"nobody", b"echo2", b"spark"):
+        shop.request(name, b"x")
+        if kind in X1_CLIENTS:
+            assert "role shop may not call it" in shop.error(name, b"403")
+    shop.nothing()
+    for worker in workers.values():
+        worker.nothing()
+    assert guarded.stats()["dropped"] == {"not-allowed": 5}
+
+
+# ── offer ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", WORKERS)
+def test_a_role_offers_the_services_that_its_patterns_match(start: Start, kind: Callable[..., Any]) -> None:
+    guarded = start(shop={"call": ["*"]}, farm=FARM)
+    shop, farm = guarded.connect(X1Client, "shop"), guarded.connect(kind, "farm")
+    for name in (b"secret", b"Echo", b"spark"):
+        farm.ready(name)
+        farm.disconnected()
+        shop.request(name, b"x", options=b'{"wait":false}')
+        shop.error(name, b"404")
+    farm.ready(b"mmi.echo")
+    farm.disconnected()
+    farm.ready(b"spark.sql")
+    farm.sync()
+    serve(shop, farm, b"spark.sql")
+    assert guarded.stats()["disconnected"] == {"not-allowed": 3, "reserved-name": 1}
+
+
+# ── ask the broker ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"),
+    [
+        ({"mmi": "none"}, []),
+        ({"mmi": "service"}, MMI[:2]),
+        ({"mmi": "all"}, MMI),
+        ({"mmi": "none", "admin": True}, MMI),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", X1_CLIENTS)
+def test_what_a_role_may_ask_the_broker(
+    start: Start, kind: Callable[..., Any], role: dict[str, Any], allowed: list[bytes]
+) -> None:
+    asker = start(shop=role).connect(kind, "shop")
+    for name in MMI:
+        asker.request(name, b"echo")
+        if name in allowed:
+            message = asker.recv()
+            assert message[-1] not in {b"", b"403"}
+            assert b"\x03" in message
+        else:
+            asker.error(name, b"403")
+
+
+@pytest.mark.parametrize("kind", [Client, OldClient])
+def test_what_a_client_without_errors_may_not_ask_is_not_answered(start: Start, kind: Callable[..., Any]) -> None:
+    asker = start(shop={"mmi": "service"}).connect(kind, "shop")
+    for name in (b"mmi.stats", b"mmi.service", b"mmi.broker", b"mmi.service"):
+        asker.request(name, b"echo")
+    for _ in range(2):  # in order
+        asker.final(b"mmi.service", b"404")
+
+
+def test_the_broker_tells_a_role_only_of_what_it_may_call_or_offer(start: Start) -> None:
+    guarded = start(shop={**SHOP, "mmi": "service"}, farm={"offer": ["*"]})
+    for name in (b"echo", b"secret"):
+        guarded.connect(X1Worker, "farm", name)
+    shop = guarded.connect(Client, "shop")
+    for name, status in ((b"echo", b"200"), (b"secret", b"404")):
+        shop.request(b"mmi.service", name)
+        shop.final(b"mmi.service", status)
+    shop.request(b"mmi.services", b"")
+    assert [each["name"] for each in json.loads(shop.recv()[-1])["services"]] == ["echo"]
+
+
+# ── admin, on behalf of others ───────────────────────────────────────────────────────────────────────────────────────
+
+FORGED = b'{"user":"ops","admin":true,"x":1}'
+
+
+@pytest.mark.parametrize("worker_kind", [X1Worker, BatchWorker])
+@pytest.mark.parametrize("kind", X1_CLIENTS)
+def test_a_worker_is_told_who_asks_and_nobody_can_forge_it(
+    start: Start, kind: Callable[..., Any], worker_kind: Callable[..., Any]
+) -> None:
+    guarded = start(
+        shop=SHOP,
+        boss={"call": ["*"], "admin": True},
+        titanic={"call": ["*"], "on_behalf": True},
+        farm={"offer": ["*"]},
+    )
+    farm = guarded.connect(worker_kind, "farm", b"echo")
+    for role, options, expected in (
+        ("shop", b"", {"user": "shop"}),
+        ("shop", FORGED, {"user": "shop"}),
+        ("shop", b'{"user":"titanic"}', {"user": "shop"}),
+        ("boss", b"", {"user": "boss", "admin": True}),
+        ("boss", b'{"user":"shop"}', {"user": "boss", "admin": True}),
+        ("titanic", b"", {"user": "titanic"}),
+        ("titanic", b'{"user":"shop"}', {"user": "shop"}),
+        ("titanic", b'{"user":"shop","admin":true}', {"user": "shop"}),
+        ("titanic", b'{"user":"boss"}', {"user": "boss", "admin": True}),
+    ):
+        client = guarded.connect(kind, role)
+        client.request(b"echo", b"x", options=options)
+        assert user_told(farm, b"x") == expected, (role, options)
+        client.final(b"echo", b"done")
+
+
+def test_a_request_on_behalf_of_a_role_needs_the_permissions_of_both(start: Start) -> None:
+    guarded = start(shop=SHOP, titanic={"call": ["echo", "secret"], "on_behalf": True}, farm={"offer": ["*"]})
+    titanic = guarded.connect(X1Client, "titanic")
+    for name, user in ((b"secret", b"shop"), (b"spark.sql", b"shop"), (b"echo", b"unknown")):
+        titanic.request(name, b"x", options=b'{"user":"%s"}' % user)
+        titanic.error(name, b"403")
+
+
+# ── whose something is (C45) ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [X1Worker, BatchWorker])
+def test_c45_what_belongs_to_one_role_is_out_of_reach_of_others(start: Start, kind: Callable[..., Any]) -> None:
+    # C45: also of an admin, and of workers of the same service; addresses and numbers are no secret here
+    guarded = start(shop=SHOP, farm=FARM, boss={"call": ["*"], "offer": ["*"], "admin": True})
+    shop, farm = guarded.connect(X1Client, "shop"), guarded.connect(kind, "farm", b"echo", credit=2)
+    shop.request(b"echo", b"1")
+    first = held(farm, b"1")
+    thief = guarded.connect(kind, "boss", b"spark.x", credit=5)
+    thief.partial(first, b"forged")
+    thief.final(first, b"forged")
+    thief.error(first, b"500", b"forged")
+    thief.release(first)
+    thief.nothing()
+    assert guarded.stats()["late"] == 4
+    canceller = guarded.connect(X1Client, "boss")
+    canceller.number = shop.number
+    canceller.cancel(b"echo")
+    canceller.error(b"echo", b"400")
+    farm.nothing()
+    shop.nothing()
+    farm.final(first, b"right")
+    shop.final(b"echo", b"right")
+
+
+def test_c45_a_routing_id_in_use_cannot_be_taken_with_another_key(start: Start) -> None:
+    # C45, C39
+    guarded = start(shop=SHOP, farm=FARM, mall=SHOP)
+    shop = guarded.connect(X1Client, "shop", identity=b"shop-1").sync()
+    mall = guarded.connect(X1Client, "mall", identity=b"shop-1")
+    farm = guarded.connect(X1Worker, "farm", b"echo", credit=2)
+    shop.request(b"echo", b"mine")
+    mall.request(b"echo", b"not mine", number=b"2")
+    mall.cancel(b"echo", number=shop.number)
+    farm.final(held(farm, b"mine"), b"answer")
+    shop.final(b"echo", b"answer")
+    farm.nothing()
+    assert not mall.socket.poll(0)
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", X1_CLIENTS)
+def test_the_unanswered_requests_of_a_role_are_limited(start: Start, kind: Callable[..., Any]) -> None:
+    guarded = start(shop={**SHOP, "outstanding": 2}, mall=SHOP, farm=FARM)
+    farm = guarded.connect(X1Worker, "farm", b"echo", credit=10)
+    one, two, mall = (guarded.connect(kind, role) for role in ("shop", "shop", "mall"))
+    one.request(b"echo", b"1")
+    address = held(farm, b"1")
+    two.request(b"echo", b"2")
+    held(farm, b"2")
+    two.request(b"echo", b"3")
+    assert "role shop may have 2 outstanding requests" in two.error(b"echo", b"429")
+    serve(mall, farm)
+    farm.final(address, b"done")
+    one.final(b"echo", b"done")
+    serve(two, farm)
+
+
+@pytest.mark.parametrize("kind", X1_CLIENTS)
+def test_the_waiting_requests_of_a_role_are_limited(start: Start, kind: Callable[..., Any]) -> None:
+    guarded = start(shop={**SHOP, "queued_requests": 2}, mall=SHOP, farm=FARM)
+    one, two, mall = (guarded.connect(kind, role) for role in ("shop", "shop", "mall"))
+    for client, body in ((one, b"1"), (two, b"2")):
+        client.request(b"echo", body)
+        client.sync()
+    one.request(b"echo", b"3")
+    assert "role shop may have 2 waiting requests" in one.error(b"echo", b"429")
+    mall.request(b"echo", b"4")
+    mall.nothing()
+    farm = guarded.connect(X1Worker, "farm", b"echo", credit=10)
+    for body in (b"1", b"2", b"4"):
+        held(farm, body)
+    one.request(b"echo", b"5")  # need not wait
+    held(farm, b"5")
+
+
+@pytest.mark.parametrize("kind", X1_CLIENTS)
+def test_the_memory_of_a_roles_requests_is_limited(start: Start, kind: Callable[..., Any]) -> None:
+    guarded = start(shop={**SHOP, "request_bytes": 50_000}, mall=SHOP, farm=FARM)
+    one, two, mall = (guarded.connect(kind, role) for role in ("shop", "shop", "mall"))
+    large = bytes(20_000)
+    farm = guarded.connect(X1Worker, "farm", b"echo", credit=1)
+    one.request(b"echo", large)
+    address = held(farm, large)
+    two.request(b"echo", large)
+    two.nothing()
+    one.request(b"echo", large)
+    assert "requests of role shop may take 50000 bytes" in one.error(b"echo", b"429")
+    one.number = b"1"
+    mall.request(b"echo", large)
+    mall.nothing()
+    farm.final(address, b"done")
+    one.final(b"echo", b"done")
+    one.request(b"echo", large, number=b"9")
+    one.nothing()
+
+
+# ── keys come and go ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [X1Worker, BatchWorker, Worker])
+def test_a_revoked_key_loses_its_connections_and_what_its_workers_hold(start: Start, kind: Callable[..., Any]) -> None:
+    farm_of = {"farm": {**FARM, "keys": ["farm", "other"]}}
+    guarded = start(shop=SHOP, **farm_of)
+    shop = guarded.connect(X1Client, "shop")
+    revoked = guarded.connect(kind, "farm", b"echo")
+    shop.request(b"echo", b"x")
+    held(revoked, b"x")
+    stays = guarded.connect(kind, "other", b"echo")
+    guarded.reload({"ops": OPS, "shop": SHOP, "farm": {**FARM, "keys": ["other"]}})
+    stays.final(held(stays, b"x"), b"from the other key of the role")
+    shop.final(b"echo", b"from the other key of the role")
+    assert guarded.attempt(guarded.keys("farm")) != zmq.EVENT_HANDSHAKE_SUCCEEDED
+    assert guarded.stats()["lost"] == {"unreachable": 1}
+
+
+def test_a_key_that_moves_to_another_role_has_the_permissions_of_that_one(start: Start) -> None:
+    before = {"shop": {**SHOP, "keys": ["shop", "moving"]}, "farm": {**FARM, "offer": ["*"]}}
+    guarded = start(**before)
+    echo, secret = (guarded.connect(X1Worker, "farm", name) for name in (b"echo", b"secret"))
+    moving, stays = guarded.connect(X1Client, "moving"), guarded.connect(X1Client, "shop")
+    serve(moving, echo)
+    guarded.reload({"ops": OPS, **before, "shop": SHOP, "vault": {"keys": ["moving"], "call": ["secret"]}})
+    moving = guarded.connect(X1Client, "moving")
+    moving.request(b"secret", b"x")
+    assert user_told(secret, b"x") == {"user": "vault"}
+    moving.final(b"secret", b"done")
+    moving.request(b"echo", b"x")
+    assert "role vault may not call it" in moving.error(b"echo", b"403")
+    serve(stays, echo)
+
+
+def test_permissions_change_without_an_end_of_connections(start: Start) -> None:
+    before = {"shop": SHOP, "farm": {"offer": ["*"]}}
+    guarded = start(**before)
+    echo, secret = (guarded.connect(X1Worker, "farm", name) for name in (b"echo", b"secret"))
+    shop = guarded.connect(X1Client, "shop")
+    serve(shop, echo)
+    guarded.reload({"ops": OPS, "shop": {"call": ["secret"]}, "farm": {"offer": ["secret"]}})
+    echo.disconnected()
+    shop.request(b"echo", b"x")
+    shop.error(b"echo", b"403")
+    serve(shop, secret, b"secret")
+    assert guarded.stats()["lost"] == {"refused": 1}
+
+
+def test_a_reload_that_revokes_no_key_ends_no_connection(start: Start) -> None:
+    guarded = start(shop=SHOP)
+    shop = guarded.connect(Client, "shop")
+    with shop.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) as monitor:
+        assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        guarded.reload({"ops": OPS, "shop": SHOP, "mall": SHOP})
+        guarded.connect(Client, "mall").sync()
+        shop.sync()
+        assert not monitor.poll(0)
+        shop.socket.disable_monitor()
+
+
+def test_an_invalid_file_changes_nothing(start: Start) -> None:
+    guarded = start(shop=SHOP, farm=FARM)
+    shop, farm = guarded.connect(X1Client, "shop"), guarded.connect(X1Worker, "farm", b"echo")
+    (guarded.folder / "access.toml").write_text("[roles.shop]\nkeys = 3\n")
+    guarded.process.send_signal(signal.SIGHUP)
+    guarded.process.line("reloaded nothing")
+    serve(shop, farm)
+    serve(guarded.connect(BatchClient, "shop"), farm)
+
+
+def test_calls_go_on_while_keys_come_and_go(start: Start) -> None:
+    roles = {"ops": OPS, "shop": SHOP, "farm": FARM}
+    guarded = start(**roles)
+    farm = guarded.connect(BatchWorker, "farm", b"echo", credit=100)
+    shop = guarded.connect(BatchClient, "shop").sync()  # a reload may end connections that have not said anything
+    done, stop = [0], threading.Event()
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            while not stop.is_set():
+                serve(shop, farm)
+                done[0] += 1
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    try:
+        for turn in range(20):
+            count = done[0]
+            came = {f"guest-{number}": SHOP for number in range(4) if turn >> number & 1}
+            guarded.reload({**roles, **came})
+            for guest in came:
+                guarded.connect(Client, guest).sync()
+            eventually(lambda count=count: done[0] > count + 5 or failures)
+    finally:
+        stop.set()
+        caller.join()
+    assert failures == []
+
+
+# ── every dialect, and proxies ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", WORKERS)
+def test_all_dialects_mix_under_encryption(start: Start, kind: Callable[..., Any]) -> None:
+    guarded = start(shop=SHOP, farm=FARM)
+    farm = guarded.connect(kind, "farm", b"echo")
+    for client_kind in CLIENTS:
+        client = guarded.connect(client_kind, "shop")
+        for _ in range(3):
+            serve(client, farm)
+        client.nothing()
+    farm.disconnect()
+    farm.sync()
+    assert guarded.stats()["workers"] == 0
+
+
+@pytest.mark.parametrize("kind", [OldWorker, EnvelopedX1Worker, BatchWorker])
+def test_all_dialects_pass_a_proxy_that_has_a_key(start: Start, kind: Callable[..., Any]) -> None:
+    # C36: those behind a proxy have its role
+    guarded = start(shop=SHOP, farm=FARM, branch={**FARM, **SHOP})
+    with proxied(guarded.endpoint, guarded.keys("branch")) as endpoint:
+        behind = [guarded.connect(each, None, endpoint=endpoint) for each in (OldClient, X1Client, BatchClient)]
+        farm = guarded.connect(kind, None, b"echo", endpoint=endpoint)
+        for client in behind:
+            serve(client, farm)
+        serve(guarded.connect(X1Client, "shop"), farm)
+        if kind is not OldWorker:
+            behind[1].request(b"echo", b"x", options=FORGED)
+            assert user_told(farm, b"x") == {"user": "branch"}
+            behind[1].final(b"echo", b"done")
+        behind[2].request(b"secret", b"x")
+        behind[2].error(b"secret", b"403")
+
+
+def test_peers_behind_one_proxy_are_out_of_reach_of_those_behind_another(start: Start) -> None:
+    # C45: with the same envelopes on both sides
+    guarded = start(branch={**FARM, **SHOP}, other={**FARM, **SHOP}, farm=FARM)
+    farm = guarded.connect(X1Worker, "farm", b"echo", credit=5)
+    branch, other = guarded.connect(Peer, "branch"), guarded.connect(Peer, "other")
+    branch.send(b"\0same", b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x")
+    address = held(farm, b"x")
+    other.send(b"\0same", b"1", b"", b"MDPCX1", b"\x05", b"echo")
+    assert other.recv()[:7] == [b"\0same", b"1", b"", b"MDPCX1", b"\x04", b"echo", b"400"]
+    farm.final(address, b"y")
+    assert branch.recv() == [b"\0same", b"1", b"", b"MDPCX1", b"\x03", b"echo", b"y"]
