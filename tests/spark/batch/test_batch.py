@@ -28,9 +28,7 @@ TIMEOUT_SECONDS = 60
 
 
 @contextmanager
-def running(
-    spark, endpoint, folder, *, tables="", concurrency=2, inline=10_000, name="batch", results=True, **settings
-):
+def running(spark, endpoint, folder, *, tables="", concurrency=2, inline=10_000, name="batch", results=True, keys=None):
     config = folder / "catalogue.toml"
     config.write_text(tables)
     pool = SessionPool(lambda: spark, 2 * concurrency)
