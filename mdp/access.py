@@ -39,7 +39,7 @@ class Permissions:
     admin: bool = False
     """Whether it may fetch, close and cancel what belongs to others; implies `mmi` "all"."""
     on_behalf: bool = False
-    """Whether it may name another role as the user of its requests."""
+    """Whether it may ask on behalf of other roles, which are then the users of its requests."""
     outstanding: int | None = _limit("requests", "Maximum number of unanswered requests.")
     queued_requests: int | None = _limit("requests", "Maximum number of requests waiting for a worker.")
     request_bytes: int | None = _limit("bytes", "Maximum memory of its requests, waiting or held by workers.")

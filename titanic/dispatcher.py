@@ -434,7 +434,7 @@ class Dispatcher:
             body, headers = unpack(claimed.body), json.loads(claimed.headers or "null")
         except ValueError as error:  # another program has written the row
             return self._failure(claimed, Code.MALFORMED, str(error))
-        options = {"user": claimed.owner} if claimed.owner else None
+        options = {"on_behalf": claimed.owner} if claimed.owner else None
         async with aclosing(self._client.stream(claimed.service, *body, headers=headers, options=options)) as parts:
             number = 0
             async for part in parts:

@@ -92,7 +92,7 @@ class Service:
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
         try:
-            owner, _ = _asker(request)
+            owner = request.user
             wanted = parse_submission(request, request.options, self._clock.now(), owner)
             if not self._room():
                 return [_status(request, FULL)]
@@ -192,17 +192,9 @@ class Service:
             self.changed(uuid)
 
 
-def _asker(request: Request) -> tuple[str, bool]:
-    """Return who sends a request: the name of its role, empty without access control, and whether it is an admin.
-
-    Only the broker can set these options.
-    """
-    return request.options.get("user", ""), request.options.get("admin", False)
-
-
 def _lookup(request: Request, uuid: UUID) -> store.Lookup:
     """Return the look-up of the request with this UUID that `request` asks for."""
-    user, admin = _asker(request)
+    user, admin = request.user, request.admin
     return store.Lookup(uuid, None if admin else user)
 
 

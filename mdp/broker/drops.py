@@ -17,6 +17,8 @@ class Drop(StrEnum):
     TOO_MANY_SERVICES = "too-many-services"
     TOO_MANY_UNSERVED = "too-many-unserved-services"
     NOT_ALLOWED = "not-allowed"
+    NOT_ON_BEHALF = "not-on-behalf"
+    USER_NOT_ALLOWED = "user-not-allowed"
     ROLE_OUTSTANDING = "role-outstanding"
     ROLE_QUEUED = "role-queued"
     ROLE_MEMORY_FULL = "role-memory-full"
@@ -68,6 +70,16 @@ REPORTS: Final[dict[Drop, Report]] = {
     Drop.NOT_ALLOWED: Report(
         Code.NOT_ALLOWED.value,
         "role {request.client.role.name} may not call it: the broker's access file decides",
+    ),
+    Drop.NOT_ON_BEHALF: Report(
+        Code.NOT_ALLOWED.value,
+        "role {request.client.role.name} may not ask on behalf of others: it needs on_behalf "
+        "in the broker's access file",
+    ),
+    Drop.USER_NOT_ALLOWED: Report(
+        Code.NOT_ALLOWED.value,
+        "the role on whose behalf role {request.client.role.name} asks may not call it: "
+        "the broker's access file decides",
     ),
     Drop.ROLE_OUTSTANDING: Report(
         Code.QUEUE_FULL.value,

@@ -321,8 +321,8 @@ class Broker:
             client, command.header, service, command.body,
             number=number, delimited=delimited, options=options, deadline=deadline,
         )  # fmt: skip
-        if (client.role.restricted or options.claims) and not self._authorise(request):
-            self._report(request, Drop.NOT_ALLOWED, now)
+        if (client.role.restricted or options.claims) and (denial := self._authorise(request)) is not None:
+            self._report(request, denial, now)
         elif own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
@@ -334,12 +334,18 @@ class Broker:
             return
         self.registry.refuse(request)
 
-    def _authorise(self, request: Request) -> bool:
-        """Return whether the client's role permits `request`, and write into its options on whose behalf it is made."""
+    def _authorise(self, request: Request) -> Drop | None:
+        """Write into the options of `request` on whose behalf it is made.  Return why it is not allowed, or None."""
         role, name, options = request.client.role, request.service.name, request.options
-        user = self.roles.user_of(role, options)
+        user = role
+        if role.restricted and options.on_behalf is not None:
+            if not role.on_behalf:
+                return Drop.NOT_ON_BEHALF
+            user = self.roles.named(options.on_behalf.encode())
         request.options = wire.signed(options, user.signature)
-        return role.may_call(name) and user.may_call(name)
+        if not role.may_call(name):
+            return Drop.NOT_ALLOWED
+        return None if user.may_call(name) else Drop.USER_NOT_ALLOWED
 
     def _cancel(self, command: wire.Cancel, now: float) -> None:
         client = self._x1_client(command.route)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ..access import Permissions
-from ..wire import MMI, Options, signature_of
+from ..wire import MMI, signature_of
 
 NO_LIMIT: Final = 1 << 60
 MAX_REMEMBERED: Final = 1000
@@ -121,9 +121,3 @@ class Roles:
                 self._roles[each.encode()] = Role(each, granted)
             else:
                 known.grant(granted)
-
-    def user_of(self, role: Role, options: Options) -> Role:
-        """Return the role on whose behalf `role` asks: itself, unless it may name another and does."""
-        if options.user is None or not role.on_behalf:
-            return role
-        return self.named(options.user.encode())

@@ -108,7 +108,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="What it may ask the broker itself: nothing, whether a service exists (the default), or everything.",
 )
 @click.option("--admin/--no-admin", default=None, help="It may fetch, close and cancel what belongs to others.")
-@click.option("--on-behalf/--no-on-behalf", default=None, help="It may name another role as the user of its requests.")
+@click.option("--on-behalf/--no-on-behalf", default=None, help="It may ask on behalf of other roles.")
 @_limit_options
 def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> None:
     """Give ROLE to each KEY, and permissions to ROLE.

@@ -13,8 +13,9 @@ from .value import Value
 MAX_OPTIONS: Final = 65535
 """Maximum size in bytes of the options that a client sends, which is also what a record of the batched form can hold.
 The broker may write longer options in the framed form."""
-BROKERS: Final = frozenset({"user", "admin"})
-"""Options that only the broker can write; it removes them from what clients send."""
+BROKERS: Final = frozenset({"user", "admin", "on_behalf"})
+"""Options that clients send to the broker only, or that only the broker can write; it removes them from what clients
+send."""
 MAX_NESTING: Final = 64
 """Maximum nesting of objects and lists in options, so that every peer's JSON parser can read them."""
 
@@ -22,8 +23,8 @@ MAX_NESTING: Final = 64
 class Options(Value):
     """The options of an X1 request: the frame as received, and the values that the broker uses."""
 
-    __slots__ = ("claims", "only_ttl", "raw", "ttl", "ttl_apart", "user", "wait")
-    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart", "claims", "user")
+    __slots__ = ("claims", "on_behalf", "only_ttl", "raw", "ttl", "ttl_apart", "wait")
+    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart", "claims", "on_behalf")
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Options(Value):
         only_ttl: bool = False,
         ttl_apart: bool = False,
         claims: bool = False,
-        user: str | None = None,
+        on_behalf: str | None = None,
     ) -> None:
         self.raw = raw
         self.ttl = ttl
@@ -44,9 +45,9 @@ class Options(Value):
         self.ttl_apart = ttl_apart
         """The ttl is not in `raw`: it stood beside the options, in a record."""
         self.claims = claims
-        """`raw` contains options that only the broker can write (`BROKERS`)."""
-        self.user = user
-        """The option `user`: from the broker, the role on whose behalf a request is made."""
+        """`raw` contains options that are not passed on (`BROKERS`)."""
+        self.on_behalf = on_behalf
+        """From a client: the role on whose behalf it makes the request."""
 
     def values(self) -> dict[str, Any]:
         """Parse and return all options.  They are not kept, since parsed they take many times the memory of `raw`."""
@@ -94,14 +95,16 @@ def _parse_options(raw: bytes) -> Options | None:
         return None
     if not all(isinstance(value, str) for value in headers.values()):
         return None
-    user = values.get("user")
+    on_behalf = values.get("on_behalf")
+    if on_behalf is not None and not isinstance(on_behalf, str):
+        return None
     return Options(
         raw,
         None if ttl is None else ttl / 1000,
         wait,
         ttl is not None and len(values) == 1,
         claims=not BROKERS.isdisjoint(values),
-        user=user if isinstance(user, str) else None,
+        on_behalf=on_behalf,
     )
 
 
@@ -159,8 +162,9 @@ def options_with(given: Options, ttl: int | None, attempt: int) -> bytes:
 def with_ttl(given: Options, ttl: int) -> Options:
     """Return `given` with the ttl, in milliseconds, that stood beside it in a record."""
     return Options(
-        given.raw, ttl / 1000, given.wait, given.only_ttl or not given.raw, given.ttl is None, given.claims, given.user
-    )
+        given.raw, ttl / 1000, given.wait, given.only_ttl or not given.raw, given.ttl is None,
+        given.claims, given.on_behalf,
+    )  # fmt: skip
 
 
 def options_without_ttl(given: Options) -> bytes:

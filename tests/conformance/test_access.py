@@ -332,9 +332,10 @@ def test_a_worker_is_told_who_asks_and_nobody_can_forge_it(
         ("boss", b"", {"user": "boss", "admin": True}),
         ("boss", b'{"user":"shop"}', {"user": "boss", "admin": True}),
         ("titanic", b"", {"user": "titanic"}),
-        ("titanic", b'{"user":"shop"}', {"user": "shop"}),
-        ("titanic", b'{"user":"shop","admin":true}', {"user": "shop"}),
-        ("titanic", b'{"user":"boss"}', {"user": "boss", "admin": True}),
+        ("titanic", b'{"user":"shop"}', {"user": "titanic"}),
+        ("titanic", b'{"on_behalf":"shop"}', {"user": "shop"}),
+        ("titanic", b'{"on_behalf":"shop","user":"boss","admin":true}', {"user": "shop"}),
+        ("titanic", b'{"on_behalf":"boss"}', {"user": "boss", "admin": True}),
     ):
         client = guarded.connect(kind, role)
         client.request(b"echo", b"x", options=options)
@@ -346,8 +347,11 @@ def test_a_request_on_behalf_of_a_role_needs_the_permissions_of_both(start: Star
     guarded = start(shop=SHOP, titanic={"call": ["echo", "secret"], "on_behalf": True}, farm={"offer": ["*"]})
     titanic = guarded.connect(X1Client, "titanic")
     for name, user in ((b"secret", b"shop"), (b"spark.sql", b"shop"), (b"echo", b"unknown")):
-        titanic.request(name, b"x", options=b'{"user":"%s"}' % user)
+        titanic.request(name, b"x", options=b'{"on_behalf":"%s"}' % user)
         titanic.error(name, b"403")
+    shop = guarded.connect(X1Client, "shop")
+    shop.request(b"echo", b"x", options=b'{"on_behalf":"shop"}')
+    assert "may not ask on behalf of others" in shop.error(b"echo", b"403")
 
 
 # ── whose something is (C45) ─────────────────────────────────────────────────────────────────────────────────────────

@@ -290,9 +290,8 @@ def give_up_proxies(given_up: GivenUp, key: Any, now: float, includes: Any = Giv
     return includes(given_up, key if isinstance(key, bytes) else key[0], now)
 
 
-def allow_all(broker: Broker, request: Any) -> bool:
+def allow_all(broker: Broker, request: Any) -> None:
     """Every role may call everything."""
-    return True
 
 
 def anyone(broker: Broker, command: Any) -> bool:

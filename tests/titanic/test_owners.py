@@ -311,7 +311,9 @@ def test_what_the_owner_may_not_call_fails_at_once(site, role, owner):
             uuid = enqueue(connection, "shop-only", owner=owner, retries=5, backoff=0.001)
     worker(site, b"shop-only")
     answer = ended(site.peer("ops"), uuid.encode())
-    assert answer[0].startswith(f"500 on behalf of {owner}: role titanic may not call it".encode())
+    assert answer[0].startswith(
+        f"500 on behalf of {owner}: the role on whose behalf role titanic asks may not call".encode()
+    )
     assert answer[1:] == [b"403", b"shop-only"]
     found = row(site.url, uuid)
     assert (found["state"], found["attempts"], found["failures"], found["code"]) == ("failed", 1, 0, 403)

@@ -768,6 +768,14 @@ def not_allowed():
     return limited(request(), call=("other",))
 
 
+def not_on_behalf():
+    return limited(request(on_behalf="shop"), call=("*",))
+
+
+def user_not_allowed():
+    return limited(request(on_behalf="nobody"), call=("*",), on_behalf=True)
+
+
 def role_outstanding():
     return limited(request(b"0"), request(), call=("*",), outstanding=1)
 
@@ -818,6 +826,13 @@ DROPS = {
     ),
     Drop.NOT_ALLOWED: (
         not_allowed, 403, "role shop may not call it: the broker's access file decides",
+    ),
+    Drop.NOT_ON_BEHALF: (
+        not_on_behalf, 403, "role shop may not ask on behalf of others: it needs on_behalf in the broker's access file",
+    ),
+    Drop.USER_NOT_ALLOWED: (
+        user_not_allowed, 403,
+        "the role on whose behalf role shop asks may not call it: the broker's access file decides",
     ),
     Drop.ROLE_OUTSTANDING: (
         role_outstanding, 429, "role shop may have 1 outstanding requests, and has: retry later",

@@ -157,19 +157,28 @@ def test_without_access_control_nobody_can_claim_to_be_a_user():
     (work,) = broker.receive(request(options=b'{"user":"ops","admin":true,"headers":{"a":"b"}}'), 0)
     assert options_of(work) == {"headers": {"a": "b"}}
     broker.receive([b"w", b"", WX1, b"\x04", work[4], b"", b"x"], 0)
-    (work,) = broker.receive(request(options=b'{"user":"ops"}', number=b"2"), 0)
+    (work,) = broker.receive(request(options=b'{"user":"ops","on_behalf":"shop"}', number=b"2"), 0)
     assert work[6] == b""
 
 
 def test_a_role_may_ask_on_behalf_of_another():
     broker = broker_with()
     receive(broker, "farm", ready())
-    (work,) = receive(broker, "titanic", request(options=b'{"user":"shop"}'))
+    (work,) = receive(broker, "titanic", request(options=b'{"on_behalf":"shop","user":"ops"}'))
     assert options_of(work) == {"user": "shop"}
-    (refused,) = receive(broker, "titanic", request(b"sum", options=b'{"user":"shop"}', number=b"2"))
+    (refused,) = receive(broker, "titanic", request(b"sum", options=b'{"on_behalf":"shop"}', number=b"2"))
     assert refused[:7] == error(403, number=b"2", service=b"sum")  # shop may not call it
-    (refused,) = receive(broker, "titanic", request(options=b'{"user":"nobody"}', number=b"3"))
+    (refused,) = receive(broker, "titanic", request(options=b'{"on_behalf":"nobody"}', number=b"3"))
     assert refused[:7] == error(403, number=b"3")
+
+
+def test_a_role_without_that_permission_may_not_ask_on_behalf_of_another():
+    broker = broker_with()
+    receive(broker, "farm", ready())
+    for number, user in enumerate(("ops", "shop", "nobody")):
+        asked = request(options=b'{"on_behalf":"%s"}' % user.encode(), number=b"%d" % number)
+        assert receive(broker, "shop", asked)[0][:7] == error(403, number=b"%d" % number)
+    assert receive(broker, "shop", request(options=b'{"on_behalf":1}', number=b"9"))[0][:7] == error(400, number=b"9")
 
 
 # ── nothing passes from one role to another ──────────────────────────────────────────────────────────────────────────

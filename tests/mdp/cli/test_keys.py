@@ -2,14 +2,11 @@
 
 import json
 import os
-import re
-import shlex
 import signal
 import stat
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import zmq
@@ -250,28 +247,6 @@ def test_errors_are_one_line(folder):
     done = subprocess.run([*KEYS, "show", "none.key"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "mdp-keys: cannot read none.key: No such file or directory\n"
-
-
-def test_the_five_commands_of_the_security_page(folder):
-    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
-    commands = re.findall(r"^\$ (.*)$", page, re.MULTILINE)
-    assert len(commands) == 5
-    *made, started = map(shlex.split, commands)
-    for program, *arguments in made:
-        assert program == "mdp-keys"
-        keys(*arguments)
-    assert started[:3] == ["mdp-broker", "--access", "access.toml"]
-    roles = load("access.toml").roles
-    assert roles["shop"].may_call(b"resize")
-    assert roles["resizer"].may_offer(b"resize")
-    assert [load_keys(f"{name}.key_secret", "broker.key").public for name in roles] == list(load("access.toml").keys)
-
-
-def test_the_access_file_of_the_security_page(access):
-    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
-    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    access.write_text(text)
-    assert load(access).keys_of("shop") == ["shop.key", "web.key"]
 
 
 # ── mdp-broker ───────────────────────────────────────────────────────────────────────────────────────────────────────
