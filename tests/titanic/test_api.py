@@ -455,10 +455,14 @@ def test_broker_unreachable_without_a_broker(twin, monkeypatch):
                 ask()
 
 
+def stats(endpoint):
+    with Client(endpoint) as client:
+        return json.loads(client.request("mmi.stats")[0])
+
+
 def dropped(endpoint):
     """Return how many requests the broker has dropped."""
-    with Client(endpoint) as client:
-        return sum(json.loads(client.request("mmi.stats")[0])["dropped"].values())
+    return sum(stats(endpoint)["dropped"].values())
 
 
 @pytest.mark.usefixtures("held")
@@ -473,6 +477,7 @@ def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool, 
         assert [next(live), next(live)] == [[b"one"], [b"two", b"body"]]
         waiting = pool.submit(ticket.result)
         rest = pool.submit(lambda: [list(part) for part in live])
+        eventually(lambda: stats(endpoint)["running"] == 3)  # `held`, and both long polls have reached Titanic
         first.close()
         gate.set()  # the first attempt of `held` has been cancelled
         before = dropped(endpoint)
