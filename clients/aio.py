@@ -26,7 +26,7 @@ from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_TOTAL_TIMEOUT
 from .dialog import AsyncDialog
 from .endpoints import Endpoints
 from .legacy_aio import LegacyAsyncDialog
-from .reply import Reply
+from .reply import Reply, is_available
 from .x1_aio import X1AsyncDialog
 
 _DEFAULT: Final[Any] = object()
@@ -243,8 +243,11 @@ class AsyncClient:
                     yield decoded
 
     async def available(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> bool:
-        """Return whether at least one worker offers `service` now (`mmi.service`).  Raises as `request`."""
-        return await self.request("mmi.service", wire.service_name(service), timeout=timeout) == [b"200"]
+        """Return whether at least one worker offers `service` now (`mmi.service`).
+
+        Raises as `request`, and `RequestRejected` if this client's role may not know about the service.
+        """
+        return is_available(await self.request("mmi.service", wire.service_name(service), timeout=timeout), service)
 
     def _check_usable(self) -> None:
         if self._closed:

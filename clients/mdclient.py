@@ -26,7 +26,7 @@ from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_RETRIES, DEFA
 from .dialog import Ask, Dialog
 from .endpoints import Endpoints
 from .legacy import LegacyDialog
-from .reply import Reply
+from .reply import Reply, is_available
 from .x1 import X1Dialog
 
 
@@ -249,8 +249,12 @@ class Client:
         return dialog.submit(self._ask(service, frames, timeout, retries, wait, headers, options))
 
     def available(self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None) -> bool:
-        """Return whether at least one worker offers `service` now (`mmi.service`).  Raises as `request`."""
-        return self.request("mmi.service", wire.service_name(service), timeout=timeout, retries=retries) == [b"200"]
+        """Return whether at least one worker offers `service` now (`mmi.service`).
+
+        Raises as `request`, and `RequestRejected` if this client's role may not know about the service.
+        """
+        reply = self.request("mmi.service", wire.service_name(service), timeout=timeout, retries=retries)
+        return is_available(reply, service)
 
     # ── the Guide's lower level ──────────────────────────────────────────────────────────────────────────────────────
 

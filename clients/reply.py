@@ -1,6 +1,10 @@
 """The reply to a request."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from ..mdp.codes import Code
+from ..mdp.errors import RequestRejected
+from ..mdp.wire.names import show
 
 
 class Reply(list[bytes]):
@@ -19,3 +23,12 @@ class Reply(list[bytes]):
         """How many of the frames arrived as PARTIALs, before those of the FINAL."""
         self.service = service
         self.final = final
+
+
+def is_available(reply: Sequence[bytes], service: str | bytes) -> bool:
+    """Return what an answer to `mmi.service` says.  Raises `RequestRejected` if this client may not know."""
+    if reply == [b"403"]:
+        name = service if isinstance(service, str) else show(service)
+        text = f"this client's role may neither call nor offer {name!r}, and so does not learn whether it is available"
+        raise RequestRejected(text, service=name, code=Code.NOT_ALLOWED.value)
+    return reply == [b"200"]

@@ -57,6 +57,8 @@ def read_certificate(path: Path, *, private: bool = False) -> Certificate:
             status = os.fstat(file.fileno())
             text = file.read(_LARGEST_FILE).decode()
     except OSError as error:
+        if "\n" in str(path) or is_key(str(path)):  # it is not shown: it may be the secret one
+            raise SettingError("expected the file of a key, not the key itself") from None
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:  # not UTF-8, or no possible name of a file
         raise SettingError(f"{path} is not a certificate file: it is not text") from None
@@ -104,6 +106,8 @@ def public_key(text: str, folder: Path) -> bytes:
         return read_public(path)
     if is_key(text) and not text.endswith(PUBLIC_SUFFIX):
         return text.encode()
+    if "\n" in text:  # it is not shown: it may contain a secret key
+        raise SettingError(f"expected the file of a public key, or the key itself: {KEY_LENGTH} characters of Z85")
     raise SettingError(f"cannot find the file {path}, nor is this a public key ({KEY_LENGTH} characters of Z85)")
 
 

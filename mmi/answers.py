@@ -1,6 +1,6 @@
 """Answer requests to `mmi.*` from a broker's state (RFC 8, C25, C26).
 
-    mmi.service   name           200 if a worker offers the service, else 404
+    mmi.service   name           200 if a worker offers the service, else 404; 403 if the client may not know
     mmi.services  [name]         JSON: services, their workers and waiting requests
     mmi.workers   [service]      JSON: workers, their load and uptime
     mmi.stats     anything       JSON: counts since the start, and the current numbers
@@ -138,8 +138,10 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
     """
     if name == b"mmi.service":
         # C26: busy workers count; a service without a worker is 404.
+        if not sees(body[0]):
+            return [b"403"]
         service = broker.registry.services.get(body[0])
-        return [b"200" if service is not None and service.available and sees(service.name) else b"404"]
+        return [b"200" if service is not None and service.available else b"404"]
     describe = _ANSWERS.get(name)
     if describe is None:
         return [b"501"]

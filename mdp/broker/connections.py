@@ -62,13 +62,14 @@ _EVENTS: Final = (
 _FAILED_HANDSHAKES: Final = {
     int(zmq.Event.HANDSHAKE_FAILED_AUTH): ("handshake-refused", "its key was refused"),
     int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): ("handshake-ended", "the peer ended it, or took too long"),
-    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): (
-        "handshake-invalid",
-        "the peer does not speak ZeroMQ, or uses no key where one is needed, or a key where none is, or the public key "
-        "of another broker",
-    ),
+    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): ("handshake-invalid", ""),
 }
 """The kind of each event, and what happened."""
+_INVALID: Final = {
+    True: "the peer uses no key, or the public key of another broker, or does not speak ZeroMQ",
+    False: "the peer uses a key, which this broker without access control does not, or does not speak ZeroMQ",
+}
+"""Why a handshake may be invalid, with and without access control."""
 _LOCAL: Final = ""
 """The address of all peers on this host."""
 
@@ -279,6 +280,7 @@ class Connections:
             else:
                 kind, reason = _FAILED_HANDSHAKES[event]
                 self.counts[kind] += 1
+                reason = reason or _INVALID[self.secured]
                 self._journal.note(self._now, logging.INFO, kind, "a connection failed in its handshake: %s", reason)
 
     def _accepted(self, descriptor: int) -> None:

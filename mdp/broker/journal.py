@@ -2,7 +2,6 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
@@ -30,19 +29,6 @@ class Refusal(StrEnum):
     TOO_MANY_WORKERS = "too-many-workers"
     TOO_MANY_SERVICES = "too-many-services"
     NOT_ALLOWED = "not-allowed"
-
-
-REFUSALS: Final[Mapping[Refusal, str]] = {
-    Refusal.SECOND_READY: "it sent READY a second time",
-    Refusal.NO_REQUEST: "it sent a reply, but holds no request",
-    Refusal.WRONG_CLIENT: "it sent a reply with an address that the broker has never used",
-    Refusal.WRONG_DIALECT: "it uses another dialect than in its READY",
-    Refusal.RESERVED_NAME: "services named mmi.* are the broker's own",
-    Refusal.TOO_MANY_WORKERS: "the broker has {max_workers} workers, its limit",
-    Refusal.TOO_MANY_SERVICES: "the broker has {max_services} services, its limit",
-    Refusal.NOT_ALLOWED: "role {role} may not offer {service!r}: the broker's access file decides",
-}
-"""What an X1 worker is told about why it is refused, with fields in braces."""
 
 
 class Loss(StrEnum):

@@ -25,7 +25,7 @@ from ..wire import Message, Reason, batch
 from .admission import Admission
 from .drops import REPORTS, Drop, text_of
 from .given_up import GivenUp
-from .journal import REFUSALS, WORKER_LINES, Journal, Loss, Refusal, Stats
+from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Collected, Registry, Request, Service, Worker, key_of
 from .roles import Role, Roles
@@ -730,17 +730,14 @@ class Broker:
     ) -> None:
         self.stats.disconnected[reason] += 1
         self._refusals += 1
-        level, text = logging.WARNING, "disconnected a worker: %s"
+        level, text, details, why = logging.WARNING, "disconnected a worker: %s", reason.value, ""
         if reason is Refusal.NOT_REGISTERED:  # the worker registers again
             level, text = logging.INFO, "asked a worker to register again, as after a restart of the broker: %s"
-        self._journal.note(now, level, f"disconnect-{reason}", text, reason)
-        why = ""
-        if header == wire.WX1 and reason in REFUSALS:  # the other dialects have no text
-            limits = self.limits
-            why = REFUSALS[reason].format(
-                role=role.name, service=wire.show(service),
-                max_workers=limits.max_workers, max_services=limits.max_services,
-            )  # fmt: skip
+        elif reason is Refusal.NOT_ALLOWED:
+            details = f"role {role.name} may not offer {wire.show(service)!r}: the broker's access file decides"
+            if header == wire.WX1:  # the other dialects have no text
+                why = details
+        self._journal.note(now, level, f"disconnect-{reason}", text, details)
         self._outgoing.add(wire.disconnect(route, header, why.encode()))
 
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────

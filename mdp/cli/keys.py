@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -126,6 +126,8 @@ def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> No
         raise click.UsageError("nothing to allow: name a KEY, or a permission such as --call")
     created = not access.exists()
     permissions = access_file.allow(access, role, keys, given).roles[role]
+    added = f"added {', '.join(keys)}; it" if keys else "it"
+    _explain(f"role {role}: {added} may call {_listed(permissions.call)}, and offer {_listed(permissions.offer)}")
     if not permissions.call and not permissions.offer:
         _explain(f"role {role} may neither call nor offer any service yet: add --call or --offer")
     if created:
@@ -162,6 +164,10 @@ def ls(access: Path, as_json: bool) -> None:
     widths = {name: max((len(row[name]) for row in rows), default=0) for name in ("role", "name")}
     for row in rows:
         click.echo(f"{row['role']:{widths['role']}}  {row['name']:{widths['name']}}  {row['public_key']}")
+
+
+def _listed(patterns: Sequence[str]) -> str:
+    return ", ".join(patterns) or "nothing"
 
 
 def _explain(text: str) -> None:

@@ -275,3 +275,22 @@ def test_a_worker_whose_role_may_not_offer_its_service_logs_why(folder, endpoint
     with serving(worker):
         assert logged(text)
     assert next(each.levelname for each in caplog.records if text in each.getMessage()) == "ERROR"
+
+
+def test_a_client_that_may_not_know_of_a_service_is_told_so(folder, endpoint):
+    with Client(endpoint, **folder.settings("resizer")) as client:
+        client.available("anything")  # it may offer everything
+    folder.write(folder.access.read_text().split("\n", 1)[1] + '[roles.narrow]\nkeys = ["stranger.key"]\n')
+    with folder.broker() as narrow:
+        where = narrow.endpoints[0]
+        with Client(where, **folder.settings("stranger")) as client:
+            with pytest.raises(RequestRejected, match="may neither call nor offer 'resize'") as refused:
+                client.available("resize")
+            assert refused.value.code == 403
+
+        async def ask():
+            async with AsyncClient(where, **folder.settings("stranger")) as client:
+                await client.available("resize")
+
+        with pytest.raises(RequestRejected, match="may neither call nor offer 'resize'"):
+            asyncio.run(ask())

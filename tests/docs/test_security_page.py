@@ -68,7 +68,7 @@ def test_the_first_steps(folder):
 def test_the_access_file(folder):
     for name in ("broker", "shop", "web"):
         create_keys(name, folder)
-    (text,) = blocks("toml")
+    text = blocks("toml")[0]
     access = parse(text, folder / "access.toml")
     assert access.keys_of("shop") == ["shop.key", "web.key"]
     assert access.roles["shop"].may_call(b"spark.sql")

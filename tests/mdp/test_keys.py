@@ -139,3 +139,14 @@ def test_the_group_may_read_a_secret_of_root_that_a_container_mounts(mode, accep
                     read_secret(secret)
         finally:
             os.seteuid(0)
+
+
+@pytest.mark.parametrize("text", ["{secret}", 'curve\n    secret-key = "{secret}"'])
+def test_an_error_never_shows_a_key_that_was_given_instead_of_a_file(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    create_keys("shop", tmp_path)
+    secret = read_secret(tmp_path / "shop.key_secret").secret.decode()
+    for arguments in ((text.format(secret=secret), "shop.key"), ("shop.key_secret", text.format(secret=secret) + "\n")):
+        with pytest.raises(SettingError) as error:
+            load_keys(*arguments)
+        assert secret not in str(error.value)

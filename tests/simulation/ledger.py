@@ -305,7 +305,9 @@ class Ledger:
     def _mmi(self, service: bytes, body: list[bytes]) -> tuple[bytes, ...] | None:
         """What the broker answers itself (C25, C26); None: one frame that is no matter of the protocol."""
         if service == b"mmi.service":
-            return (b"200",) if self.offered(body[0]) and self._sees(body[0]) else (b"404",)
+            if not self._sees(body[0]):
+                return (b"403",)
+            return (b"200",) if self.offered(body[0]) else (b"404",)
         return None if service in ANSWERED else (b"501",)
 
     def offered(self, service: bytes) -> bool:
@@ -518,7 +520,7 @@ class Ledger:
     def _refuse(self, command: Any, reason: Refusal, now: float) -> None:
         """C14: DISCONNECT to that peer, and forget it."""
         self.stats.disconnected[reason] += 1
-        text = "why" if command.header == wire.WX1 and reason is not Refusal.NOT_REGISTERED else ""
+        text = "why" if command.header == wire.WX1 and reason is Refusal.NOT_ALLOWED else ""
         self.expected.append(Said(command.route, Kind.DISCONNECT, False, None, command.header, text=text))
         seat = self.seats.get(peer_of(command.route))
         if seat is not None:

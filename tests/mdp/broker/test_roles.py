@@ -278,7 +278,7 @@ def test_mmi_tells_a_role_of_what_it_may_call_or_offer():
     receive(broker, "farm", ready())
     receive(broker, "farm", ready(b"sum", b"v"))
     assert ask(broker, "shop", b"mmi.service", b"echo") == b"200"
-    assert ask(broker, "shop", b"mmi.service", b"sum") == b"404"
+    assert ask(broker, "shop", b"mmi.service", b"sum") == b"403"
     assert [row["name"] for row in json.loads(ask(broker, "shop", b"mmi.services"))["services"]] == ["echo"]
     assert [row["name"] for row in json.loads(ask(broker, "ops", b"mmi.services"))["services"]] == ["echo", "sum"]
     assert len(json.loads(ask(broker, "ops", b"mmi.workers"))["workers"]) == 2

@@ -59,7 +59,7 @@ def test_only_known_keys_are_admitted(folder, keys, context, logged, bind):
         with client(context, endpoint), client(context, endpoint, keys["web"]), client(context, endpoint, keys["shop"]):
             assert logged(f"unknown key {keys['web'].public.decode()}")
         with client(context, endpoint, keys["shop"]) as shop:
-            assert shop.recv_multipart()[-1] == b"404"
+            assert shop.recv_multipart()[-1] == b"403"
     assert server.gate.counts.keys() >= {"admitted", "unknown-key"}
     assert server.broker.stats.mmi >= 1
 
