@@ -81,6 +81,11 @@ def test_a_worker_that_may_not_offer_its_service_is_disconnected(role, named):
     assert (broker.registry.services, broker.registry.workers) == ({}, {})
 
 
+def test_a_worker_of_a_dialect_without_texts_is_only_disconnected():
+    broker = broker_with()
+    assert receive(broker, "shop", [b"w", W02, b"\x01", b"echo"]) == [wire.disconnect((b"w",), W02)]
+
+
 def test_permissions_are_remembered_for_a_bounded_number_of_services():
     role = Role("shop", Permissions(name="shop", call=("a*",)))
     for number in range(2 * MAX_REMEMBERED):
