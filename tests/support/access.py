@@ -23,6 +23,7 @@ offer = ["*"]
 keys = ["titanic.key"]
 call = ["*"]
 offer = ["titanic.*"]
+on_behalf = true
 
 [roles.driver]
 keys = ["driver.key"]

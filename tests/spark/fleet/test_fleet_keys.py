@@ -59,7 +59,7 @@ def test_executors_get_the_key_and_nobody_sees_it(folder, endpoint):
                 assert secret not in Path(f"/proc/{process_id}/{what}").read_bytes()
         assert secret.decode() not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
         work = Path(f"/proc/{pid}/cwd").resolve()
-        assert run(*command(folder, endpoint, "drain"), "fleet-keys").returncode == 0
+        assert run(*command(folder, endpoint, "drain", role="operator"), "fleet-keys").returncode == 0
         assert running.wait() == 0
     assert secret.decode() not in running.stderr
     recorded = [each for top in (events, work) for each in top.rglob("*") if each.is_file()]
@@ -87,7 +87,7 @@ def test_a_batch(folder, endpoint):
         result = eventually(lambda: (done := run(*submit)).returncode == 0 and done, SPARK_TIMEOUT_SECONDS)
         assert json.loads(result.stdout) == {"one": 1}
         assert run(*command(folder, endpoint, "cancel", "unknown")).returncode == 4
-        assert run(*command(folder, endpoint, "drain", "b")).returncode == 0
+        assert run(*command(folder, endpoint, "drain", "b", role="operator")).returncode == 0
         assert running.wait() == 0
 
 
