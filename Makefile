@@ -94,7 +94,7 @@ BROKER := $(wildcard tests/mdp/broker/test_broker*.py)
 # order of their names no long file is left for the end, as it would be in xdist's own order.
 test: java lint unit
 	ZMDP_PURE=1 $(BIN)/pytest -n 3 $(COUNTED) tests/conformance tests/simulation
-	$(BIN)/pytest -n 2 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(UNIT:%=--ignore=%)
+	$(BIN)/pytest -n 3 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(UNIT:%=--ignore=%)
 
 lint: $(VENV)/dev.installed
 	$(BIN)/ruff check
