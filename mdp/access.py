@@ -128,10 +128,11 @@ def parse(text: str, path: Path) -> Access:
         roles[name] = _permissions(name, table, path)
         for key, called in _keys(table.get("keys", []), f"{path}, role {name}", path.parent):
             if key in keys:
-                again = f"it is listed for {keys[key]} too" if keys[key] != name else "it is listed twice"
                 also = "" if named[key] == called else f" (as {named[key]!r})"
-                remedy = "a key has one role: remove one of the two"
-                raise AccessError(f"{path}, role {name}: key {called!r}: {again}{also}; {remedy}")
+                again = "it is listed twice" + also
+                if keys[key] != name:
+                    again = f"it has role {keys[key]}{also}, and a key has one role: mdp-keys revoke {called} first"
+                raise AccessError(f"{path}, role {name}: key {called!r}: {again}")
             keys[key], named[key] = name, called
     return Access(path, own.secret, own.public, roles, keys, named)
 
@@ -206,6 +207,5 @@ def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _matches(matcher: re.Pattern[str], service: bytes) -> bool:
-    if service.startswith(b"mmi."):
-        return False
-    return matcher.match(service.decode(errors="surrogateescape")) is not None
+    name = service.decode(errors="surrogateescape")
+    return not name.startswith(_MMI_PREFIX) and matcher.match(name) is not None

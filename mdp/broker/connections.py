@@ -33,7 +33,7 @@ PROBES: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03, 0.1, 0.3)
 GENERATED_BYTES: Final = 5
 """Length of the routing ids that libzmq generates, which begin with a 0 byte."""
 RESERVE: Final = 8
-"""Descriptors kept free for accepting connections, only to end them, when there are no others left."""
+"""Descriptors kept in reserve.  When there are no others left, connections can still be accepted, and then ended."""
 SPARE: Final = 2
 """Descriptors that must be free besides before connections are served again."""
 RESERVE_RETRY: Final = 1.0

@@ -197,9 +197,9 @@ class Broker:
         return due
 
     def unreachable(self, identity: bytes, turn: int, now: float) -> list[Message]:
-        """Return what to send because the peer with that routing id is no longer connected.
+        """Record that the peer with that routing id is no longer connected, and return what to send because of that.
 
-        It has received nothing of what was sent in `turn` and since.
+        The peer has received nothing of what was sent in `turn` and since.
         """
         for worker in self.registry.workers_at(identity):
             worker.unreached_from = turn
@@ -341,7 +341,7 @@ class Broker:
         if role.restricted and options.on_behalf is not None:
             if not role.on_behalf:
                 return Drop.NOT_ON_BEHALF
-            user = self.roles.named(options.on_behalf.encode())
+            user = self.roles.named(options.on_behalf)
         request.options = wire.signed(options, user.signature)
         if not role.may_call(name):
             return Drop.NOT_ALLOWED

@@ -308,8 +308,7 @@ class Registry:
     def __init__(self, expiry: float = 300.0) -> None:
         self.services: dict[bytes, Service] = {}
         self.unserved: dict[Service, None] = {}
-        """Those that have no worker, and are known only because requests wait for them, in the order of their
-        arrival (C41)."""
+        """Those without a worker, which are known only because requests wait for them (C41); the newest last."""
         self.workers: dict[PeerKey, Worker] = {}
         self.clients: dict[PeerKey, Client] = {}
         """Those that have a request here."""
@@ -368,7 +367,7 @@ class Registry:
             service.named_by = None
 
     def newest_unserved(self) -> Service | None:
-        """Return the last service to become known, of those that have no worker."""
+        """Return the newest service without a worker."""
         return next(reversed(self.unserved), None)
 
     # ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -437,7 +436,7 @@ class Registry:
             self.proxies.setdefault(key[0], Proxy()).peers[key] = None
 
     def _remove_behind(self, key: PeerKey) -> None:
-        """Forget a peer behind a proxy if it is no longer a client or a worker."""
+        """Forget a peer behind a proxy unless it is still a client or a worker."""
         if not isinstance(key, bytes) and key not in self.workers and key not in self.clients:
             proxy = self.proxies[key[0]]
             del proxy.peers[key]
@@ -452,14 +451,13 @@ class Registry:
         If its service has credit to spare, the request is dispatched at the end of the turn; else it is queued.
         """
         client, service = request.client, request.service
-        role, charge = client.role, request.charge
-        role.outstanding += 1
+        client.role.outstanding += 1
         if not client.requests:
-            charge += client.charge
             self.clients[client.key] = client
             self._add_behind(client.key)
+            self._charge(client, client.charge)
         client.requests += 1
-        self._charge(client, charge)
+        self._charge(client, request.charge)
         if request.header == CX1:
             client.numbered[request.number] = request
         if service.name not in self.services:
@@ -592,20 +590,18 @@ class Registry:
         elif attempt is not None:
             attempt.abandoned = True
             attempt.collected = None
-            request.body = ()  # it is no longer charged
+            request.body = ()  # no longer charged, so it must not be kept
             self.expiries.clear(request)
             client.running.remove(request)
             client.role.running -= 1
         if request.header == CX1:
             del client.numbered[request.number]
             self._remember(client, request.number)
-        role, charge = client.role, request.charge
-        role.outstanding -= 1
+        client.role.outstanding -= 1
         client.requests -= 1
+        self._charge(client, -request.charge)
         if not client.requests:
-            charge += client.charge
-        self._charge(client, -charge)
-        if not client.requests:
+            self._charge(client, -client.charge)
             del self.clients[client.key]
             self._remove_behind(client.key)
 

@@ -35,7 +35,7 @@ class Role:
         """Whether it may not do everything."""
         self.on_behalf = False
         self.signature = b""
-        """The options that tell workers who asks, as members of a JSON object."""
+        """What the broker adds to the options of its requests: members of a JSON object that tell workers who asks."""
         self.max_outstanding = NO_LIMIT
         self.max_queued = NO_LIMIT
         self.max_request_bytes = NO_LIMIT
@@ -102,22 +102,22 @@ class Roles:
 
     def __init__(self) -> None:
         self.everyone = Role()
-        self._roles: dict[bytes, Role] = {}
+        self._roles: dict[str, Role] = {}
         self.nobody = Role("(none)", Permissions(name="(none)"))
         """The role of connections that have no known role."""
 
-    def named(self, name: bytes) -> Role:
+    def named(self, name: str) -> Role:
         """Return the role of that name; one that may do nothing if there is none."""
         return self._roles.get(name, self.nobody)
 
     def grant(self, permissions: Mapping[str, Permissions]) -> None:
         """Replace the permissions of all roles.  A role that is not among them may do nothing from now on."""
         for name, role in self._roles.items():
-            if name.decode() not in permissions:
+            if name not in permissions:
                 role.grant(Permissions(name=role.name))
-        for each, granted in permissions.items():
-            known = self._roles.get(each.encode())
+        for name, granted in permissions.items():
+            known = self._roles.get(name)
             if known is None:
-                self._roles[each.encode()] = Role(each, granted)
+                self._roles[name] = Role(name, granted)
             else:
                 known.grant(granted)

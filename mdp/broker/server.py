@@ -369,7 +369,7 @@ class Server:
     def _grant(self, access: Access, now: float) -> list[Message]:
         """Give the machine the roles of `access`; return what to send."""
         messages = self.broker.grant(access.roles, now)
-        self._users = {key: self.broker.roles.named(role.encode()) for key, role in access.keys.items()}
+        self._users = {key: self.broker.roles.named(role) for key, role in access.keys.items()}
         self.connections.role_of = lambda user: access.keys.get(user, "")
         self.connections.limit_of = lambda role: access.roles[role].connections if role in access.roles else None
         return messages

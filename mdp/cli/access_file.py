@@ -87,7 +87,7 @@ def _called(key: str, folder: Path) -> str:
 
 
 def _find(key: str, listed: Iterable[str], path: Path) -> str:
-    """Return what of that which is `listed` in the access file `path` is the key that the user calls `key`."""
+    """Return the entry of `listed`, the keys in the access file `path`, that the user calls `key`."""
     if key in listed:
         return key
     value = _value(key, Path())

@@ -90,7 +90,7 @@ def check_listening(broker: Sequence[str], keys: ClientKeys | None = None) -> No
 
 
 def _why_not_usable(probe: sockets.socket, keys: ClientKeys | None, *, ended: bool) -> str | None:
-    """Return why the program at the other end of a new connection is no broker, or none for these keys, or None.
+    """Return why the program at the other end of a new connection is not a broker, or refuses these keys; else None.
 
     `ended` tells whether it has ended a handshake with these keys.
     """

@@ -243,7 +243,7 @@ class Error(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """CANCEL (X1), because the reply is no longer wanted: from a client, or from the broker to a worker."""
+    """CANCEL (X1), from a client or from the broker to a worker: nobody wants the reply any longer."""
 
     route: Route
     header: bytes

@@ -149,7 +149,7 @@ def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
         ("[roles.shop]\nkeys = ['shop.key', './shop.key']", "key './shop.key': it is listed twice (as 'shop.key')"),
         (
             "[roles.a]\nkeys = ['shop.key']\n[roles.b]\nkeys = ['shop.key']",
-            "role b: key 'shop.key': it is listed for a ",
+            "role b: key 'shop.key': it has role a",
         ),
         ("[roles.shop]\ncall = '*'", "call is '*': it must be a list of texts, such as [\"*\"]"),
         ("[roles.shop]\ncall = ['']", "an empty pattern matches nothing"),

@@ -69,7 +69,7 @@ class Referee:
 
     def take(self, message: Message, now: float, role: str) -> None:
         heard = hear(message, self.limits)
-        self.broker.take(message, now, self.broker.roles.named(role.encode()) if role else None)
+        self.broker.take(message, now, self.broker.roles.named(role) if role else None)
         self.ledger.role = role
         if heard.header == wire.CX1 and self.ledger.is_given_up(heard.route, now):
             self._events["X1: slow reader ignored"] += 1

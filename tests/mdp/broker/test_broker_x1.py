@@ -791,7 +791,7 @@ def limited(*messages, **permissions):
     """A broker that has been sent `messages` by a role with these permissions, and what it answered."""
     broker = broker_with()
     broker.grant({"shop": Permissions(name="shop", **permissions)}, now=0)
-    role = broker.roles.named(b"shop")
+    role = broker.roles.named("shop")
     return broker, [sent for message in messages for sent in broker.receive(message, 0, role)]
 
 

@@ -28,7 +28,7 @@ def broker_with(**roles):
 
 
 def receive(broker, role, message):
-    return broker.receive(message, 0, broker.roles.named(role.encode()))
+    return broker.receive(message, 0, broker.roles.named(role))
 
 
 def ready(service=b"echo", worker=b"w"):
@@ -218,7 +218,7 @@ def held_by_a_worker():
 def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):
     broker = held_by_a_worker()
     before = broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes
-    assert broker.receive(message, 1, broker.roles.named(b"ops")) == []
+    assert broker.receive(message, 1, broker.roles.named("ops")) == []
     assert broker.stats.other_role == 1
     assert (broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes) == before
     (reply,) = receive(broker, "farm", [b"w", b"", WX1, b"\x04", b"1", b"", b"right"])
@@ -259,7 +259,7 @@ def test_the_limits_of_a_role_are_its_own():
 
 def test_what_a_role_uses_is_given_back():
     broker = broker_with()
-    role = broker.roles.named(b"shop")
+    role = broker.roles.named("shop")
     receive(broker, "shop", request())
     receive(broker, "shop", request(number=b"2"))
     assert (role.outstanding, role.running) == (2, 0)

@@ -129,7 +129,7 @@ def test_comments_and_layout_survive(access):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("allow", "web", "shop.key"), "it is listed for shop too"),
+        (("allow", "web", "shop.key"), "it has role shop"),
         (("allow", "web", "web.key_secret"), r"contains a secret key: use the public certificate, web\.key"),
         (("allow", "web", "none.key"), r"cannot find the file none\.key, nor is this a public key"),
         (("allow", "a b", "web.key"), "'a b' cannot be the name of a role"),
