@@ -313,26 +313,26 @@ class CallerProcess(Process):
         """Check that a request is sent under its number, once per connection, and never after a part was delivered."""
         if isinstance(command, wire.Heartbeat):
             return
-        check(isinstance(command, wire.Request | wire.Cancel), f"X1: {self.name} sends {command}")
+        check(isinstance(command, wire.Request | wire.Cancel), "X1: {} sends {}", self.name, command)
         asked = self._asked.get(command.id)
-        check(asked is not None, f"X1: {self.name} sends {command} under a number of no call")
+        check(asked is not None, "X1: {} sends {} under a number of no call", self.name, command)
         assert asked is not None
         if isinstance(command, wire.Cancel):
-            check(asked.sent, f"X1: {self.name} cancels {command}, which it has not sent here")
+            check(asked.sent, "X1: {} cancels {}, which it has not sent here", self.name, command)
             asked.to_cancel = False
             return
-        check(command.service == asked.wish.service, f"X1: {self.name} sends {command} to another service")
-        check(not asked.over or asked.to_cancel, f"X1: {self.name} sends {command}, which is over")
-        check(not asked.sent, f"X1: {self.name} sends {command} a second time on a connection")
-        check(not asked.handed_out.parts, f"C17: {self.name} sends {command} after a part of its reply")
-        check(command.body == asked.body, f"X1: {self.name} sends {command}, which is not {asked.body}")
+        check(command.service == asked.wish.service, "X1: {} sends {} to another service", self.name, command)
+        check(not asked.over or asked.to_cancel, "X1: {} sends {}, which is over", self.name, command)
+        check(not asked.sent, "X1: {} sends {} a second time on a connection", self.name, command)
+        check(not asked.handed_out.parts, "C17: {} sends {} after a part of its reply", self.name, command)
+        check(command.body == asked.body, "X1: {} sends {}, which is not {}", self.name, command, asked.body)
         wish, options = asked.wish, command.options
-        check(options.wait == wish.wait, f"X1: {self.name} sends {command} with another wait")
-        check((options.ttl is None) == (wish.timeout is None), f"X1: {self.name} sends {command} with another ttl")
+        check(options.wait == wish.wait, "X1: {} sends {} with another wait", self.name, command)
+        check((options.ttl is None) == (wish.timeout is None), "X1: {} sends {} with another ttl", self.name, command)
         if options.ttl is not None:
             packed_at = max(asked.began, self._connected_at)
             left = max(asked.deadline - packed_at, MILLISECOND)
-            check(abs(options.ttl - left) <= MILLISECOND, f"X1: {self.name} sends {command}, {left} s are left")
+            check(abs(options.ttl - left) <= MILLISECOND, "X1: {} sends {}, {} s are left", self.name, command, left)
         asked.sent = True
         self.world.events["X1 request sent again"] += asked.began + LONGEST_TURN < self.world.now
 

@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -92,18 +92,20 @@ class Ticket:
         """It is X1's: it ends in exactly one FINAL or ERROR."""
         return self.header == wire.CX1
 
+    def __post_init__(self) -> None:
+        number = len(self.number) if isinstance(self.number, bytes) else 0
+        self._own_size = REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw) + number
+
     @property
     def size(self) -> int:
         """Bytes charged for it until it ends (C40)."""
-        own = len(self.number) if isinstance(self.number, bytes) else 0
-        kept = _size(tuple(self.collected or ()))
-        return REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw) + own + kept
+        return self._own_size if self.collected is None else self._own_size + _size(self.collected)
 
     def __repr__(self) -> str:
         return f"{self.body[0].decode(errors='replace')} of {self.client[-1].decode(errors='replace')}"
 
 
-def _size(frames: tuple[bytes, ...]) -> int:
+def _size(frames: Sequence[bytes]) -> int:
     return sum(len(frame) + FRAME_OVERHEAD for frame in frames)
 
 

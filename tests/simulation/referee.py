@@ -274,12 +274,12 @@ class Referee:
         alive = set(self._tickets())
         for ticket in self.ledger.tickets.values():
             overdue = ticket.waits and now >= ticket.deadline
-            check(ticket.key in alive or overdue, f"{ticket} was lost")
+            check(ticket.key in alive or overdue, "{} was lost", ticket)
         late = {ticket.service for ticket in self._late}
         for service in sorted({*self.ledger.touched, *late, *(each.ticket.service for each in dispatches)}):
             self._check_policy(service, [each for each in dispatches if each.ticket.service == service], now)
         for ticket in self._late:
-            check(ticket.over, f"{ticket} was lost")
+            check(ticket.over, "{} was lost", ticket)
         self._late.clear()
 
     def _identify(self, works: list[Work], now: float) -> list[Dispatch]:
@@ -289,31 +289,31 @@ class Referee:
         suspects: Counter[Seat] = Counter()
         for to, batched, work in works:
             seat = ledger.seats.get(peer_of(to))
-            check(seat is not None, f"C16: REQUEST to {to!r}, which is no worker")
+            check(seat is not None, "C16: REQUEST to {!r}, which is no worker", to)
             assert seat is not None
-            check(not seat.leaving, f"C16: REQUEST to {seat}, which is leaving")
-            check(seat.route == to, f"C22: REQUEST to {seat} is behind the envelope {to}")
-            check(batched == seat.batched, f"X1: {seat} gets REQUEST in the other form")
+            check(not seat.leaving, "C16: REQUEST to {}, which is leaving", seat)
+            check(seat.route == to, "C22: REQUEST to {} is behind the envelope {}", seat, to)
+            check(batched == seat.batched, "X1: {} gets REQUEST in the other form", seat)
             address = work.id
-            check(isinstance(address, int), f"C32: the address {address!r} is no number")
+            check(isinstance(address, int), "C32: the address {!r} is no number", address)
             assert isinstance(address, int)
-            check(address not in ledger.issued, f"C32: the address {address} was given out before")
+            check(address not in ledger.issued, "C32: the address {} was given out before", address)
             ledger.issued.add(address)
             worker = self.broker.registry.workers.get(to[0] if len(peer_of(to)) == 1 else peer_of(to))
             attempt = None if worker is None else worker.held.get(address)
-            check(attempt is not None, f"C32: the broker does not know the address {address} that it gave {seat}")
+            check(attempt is not None, "C32: the broker does not know the address {} that it gave {}", address, seat)
             ticket = ledger.tickets.get(_key(attempt.request))
-            check(ticket is not None, f"C17, C18: {work.body} was dispatched after its end")
+            check(ticket is not None, "C17, C18: {} was dispatched after its end", work.body)
             assert ticket is not None
-            check(tuple(work.body) == ticket.body, f"C7: {seat} gets {work.body} instead of {ticket.body}")
-            check(ticket.seat is None, f"C17: {ticket} is with {ticket.seat} and goes to {seat} as well")
-            check(ticket.waits, f"C17: {ticket} goes to {seat}, but does not wait")
-            check(not ticket.streamed, f"C17: {ticket} goes to a second worker after a PARTIAL")
-            check(ticket.deaths < self.limits.max_attempts, f"C17: {ticket} is tried too often")
-            check(now < ticket.deadline, f"X1: {ticket} is dispatched after its time has passed")
-            check(seat.service == ticket.service, f"C7: {ticket} goes to a worker of {seat.service!r}")
+            check(tuple(work.body) == ticket.body, "C7: {} gets {} instead of {}", seat, work.body, ticket.body)
+            check(ticket.seat is None, "C17: {} is with {} and goes to {} as well", ticket, ticket.seat, seat)
+            check(ticket.waits, "C17: {} goes to {}, but does not wait", ticket, seat)
+            check(not ticket.streamed, "C17: {} goes to a second worker after a PARTIAL", ticket)
+            check(ticket.deaths < self.limits.max_attempts, "C17: {} is tried too often", ticket)
+            check(now < ticket.deadline, "X1: {} is dispatched after its time has passed", ticket)
+            check(seat.service == ticket.service, "C7: {} goes to a worker of {!r}", ticket, seat.service)
             given[seat] += 1
-            check(len(seat.held) + given[seat] <= seat.credit, f"C6: {seat} holds more than its credit")
+            check(len(seat.held) + given[seat] <= seat.credit, "C6: {} holds more than its credit", seat)
             suspects[seat] += bool(ticket.deaths)
             check(
                 not ticket.deaths or seat.suspects + suspects[seat] == 1,
@@ -323,7 +323,7 @@ class Referee:
             if seat.x1:
                 self._check_options(ticket, work, now)
             dispatches.append(Dispatch(ticket, seat, address))
-        check(len({each.ticket for each in dispatches}) == len(dispatches), f"C17: dispatched twice: {dispatches}")
+        check(len({each.ticket for each in dispatches}) == len(dispatches), "C17: dispatched twice: {}", dispatches)
         return dispatches
 
     def _check_policy(self, service: bytes, dispatches: list[Dispatch], now: float) -> None:
@@ -427,24 +427,24 @@ class Referee:
         ledger, registry, limits = self.ledger, self.broker.registry, self.limits
         found = Counter(self._tickets())
         twice = [key for key, number in found.items() if number > 1]
-        check(not twice, f"{twice} are in two places")
+        check(not twice, "{} are in two places", twice)
         lost = ledger.tickets.keys() - found.keys()
-        check(not lost, f"{sorted(lost)} was lost")
+        check(not lost, "{} was lost", sorted(lost))
         check(not found.keys() - ledger.tickets.keys(), "a request lives on after its end")
         self._workers()
         self._clients()
         for name, service in registry.services.items():
             workers = [seat for seat in ledger.seats.values() if seat.service == name]
-            check(bool(workers or service.waiting), f"nothing is left of {name!r}, but its name")
-            check(not service.arrived and not service.unsettled, f"{name!r} is not settled")
-            check(service.available == sum(not seat.leaving for seat in workers), f"{name!r}: wrong count of workers")
-            check(service.schedule.capacity == ledger.capacity(name), f"C6: {name!r} has the wrong capacity")
+            check(bool(workers or service.waiting), "nothing is left of {!r}, but its name", name)
+            check(not service.arrived and not service.unsettled, "{!r} is not settled", name)
+            check(service.available == sum(not seat.leaving for seat in workers), "{!r}: wrong count of workers", name)
+            check(service.schedule.capacity == ledger.capacity(name), "C6: {!r} has the wrong capacity", name)
             running = sum(len(seat.held) for seat in workers)
-            check(service.running == running, f"{name!r}: the count of running requests is wrong")
+            check(service.running == running, "{!r}: the count of running requests is wrong", name)
             no_wait = {_key(request) for request in service.no_wait}
             expected = {each.key for each in ledger.waiting.get(name, ()) if not each.options.wait}
-            check(no_wait == expected, f"{name!r}: {no_wait} are not to wait, {expected} are")
-            check(not expected or service.available > 0, f"X1: {expected} waits, but not for any worker")
+            check(no_wait == expected, "{!r}: {} are not to wait, {} are", name, no_wait, expected)
+            check(not expected or service.available > 0, "X1: {} waits, but not for any worker", expected)
         check(registry.services.keys() == ledger.services_now, "the services are not those that are in use")
         check(len(registry.services) <= limits.max_services, "more than max_services services")
         queued = [ticket for ticket in ledger.tickets.values() if ticket.waits]
@@ -457,7 +457,7 @@ class Referee:
         check(registry.running == held, "the count of running requests is wrong")
         for name, value in self.broker.stats.as_dict().items():
             expected_value = getattr(ledger.stats, name)
-            check(value == expected_value, f"stats.{name} is {value}, not {expected_value}")
+            check(value == expected_value, "stats.{} is {}, not {}", name, value, expected_value)
 
     def _workers(self) -> None:
         registry, seats = self.broker.registry, self.ledger.seats
@@ -465,11 +465,11 @@ class Referee:
         check(found == [seat.route for seat in seats.values()], "the registered workers are not those that sent READY")
         check(len(seats) <= self.limits.max_workers, "more than max_workers workers")
         for worker, seat in zip(registry.workers.values(), seats.values(), strict=True):
-            check(worker.held.keys() == seat.held.keys(), f"{seat} does not hold what it was given")
-            check(worker.credit == seat.credit, f"C6: {seat} has the credit {worker.credit}, not {seat.credit}")
-            check(worker.leaving == seat.leaving, f"C16: {seat}: leaving is {worker.leaving}")
-            check(worker.suspects == seat.suspects, f"C17: {seat} has {worker.suspects} suspects")
-            check(not (seat.leaving and not seat.held), f"C16: {seat} is leaving, holds nothing, and is kept")
+            check(worker.held.keys() == seat.held.keys(), "{} does not hold what it was given", seat)
+            check(worker.credit == seat.credit, "C6: {} has the credit {}, not {}", seat, worker.credit, seat.credit)
+            check(worker.leaving == seat.leaving, "C16: {}: leaving is {}", seat, worker.leaving)
+            check(worker.suspects == seat.suspects, "C17: {} has {} suspects", seat, worker.suspects)
+            check(not (seat.leaving and not seat.held), "C16: {} is leaving, holds nothing, and is kept", seat)
 
     def _clients(self) -> None:
         registry, ledger = self.broker.registry, self.ledger
