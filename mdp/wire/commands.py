@@ -25,8 +25,8 @@ and a second form, in which one message carries many commands (`batch`):
 
     MDPCX1|MDPWX1 09 records [attachment…]
 
-Links between brokers (docs/x1.md) use the batched form under two headers of their own: `MDPCL1` for what a broker says as
-a client of the other, and `MDPWL1` for what it says as a worker; and `MDPWL1 06 [text]`, which ends the link.
+Links between brokers (docs/x1.md) use the batched form under two headers of their own: `MDPCL1` for what a broker says
+as a client of the other, and `MDPWL1` for what it says as a worker; and `MDPWL1 06 [text]`, which ends the link.
 
 A message decodes to a command, to `Batched`, or to `Invalid`.  Decoding never raises, whatever the bytes (C15, C43).
 """
