@@ -1,9 +1,11 @@
-"""The sockets of the broker: what its loop needs of each, and the ROUTER on which peers connect.
+"""The sockets of the broker: what its loop needs of each, and the ROUTERs on which peers connect.
 
 Most brokers have one socket, the main ROUTER, whose messages the loop receives and sends itself.  Further sockets are
 called *ports*.  The first bytes of a peer's identity, the first frame of its messages in the broker, tell its port.
 """
 
+import ctypes
+import logging
 import os
 import secrets
 import socket as sockets
@@ -20,6 +22,7 @@ from ..limits import Limits
 from ..transport.multipart import Unsent, receive, send
 from ..wire import Message
 from .connections import Connections
+from .machine import Broker
 from .roles import Role
 from .zap import Gate
 
@@ -122,9 +125,9 @@ class Port:
 class RouterPort(Port):
     """A ROUTER on which any number of peers connect.
 
-    `on_end(identity, now)` and `on_replace(identity, now)` are called as `Connections` describes.  With `gate`, it
-    admits only connections that the gate admits.  `before`, if given, is another ROUTER of the broker: the limits of
-    connections hold for both together.
+    `on_end(identity, now)` and `on_replace(identity, now)` are called as `Connections` describes.  `main` is None for
+    the main ROUTER, whose messages the loop delivers itself; the limits of connections hold for it and the others
+    together.
     """
 
     def __init__(
@@ -135,12 +138,13 @@ class RouterPort(Port):
         prefix: bytes,
         on_end: Callable[[bytes, float], None],
         on_replace: Callable[[bytes, float], None],
-        before: "RouterPort | None" = None,
-        logger: Any,
+        main: "RouterPort | None",
+        logger: logging.Logger,
     ) -> None:
+        _randomise_routing_ids()
         self.socket = context.socket(zmq.ROUTER)
-        self._on_end = on_end
-        self._on_replace = on_replace
+        self.on_end = on_end
+        self.on_replace = on_replace
         self.connections: Connections = Connections(
             self.socket,
             context,
@@ -149,7 +153,7 @@ class RouterPort(Port):
             logger=logger,
             on_end=self._ended,
             on_replace=self._replaced,
-            totals=None if before is None else before.connections.totals,
+            totals=None if main is None else main.connections.totals,
         )
         super().__init__(prefix, int(self.socket.get(zmq.FD)), self.connections.descriptor)
         self._closed = False
@@ -276,10 +280,50 @@ class RouterPort(Port):
         return identity[len(self.prefix) :]
 
     def _ended(self, raw: bytes, now: float) -> None:
-        self._on_end(self.prefix + raw, now)
+        self.on_end(self.prefix + raw, now)
 
     def _replaced(self, raw: bytes, now: float) -> None:
-        self._on_replace(self.prefix + raw, now)
+        self.on_replace(self.prefix + raw, now)
+
+
+class PiratePort(RouterPort):
+    """A ROUTER for Lazy Pirate clients, which call `service`, and Paranoid Pirate workers, which offer it."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        service: bytes,
+        main: RouterPort,
+        context: zmq.Context[zmq.Socket[bytes]],
+        logger: logging.Logger,
+    ) -> None:
+        super().__init__(
+            context,
+            broker.limits,
+            prefix=new_prefix(),
+            on_end=main.on_end,
+            on_replace=main.on_replace,
+            main=main,
+            logger=logger,
+        )
+        self.service = service
+        self._broker = broker
+
+    def deliver(self, message: Message, now: float) -> None:
+        """Let the machine take in a message that `receive` returned."""
+        role = None
+        if self.users is not None:
+            role = self.users.get(self.connections.user, self._broker.roles.nobody)
+        self._broker.take_pirate(message, self.service, now, role)
+
+
+def _randomise_routing_ids() -> None:
+    """Have the next ROUTER number its peers from a random start, which nobody can guess.
+
+    libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
+    (C39).
+    """
+    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
 def _check_free(endpoint: str) -> None:

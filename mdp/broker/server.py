@@ -3,11 +3,9 @@
 `Server` runs in the thread that calls `run`; `stop` may be called from any thread, or from a signal handler.
 """
 
-import ctypes
 import ipaddress
 import logging
 import math
-import secrets
 import select
 import signal
 import socket as sockets
@@ -26,11 +24,11 @@ from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, BindError
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
-from ..wire import Message
+from ..wire import Message, service_name
 from .connections import default_max_connections
 from .machine import Broker
 from .outbox import Outbox
-from .ports import NO_MONITOR, PREFIX_BYTES, Port, RouterPort
+from .ports import NO_MONITOR, PREFIX_BYTES, PiratePort, Port, RouterPort
 from .roles import Role
 from .zap import Gate
 
@@ -56,19 +54,22 @@ class Server:
 
     `binds` are ZeroMQ endpoints (`tcp://HOST:PORT`, `ipc://PATH`, `inproc://NAME`).  TCP port `*` means any free port;
     `endpoints` has the actual one.  An `inproc://` endpoint can be reached only through the same `context`.
-    `drain_timeout` is how long requests in flight may take after `stop`, in seconds.
+    `pirates` are further endpoints, each with the service that peers without a protocol of their own call or offer
+    there (docs/pirates.md); `pirate_endpoints` has the actual ones.  `drain_timeout` is how long requests in flight may
+    take after `stop`, in seconds.
 
     With `access`, only the keys that it lists may connect, except through `inproc://`, which has no keys.  Without it,
     an endpoint that other machines can reach is refused unless `insecure` is true.  `ipc_mode` has the permissions of
     the files of `ipc://` endpoints.
 
-    Raises `BindError` if it cannot listen; nothing stays open then.
+    Raises `BindError` if it cannot listen, or `SettingError` if a service name is invalid; nothing stays open then.
     """
 
     def __init__(
         self,
         binds: Sequence[str] = (DEFAULT_ENDPOINT,),
         *,
+        pirates: Sequence[tuple[str, str | bytes]] = (),
         limits: Limits | None = None,
         drain_timeout: float = DEFAULT_DRAIN,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
@@ -77,7 +78,8 @@ class Server:
         ipc_mode: int = DEFAULT_IPC_MODE,
     ) -> None:
         if access is None and not insecure:
-            _check_local(binds)
+            _check_local([*binds, *(endpoint for endpoint, _ in pirates)])
+        services = [service_name(service) for _, service in pirates]
         self.limits = _with_connections(limits or Limits())
         self.broker = Broker(self.limits, now=time.monotonic(), logger=log)
         self._drain_timeout = drain_timeout
@@ -101,7 +103,15 @@ class Server:
         """Decides who may connect; None without `access`."""
         self._users: dict[bytes, Role] | None = None
         """The role of each public key; None without `access`."""
-        self._main = self._router(b"", None)
+        self._main = RouterPort(
+            self._context,
+            self.limits,
+            prefix=b"",
+            on_end=self._note_ended,
+            on_replace=self._replaced,
+            main=None,
+            logger=log,
+        )
         self._main.unsent = self._outbox.unsent
         self._socket = self._main.socket
         self.connections = self._main.connections
@@ -115,21 +125,21 @@ class Server:
                 self._main.protect(self.gate)
                 self._grant(access, time.monotonic())
             self.endpoints = [self._main.bind(endpoint, ipc_mode) for endpoint in binds]
+            self.pirate_endpoints = [
+                self._open_pirate(endpoint, service, ipc_mode)
+                for (endpoint, _), service in zip(pirates, services, strict=True)
+            ]
         except BaseException:
             self.close()
             raise
 
-    def _router(self, prefix: bytes, before: RouterPort | None) -> RouterPort:
-        _randomise_routing_ids()
-        return RouterPort(
-            self._context,
-            self.limits,
-            prefix=prefix,
-            on_end=self._note_ended,
-            on_replace=self._replaced,
-            before=before,
-            logger=log,
-        )
+    def _open_pirate(self, endpoint: str, service: bytes, ipc_mode: int) -> str:
+        """Listen for clients of `service` that have no header, and their workers; return the actual endpoint."""
+        port = PiratePort(self.broker, service, self._main, self._context, log)
+        self.add_port(port)
+        if self.gate is not None:
+            port.protect(self.gate)
+        return port.bind(endpoint, ipc_mode)
 
     def add_port(self, port: Port) -> None:
         """Serve the peers at `port` too."""
@@ -577,12 +587,3 @@ def _with_connections(limits: Limits) -> Limits:
         log.warning(text, maximum, room)
     share = limits.max_connections_per_address or max(1, maximum // 2)
     return replace(limits, max_connections=maximum, max_connections_per_address=share)
-
-
-def _randomise_routing_ids() -> None:
-    """Have the next ROUTER number its peers from a random start, which nobody can guess.
-
-    libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
-    (C39).
-    """
-    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
