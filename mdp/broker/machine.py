@@ -135,6 +135,18 @@ class Broker:
         else:
             self._on[type(command)](command, now)
 
+    def take_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
+        """The same for a message without a header, from a port where clients call `service` and workers offer it."""
+        self._role = self.roles.everyone if role is None else role
+        self._batched = False
+        command = wire.decode_pirate(message, service, self._max_message, self._max_frames)
+        if isinstance(command, wire.Reply):
+            self._reply(command, now)
+        elif isinstance(command, wire.Request):
+            self._request(command, self._client(command.route), now)
+        else:
+            self._on[type(command)](command, now)
+
     def _take_batch(self, message: Message, found: wire.Batched, now: float) -> None:
         """Take in a message in the batched form (C43)."""
         self._batched = True
@@ -313,7 +325,8 @@ class Broker:
         for request in self.registry.numbered:
             self._drop(request, Drop.CLOSING, now)
         for worker in list(self.registry.workers.values()):
-            self._outgoing.say(worker, wire.disconnect(worker.route, worker.header))
+            if farewell := wire.disconnect(worker.route, worker.header):
+                self._outgoing.say(worker, farewell)
             for attempt in self._forget(worker, Loss.CLOSING, now):
                 if not attempt.abandoned:
                     self.registry.drop(attempt.request)
@@ -687,7 +700,7 @@ class Broker:
             self.stats.partials += 1
             if attempt.abandoned:
                 pass
-            elif request.header == wire.C01:
+            elif request.header in wire.ONE_REPLY:
                 drop = self._collect(attempt, command.body)
                 if drop is not None:
                     self._drop(request, drop, now)
@@ -710,7 +723,7 @@ class Broker:
         self.registry.drop(request)
 
     def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
-        """Add to the one reply of a 0.1 client (C24); return why its request must be dropped, or None."""
+        """Add to the one reply of a 0.1 or PPP client (C24); return why its request must be dropped, or None."""
         if not self._fits(self.registry.collect(attempt, body)):
             return Drop.REPLY_TOO_LARGE
         return Drop.MEMORY_FULL if self.registry.request_bytes > self.limits.max_request_bytes else None
@@ -863,13 +876,14 @@ class Broker:
             if header == wire.WX1:  # the other dialects have no text
                 why = details
         self._journal.note(now, level, f"disconnect-{reason}", text, details)
-        self._outgoing.add(wire.disconnect(route, header, why.encode()))
+        if farewell := wire.disconnect(route, header, why.encode()):
+            self._outgoing.add(farewell)
 
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
 
     def _patience(self, worker: Worker) -> float:
-        """Return the seconds of silence after which a worker is dead.  Busy 0.2 and 0.1 workers may be silent for
-        longer (C34)."""
+        """Return the seconds of silence after which a worker is dead.  Busy workers that do not speak X1 may be silent
+        for longer (C34)."""
         if worker.held and worker.header != wire.WX1:
             return max(self.limits.patience, self.limits.busy_grace)
         return self.limits.patience
