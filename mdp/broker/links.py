@@ -186,15 +186,20 @@ class Links:
 
     def due(self, now: float) -> list[bytes]:
         """Return the identities of the links for which a new connection is to be opened now."""
+        if self.withdrawn or self._due is None or now < self._due:
+            return []
         return [
             link.identity
             for link in self.by_identity.values()
             if link.opens and link.state is State.DOWN and now >= link.retry_at
         ]
 
-    def opened(self, identity: bytes, now: float) -> None:
+    def opened(self, identity: bytes, now: float, role: Role | None) -> None:
         """Ask for the link over a new connection."""
         link = self.by_identity[identity]
+        if role is not None and role is not link.role:
+            link.role = role
+            link.client = Client(identity, role, link)
         link.state = State.OPENING
         link.last_seen = now
         self.opening[identity] = link
@@ -348,6 +353,7 @@ class Links:
         for link in self.by_identity.values():
             link.dirty.update(dict.fromkeys(link.announced))
         self._dirty = True
+        self._plan()
 
     def announce_again(self, link: Link, name: bytes) -> None:
         """Announce a service over `link` even if nothing has changed, since a request was returned."""
@@ -496,6 +502,8 @@ class Links:
         self._due = None
         for link in self.by_identity.values():
             if link.state is State.DOWN:
+                if self.withdrawn:
+                    continue
                 at = link.retry_at
             else:
                 at = link.last_seen + self._limits.patience

@@ -152,7 +152,7 @@ class Broker:
         self._batched = True
         if found.header == wire.CX1 and len(self._given_up) and self._given_up.includes(key_of(found.route), now):
             return
-        if found.bare:
+        if found.bare and found.header in {wire.CX1, wire.WX1}:
             self._heartbeat(wire.Heartbeat(found.route, found.header), now)
         elif found.header == wire.CX1:
             client = self._x1_client(found.route)
@@ -968,11 +968,14 @@ class Broker:
 
     def links_due(self, now: float) -> list[bytes]:
         """Return the identities of the links for which a new connection is to be opened now."""
-        return [] if self.draining else self.links.due(now)
+        return self.links.due(now)
 
-    def link_opened(self, identity: bytes, now: float) -> list[Message]:
-        """Record that there is a new connection for a link; return what to send over it."""
-        self.links.opened(identity, now)
+    def link_opened(self, identity: bytes, now: float, role: Role | None = None) -> list[Message]:
+        """Record that there is a new connection for a link; return what to send over it.
+
+        `role` is the role that the other broker's key has now, if that may have changed.
+        """
+        self.links.opened(identity, now, role)
         return self.flush(now)
 
     def link_failed(self, identity: bytes, why: str, now: float) -> list[Message]:
