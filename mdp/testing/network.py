@@ -277,7 +277,8 @@ class Dealer:
         self.link: Link | None = None
         """The connection, or None."""
         self.owner = owner
-        self._network = network
+        self.network = network
+        """The network of the broker that it connects to."""
         self._receive = receive
         self._lost = lost
         self._closed = False
@@ -287,7 +288,7 @@ class Dealer:
     def _connect(self) -> None:
         if self._closed:
             return
-        self.link = self._network.connect(self)
+        self.link = self.network.connect(self)
         if self.link is None:
             self._failed("nothing is listening there")
             return
@@ -298,12 +299,12 @@ class Dealer:
         if self._lost is not None:
             self._lost(self, reason)
         else:
-            self._network.world.clock.after(RECONNECT_DELAY, self._connect)
+            self.network.world.clock.after(RECONNECT_DELAY, self._connect)
 
     def disconnected(self, link: Link) -> None:
         """Report that this end has noticed that `link` is gone."""
         if self.link is link and not self._closed:
-            self._network.world.events["connection lost"] += 1
+            self.network.world.events["connection lost"] += 1
             link.to_peer.cut()  # what has not arrived by now never does
             self.link = None
             self._failed("the connection broke")

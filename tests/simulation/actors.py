@@ -7,11 +7,11 @@ and die (its state is lost; whoever restarts it makes a new one).
 import logging
 import math
 from abc import abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
@@ -49,6 +49,11 @@ class Stage(World):
 
     calm = False
     """Whether faults have ended, so that everything must recover."""
+
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        super().__init__(seed, trace)
+        self.runs: defaultdict[bytes, list[str]] = defaultdict(list)
+        """The names of the workers whose handlers have begun each request."""
 
 
 class Process:
@@ -184,7 +189,7 @@ class BrokerShell(Process):
         for message in messages:
             if message[0] in dropped:
                 continue  # a stream ends where it breaks
-            outcome = self.network.send(message)
+            outcome = self._put(message)
             if outcome == "gone":
                 self.world.events["EHOSTUNREACH"] += 1
                 self._gone.setdefault(message[0], turn)
@@ -193,6 +198,9 @@ class BrokerShell(Process):
                 dropped.append(message[0])
         for identity in dropped:
             self._send(self._driven.gone(identity, self.world.now))
+
+    def _put(self, message: Message) -> Literal["sent", "gone", "full"]:
+        return self.network.send(message)
 
     def die(self) -> None:
         super().die()
@@ -206,7 +214,7 @@ class BrokerShell(Process):
     def stop(self) -> None:
         """Stop gracefully: ERROR for all X1 requests, DISCONNECT to all workers."""
         for message in self._driven.close(self.world.now):
-            self.network.send(message)
+            self._put(message)
         self.die()
 
     def count(self) -> None:
@@ -490,6 +498,7 @@ class WorkerProcess(Process):
         run = Run(request, f"{self.name}:{self.world.number()}".encode(), parts)
         self.world.events["held ahead"] += self.session.waiting > 0
         self.runs[id(request)] = run
+        self.world.runs[request[0]].append(self.name)
         check(len(self.runs) <= self.session.controller.concurrency, f"{self.name} runs too many handlers")
         self._work(run, 0)
 
