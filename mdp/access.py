@@ -40,6 +40,8 @@ class Permissions:
     """Whether it may fetch, close and cancel what belongs to others; implies `mmi` "all"."""
     on_behalf: bool = False
     """Whether it may ask on behalf of other roles, which are then the users of its requests."""
+    link: bool = False
+    """Whether it is for other brokers, which may open links to this one and be linked to."""
     outstanding: int | None = _limit("requests", "Maximum number of unanswered requests.")
     queued_requests: int | None = _limit("requests", "Maximum number of requests waiting for a worker.")
     request_bytes: int | None = _limit("bytes", "Maximum memory of its requests, waiting or held by workers.")
@@ -155,7 +157,7 @@ def _permissions(name: str, table: object, path: Path) -> Permissions:
             given[key] = _patterns(given[key], key, where)
     if given.get("mmi", "none") not in MMI:
         _fail(where, "mmi", given["mmi"], f"it must be one of {', '.join(MMI)}")
-    for key in ("admin", "on_behalf"):
+    for key in ("admin", "on_behalf", "link"):
         if not isinstance(given.get(key, False), bool):
             _fail(where, key, given[key], "it must be true or false")
     for limit in LIMITS:

@@ -28,6 +28,9 @@ class Drop(StrEnum):
     LOST_AFTER_PARTIAL = "worker-lost-after-partial"
     REPLY_TOO_LARGE = "reply-too-large"
     NO_WORKER = "no-worker"
+    NO_BROKER = "no-such-broker"
+    TOO_LARGE_FOR_LINK = "too-large-for-link"
+    LINKS_LOST = "links-lost"
     TTL_PASSED = "ttl-passed"
     CANCELLED = "cancelled"
     HANDLER_FAILED = "handler-failed"
@@ -111,10 +114,28 @@ REPORTS: Final[dict[Drop, Report]] = {
         "the reply exceeds the limits of {limits.max_message} bytes and {limits.max_frames} frames",
     ),
     Drop.NO_WORKER: Report(Code.NO_WORKER.value, "no worker offers the service", quiet=True),
+    Drop.NO_BROKER: Report(
+        Code.WORKER_LOST.value, "broker {request.options.broker} cannot be reached from here", quiet=True
+    ),
+    Drop.LINKS_LOST: Report(
+        Code.WORKER_LOST.value,
+        "the links over which it was passed to other brokers broke {request.link_losses} times (max_attempts)",
+    ),
+    Drop.TOO_LARGE_FOR_LINK: Report(
+        Code.TOO_LARGE.value, "its options or the number of its frames are too large to be passed to another broker"
+    ),
     Drop.CANCELLED: Report(Code.CANCELLED.value, "cancelled", quiet=True),
     Drop.CLIENT_GONE: Report(None, "its client is gone", quiet=True),
     Drop.HANDLER_FAILED: Report(None, "its handler failed", quiet=True),  # an X1 client gets the worker's own ERROR
 }
+
+
+NOT_PLACED: Final = {
+    Drop.NO_WORKER, Drop.NO_BROKER, Drop.WORKERS_LOST, Drop.QUEUE_FULL, Drop.MEMORY_FULL, Drop.TOO_MANY_SERVICES,
+    Drop.TOO_MANY_UNSERVED, Drop.ROLE_OUTSTANDING, Drop.ROLE_QUEUED, Drop.ROLE_MEMORY_FULL, Drop.DRAINING,
+    Drop.CLOSING, Drop.LINKS_LOST,
+}  # fmt: skip
+"""Drops after which a broker returns a request to the one that passed it on, since others may still do it."""
 
 
 def text_of(drop: Drop, request: Request, limits: Limits) -> str:

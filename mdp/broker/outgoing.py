@@ -1,15 +1,25 @@
 """What the broker sends because of one turn: framed messages, and for peers that speak the batched form, batches."""
 
-from typing import Any, Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import wire
 from ..wire import Message, batch
 from .registry import Client, Request, Worker
 
-# The command bytes of batched records.
+if TYPE_CHECKING:
+    from .links import Link
+
+# The command bytes of batched records, to a client …
 _PARTIAL: Final = 2
 _FINAL: Final = 3
 _ERROR: Final = 4
+# … and to a broker that has passed a request on, as from a worker.
+_PARTIAL_FROM_WORKER: Final = 3
+_FINAL_FROM_WORKER: Final = 4
+_ERROR_FROM_WORKER: Final = 7
+_RELEASE: Final = 11
 
 
 class Outgoing:
@@ -22,7 +32,7 @@ class Outgoing:
     def __init__(self) -> None:
         self._messages: list[Any] = []
         """Framed messages and batches."""
-        self._open: list[Client | Worker] = []
+        self._open: list[Client | Worker | Link] = []
         """The peers of the open batches."""
 
     def add(self, message: Message) -> None:
@@ -34,7 +44,7 @@ class Outgoing:
         peer.batch = None
         self._messages.append(message)
 
-    def batch_for(self, peer: Client | Worker, route: wire.Route, header: bytes) -> Any:
+    def batch_for(self, peer: Client | Worker | Link, route: wire.Route, header: bytes) -> Any:
         """Return the open batch (`batch.Batch`) of a peer that speaks the batched form."""
         if peer.batch is None:
             peer.batch = batch.Batch(route, header)
@@ -48,8 +58,11 @@ class Outgoing:
         route = client.batch_route
         if route is not None and isinstance(number, int) and len(body) <= batch.MAX_BODY_FRAMES:
             self.batch_for(client, route, wire.CX1).reply(_FINAL if final else _PARTIAL, number, body)
+        elif client.link is not None and isinstance(number, int):
+            command = _FINAL_FROM_WORKER if final else _PARTIAL_FROM_WORKER
+            self.batch_for(client, client.path, wire.WL1).reply(command, number, body)
         else:
-            self.say(client, wire.reply_to_client(request.route, request.header, final, request.service.name, body))
+            self.say(client, wire.reply_to_client(request.route, request.header, final, request.name, body))
 
     def error(
         self, client: Client, number: wire.RequestId, service: bytes, code: int, text: bytes, detail: list[bytes]
@@ -58,9 +71,15 @@ class Outgoing:
         route = client.batch_route
         if route is not None and isinstance(number, int):
             self.batch_for(client, route, wire.CX1).error(_ERROR, number, code, text, detail)
+        elif client.link is not None and isinstance(number, int):
+            self.batch_for(client, client.path, wire.WL1).error(_ERROR_FROM_WORKER, number, code, text, detail)
         else:
             envelope = (*client.path, *wire.envelope_of(number))
             self.say(client, wire.error_to_client(envelope, service, code, text, detail))
+
+    def release(self, client: Client, number: int) -> None:
+        """Return a request to the broker that passed it on."""
+        self.batch_for(client, client.path, wire.WL1).signal(_RELEASE, number)
 
     def take(self) -> list[Message]:
         """Return the messages to send, and begin the next turn."""

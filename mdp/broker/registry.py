@@ -13,13 +13,16 @@ No frames, no clock, no socket.  Every operation takes constant time, whatever t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..linked_lists import LinkedList
 from ..timers import TimerNode, Timers
 from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, envelope_of, size_of
 from .roles import Role
 from .scheduling import FairQueue, Pool, Schedule, Turn
+
+if TYPE_CHECKING:
+    from .links import Link
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a request beside its body: the size of its objects, rounded up (C40)."""
@@ -48,13 +51,15 @@ class Client:
     """A client that has requests here."""
 
     __slots__ = (
-        "batch", "batch_route", "charge", "key", "named", "numbered", "request_bytes", "requests", "role", "running",
-        "waiting",
+        "batch", "batch_route", "charge", "key", "link", "named", "numbered", "request_bytes", "requests", "role",
+        "running", "waiting",
     )  # fmt: skip
 
-    def __init__(self, key: PeerKey, role: Role) -> None:
+    def __init__(self, key: PeerKey, role: Role, link: Link | None = None) -> None:
         self.key = key
         self.role = role
+        self.link = link
+        """The link, if this client is another broker."""
         self.charge = CLIENT_OVERHEAD
         """Bytes charged for it while it has requests."""
         self.request_bytes = 0
@@ -115,8 +120,8 @@ class Request(TimerNode):
     """A client's request that waits or is held by a worker."""
 
     __slots__ = (
-        "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header", "late",
-        "number", "options", "queued", "service",
+        "addressed", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header",
+        "late", "link_losses", "number", "options", "pinned", "queued", "service", "via",
     )  # fmt: skip
 
     def __init__(
@@ -157,9 +162,22 @@ class Request(TimerNode):
         """Number of workers that received it and did not release it."""
         self.attempts = 0
         """Number of workers that died while they held it (C17); from the first on, it is a suspect."""
+        self.link_losses = 0
+        """Number of links that broke while it was at the other broker."""
+        self.addressed = EMPTY
+        """The name of its service, if it is addressed to another broker: then `service` stands for that broker."""
+        self.pinned = False
+        """It is addressed to this broker, so it is not passed on."""
+        self.via: tuple[str, ...] = ()
+        """The names of the brokers that it has passed before this one."""
         charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size_of(body) + len(options.raw)
         self.charge = charge + len(number) if isinstance(number, bytes) else charge
         """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
+
+    @property
+    def name(self) -> bytes:
+        """The name of the service that its client called."""
+        return self.addressed or self.service.name
 
     @property
     def route(self) -> Route:
@@ -265,6 +283,43 @@ class Worker(TimerNode):
         return f"{self.id} ({details})" if details else f"{self.id}"
 
 
+class Remote(Worker):
+    """The workers of a service that are reached over a link: to the schedule, one worker, which is used when no local
+    worker has credit.
+
+    The other broker announces their `credit` and how much of it is free.
+    """
+
+    __slots__ = ("hops", "link", "may_hold", "wanted")
+
+    def __init__(self, link: Link, service: Service) -> None:
+        super().__init__((link.identity,), CX1, service, link.role, credit=0, id=0, now=0.0)
+        self.link = link
+        self.hops = 1
+        """How many brokers away the nearest of these workers is."""
+        self.may_hold = 0
+        """How many requests it can hold, itself and from us, while none of them has to wait there."""
+        self.wanted = 0
+        """How many requests may be there: `may_hold` if there are local workers, else `credit`, so that requests wait
+        where the workers are, in turn with those of other brokers."""
+
+    def announced(self, credit: int, free: int, hops: int) -> None:
+        """Take in an announcement."""
+        self.credit, self.hops = credit, hops
+        self.may_hold = free + self.load
+        self.decide()
+
+    def decide(self) -> None:
+        """Decide again how many requests may be there."""
+        self.wanted = self.may_hold if self.service.available else self.credit
+
+    def precedes(self, other: Remote) -> bool:
+        """Return whether a request should rather go here: over fewer links, or to where more credit is free."""
+        if self.hops != other.hops:
+            return self.hops < other.hops
+        return self.may_hold - self.load > other.may_hold - other.load
+
+
 class Service:
     """A service that has a worker or a request."""
 
@@ -307,6 +362,10 @@ class Registry:
 
     def __init__(self, expiry: float = 300.0) -> None:
         self.services: dict[bytes, Service] = {}
+        self.reachable: dict[bytes, Service] = {}
+        """The services that other brokers offer."""
+        self.linked: dict[PeerKey, Client] = {}
+        """The clients that are other brokers."""
         self.unserved: dict[Service, None] = {}
         """Those without a worker, which are known only because requests wait for them (C41); the newest last."""
         self.workers: dict[PeerKey, Worker] = {}
@@ -333,6 +392,8 @@ class Registry:
     def service(self, name: bytes) -> Service:
         """Return the service of that name; a new one is known once it has a worker or a request."""
         service = self.services.get(name)
+        if service is None and self.reachable:
+            service = self.reachable.get(name)
         return Service(name) if service is None else service
 
     def touch(self, service: Service) -> None:
@@ -341,7 +402,8 @@ class Registry:
             service.unsettled = True
             if service.name not in self.services:
                 self.services[service.name] = service
-                self.unserved[service] = None
+                if not service.schedule.remotes:
+                    self.unserved[service] = None
             self.unsettled.append(service)
 
     def settled(self, service: Service) -> None:
@@ -376,6 +438,8 @@ class Registry:
         """Return the client with that route; a new one, of `role`, is known once a request of it is accepted."""
         key = key_of(route)
         client = self.clients.get(key)
+        if client is None and self.linked:
+            client = self.linked.get(key)
         return Client(key, role) if client is None else client
 
     def add_worker(self, worker: Worker) -> None:
@@ -386,6 +450,7 @@ class Registry:
         worker.service.available += 1
         self._update(worker)
         self._served(worker.service)
+        self._availability_changed(worker.service)
 
     def set_credit(self, worker: Worker, credit: int) -> None:
         """Change how many requests a worker may hold."""
@@ -397,6 +462,7 @@ class Registry:
         worker.leaving = True
         worker.service.available -= 1
         self._update(worker)
+        self._availability_changed(worker.service)
 
     def remove_worker(self, worker: Worker) -> list[Attempt]:
         """Forget a worker; return what it held, which is released."""
@@ -411,13 +477,50 @@ class Registry:
         self._remove_behind(worker.key)
         service = worker.service
         del service.workers[worker]
-        if not service.workers:
+        if not service.workers and not service.schedule.remotes:
             self.unserved[service] = None  # until its requests have ended
+        self._availability_changed(service)
         return attempts
 
     def _update(self, worker: Worker) -> None:
-        worker.service.schedule.update(worker)
+        if isinstance(worker, Remote):
+            worker.service.schedule.update_remote(worker)
+        else:
+            worker.service.schedule.update(worker)
         self.touch(worker.service)
+
+    def _availability_changed(self, service: Service) -> None:
+        for remote in service.schedule.remotes:
+            remote.decide()
+            self._update(remote)
+
+    # ── what other brokers offer ─────────────────────────────────────────────────────────────────────────────────────
+
+    def add_remote(self, link: Link, name: bytes) -> Remote:
+        """Record that a service can be reached over a link; its credit is set with `update_remote`."""
+        service = self.service(name)
+        self.reachable[name] = service
+        remote = Remote(link, service)
+        service.schedule.remotes.append(remote)
+        self._served(service)
+        return remote
+
+    def update_remote(self, remote: Remote, credit: int, free: int, hops: int) -> None:
+        """Record what the other broker has announced."""
+        remote.announced(credit, free, hops)
+        self._update(remote)
+
+    def remove_remote(self, remote: Remote) -> None:
+        """Record that a service cannot be reached over a link any longer.  Requests that are there go on."""
+        service = remote.service
+        remote.announced(0, 0, 1)
+        remote.may_hold = remote.wanted = 0
+        self._update(remote)
+        service.schedule.remotes.remove(remote)
+        if not service.schedule.remotes:
+            self.reachable.pop(service.name, None)
+            if not service.workers and service.name in self.services:
+                self.unserved[service] = None  # until its requests have ended
 
     def workers_at(self, identity: bytes) -> list[Worker]:
         """Return the workers whose messages come from the connection with that routing id."""
@@ -460,10 +563,10 @@ class Registry:
         self._charge(client, request.charge)
         if request.header == CX1:
             client.numbered[request.number] = request
-        if service.name not in self.services:
+        if service.name not in self.services and not service.schedule.remotes:
             service.named_by = client
             client.named += 1
-        if service.waiting < service.schedule.capacity:
+        if service.waiting < service.schedule.room:
             service.arrived.append(request)
             self.touch(service)
         else:  # queued at once, so that its bytes count against what comes next
@@ -530,6 +633,13 @@ class Registry:
             self._dequeued(pair[0])
         return pair
 
+    def take_next_remote(self, service: Service) -> tuple[Request, Remote] | None:
+        """The same for the next request that can be passed on to another broker."""
+        pair = service.schedule.next_remote_pair()
+        if pair is not None:
+            self._dequeued(pair[0])
+        return pair
+
     def _dequeued(self, request: Request) -> None:
         if not request.options.wait:
             del request.service.no_wait[request]
@@ -546,7 +656,11 @@ class Registry:
         if request.attempts:
             worker.suspects += 1
         service = worker.service
-        service.schedule.update(worker)
+        if isinstance(worker, Remote):
+            worker.link.attempts[address] = attempt
+            service.schedule.update_remote(worker)
+        else:
+            service.schedule.update(worker)
         service.running += 1
         service.dispatched += 1
         self.running += 1
@@ -569,6 +683,8 @@ class Registry:
         request.attempt = None
         self.expiries.clear(request)
         del worker.held[attempt.address]
+        if isinstance(worker, Remote):
+            del worker.link.attempts[attempt.address]
         if request.attempts:
             worker.suspects -= 1
         worker.service.running -= 1

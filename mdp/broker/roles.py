@@ -34,6 +34,8 @@ class Role:
         self.restricted = False
         """Whether it may not do everything."""
         self.on_behalf = False
+        self.link = False
+        """Whether its connections may be links to other brokers."""
         self.signature = b""
         """What the broker adds to the options of its requests: members of a JSON object that tell workers who asks."""
         self.max_outstanding = NO_LIMIT
@@ -50,6 +52,7 @@ class Role:
         """Replace the permissions.  Requests accepted before go on."""
         self.restricted = True
         self.on_behalf = permissions.on_behalf
+        self.link = permissions.link
         self.signature = signature_of(self.name, admin=permissions.admin)
         self.max_outstanding = _limit(permissions.outstanding)
         self.max_queued = _limit(permissions.queued_requests)

@@ -2,6 +2,8 @@
 
 - Clients take turns; the requests of each stay in order (C20).
 - A request goes to the worker with the fewest outstanding requests; among those, to the least recently used (C21).
+- If no local worker has credit, the request is passed on to another broker that can reach one: over the fewest links,
+  and among those, to where most credit is free (C44).
 - A request whose worker died is a *suspect*.  Suspects go first, and a worker holds at most one: if a request kills its
   workers, other requests are not blamed with it again and again (C17).
 
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING
 from ..linked_lists import LinkedList, Node
 
 if TYPE_CHECKING:
-    from .registry import Client, Request, Worker
+    from .links import Link
+    from .registry import Client, Remote, Request, Worker
 
 
 class Turn(Node):
@@ -62,6 +65,16 @@ class FairQueue:
         """Remove and return the next request; its client takes its next turn after all others."""
         turn = self._turns.first
         assert turn is not None  # noqa: S101 - the caller has checked `size`
+        return self._take_from(turn)
+
+    def take_not_from(self, link: Link) -> Request | None:
+        """The same for the next request that did not come over `link`, if there is one."""
+        for turn in self._turns:  # all requests that came over a link have one turn, so few are passed over
+            if turn.client.link is not link:
+                return self._take_from(turn)
+        return None
+
+    def _take_from(self, turn: Turn) -> Request:
         request = turn.requests.first
         assert request is not None  # noqa: S101 - a turn without requests is removed
         if turn is not self._turns.last:
@@ -123,13 +136,25 @@ class Pool:
 class Schedule:
     """The requests that wait for one service, and the workers that can take them."""
 
-    __slots__ = ("_pooled", "_with_suspect", "_without_suspect", "capacity", "queue", "suspects")
+    __slots__ = (
+        "_pinned_next", "_pooled", "_with_suspect", "_without_suspect", "beyond", "capacity", "pinned", "queue",
+        "remotes", "room", "suspects",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.queue = FairQueue()
         self.suspects = FairQueue()
+        self.pinned = FairQueue()
+        """Requests that must not be passed on to another broker."""
         self.capacity = 0
-        """Free credit of all workers together."""
+        """Free credit of all local workers together."""
+        self.remotes: list[Remote] = []
+        """The workers that are reached over links, one entry for each link."""
+        self.beyond = 0
+        """How many requests may be passed on now."""
+        self.room = 0
+        """How many requests can be dispatched now: `capacity` and `beyond`."""
+        self._pinned_next = True
         self._without_suspect = Pool()
         self._with_suspect = Pool()
         self._pooled = 0
@@ -138,7 +163,7 @@ class Schedule:
     @property
     def waiting(self) -> int:
         """Number of requests that wait."""
-        return self.queue.size + self.suspects.size
+        return self.queue.size + self.suspects.size + self.pinned.size
 
     @property
     def free(self) -> int:
@@ -148,11 +173,18 @@ class Schedule:
     @property
     def requests(self) -> list[Request]:
         """The requests that wait."""
-        return [*self.suspects.requests, *self.queue.requests]
+        return [*self.suspects.requests, *self.pinned.requests, *self.queue.requests]
 
     def queue_of(self, request: Request) -> FairQueue:
         """Return the queue to which `request` belongs."""
+        if request.pinned:
+            return self.pinned
         return self.suspects if request.attempts else self.queue
+
+    def can_pass_on(self, request: Request) -> bool:
+        """Return whether another broker may do `request`, whether it has credit now or not."""
+        source = request.client.link
+        return not request.pinned and any(remote.link is not source for remote in self.remotes)
 
     def update(self, worker: Worker) -> None:
         """Record that the credit, load or suspects of a worker have changed, or that it is leaving."""
@@ -162,6 +194,7 @@ class Schedule:
         free = 0 if worker.leaving else worker.credit - worker.load
         free = max(free, 0)
         self.capacity += free - worker.free
+        self.room += free - worker.free
         worker.free = free
         if free:
             pool = self._with_suspect if worker.suspects else self._without_suspect
@@ -170,6 +203,40 @@ class Schedule:
             self._pooled += 1
             worker.pooled = self._pooled
             pool.add(worker)
+
+    def update_remote(self, remote: Remote) -> None:
+        """The same for the workers of another broker."""
+        free = 0 if remote.leaving else max(remote.wanted - remote.load, 0)
+        self.beyond += free - remote.free
+        self.room += free - remote.free
+        remote.free = free
+
+    def next_remote(self, request: Request) -> Remote | None:
+        """Return where to pass `request` on to, or None."""
+        best: Remote | None = None
+        if request.pinned:
+            return None
+        source = request.client.link
+        for remote in self.remotes:
+            if remote.free and remote.link is not source and (best is None or remote.precedes(best)):
+                best = remote
+        return best
+
+    def next_remote_pair(self) -> tuple[Request, Remote] | None:
+        """Remove the next request that can be passed on from its queue; return it with where it goes, or None."""
+        tried: list[Remote] = []
+        while True:
+            best: Remote | None = None
+            for remote in self.remotes:
+                if remote.free and remote not in tried and (best is None or remote.precedes(best)):
+                    best = remote
+            if best is None:
+                return None
+            for queue in (self.suspects, self.queue):
+                request = queue.take_not_from(best.link)
+                if request is not None:
+                    return request, best
+            tried.append(best)
 
     def next_worker(self) -> Worker | None:
         """Return the worker for the next request that is not a suspect, or None."""
@@ -189,8 +256,15 @@ class Schedule:
             worker = self._without_suspect.least()
             if worker is not None:
                 return self.suspects.take(), worker
-        if self.queue.size:
+        if self.queue.size or self.pinned.size:
             worker = self.next_worker()
             if worker is not None:
-                return self.queue.take(), worker
+                return self._next_queue().take(), worker
         return None
+
+    def _next_queue(self) -> FairQueue:
+        """Return the one of `queue` and `pinned` from which the next request is taken; they take turns."""
+        if not self.pinned.size:
+            return self.queue
+        self._pinned_next = not self._pinned_next
+        return self.queue if self.queue.size and self._pinned_next else self.pinned

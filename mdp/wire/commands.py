@@ -25,6 +25,9 @@ and a second form, in which one message carries many commands (`batch`):
 
     MDPCX1|MDPWX1 09 records [attachment…]
 
+Links between brokers (docs/x1.md) use the batched form under two headers of their own: `MDPCL1` for what a broker says as
+a client of the other, and `MDPWL1` for what it says as a worker; and `MDPWL1 06 [text]`, which ends the link.
+
 A message decodes to a command, to `Batched`, or to `Invalid`.  Decoding never raises, whatever the bytes (C15, C43).
 """
 
@@ -52,6 +55,8 @@ CX1: Final = b"MDPCX1"
 W01: Final = b"MDPW01"
 W02: Final = b"MDPW02"
 WX1: Final = b"MDPWX1"
+CL1: Final = b"MDPCL1"
+WL1: Final = b"MDPWL1"
 EMPTY: Final = b""
 
 
@@ -100,6 +105,7 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
         Kind.CREDIT: b"\x0a",
         Kind.RELEASE: b"\x0b",
     },
+    WL1: {Kind.DISCONNECT: b"\x06"},
     W01: {
         Kind.READY: b"\x01",
         Kind.REQUEST: b"\x02",
@@ -266,6 +272,10 @@ class Ready(NamedTuple):
     version: str = ""
     dialect: bool = False
     """The worker wants the option `dialect` with each request of a client that does not speak X1."""
+    hops: int = 0
+    """Over a link: how many brokers away the service is.  0 withdraws it."""
+    free: int = 0
+    """Over a link: how much of `credit` is free."""
 
 
 class Credit(NamedTuple):

@@ -6,12 +6,14 @@ from typing import Any, Final
 from .commands import (
     C01,
     C02,
+    CL1,
     CX1,
     DISCONNECT,
     EMPTY,
     HEARTBEAT,
     W01,
     W02,
+    WL1,
     WX1,
     Disconnect,
     Heartbeat,
@@ -68,7 +70,7 @@ NO_HEADER: Final = (Reason.ENVELOPE_TOO_DEEP, Reason.TOO_FEW_FRAMES, Reason.NO_H
 
 
 def _is_header(frame: Any) -> bool:
-    return len(frame) == HEADER and frame in (C02, CX1, WX1, W02, C01, W01)
+    return len(frame) == HEADER and frame in (C02, CX1, WX1, W02, C01, W01, CL1, WL1)
 
 
 def header_at(message: Message, start: int) -> int:

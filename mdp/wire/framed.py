@@ -9,7 +9,9 @@ from .commands import (
     BATCH,
     C01,
     C02,
+    CL1,
     CX1,
+    DISCONNECT,
     EMPTY,
     ERROR,
     FINAL,
@@ -17,9 +19,11 @@ from .commands import (
     PARTIAL,
     W01,
     W02,
+    WL1,
     WORKER_HEADERS,
     WX1,
     Batched,
+    Disconnect,
     Error,
     FromBroker,
     FromPeer,
@@ -76,7 +80,18 @@ def _decode_peer(message: Message, at: int) -> FromPeer | Invalid:
         return from_worker(message, at)
     if header == CX1:
         return from_client_x1(message, at)
+    if header in (CL1, WL1):
+        return _from_link(message, at)
     return from_client(message, at, C02 if header == C02 else C01)  # a constant: waiting requests must not keep frames
+
+
+def _from_link(message: Message, at: int) -> Disconnect | Invalid:
+    """Decode `MDPWL1 06 [text]`, the only command of a link that is not in the batched form."""
+    if message[at] != WL1 or KINDS[WL1].get(message[at + 1]) is not DISCONNECT:
+        return Invalid(Reason.UNKNOWN_COMMAND)
+    if len(message) > at + 3:
+        return Invalid(Reason.TOO_MANY_FRAMES)
+    return Disconnect(route_before(message, at), WL1, message[at + 2] if len(message) == at + 3 else EMPTY)
 
 
 def without_shared(message: Message, most: int = 0) -> Message:
@@ -104,6 +119,10 @@ def _batched(message: Message, at: int) -> Batched | None:
         header = CX1
     elif header == WX1:
         header = WX1
+    elif header == CL1:
+        header = CL1
+    elif header == WL1:
+        header = WL1
     else:
         return None
     bare = len(frames) == at + 1

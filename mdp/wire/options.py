@@ -13,9 +13,11 @@ from .value import Value
 MAX_OPTIONS: Final = 65535
 """Maximum size in bytes of the options that a client sends, which is also what a record of the batched form can hold.
 The broker may write longer options in the framed form."""
-BROKERS: Final = frozenset({"user", "admin", "on_behalf"})
+BROKERS: Final = frozenset({"user", "admin", "on_behalf", "via", "attempts"})
 """Options that clients send to the broker only, or that only the broker can write; it removes them from what clients
 send."""
+MAX_HOPS: Final = 16
+"""Maximum number of links that a request may pass."""
 MAX_NESTING: Final = 64
 """Maximum nesting of objects and lists in options, so that every peer's JSON parser can read them."""
 
@@ -23,8 +25,10 @@ MAX_NESTING: Final = 64
 class Options(Value):
     """The options of an X1 request: the frame as received, and the values that the broker uses."""
 
-    __slots__ = ("claims", "on_behalf", "only_ttl", "raw", "ttl", "ttl_apart", "wait")
-    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "ttl", "wait", "only_ttl", "ttl_apart", "claims", "on_behalf")
+    __slots__ = ("broker", "claims", "on_behalf", "only_ttl", "raw", "ttl", "ttl_apart", "wait")
+    __match_args__: ClassVar[tuple[str, ...]] = (
+        "raw", "ttl", "wait", "only_ttl", "ttl_apart", "claims", "on_behalf", "broker",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class Options(Value):
         ttl_apart: bool = False,
         claims: bool = False,
         on_behalf: str | None = None,
+        broker: str | None = None,
     ) -> None:
         self.raw = raw
         self.ttl = ttl
@@ -48,6 +53,8 @@ class Options(Value):
         """`raw` contains options that are not passed on (`BROKERS`)."""
         self.on_behalf = on_behalf
         """From a client: the role on whose behalf it makes the request."""
+        self.broker = broker
+        """The name of the broker whose workers are to do the request; None if any may."""
 
     def values(self) -> dict[str, Any]:
         """Parse and return all options.  They are not kept, since parsed they take many times the memory of `raw`."""
@@ -95,8 +102,10 @@ def _parse_options(raw: bytes) -> Options | None:
         return None
     if not all(isinstance(value, str) for value in headers.values()):
         return None
-    on_behalf = values.get("on_behalf")
+    on_behalf, broker = values.get("on_behalf"), values.get("broker")
     if on_behalf is not None and not isinstance(on_behalf, str):
+        return None
+    if broker is not None and not isinstance(broker, str):
         return None
     return Options(
         raw,
@@ -105,6 +114,7 @@ def _parse_options(raw: bytes) -> Options | None:
         ttl is not None and len(values) == 1,
         claims=not BROKERS.isdisjoint(values),
         on_behalf=on_behalf,
+        broker=broker,
     )
 
 
@@ -163,7 +173,7 @@ def with_ttl(given: Options, ttl: int) -> Options:
     """Return `given` with the ttl, in milliseconds, that stood beside it in a record."""
     return Options(
         given.raw, ttl / 1000, given.wait, given.only_ttl or not given.raw, given.ttl is None,
-        given.claims, given.on_behalf,
+        given.claims, given.on_behalf, given.broker,
     )  # fmt: skip
 
 
@@ -193,7 +203,65 @@ def signed(given: Options, signature: bytes) -> Options:
         raw = json.dumps(values, separators=(",", ":")).encode() if values else b""
     if signature:
         raw = _joined(signature, raw)
-    return Options(raw, given.ttl, given.wait, not raw and given.ttl is not None, apart)
+    return Options(raw, given.ttl, given.wait, not raw and given.ttl is not None, apart, broker=given.broker)
+
+
+class Passed(Value):
+    """What the options of a request that came over a link say about its way, and the options without that."""
+
+    __slots__ = ("attempts", "raw", "user", "via")
+    __match_args__: ClassVar[tuple[str, ...]] = ("via", "attempts", "user", "raw")
+
+    def __init__(self, via: tuple[str, ...], attempts: int, user: str | None, raw: bytes) -> None:
+        self.via = via
+        """The names of the brokers that it has passed, in order."""
+        self.attempts = attempts
+        """Number of workers that have died while they held it."""
+        self.user = user
+        """The role of its client; None if the first broker has no access control."""
+        self.raw = raw
+        """The options that travel on to the worker, without what only the broker can write."""
+
+
+def passed(raw: bytes) -> Passed | None:
+    """Return what the options in `raw`, of a request that came over a link, say about its way; None if malformed."""
+    return _cached_passed(raw) if len(raw) <= MAX_NAME else _passed(raw)
+
+
+@lru_cache(maxsize=1024)
+def _cached_passed(raw: bytes) -> Passed | None:
+    return _passed(raw)
+
+
+def _passed(raw: bytes) -> Passed | None:
+    options = parse_options(raw)
+    if options is None:
+        return None
+    values = options.values()
+    via, attempts, user = values.get("via"), values.get("attempts", 0), values.get("user")
+    if not isinstance(via, list) or not via or not all(isinstance(each, str) for each in via):
+        return None
+    if not isinstance(attempts, int) or isinstance(attempts, bool) or not 0 <= attempts < 1 << 32:
+        return None
+    if user is not None and not isinstance(user, str):
+        return None
+    rest = {name: value for name, value in values.items() if name not in BROKERS}
+    return Passed(
+        tuple(via), attempts, user, json.dumps(rest, separators=(",", ":")).encode() if rest else b""
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _way(via: tuple[str, ...], name: str, attempts: int) -> bytes:
+    values: dict[str, Any] = {"via": [*via, name]}
+    if attempts:
+        values["attempts"] = attempts
+    return json.dumps(values, separators=(",", ":")).encode()[1:-1]
+
+
+def options_for_link(given: Options, via: tuple[str, ...], name: str, attempts: int) -> bytes:
+    """Return the options, without the ttl, of a request that broker `name` passes on after the brokers in `via`."""
+    return _joined(_way(via, name, attempts), options_without_ttl(given))
 
 
 def _joined(members: bytes, raw: bytes) -> bytes:

@@ -103,7 +103,8 @@ def worker_error(message: Message, at: int) -> Error | Invalid:
 
 
 def ready_with(route: Route, service: bytes, raw: bytes, credit: int | None = None) -> Ready | Invalid:
-    """Return an X1 worker's READY.  `raw` are its options: credit, name, host, pid, version, dialect, all optional.
+    """Return an X1 worker's READY.  `raw` are its options: credit, name, host, pid, version, dialect, all optional; over
+    a link also hops and free.
 
     `credit`, if given, takes precedence over the option.
     """
@@ -127,7 +128,16 @@ def ready_with(route: Route, service: bytes, raw: bytes, credit: int | None = No
     dialect = values.get("dialect", False)
     if not isinstance(dialect, bool):
         return Invalid(Reason.BAD_OPTIONS)
-    return Ready(route, WX1, service, asked, displayed(name), displayed(host), pid, displayed(version), dialect)
+    hops, free = values.get("hops", 0), values.get("free", 0)
+    if not (_is_count(hops) and _is_count(free)):
+        return Invalid(Reason.BAD_OPTIONS)
+    return Ready(
+        route, WX1, service, asked, displayed(name), displayed(host), pid, displayed(version), dialect, hops, free
+    )  # fmt: skip
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
 
 
 def to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
