@@ -54,6 +54,8 @@ class Stage(World):
         super().__init__(seed, trace)
         self.runs: defaultdict[bytes, list[str]] = defaultdict(list)
         """The names of the workers whose handlers have begun each request."""
+        self.user: str | None = None
+        """On whose behalf all requests must be made; None if that is checked elsewhere."""
 
 
 class Process:
@@ -460,6 +462,8 @@ class WorkerProcess(Process):
             check(request.deadline is not None, f"X1: {request!r} came without its ttl")
             assert request.deadline is not None
             check(request.deadline >= float(until) - MILLISECOND, f"X1: the ttl of {request!r} is too short")
+            user = self.world.user
+            check(user in {None, request.user}, f"X1: {request!r} is on behalf of {request.user!r}, not of {user!r}")
 
     def _cancelled(self, request: Request | None, command: wire.Cancel) -> None:
         if request is None:

@@ -1,8 +1,8 @@
 """What passes the links between brokers, and the rules for it (C44), as each broker's own end sees it.
 
-A `Crossing` is one end of one connection.  It notes which requests this broker has passed on over it and which came over
-it.  `sent` checks what the broker sends: requests that have not passed the other broker before, and for each request
-that came, PARTIALs and one end, and nothing else.
+A `Crossing` is one end of one connection.  It notes which requests this broker has passed on over it and which came
+over it.  `sent` checks what the broker sends: requests that have not passed the other broker before, and for each
+request that came, PARTIALs and one end, and nothing else.
 """
 
 from collections import Counter
@@ -62,7 +62,9 @@ class Crossing:
 
     def _sent_as_worker(self, command: Any) -> None:
         if isinstance(command, wire.Reply | wire.Error | wire.Release):
-            check(command.id in self.came, "C44: {} sends {}, which {} does not expect", self._name, command, self._other)
+            check(
+                command.id in self.came, "C44: {} sends {}, which {} does not expect", self._name, command, self._other
+            )
             final = not isinstance(command, wire.Reply) or command.final
             if isinstance(command, wire.Release):
                 check(not self.came[command.id], "C17: {} returns {} after a PARTIAL", self._name, command.id)

@@ -36,7 +36,13 @@ class Liar(Process):
         """The addresses of all requests that it was given."""
         name = rng.choice([self.name, self.name, rng.choice(self._networks).name, "", "with space"])
         kind = rng.choice(["peer", "parent", "child", "child", "what"])
-        hello = {"name": name, "instance": f"{self.name}{self.world.number()}", "heartbeat": 1.0, "kind": kind, "link": 1}
+        hello = {
+            "name": name,
+            "instance": f"{self.name}{self.world.number()}",
+            "heartbeat": 1.0,
+            "kind": kind,
+            "link": 1,
+        }
         body = rng.choice([json.dumps(hello).encode()] * 5 + [b"{", b"[]", b"{}", b'{"name":7}'])
         self._dealer.send([b"1", b"", wire.CX1, b"\x01", b"mmi.link", b"", body])
 
@@ -59,7 +65,9 @@ class Liar(Process):
         if self.world.chance(0.2):
             self._request()
         if self.world.chance(0.05):
-            self._dealer.send([wire.WL1, *self.world.rng.choice([[b"\x06"], [b"\x06", b"why"], [b"\x09", b"junk"], [b"\x77"]])])
+            self._dealer.send(
+                [wire.WL1, *self.world.rng.choice([[b"\x06"], [b"\x06", b"why"], [b"\x09", b"junk"], [b"\x77"]])]
+            )
         if self.world.chance(0.1):
             self._dealer.close(flush=True)
             self._open()
@@ -72,7 +80,15 @@ class Liar(Process):
             address = 0
         match rng.randint(0, 5):
             case 0 | 1 | 2:
-                name = rng.choice([*self._services, b"mmi.service", b"mmi.broker.b0", b"mmi.broker.x", rng.randbytes(2).hex().encode()])
+                name = rng.choice(
+                    [
+                        *self._services,
+                        b"mmi.service",
+                        b"mmi.broker.b0",
+                        b"mmi.broker.x",
+                        rng.randbytes(2).hex().encode(),
+                    ]
+                )
                 hops, free = rng.choice([0, 1, 1, 2, 17, 1 << 31]), rng.choice([0, 3, 1 << 31])
                 options = rng.choice([b'{"hops":%d,"free":%d}' % (hops, free)] * 4 + [b"{}", b'{"hops":-1}', b"{"])
                 packed.ready(rng.choice([0, 1, 5, 0xFFFFFFFF]), name, options)
@@ -87,7 +103,9 @@ class Liar(Process):
         """Send a request that has already been at that broker, or has passed too many."""
         rng = self.world.rng
         names = [network.name for network in self._networks]
-        via = rng.choice([[self._dealer.network.name], names, [f"x{each}" for each in range(17)], [], ["x", 7], "x", None])
+        via = rng.choice(
+            [[self._dealer.network.name], names, [f"x{each}" for each in range(17)], [], ["x", 7], "x", None]
+        )
         options = json.dumps({"via": via, "user": rng.choice(["both", 7])}).encode()
         packed = batch.Batch((), wire.CL1)
         number = f"{self.name}.{self.world.number()}".encode()

@@ -224,7 +224,9 @@ class Scenario:
             # A worker may have to connect several times until it knows the broker's heartbeat, but not endlessly.
             check(self.world.now < began + RECOVERY, f"not recovered: {unwell or 'workers connect again and again'}")
 
-    def _serve(self, calls: list[tuple[PirateProcess | CallerProcess, bytes]]) -> None:
+    def _serve(
+        self, calls: list[tuple[PirateProcess | CallerProcess, bytes]], options: dict[str, str] | None = None
+    ) -> None:
         """Have all clients call their services at once, and check that each gets its reply."""
         replies = sum(client.replies for client in {client for client, _ in calls})
         for client, service in calls:
@@ -234,7 +236,7 @@ class Scenario:
                 call = Call(service, timeout=90.0, retries=0 if client.connected else 1, stream=stream)
                 client.do(partial(client.begin, call))
             else:
-                client.do(partial(client.begin, Wish(service, stream=stream)))
+                client.do(partial(client.begin, Wish(service, stream=stream, options=options or {})))
         for _ in range(200):
             if not all(client.idle for client, _ in calls):
                 self.world.clock.run(1.0)

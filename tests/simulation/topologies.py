@@ -5,17 +5,21 @@ brokers: the rules are checked where requests begin and end, and where messages 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.network import START, Dealer, Link, Network
+from zmdp.mdp.wire import Message
 
 from .actors import BrokerShell, Habits, Process, WorkerProcess
-from .brokers import Endpoints, Kind, LinkedBroker
-from .callers import CallerProcess
+from .brokers import Endpoints, Kind, LinkedBroker, Settings
+from .callers import CallerProcess, Wish
+from .liars import Liar
 from .pirates import PirateProcess
 from .rules import check
-from .scenario import Scenario
+from .scenario import UNSERVED, Scenario
 from .strangers import FramedCaller, FramedWorker
 
 TOPOLOGIES = ["mesh2", "mesh5", "tree"]
@@ -31,10 +35,11 @@ class LinkedSimulation(Scenario):
     def __init__(self, topology: str, seed: int, trace: Callable[[str], None] | None = None) -> None:
         super().__init__(seed, trace)
         self.arguments = f"--brokers {topology} "
-        rng = self.world.rng
+        world, rng = self.world, self.world.rng
         self.limits = Limits(
-            heartbeat=rng.choice([0.5, 1.0, 2.0]), liveness=rng.choice([2, 3, 5]),
-            max_attempts=rng.choice([1, 3, 3]), max_credit=rng.choice([3, 10_000, 10_000]),
+            heartbeat=rng.choice([0.5, 1.0, 2.0]), liveness=rng.choice([2, 3, 5]), expiry=rng.choice([20.0, 60.0]),
+            busy_grace=rng.choice([5.0, 20.0]), max_attempts=rng.choice([1, 3, 3]),
+            max_credit=rng.choice([3, 10_000, 10_000]), max_queue=rng.choice([10, 10_000, 10_000]),
         )  # fmt: skip
         self.habits = Habits(
             service_time=rng.choice([0.02, 0.2, 1.0]),
@@ -42,17 +47,28 @@ class LinkedSimulation(Scenario):
             crash=rng.choice([0, 0.05]),
             stuck=0.01,
             fails=rng.choice([0, 0.02, 0.1]),
-            looks=self.world.chance(0.5),
+            looks=world.chance(0.5),
         )
         self.links: list[tuple[str, Kind, str]] = []
         """Who opens a link, of which kind, to whom."""
-        names = self._plan(topology)
-        self.networks = [Network(self.world, name) for name in names]
-        slowness = rng.choice([0.01, 0.1, 1.0])
-        for network in self.networks:
-            network.slowness = slowness
+        self.wrong: list[tuple[str, Kind, str]] = []
+        """Links among them that are a mistake."""
+        self.networks = [Network(world, name) for name in self._plan(topology)]
+        self._others: list[Network] = []
+        """Where no proper broker is."""
+        self._settings = Settings(
+            self.limits, self._roles() if world.chance(0.5) else {}, [network.name for network in self.networks]
+        )
+        world.user = "callers" if self._settings.roles else ""
         self.brokers: dict[str, LinkedBroker] = {}
         """The brokers that run, by name."""
+        self._twin: LinkedBroker | None = None
+        """A broker with the name of another one."""
+        if world.chance(0.3):
+            rng.choice([self._link_to_itself, self._link_in_a_circle, self._link_to_no_broker, self._add_twin])()
+        slowness = rng.choice([0.01, 0.1, 1.0])
+        for network in [*self.networks, *self._others]:
+            network.slowness = slowness
 
     def _plan(self, topology: str) -> list[str]:
         """Choose which links there are; return the names of the brokers."""
@@ -63,12 +79,56 @@ class LinkedSimulation(Scenario):
         names = [f"b{number}" for number in range(int(topology.removeprefix("mesh")))]
         for at, one in enumerate(names):
             for other in names[at + 1 :]:
-                both = [(one, "peer", other), (other, "peer", one)]
+                both: list[tuple[str, Kind, str]] = [(one, "peer", other), (other, "peer", one)]
                 self.links += rng.choice([both, both[:1], both[1:]])
         return names
 
+    @staticmethod
+    def _roles() -> dict[str, Permissions]:
+        """Who may do what."""
+        roles = [
+            Permissions("brokers", call=("*",), offer=("*",), link=True),
+            Permissions("callers", call=("*",), mmi="all"),
+            Permissions("workers", offer=("*",), mmi="none"),
+        ]
+        return {role.name: role for role in roles}
+
+    # ── mistakes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _link_to_itself(self) -> None:
+        name = self.world.rng.choice(self.networks).name
+        self._link_wrongly(name, self.world.rng.choice(["peer", "parent"]), name)
+
+    def _link_in_a_circle(self) -> None:
+        """Make a circle of parents: in a tree of the root and a leaf, in a mesh of all brokers."""
+        names = [network.name for network in self.networks]
+        if len(self.links) == len(TREE):
+            self._link_wrongly(names[0], "parent", names[-1])
+        else:
+            for one, other in zip(names, [*names[1:], names[0]], strict=True):
+                self._link_wrongly(one, "parent", other)
+
+    def _link_to_no_broker(self) -> None:
+        """Link to a program that answers everything with what it got."""
+        network = Network(self.world, "z0")
+        network.listener = lambda message: self._echo(network, message)
+        self._others.append(network)
+        self._link_wrongly(self.world.rng.choice(self.networks).name, "peer", network.name)
+
+    def _echo(self, network: Network, message: Message) -> None:
+        if not self.world.calm:
+            network.send(message)
+
+    def _add_twin(self) -> None:
+        self._others.append(Network(self.world, "y0"))
+
+    def _link_wrongly(self, one: str, kind: Kind, other: str) -> None:
+        self.world.events["wrong link"] += 1
+        self.links.append((one, kind, other))
+        self.wrong.append((one, kind, other))
+
     def _network(self, name: str) -> Network:
-        return next(network for network in self.networks if network.name == name)
+        return next(network for network in [*self.networks, *self._others] if network.name == name)
 
     # ── participants ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,12 +149,27 @@ class LinkedSimulation(Scenario):
             self._makers["f0"] = partial(FramedCaller, world, "f0", self._wish, self.pause, connect=self._way())
         for name in self._makers:
             self._supervise(name)
+        if any(network.name == "y0" for network in self._others):
+            one, other = rng.sample(self.networks, 2)
+            link: tuple[Kind, Network] = (rng.choice(["peer", "parent"]), other)
+            self._twin = LinkedBroker(world, self._network("y0"), self._settings, [link], one.name)
+            world.events["twin"] += 1
+        for number in range(rng.choice([0, 0, 0, 1, 2])):
+            Liar(world, f"x{number}", self.services, self.networks, self.pause)
         self._next_fault()
 
     def _start_broker(self, name: str) -> None:
         self.world.note(f"{name} starts")
         links = [(kind, self._network(other)) for one, kind, other in self.links if one == name]
-        self.brokers[name] = LinkedBroker(self.world, self._network(name), self.limits, links)
+        wrong = [self._network(other) for one, _, other in self.wrong if one == name]
+        self.brokers[name] = LinkedBroker(self.world, self._network(name), self._settings, links, wrong=wrong)
+
+    def _wish(self) -> Wish:
+        wish = super()._wish()
+        if not self.world.chance(0.1):
+            return wish
+        name = self.world.rng.choice([*self._settings.brokers, "nobody"])
+        return replace(wish, timeout=5.0, options={**wish.options, "broker": name})
 
     def _way(self) -> Endpoints:
         """Choose the brokers that a peer connects to, one after the other."""
@@ -239,6 +314,8 @@ class LinkedSimulation(Scenario):
         super()._calm_down()
         for network in self.networks:
             network.cut_off.clear()
+        if self._twin is not None:
+            self._twin.die()
 
     def _broker_of(self, worker: WorkerProcess) -> LinkedBroker | None:
         """Return the broker that a worker is connected to."""
@@ -246,7 +323,10 @@ class LinkedSimulation(Scenario):
 
     def _unwell(self) -> list[str]:
         unwell = [network.name for network in self.networks if network.name not in self.brokers]
-        unwell += [broker.name for broker in self.brokers.values() if not broker.well]
+        offered = {worker.service for worker in self.workers}
+        for broker in self.brokers.values():
+            if not (broker.well and all(broker.reaches(service) for service in offered)):
+                unwell.append(broker.name)
         unwell += [client.name for client in self.clients if not client.idle]
         for worker in self.workers:
             broker = self._broker_of(worker)
@@ -268,37 +348,55 @@ class LinkedSimulation(Scenario):
         served = sorted({worker.service for worker in self.workers} & set(self.services))
         for client in self.clients:
             self._serve([(client, world.rng.choice(served))])
-        callers = [
-            CallerProcess(world, f"d{number}", self._wish, 1.0, connect=Endpoints([broker.network]))
-            for number, broker in enumerate(self.brokers.values())
-        ]
-        self._serve_once([(caller, service) for caller in callers for service in served])
-        for caller, broker in zip(callers, self.brokers.values(), strict=True):
+        callers = {
+            name: CallerProcess(world, f"d{name}", self._wish, 1.0, connect=Endpoints([broker.network]))
+            for name, broker in self.brokers.items()
+        }
+        self._serve_once([(caller, service) for caller in callers.values() for service in served])
+        for name, caller in callers.items():
             for service in served:
-                self._serve_nearby(caller, broker, service)
+                near = self._workers_at(name, service)
+                [worker] = self._serve_once([(caller, service)])
+                check(not near or worker in near, f"{service!r} at {name} is served by {worker}, not by {near}")
+            self._address(caller, served)
+            self._expect(caller, Wish(UNSERVED, wait=False), "ServiceNotFound 404")
+            self._expect(caller, Wish(served[0], options={"broker": "nobody"}, timeout=9.0), "WorkerLost 502")
             caller.check_answered(set())
             caller.leave()
         check(connections == [worker.route for worker in self.workers], "C13: a worker reconnected without need")
 
-    def _serve_once(self, calls: list[tuple[PirateProcess | CallerProcess, bytes]]) -> list[str]:
+    def _workers_at(self, name: str, service: bytes) -> set[str]:
+        """Return the names of the workers that serve `service` at a broker, or none if it has none of ours."""
+        broker = self.brokers[name]
+        near = {each.name for each in self.workers if each.service == service and self._broker_of(each) is broker}
+        framed = [each for each in self.processes.values() if isinstance(each, FramedWorker)]
+        return near and near | {each.name for each in framed if each.network is broker.network}
+
+    def _serve_once(self, calls: list[tuple[PirateProcess | CallerProcess, bytes]], broker: str = "") -> list[str]:
         """Check that all calls at once are served and that each is executed once; return by which workers."""
         runs = self.world.runs
         runs.clear()
-        self._serve(calls)
+        self._serve(calls, {"broker": broker} if broker else {})
         check(len(runs) == len(calls), f"{len(calls)} calls, but {runs} were executed")
         check(all(len(names) == 1 for names in runs.values()), f"C44: {runs} were executed more than once")
         return [name for names in runs.values() for name in names]
 
-    def _serve_nearby(self, caller: CallerProcess, broker: LinkedBroker, service: bytes) -> None:
-        """Check that a call is served by a worker of its own broker, if there is one."""
-        near = {each.name for each in self.workers if each.service == service and self._broker_of(each) is broker}
-        strangers = {
-            name
-            for name, each in self.processes.items()
-            if isinstance(each, FramedWorker) and each.network is broker.network
-        }
-        [name] = self._serve_once([(caller, service)])
-        check(not near or name in near | strangers, f"{service!r} at {broker.name} is served by {name}, not by {near}")
+    def _address(self, caller: CallerProcess, served: list[bytes]) -> None:
+        """Check that a call that is addressed to a broker is served by a worker of that broker."""
+        for name in self.brokers:
+            for service in served:
+                there = self._workers_at(name, service)
+                if there:
+                    [worker] = self._serve_once([(caller, service)], name)
+                    check(worker in there, f"{service!r} at {name} is served by {worker}, not by {there}")
+
+    def _expect(self, caller: CallerProcess, wish: Wish, outcome: str) -> None:
+        """Check that a call ends with an error soon."""
+        events, name = self.world.events, f"X1 client: {outcome}"
+        before = events[name]
+        caller.do(partial(caller.begin, wish))
+        self.world.clock.run(2.0)
+        check(caller.idle and events[name] == before + 1, f"{caller.name}: {wish} has not ended with {outcome}")
 
     def _end(self) -> None:
         """Check that nothing is left once all peers are gone and the last request has expired."""
@@ -308,7 +406,9 @@ class LinkedSimulation(Scenario):
                 process.leave()
             else:
                 process.die()
-        self.world.clock.run(self.limits.expiry + max(self.limits.patience, self.limits.busy_grace) + 30.0)
+        end = self.world.now + self.limits.expiry + max(self.limits.patience, self.limits.busy_grace) + 90.0
+        while self.world.now < end and any(broker.left for broker in self.brokers.values()):
+            self.world.clock.run(5.0)
         for broker in self.brokers.values():
             broker.check_empty()
             broker.count()
