@@ -1,7 +1,7 @@
 """Several brokers that are linked to one another, and peers that go from one to the next."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -109,12 +109,11 @@ class LinkedBroker(BrokerShell):
         """The peers that it does not answer, since they did not read."""
         return [key for key in self.machine._given_up._until if isinstance(key, bytes)]
 
-    def reaches(self, service: bytes) -> bool:
-        """Return whether a worker of `service` is known here, or at a broker that can be reached."""
+    def reaches(self, services: Iterable[bytes]) -> bool:
+        """Return whether it knows a worker of each of these, its own or another broker's."""
         registry = self.machine.registry
-        return service in registry.reachable or (
-            service in registry.services and registry.services[service].available > 0
-        )
+        known = {name for name, service in registry.services.items() if service.available} | registry.reachable.keys()
+        return known.issuperset(services)
 
     def worker(self, route: Route) -> Worker | None:
         """Return the registered worker with that route."""

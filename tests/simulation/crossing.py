@@ -65,12 +65,11 @@ class Crossing:
             check(
                 command.id in self.came, "C44: {} sends {}, which {} does not expect", self._name, command, self._other
             )
-            final = not isinstance(command, wire.Reply) or command.final
             if isinstance(command, wire.Release):
                 check(not self.came[command.id], "C17: {} returns {} after a PARTIAL", self._name, command.id)
                 self._events["request returned over a link"] += 1
             self.came[command.id] = True
-            if final:
+            if ends(command):
                 del self.came[command.id]
             else:
                 self._events["PARTIAL over a link"] += 1
@@ -82,9 +81,13 @@ class Crossing:
         for header, command in commands(message):
             if header == wire.CL1 and isinstance(command, wire.Request):
                 self.came[command.id] = False
-            elif header == wire.WL1 and isinstance(command, wire.Reply | wire.Error | wire.Release):
-                if not isinstance(command, wire.Reply) or command.final:
-                    self.passed_on.pop(command.id, None)
+            elif header == wire.WL1 and ends(command):
+                self.passed_on.pop(command.id, None)
+
+
+def ends(command: Any) -> bool:
+    """Return whether a worker's command ends a request, at that worker."""
+    return isinstance(command, wire.Error | wire.Release) or (isinstance(command, wire.Reply) and command.final)
 
 
 def commands(message: Message) -> list[tuple[bytes, Any]]:

@@ -324,9 +324,7 @@ class LinkedSimulation(Scenario):
     def _unwell(self) -> list[str]:
         unwell = [network.name for network in self.networks if network.name not in self.brokers]
         offered = {worker.service for worker in self.workers}
-        for broker in self.brokers.values():
-            if not (broker.well and all(broker.reaches(service) for service in offered)):
-                unwell.append(broker.name)
+        unwell += [broker.name for broker in self.brokers.values() if not (broker.well and broker.reaches(offered))]
         unwell += [client.name for client in self.clients if not client.idle]
         for worker in self.workers:
             broker = self._broker_of(worker)
