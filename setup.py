@@ -41,6 +41,7 @@ MACHINES = [
     "zmdp/mdp/broker/machine.py",
     "zmdp/mdp/broker/outbox.py",
     "zmdp/mdp/broker/outgoing.py",
+    "zmdp/mdp/broker/ports.py",
     "zmdp/mdp/broker/registry.py",
     "zmdp/mdp/broker/roles.py",
     "zmdp/mdp/broker/scheduling.py",

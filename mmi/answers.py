@@ -4,7 +4,8 @@
     mmi.services  [name]         JSON: services, their workers and waiting requests
     mmi.workers   [service]      JSON: workers, their load and uptime
     mmi.stats     anything       JSON: counts since the start, and the current numbers
-    mmi.broker    anything       JSON: version, uptime, dialects, limits
+    mmi.broker    anything       JSON: name, version, uptime, dialects, limits
+    mmi.brokers   anything       JSON: the brokers that can be reached, and the links over which they are
 
 An answer is one frame.  The answer to any other `mmi.*` is 501.  Lists are cut at `MAX_ROWS` rows; `more` is the number
 of rows that were left out.  This module sees the broker only through the protocols below.

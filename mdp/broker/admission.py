@@ -34,17 +34,22 @@ class Admission:
             return Drop.MEMORY_FULL
         if role.request_bytes + charge > role.max_request_bytes:
             return Drop.ROLE_MEMORY_FULL
-        waiting = service.waiting
-        if waiting < service.schedule.capacity:
+        waiting, schedule = service.waiting, service.schedule
+        if request.addressed and not schedule.can_pass_on(request):
+            return Drop.NO_BROKER
+        if client.link is None:
+            if waiting < schedule.room:
+                return None
+        elif waiting < schedule.capacity:
             return None
-        if not (request.options.wait or service.available):
+        if not (request.options.wait or service.available or (schedule.remotes and schedule.can_pass_on(request))):
             return Drop.NO_WORKER
-        if service.name not in registry.services:
+        if service.name not in registry.services and not schedule.remotes:
             if len(registry.services) >= self._max_services:
                 return Drop.TOO_MANY_SERVICES
             if client.named >= self._max_unserved:
                 return Drop.TOO_MANY_UNSERVED
-        if waiting - service.schedule.capacity >= self._max_queue:
+        if waiting - schedule.room >= self._max_queue:
             return Drop.QUEUE_FULL
         if role.outstanding - role.running >= role.max_queued:
             return Drop.ROLE_QUEUED

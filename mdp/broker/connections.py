@@ -97,14 +97,30 @@ class Connection:
         self.ended = False
 
 
+class Totals:
+    """What the connections of all sockets of a broker have in common."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        """Number of open connections."""
+        self.addresses: Counter[str] = Counter()
+        """The same by address."""
+        self.roles: dict[str, set[Connection]] = {}
+        """The open connections of each role."""
+        self.counts: Counter[str] = Counter()
+        """Events since the start, by name."""
+
+
 class Connections:
     """The connections of `socket`, a ROUTER.
 
     At most `maximum` are open at a time, and `per_address` from one address, not counting this host's; the newest are
-    ended.  `on_end(identity, now)` is called when the connection of a peer has ended: at once if the peer chose its
-    routing id, otherwise after the last probe, in case that nothing could be sent to the peer.
-    `on_replace(identity, now)` is called before a message is taken in if such a routing id now comes from another
-    connection, unless `forget` was called in between.
+    ended.  If `totals` is given, those of other sockets with the same `totals` count too.
+
+    `on_end(identity, now)` is called when the connection of a peer has ended: at once if the peer chose its routing id,
+    otherwise after the last probe, in case that nothing could be sent to the peer.  `on_replace(identity, now)` is
+    called before a message is taken in if such a routing id now comes from another connection, unless `forget` was
+    called in between.
     """
 
     def __init__(
@@ -117,7 +133,9 @@ class Connections:
         logger: logging.Logger,
         on_end: Callable[[bytes, float], None],
         on_replace: Callable[[bytes, float], None],
+        totals: Totals | None = None,
     ) -> None:
+        self.totals = Totals() if totals is None else totals
         self.known: dict[bytes, Connection] = {}
         """The connections of peers with generated routing ids; `receive` reports all other peers through `add`."""
         self.chosen: dict[bytes, Connection] = {}
@@ -132,11 +150,9 @@ class Connections:
         """Return how many connections a role may have, or None."""
         self.max_frames = sys.maxsize
         """The number of frames from which on a message is an attack."""
-        self.counts: Counter[str] = Counter()
+        self.counts = self.totals.counts
         """Events since the start, by name."""
         self._open: dict[int, Connection] = {}
-        self._addresses: Counter[str] = Counter()
-        self._roles: dict[str, set[Connection]] = {}
         self._to_end: list[Connection] = []
         self._due: dict[bytes, tuple[float, int]] = {}
         """Peers to probe: due time, and number of earlier probes."""
@@ -228,18 +244,18 @@ class Connections:
             connection.role = role
         if not role:
             return
-        members = self._roles.setdefault(role, set())
+        members = self.totals.roles.setdefault(role, set())
         members.add(connection)
         limit = self.limit_of(role)
         if limit is not None and len(members) > limit:
             self._refuse(connection, "over-role-limit", "ended a connection of role %s, which may have %d", role, limit)
 
     def _leave_role(self, connection: Connection) -> None:
-        members = self._roles.get(connection.role)
+        members = self.totals.roles.get(connection.role)
         if members is not None:
             members.discard(connection)
             if not members:
-                del self._roles[connection.role]
+                del self.totals.roles[connection.role]
 
     def reaches(self, identity: bytes) -> bool:
         """Return whether a message to a peer with a `chosen` routing id reaches the connection that it spoke on."""
@@ -288,14 +304,15 @@ class Connections:
             self._disconnected(descriptor)
         address = _address_of(descriptor)
         connection = self._open[descriptor] = Connection(descriptor, address)
-        self._addresses[address] += 1
+        self.totals.open += 1
+        self.totals.addresses[address] += 1
         self.counts["accepted"] += 1
         if self._retry_at is not None:
             self._refuse(connection, "out-of-descriptors", "ended a new connection, for lack of descriptors")
-        elif len(self._open) > self._maximum:
+        elif self.totals.open > self._maximum:
             text = "ended a new connection from %s: there are %d already (max-connections)"
             self._refuse(connection, "over-limit", text, address or "this host", self._maximum)
-        elif address != _LOCAL and self._addresses[address] > self._per_address:
+        elif address != _LOCAL and self.totals.addresses[address] > self._per_address:
             text = "ended a new connection from %s, which has %d already (max-connections-per-address)"
             self._refuse(connection, "over-address-limit", text, address, self._per_address)
 
@@ -305,9 +322,10 @@ class Connections:
             return
         connection.ended = True
         self._leave_role(connection)
-        self._addresses[connection.address] -= 1
-        if not self._addresses[connection.address]:
-            del self._addresses[connection.address]
+        self.totals.open -= 1
+        self.totals.addresses[connection.address] -= 1
+        if not self.totals.addresses[connection.address]:
+            del self.totals.addresses[connection.address]
         for identity in connection.identities:
             if self.known.pop(identity, None) is not None:
                 self._due[identity] = self._now, 0

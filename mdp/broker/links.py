@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import wire
 from ..limits import Limits
 from ..wire import Message
+from ..wire.options import MAX_HOPS
 from .outgoing import Outgoing
 from .registry import Attempt, Client, Registry, Remote, Service
 from .roles import Role
@@ -144,6 +145,8 @@ class Links:
         """Every link that this broker opens, and those that others have opened and that are up."""
         self.opening: dict[bytes, Link] = {}
         """Those that this broker has opened and that the other broker has not accepted yet."""
+        self.withdrawn_services: list[Service] = []
+        """Services that can no longer be reached over some link.  The broker empties it."""
         self.withdrawn = False
         """Nothing is announced any longer, since this broker is draining."""
         self._limits = limits
@@ -204,28 +207,22 @@ class Links:
     def _hello(self) -> dict[str, Any]:
         return {"name": self.name, "instance": self.instance, "heartbeat": self._limits.heartbeat}
 
-    def answered(self, link: Link, message: Message, now: float) -> bool:
-        """Take in the answer to the request for a link.  Return whether the link is up."""
+    def answered(self, link: Link, message: Message, now: float) -> None:
+        """Take in the answer to the request for a link."""
         command = wire.decode_broker(message[1:])
         if isinstance(command, wire.Error):
             self._refused(link, command.text.decode(errors="replace"), now)
-            return False
-        if not isinstance(command, wire.Reply) or not command.final or command.service != HELLO:
-            return False
-        if command.body == [b"501"]:
-            self._refused(link, "that broker does not know links", now)
-            return False
-        hello = _parse(bytes(command.body[0]))
-        if hello is None:
-            self._refused(link, "its answer is malformed", now)
-            return False
-        link.name, link.instance = hello["name"], hello["instance"]
-        trouble = self._trouble_with(link.name, link.instance)
-        if trouble:
-            self._refused(link, trouble, now)
-            return False
-        self.up(link, now)
-        return True
+        elif isinstance(command, wire.Reply) and command.final and command.service == HELLO:
+            hello = _parse(bytes(command.body[0]))
+            if hello is None:
+                self._refused(link, "that broker does not know links, or its answer is malformed", now)
+                return
+            link.name, link.instance = hello["name"], hello["instance"]
+            trouble = self._trouble_with(link.name, link.instance)
+            if trouble:
+                self._refused(link, trouble, now)
+            else:
+                self.up(link, now)
 
     def asked(self, client: Client, body: list[bytes]) -> tuple[Link | None, str]:
         """Answer another broker that asks for a link.  Return the link, or why it is refused."""
@@ -415,7 +412,7 @@ class Links:
             credit += service.schedule.capacity + max(service.running - held, 0)
             free += service.schedule.capacity
             hops = 1
-        if not 0 < hops <= wire.MAX_HOPS:
+        if not 0 < hops <= MAX_HOPS:
             return 0, 0, 0
         if name.startswith(BROKER):
             return BROKER_CREDIT, BROKER_CREDIT, hops
@@ -452,10 +449,10 @@ class Links:
 
     def _may_announce(self, link: Link, name: bytes, hops: int, now: float) -> bool:
         """Return whether the other broker may announce a service that it has not announced before."""
-        if len(link.remotes) >= self._limits.max_services or hops > wire.MAX_HOPS:
+        if len(link.remotes) >= self._limits.max_services or hops > MAX_HOPS:
             why = "it has announced as many services as this broker keeps (max-services)"
-            if hops > wire.MAX_HOPS:
-                why = f"it is more than {wire.MAX_HOPS} links away"
+            if hops > MAX_HOPS:
+                why = f"it is more than {MAX_HOPS} links away"
         elif name.startswith(BROKER):
             return True
         elif name.startswith(wire.MMI):
@@ -472,6 +469,7 @@ class Links:
         """Forget that a service can be reached over a link.  Requests that are there go on."""
         del remote.link.remotes[remote.service.name]
         self._registry.remove_remote(remote)
+        self.withdrawn_services.append(remote.service)
         self.changed(remote.service)
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────

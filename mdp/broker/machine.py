@@ -6,10 +6,14 @@ A *turn* takes in any number of messages (`take`) and ends with `flush`, which d
 puts everything for one peer into one message if the peer speaks the batched form.  `receive`, `tick`, `unreachable`,
 `gone` and `close` each do one thing and end the turn.  Messages are lists of frames that begin with the peer's routing
 id.  `deadline` returns when `tick` is due.  Rules are cited by their conformance numbers (C11 to C45).
+
+Brokers may be linked (`links`).  A link that this broker opens has an identity of its own (`add_link`); its shell opens
+a connection when `links_due` asks for it, and closes the connections that `links_to_close` returns.
 """
 
 import logging
 import math
+import random
 import secrets
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -22,12 +26,14 @@ from ..codes import Code
 from ..limits import Limits
 from ..timers import Timers
 from ..wire import Message, Reason, batch
+from ..wire.options import MAX_HOPS
 from .admission import Admission
-from .drops import REPORTS, Drop, text_of
+from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .given_up import GivenUp
 from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
+from .links import BROKER, HELLO, Kind, Link, Links, State
 from .outgoing import Outgoing
-from .registry import NEVER, Attempt, Client, Collected, Registry, Request, Service, Worker, key_of
+from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker, key_of
 from .roles import Role, Roles
 
 MS_PER_SECOND: Final = 1000
@@ -39,13 +45,15 @@ FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 
 _CANCEL_TO_WORKER: Final = 8
 """The command byte of a batched CANCEL to a worker."""
+_CANCEL_TO_BROKER: Final = 5
+"""The command byte of a batched CANCEL to a broker."""
 
 
 class Broker:
     """One Majordomo broker.
 
-    `first_address` is the first address of a dispatch, for tests; by default it is random, so that a worker's late
-    reply to an earlier broker does not match (C32).
+    `name` distinguishes it from the brokers to which it is linked.  `first_address` is the first address of a dispatch,
+    for tests; by default it is random, so that a worker's late reply to an earlier broker does not match (C32).
     """
 
     def __init__(
@@ -53,10 +61,12 @@ class Broker:
         limits: Limits | None = None,
         *,
         now: float,
+        name: str = "broker",
         logger: logging.Logger | None = None,
         first_address: int | None = None,
     ) -> None:
         self.limits = limits or Limits()
+        self.name = name
         self.started = now
         self.roles = Roles()
         self.registry = Registry(self.limits.expiry)
@@ -74,6 +84,9 @@ class Broker:
         self._given_up = GivenUp()
         self._outgoing = Outgoing()
         self._admission = Admission(self.limits, self.registry)
+        rng = random.Random(self._first_address)  # noqa: S311 - jitter, not cryptography
+        instance = f"{self._first_address:x}"
+        self.links = Links(name, instance, self.limits, self.registry, self._outgoing, self._journal, rng)
         # Copies of the limits that are checked for each message.
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
         self._batched = False
@@ -100,6 +113,11 @@ class Broker:
         Without access control there is no role: everybody may do everything.
         """
         self._role = self.roles.everyone if role is None else role
+        if self.links.opening:
+            link = self.links.opening.get(message[0])
+            if link is not None:
+                self.links.answered(link, message, now)
+                return
         command = wire.decode_peer(message, self._max_message, self._max_frames)
         if isinstance(command, wire.Batched):
             self._take_batch(message, command, now)
@@ -117,6 +135,18 @@ class Broker:
         else:
             self._on[type(command)](command, now)
 
+    def take_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
+        """The same for a message without a header, from a port where clients call `service` and workers offer it."""
+        self._role = self.roles.everyone if role is None else role
+        self._batched = False
+        command = wire.decode_pirate(message, service, self._max_message, self._max_frames)
+        if isinstance(command, wire.Reply):
+            self._reply(command, now)
+        elif isinstance(command, wire.Request):
+            self._request(command, self._client(command.route), now)
+        else:
+            self._on[type(command)](command, now)
+
     def _take_batch(self, message: Message, found: wire.Batched, now: float) -> None:
         """Take in a message in the batched form (C43)."""
         self._batched = True
@@ -131,6 +161,8 @@ class Broker:
                     self._request(command, client, now)
                 else:
                     self._on[type(command)](command, now)
+        elif found.header != wire.WX1:
+            self._take_from_link(message, found, now)
         else:
             refusals = self._refusals
             for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
@@ -158,6 +190,11 @@ class Broker:
                     self.failed(now)
                     service.unsettled = False
                     registry.touch(service)
+            if len(self.links):
+                for service in unsettled:
+                    self.links.changed(service)
+        if len(self.links):
+            self.links.announce(now)
         self.turn += 1
         return self._outgoing.take()
 
@@ -183,6 +220,10 @@ class Broker:
             else:
                 self._beat(worker, now)
         self._lose(lost, now)
+        if len(self.links):
+            for link in self.links.tick(now):
+                why = f"silent for {self.limits.patience:g} s"
+                self._lose_link(link, why if link.name else f"it does not answer as a broker; {why}", now)
         for request in self.registry.expiries.pop_due(now):
             # C12
             self._drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
@@ -191,7 +232,7 @@ class Broker:
     def deadline(self) -> float | None:
         """Return when `tick` is due, or None."""
         due = self._beats.next_due()
-        for other in (self.registry.expiries.next_due(), self._journal.deadline()):
+        for other in (self.registry.expiries.next_due(), self._journal.deadline(), self.links.deadline()):
             if other is not None and (due is None or other < due):
                 due = other
         return due
@@ -208,6 +249,8 @@ class Broker:
 
     def probe(self, identity: bytes, now: float) -> list[Message]:
         """Return a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
+        if self.links.at(identity) is not None:
+            self._outgoing.add([identity, wire.WL1])
         for worker in self.registry.workers_at(identity):
             worker.last_sent = now
             self._outgoing.say(worker, self._heartbeat_to(worker))
@@ -229,11 +272,17 @@ class Broker:
 
     def _gone(self, identity: bytes, now: float) -> list[Message]:
         self._queue_all_arrived(now)
+        link = self.links.by_identity.get(identity)
+        if link is not None and link.state is not State.DOWN:
+            self._lose_link(link, "the connection has ended", now)
         for client in self.registry.clients_at(identity):
-            for request in [*client.running, *self.registry.waiting_for(client)]:
-                self._drop(request, Drop.CLIENT_GONE, now)
+            self._client_gone(client, now)
         self._lose([(worker, Loss.UNREACHABLE) for worker in self.registry.workers_at(identity)], now)
         return self.flush(now)
+
+    def _client_gone(self, client: Client, now: float) -> None:
+        for request in [*client.running, *self.registry.waiting_for(client)]:
+            self._drop(request, Drop.CLIENT_GONE, now)
 
     def failed(self, now: float) -> None:
         """Count and log the current exception, which is a bug in the broker, with its traceback."""
@@ -250,11 +299,15 @@ class Broker:
         for worker in list(self.registry.workers.values()):
             if not worker.role.may_offer(worker.service.name):
                 self._expel(worker.route, worker.header, Refusal.NOT_ALLOWED, now, worker.role, worker.service.name)
+        for link in list(self.links.by_identity.values()):
+            if link.state is State.UP and link.role.restricted and not link.role.link:
+                self._end_link(link, f"role {link.role.name} may not link brokers any longer", now)
         return self.flush(now)
 
     def drain(self) -> None:
         """Accept no more requests; those already accepted are finished while there are workers."""
         self._admission.draining = True
+        self.links.withdraw_all()
 
     @property
     def draining(self) -> bool:
@@ -272,10 +325,14 @@ class Broker:
         for request in self.registry.numbered:
             self._drop(request, Drop.CLOSING, now)
         for worker in list(self.registry.workers.values()):
-            self._outgoing.say(worker, wire.disconnect(worker.route, worker.header))
+            if farewell := wire.disconnect(worker.route, worker.header):
+                self._outgoing.say(worker, farewell)
             for attempt in self._forget(worker, Loss.CLOSING, now):
                 if not attempt.abandoned:
                     self.registry.drop(attempt.request)
+        for link in self.links.by_identity.values():
+            if link.state is State.UP:
+                self._outgoing.add(wire.disconnect((link.identity,), wire.WL1))
         self._journal.flush(math.inf)
         return self.flush(now)
 
@@ -321,12 +378,30 @@ class Broker:
             client, command.header, service, command.body,
             number=number, delimited=delimited, options=options, deadline=deadline,
         )  # fmt: skip
+        if own and name == HELLO:
+            self._link_asked(request, now)
+            self.registry.refuse(request)
+            return
         if (client.role.restricted or options.claims) and (denial := self._authorise(request)) is not None:
             self._report(request, denial, now)
-        elif own:
+            self.registry.refuse(request)
+            return
+        self._admit(request, own, client.role, now)
+
+    def _admit(self, request: Request, own: bool, user: Role, now: float) -> None:
+        """Answer, accept or refuse a request that `user` may make.  `own` tells that the broker itself answers it."""
+        broker = request.options.broker
+        if broker is not None:
+            request.pinned = broker == self.name
+            if not request.pinned:
+                own = False
+                request.addressed = request.service.name
+                request.service = self.registry.service(BROKER + broker.encode())
+        if own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
-            self._outgoing.reply(request, True, answers.answer(name, command.body, self, now, client.role.sees))
+            body = answers.answer(request.service.name, list(request.body), self, now, user.sees)
+            self._outgoing.reply(request, True, body)
         elif (drop := self._admission.refusal(request, now)) is not None:
             self._report(request, drop, now)
         else:
@@ -352,7 +427,7 @@ class Broker:
         if client is None:
             return
         request = client.numbered.get(command.id)
-        if request is not None and command.service in {None, request.service.name}:
+        if request is not None and command.service in {None, request.name}:
             self.registry.queue_arrived(request.service, now)
             self._drop(request, Drop.CANCELLED, now)
         elif request is not None or not self.registry.ended_lately(client, command.id):
@@ -394,6 +469,11 @@ class Broker:
                     worker = schedule.next_worker()
                     assert worker is not None  # noqa: S101 - there is credit for all
                     self._dispatch(worker, request, now)
+            elif schedule.beyond and not schedule.waiting:
+                arrived, service.arrived = service.arrived, []
+                for request in arrived:
+                    taken += 1
+                    self._dispatch_anywhere(request, now)
             else:
                 registry.queue_arrived(service, now)
                 while (pair := registry.take_next(service)) is not None:
@@ -402,12 +482,34 @@ class Broker:
                         self._dispatch(worker, request, now)
                     else:
                         self._finish(request, Drop.TTL_PASSED, now)
+                while schedule.beyond and schedule.waiting:
+                    passed_on = registry.take_next_remote(service)
+                    if passed_on is None:
+                        break
+                    request, remote = passed_on
+                    if now < request.deadline:
+                        self._pass_on(remote, request, now)
+                    else:
+                        self._finish(request, Drop.TTL_PASSED, now)
         except Exception:
             service.arrived = arrived[taken:]
             if request is not None:
                 self._recover(request, now)
             raise
         registry.settled(service)
+
+    def _dispatch_anywhere(self, request: Request, now: float) -> None:
+        """Give a request that has just arrived to a local worker, pass it on to another broker, or queue it."""
+        schedule = request.service.schedule
+        worker = schedule.next_worker()
+        if worker is not None:
+            self._dispatch(worker, request, now)
+            return
+        remote = schedule.next_remote(request)
+        if remote is None:
+            self.registry.enqueue(request, now)
+        else:
+            self._pass_on(remote, request, now)
 
     def _recover(self, request: Request, now: float) -> None:
         """Queue a request again that could not be dispatched because of a bug, as if its worker had died."""
@@ -453,6 +555,24 @@ class Broker:
             raw = options.raw
         self._outgoing.say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
 
+    def _pass_on(self, remote: Remote, request: Request, now: float) -> None:
+        """Pass a request on to another broker, as its client (C44)."""
+        link = remote.link
+        ttl = 0
+        if request.deadline < NEVER:
+            ttl = min(max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS)), batch.MAX_TTL_MS)
+        raw = wire.options_for_link(request.options, request.via, self.name, request.attempts)
+        if len(raw) > wire.MAX_OPTIONS or len(request.body) > batch.MAX_BODY_FRAMES:
+            self._finish(request, Drop.TOO_LARGE_FOR_LINK, now)
+            return
+        self.stats.dispatched += 1
+        link.sent += 1
+        address = self._next_address
+        self._next_address += 1
+        self.registry.assign(request, remote, address, self.turn, doubtful=False)
+        records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
+        records.request_to_broker(address, ttl, request.name, raw, request.body)
+
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _drop(self, request: Request, reason: Drop, now: float) -> None:
@@ -463,7 +583,11 @@ class Broker:
         elif not attempt.abandoned:
             self._finish(request, reason, now)
             worker = attempt.worker
-            if worker.header == wire.WX1:
+            if isinstance(worker, Remote):
+                link = worker.link
+                records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
+                records.signal(_CANCEL_TO_BROKER, attempt.address)
+            elif worker.header == wire.WX1:
                 worker.last_sent = now
                 if worker.batched:
                     self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
@@ -477,7 +601,9 @@ class Broker:
 
     def _report(self, request: Request, reason: Drop, now: float) -> None:
         """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry."""
-        name, report = request.service.name, REPORTS[reason]
+        name, report = request.name, REPORTS[reason]
+        if request.client.link is not None and reason in NOT_PLACED and self._return(request, reason):
+            return
         if request.header == wire.CX1 and report.code is not None:
             text = text_of(reason, request, self.limits).encode()
             self._outgoing.error(request.client, request.number, name, report.code, text, [])
@@ -558,22 +684,23 @@ class Broker:
         attempt = self._attempt(command, now)
         if attempt is None:
             return
-        request = attempt.request
         self.registry.release(attempt)
         if not attempt.abandoned:
-            request.handed -= 1
+            attempt.request.handed -= 1
             self._place_again(attempt, now)
 
     def _reply(self, command: wire.Reply, now: float) -> None:
         attempt = self._attempt(command, now)
-        if attempt is None:
-            return
+        if attempt is not None:
+            self._replied(attempt, command, now)
+
+    def _replied(self, attempt: Attempt, command: wire.Reply, now: float) -> None:
         request = attempt.request
         if not command.final:
             self.stats.partials += 1
             if attempt.abandoned:
                 pass
-            elif request.header == wire.C01:
+            elif request.header in wire.ONE_REPLY:
                 drop = self._collect(attempt, command.body)
                 if drop is not None:
                     self._drop(request, drop, now)
@@ -596,7 +723,7 @@ class Broker:
         self.registry.drop(request)
 
     def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
-        """Add to the one reply of a 0.1 client (C24); return why its request must be dropped, or None."""
+        """Add to the one reply of a 0.1 or PPP client (C24); return why its request must be dropped, or None."""
         if not self._fits(self.registry.collect(attempt, body)):
             return Drop.REPLY_TOO_LARGE
         return Drop.MEMORY_FULL if self.registry.request_bytes > self.limits.max_request_bytes else None
@@ -609,18 +736,20 @@ class Broker:
         attempt = self._attempt(command, now)
         if attempt is None:
             return
+        detail = command.detail
+        if not detail and command.code in BROKER_CODES:
+            detail = [b""]  # so that the client does not attribute it to the broker
+        self.registry.release(attempt)
+        self._ended_by(attempt, command.code, command.text, detail, now)
+
+    def _ended_by(self, attempt: Attempt, code: int, text: bytes, detail: list[bytes], now: float) -> None:
+        """End a request, which is released, with an ERROR."""
         request = attempt.request
         self.stats.errors += 1
-        self.registry.release(attempt)
         if attempt.abandoned:
             return
         if request.header == wire.CX1:
-            detail = command.detail
-            if not detail and command.code in BROKER_CODES:
-                detail = [b""]  # so that the client does not attribute it to the broker
-            self._outgoing.error(
-                request.client, request.number, request.service.name, command.code, command.text, detail
-            )  # fmt: skip
+            self._outgoing.error(request.client, request.number, request.name, code, text, detail)
         else:
             self._report(request, Drop.HANDLER_FAILED, now)
         self.registry.drop(request)
@@ -657,6 +786,15 @@ class Broker:
             self._seen(command, now)
 
     def _disconnect(self, command: wire.Disconnect, now: float) -> None:
+        if command.header == wire.WL1:
+            link = self.links.at(command.route[0])
+            if link is not None:
+                why = "the other broker has shut down"
+                if command.text:
+                    link.backoff = max(link.backoff, 1.0)
+                    why = f"the other broker has ended it: {command.text.decode(errors='replace')}"
+                self._lose_link(link, why, now)
+            return
         # C10: at any time, even before READY.
         worker = None if self._is_foreign(command) else self._worker(command.route)
         if worker is None:
@@ -738,13 +876,14 @@ class Broker:
             if header == wire.WX1:  # the other dialects have no text
                 why = details
         self._journal.note(now, level, f"disconnect-{reason}", text, details)
-        self._outgoing.add(wire.disconnect(route, header, why.encode()))
+        if farewell := wire.disconnect(route, header, why.encode()):
+            self._outgoing.add(farewell)
 
     # ── the end of an attempt, or of a worker ────────────────────────────────────────────────────────────────────────
 
     def _patience(self, worker: Worker) -> float:
-        """Return the seconds of silence after which a worker is dead.  Busy 0.2 and 0.1 workers may be silent for
-        longer (C34)."""
+        """Return the seconds of silence after which a worker is dead.  Busy workers that do not speak X1 may be silent
+        for longer (C34)."""
         if worker.held and worker.header != wire.WX1:
             return max(self.limits.patience, self.limits.busy_grace)
         return self.limits.patience
@@ -793,6 +932,8 @@ class Broker:
         """Drop the requests that must not wait, since the last worker of their service is gone."""
         self.registry.queue_arrived(service, now)
         for request in list(service.no_wait):
+            if service.schedule.can_pass_on(request):
+                continue
             # 404 tells the client that no worker has begun with the request.
             self._drop(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
 
@@ -803,10 +944,250 @@ class Broker:
             self._finish(request, Drop.LOST_AFTER_PARTIAL, now)
         elif request.attempts >= self.limits.max_attempts:
             self._finish(request, Drop.WORKERS_LOST, now)
-        elif not (request.options.wait or request.service.available):
+        elif request.link_losses >= self.limits.max_attempts:
+            self._finish(request, Drop.LINKS_LOST, now)
+        elif request.addressed and not request.service.schedule.can_pass_on(request):
+            self._finish(request, Drop.NO_BROKER, now)
+        elif not (request.options.wait or request.service.available or request.service.schedule.can_pass_on(request)):
             self._finish(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
         elif now >= request.deadline:
             self._finish(request, Drop.TTL_PASSED, now)
         else:
             self.stats.redispatched += 1
             self.registry.enqueue(request, now, front=True)
+
+    # ── links to other brokers (C44) ─────────────────────────────────────────────────────────────────────────────────
+
+    def add_link(self, kind: str, now: float, role: Role | None = None, where: str = "") -> bytes:
+        """Add a link that this broker opens, to a `peer` or to its `parent`; return the identity of its messages.
+
+        `role` is the role of the other broker's key, and `where` its endpoint, for people.
+        """
+        del now
+        return self.links.add(Kind(kind), self.roles.everyone if role is None else role, where).identity
+
+    def links_due(self, now: float) -> list[bytes]:
+        """Return the identities of the links for which a new connection is to be opened now."""
+        return [] if self.draining else self.links.due(now)
+
+    def link_opened(self, identity: bytes, now: float) -> list[Message]:
+        """Record that there is a new connection for a link; return what to send over it."""
+        self.links.opened(identity, now)
+        return self.flush(now)
+
+    def link_failed(self, identity: bytes, why: str, now: float) -> list[Message]:
+        """Record that the connection for a link has ended, and why, or that there could be none."""
+        self._queue_all_arrived(now)
+        self._lose_link(self.links.by_identity[identity], why, now)
+        return self.flush(now)
+
+    def links_to_close(self) -> list[bytes]:
+        """Return the identities of links that this broker has opened, and whose connections are to be closed now."""
+        return self.links.to_close()
+
+    def _link_asked(self, request: Request, now: float) -> None:
+        """Answer another broker that asks for a link over one of its connections."""
+        link, refusal = None, "only X1 has links"
+        if request.header == wire.CX1:
+            link, refusal = self.links.asked(request.client, list(request.body))
+        if link is None:
+            self.stats.dropped[Drop.NOT_ALLOWED] += 1
+            self._journal.note(now, logging.WARNING, "link-refused", "refused a link: %s", refusal)
+            if request.header == wire.CX1:
+                number, code = request.number, Code.NOT_ALLOWED.value
+                self._outgoing.error(request.client, number, HELLO, code, refusal.encode(), [])
+            return
+        self._outgoing.reply(request, True, self.links.answer())
+        self.links.up(link, now)
+
+    def _take_from_link(self, message: Message, found: wire.Batched, now: float) -> None:
+        """Take in what another broker says, as a client of this one or as a worker."""
+        link = self.links.at(message[0])
+        if link is None or link.role is not self._role:
+            # For example, one that was given up because it was silent.
+            self._outgoing.add(wire.disconnect(found.route, wire.WL1, b"this connection is not a link any longer"))
+            return
+        link.last_seen = now
+        if found.bare:
+            return
+        if found.header == wire.CL1:
+            for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
+                if isinstance(command, wire.Request):
+                    self._passed_on(link, command, now)
+                elif isinstance(command, wire.Cancel):
+                    self._cancelled_by(link, command, now)
+                else:
+                    self._invalid_on_link(link, command, now)
+            return
+        for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
+            if isinstance(command, wire.Ready):
+                if not self.links.heard(link, command, now):
+                    self._end_circle(link, now)
+                    return
+                self._drop_unreachable(now)
+            elif isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
+                self._answered_by(link, command, now)
+            else:
+                self._count_invalid(Reason.UNKNOWN_COMMAND, now)
+
+    def _passed_on(self, link: Link, command: wire.Request, now: float) -> None:
+        """Take in a request that another broker passes on."""
+        client, given, number = link.client, command.options, command.id
+        self.stats.requests += 1
+        link.received += 1
+        way = wire.passed(given.raw)
+        if way is None or number in client.numbered:
+            reason = Reason.BAD_OPTIONS if way is None else Reason.NUMBER_IN_USE
+            self._invalid_on_link(link, wire.Invalid(reason, command.route, number, command.service), now)
+            return
+        name = command.service
+        own = name.startswith(wire.MMI)
+        service = Service(name) if own else self.registry.service(name)
+        deadline = NEVER if given.ttl is None else now + given.ttl
+        # A request waits at the first broker, unless it is addressed to this one or there are workers here.
+        wait = given.wait and given.broker == self.name
+        only_ttl = given.ttl_apart and not way.raw
+        options = wire.Options(way.raw, given.ttl, wait, only_ttl, given.ttl_apart, broker=given.broker)
+        request = Request(client, wire.CX1, service, command.body, number=number, options=options, deadline=deadline)
+        request.via = way.via
+        request.attempts = way.attempts
+        denial, user = self._authorise_passed(request, way.user)
+        if denial is not None:
+            self._report(request, denial, now)
+        elif self.name in way.via or len(way.via) >= MAX_HOPS:
+            self._report(request, Drop.NO_WORKER, now)
+        else:
+            self._admit(request, own, user, now)
+            return
+        self.registry.refuse(request)
+
+    def _authorise_passed(self, request: Request, name: str | None) -> tuple[Drop | None, Role]:
+        """Write into the options of a request from another broker on whose behalf it is made, as this broker sees it.
+
+        `name` is the role that the first broker has found.  Return why the request is not allowed, or None, and the
+        role.
+        """
+        role = user = request.client.role
+        if not role.restricted:
+            return None, role
+        if name is not None:
+            user = self.roles.named(name)
+            request.options = wire.signed(request.options, user.signature)
+        elif not role.may_call(request.service.name):
+            return Drop.NOT_ALLOWED, user
+        return (None if user.may_call(request.service.name) else Drop.USER_NOT_ALLOWED), user
+
+    def _return(self, request: Request, reason: Drop) -> bool:
+        """Return a request that cannot be done here to the broker that passed it on, for others may do it.
+
+        Return False if none may.
+        """
+        number, client = request.number, request.client
+        streamed = request.attempt is not None and request.attempt.streamed
+        ended = reason is Drop.WORKERS_LOST and request.attempts >= self.limits.max_attempts
+        if streamed or ended or request.pinned or not isinstance(number, int):
+            return False
+        if request.attempts:
+            # The other broker may give it to another worker, but counts those that have died.
+            text = b"%d" % request.attempts
+            self._outgoing.error(client, number, request.name, Code.WORKER_LOST.value, text, [])
+        else:
+            self._outgoing.release(client, number)
+        self.stats.dropped[reason] += 1
+        if client.link is not None:
+            self.links.announce_again(client.link, request.service.name)
+        return True
+
+    def _cancelled_by(self, link: Link, command: wire.Cancel, now: float) -> None:
+        request = link.client.numbered.get(command.id)
+        if request is not None:
+            self.registry.queue_arrived(request.service, now)
+            self._drop(request, Drop.CANCELLED, now)
+        elif not self.registry.ended_lately(link.client, command.id):
+            self._count_invalid(Reason.UNKNOWN_NUMBER, now)
+
+    def _invalid_on_link(self, link: Link, command: wire.Invalid, now: float) -> None:
+        self._count_invalid(command.reason, now)
+        if isinstance(command.id, int) and command.route:
+            code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
+            text = f"broker {self.name}: malformed: {command.reason}".encode()
+            self._outgoing.error(link.client, command.id, command.service, code.value, text, [])
+
+    def _answered_by(
+        self, link: Link, command: wire.Reply | wire.Error | wire.Release | wire.Oversized, now: float
+    ) -> None:
+        """Take in what another broker says about a request that was passed on to it."""
+        attempt = link.attempts.get(command.id) if isinstance(command.id, int) else None
+        if attempt is None:
+            self.stats.late += 1  # C32
+        elif isinstance(command, wire.Reply):
+            self._replied(attempt, command, now)
+        elif isinstance(command, wire.Release):
+            self._returned(attempt, 0, now)
+        elif isinstance(command, wire.Oversized):
+            self._count_invalid(command.reason, now)
+            if command.kind is wire.PARTIAL:
+                self._drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
+                return
+            self.registry.release(attempt)
+            if not attempt.abandoned:
+                self._finish(attempt.request, Drop.REPLY_TOO_LARGE, now)
+        elif command.code == Code.WORKER_LOST and not command.detail and command.text.isdigit():
+            self._returned(attempt, int(command.text[:9]), now)
+        else:
+            self.registry.release(attempt)
+            if attempt.streamed and command.code == Code.DRAINING and not command.detail:
+                if not attempt.abandoned:
+                    self._finish(attempt.request, Drop.LOST_AFTER_PARTIAL, now)
+            else:
+                self._ended_by(attempt, command.code, command.text, command.detail, now)
+
+    def _returned(self, attempt: Attempt, died: int, now: float) -> None:
+        """Place a request again that another broker has returned, where `died` workers died of it in total.
+
+        That broker gets no more requests for the service until it announces credit again.
+        """
+        remote, request = attempt.worker, attempt.request
+        assert isinstance(remote, Remote)  # noqa: S101 - it was at another broker
+        self.registry.update_remote(remote, 0, 0, remote.hops)
+        self.registry.release(attempt)
+        if attempt.abandoned:
+            return
+        if died > request.attempts:
+            request.attempts = died
+        else:
+            request.handed -= 1
+        self._place_again(attempt, now)
+
+    def _end_circle(self, link: Link, now: float) -> None:
+        """End a link because the brokers are linked in a circle."""
+        why = f"broker {link.name} reaches a broker named {self.name}: the brokers are linked in a circle, or two have "
+        why += "the same name"
+        self._end_link(link, why, now)
+
+    def _end_link(self, link: Link, why: str, now: float) -> None:
+        """End a link, and tell the other broker why."""
+        self._outgoing.add(wire.disconnect((link.identity,), wire.WL1, why.encode()))
+        link.backoff = max(link.backoff, 1.0)
+        self._lose_link(link, why, now)
+
+    def _lose_link(self, link: Link, why: str, now: float) -> None:
+        """Place the requests again that were passed on over a link, and drop those that came over it."""
+        attempts = self.links.down(link, why, now)
+        self._client_gone(link.client, now)
+        for attempt in reversed(attempts):  # each goes to the front
+            if not attempt.abandoned:
+                attempt.request.link_losses += 1
+                self._place_again(attempt, now)
+        self._drop_unreachable(now)
+
+    def _drop_unreachable(self, now: float) -> None:
+        """Drop the requests that must not wait, for services that can no longer be reached over some link."""
+        while self.links.withdrawn_services:
+            service = self.links.withdrawn_services.pop()
+            if not service.available:
+                self._drop_no_wait(service, now)
+            if service.name.startswith(BROKER) and not service.schedule.remotes:
+                self.registry.queue_arrived(service, now)
+                for request in service.schedule.requests:
+                    self._drop(request, Drop.NO_BROKER, now)

@@ -5,21 +5,26 @@ both together.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from errno import EAGAIN
 from typing import Any
 
 from ..limits import Limits
 from ..transport.multipart import Unsent, cost_of
 from ..wire import Message
+from .ports import PREFIX_BYTES, Port
 
 
 class Outbox:
-    """A queue for each slow peer; empty while libzmq takes everything."""
+    """A queue for each slow peer; empty while libzmq takes everything.
 
-    def __init__(self, limits: Limits) -> None:
+    `ports` are the broker's sockets beside the main ROUTER, by prefix.
+    """
+
+    def __init__(self, limits: Limits, ports: Mapping[bytes, Port] | None = None) -> None:
         self.unsent: Any = Unsent()
-        """What libzmq holds."""
+        """What libzmq holds for peers of the main ROUTER."""
+        self._ports: Mapping[bytes, Port] = {} if ports is None else ports
         self._limits = limits
         self._queues: dict[bytes, _Queue] = {}
         self._bytes = 0
@@ -52,20 +57,36 @@ class Outbox:
     def overfull(self) -> bytes | None:
         """Return the peer for which most bytes wait, if all peers' exceed the limit; otherwise None."""
         limit = self._limits.max_outbox_bytes
-        if self._bytes + self.unsent.bytes <= limit:
+        if self._bytes + self._held() <= limit:
             return None
         self.unsent.settle()
-        if self._bytes + self.unsent.bytes <= limit:
+        for port in self._ports.values():
+            port.unsent.settle()
+        if self._bytes + self._held() <= limit:
             return None
         waiting: dict[bytes, int] = self.unsent.waiting()
+        for port in self._ports.values():
+            waiting.update(port.waiting())
         for peer, queue in self._queues.items():
             waiting[peer] = waiting.get(peer, 0) + queue.bytes
         return max(waiting, key=lambda peer: waiting[peer])
 
+    def _held(self) -> int:
+        """Return how many bytes libzmq holds."""
+        held: int = self.unsent.bytes
+        if self._ports:
+            for port in self._ports.values():
+                held += port.unsent.bytes
+        return held
+
     def drop(self, peer: bytes) -> None:
         """Discard the messages for `peer`, and count no longer what libzmq holds for it, as its connection ends."""
         self.discard(peer)
-        self.unsent.forget(peer)
+        port = self._ports.get(peer[:PREFIX_BYTES])
+        if port is None:
+            self.unsent.forget(peer)
+        else:
+            port.release(peer)
 
     def discard(self, peer: bytes) -> None:
         """Discard the messages for `peer`."""

@@ -205,7 +205,7 @@ class Attempt:
         self.streamed = False
         """A PARTIAL has been sent to the client, so the request cannot be given to another worker (C17)."""
         self.collected: Collected | None = None
-        """For a 0.1 client, the PARTIALs so far (C24)."""
+        """For a 0.1 or PPP client, the PARTIALs so far (C24)."""
         self.abandoned = False
         """The request has ended for its client while the worker holds it: nothing more is sent for it."""
 

@@ -1,14 +1,11 @@
-"""The broker on a ROUTER socket: a loop that receives messages, feeds the machine, and sends what it returns.
+"""The broker on its sockets: a loop that receives messages, feeds the machine, and sends what it returns.
 
 `Server` runs in the thread that calls `run`; `stop` may be called from any thread, or from a signal handler.
 """
 
-import ctypes
 import ipaddress
 import logging
 import math
-import os
-import secrets
 import select
 import signal
 import socket as sockets
@@ -16,8 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from errno import EADDRINUSE, EAGAIN, EHOSTUNREACH
-from pathlib import Path
+from errno import EAGAIN
 from types import FrameType, TracebackType
 from typing import Final, Self
 
@@ -28,10 +24,11 @@ from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, BindError
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
-from ..wire import Message
-from .connections import Connections, default_max_connections
+from ..wire import Message, service_name
+from .connections import default_max_connections
 from .machine import Broker
 from .outbox import Outbox
+from .ports import NO_MONITOR, PREFIX_BYTES, PiratePort, Port, RouterPort
 from .roles import Role
 from .zap import Gate
 
@@ -46,15 +43,8 @@ LAST_TURNS: Final = 10
 """Number of turns to wait for what a peer sent before it left, while messages of others keep coming."""
 STALL_INTERVALS: Final = 2
 """A turn that begins this many heartbeat intervals after the last one was held up: the loop sleeps for one at most."""
-ATTACK_FRAMES: Final = 16
-"""A message of more than this many times `max_frames` ends its connection.  A batch may exceed `max_frames`, which
-limits each of its records."""
 OUTBOX_RETRY: Final = 0.01
 """Seconds until the next attempt to send to a slow peer."""
-HANDSHAKE_MS: Final = 5000
-"""How long a new connection may take for its handshake before libzmq ends it, in milliseconds."""
-LINGER_MS: Final = 1000
-"""Time that the last messages (DISCONNECT) have to be sent, in milliseconds."""
 
 log = logging.getLogger("zmdp.broker")
 
@@ -64,19 +54,22 @@ class Server:
 
     `binds` are ZeroMQ endpoints (`tcp://HOST:PORT`, `ipc://PATH`, `inproc://NAME`).  TCP port `*` means any free port;
     `endpoints` has the actual one.  An `inproc://` endpoint can be reached only through the same `context`.
-    `drain_timeout` is how long requests in flight may take after `stop`, in seconds.
+    `pirates` are further endpoints, each with the service that peers without a protocol of their own call or offer
+    there (docs/pirates.md); `pirate_endpoints` has the actual ones.  `drain_timeout` is how long requests in flight may
+    take after `stop`, in seconds.
 
     With `access`, only the keys that it lists may connect, except through `inproc://`, which has no keys.  Without it,
     an endpoint that other machines can reach is refused unless `insecure` is true.  `ipc_mode` has the permissions of
     the files of `ipc://` endpoints.
 
-    Raises `BindError` if it cannot listen; nothing stays open then.
+    Raises `BindError` if it cannot listen, or `SettingError` if a service name is invalid; nothing stays open then.
     """
 
     def __init__(
         self,
         binds: Sequence[str] = (DEFAULT_ENDPOINT,),
         *,
+        pirates: Sequence[tuple[str, str | bytes]] = (),
         limits: Limits | None = None,
         drain_timeout: float = DEFAULT_DRAIN,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
@@ -85,11 +78,14 @@ class Server:
         ipc_mode: int = DEFAULT_IPC_MODE,
     ) -> None:
         if access is None and not insecure:
-            _check_local(binds)
+            _check_local([*binds, *(endpoint for endpoint, _ in pirates)])
+        services = [service_name(service) for _, service in pirates]
         self.limits = _with_connections(limits or Limits())
         self.broker = Broker(self.limits, now=time.monotonic(), logger=log)
         self._drain_timeout = drain_timeout
-        self._outbox = Outbox(self.limits)
+        self._ports: dict[bytes, Port] = {}
+        """The sockets beside the main ROUTER, by prefix."""
+        self._outbox = Outbox(self.limits, self._ports)
         self._stops = 0
         self._reload = False
         self._ipc_mode = ipc_mode
@@ -99,8 +95,6 @@ class Server:
         self._wake_out.setblocking(False)
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
-        _randomise_routing_ids()
-        self._socket = self._context.socket(zmq.ROUTER)
         self._closed = False
         self._gone: dict[bytes, tuple[int, int]] = {}
         """Peers that are no longer connected, the first turn whose messages they did not receive, and for how many more
@@ -109,72 +103,56 @@ class Server:
         """Decides who may connect; None without `access`."""
         self._users: dict[bytes, Role] | None = None
         """The role of each public key; None without `access`."""
-        self.connections = Connections(
-            self._socket,
+        self._main = RouterPort(
             self._context,
-            maximum=self.limits.max_connections or 1,
-            per_address=self.limits.max_connections_per_address or 1,
-            logger=log,
+            self.limits,
+            prefix=b"",
             on_end=self._note_ended,
             on_replace=self._replaced,
+            main=None,
+            logger=log,
         )
+        self._main.unsent = self._outbox.unsent
+        self._socket = self._main.socket
+        self.connections = self._main.connections
         self.broker.stats.connections = self.connections.counts
-        self.connections.max_frames = ATTACK_FRAMES * self.limits.max_frames
+        self._poller = _Poller(self._main, self._wake_out)
         try:
-            self._configure()
             if access is not None:
                 self.gate = Gate(self._context, access, log)
                 self.gate.counts = self.connections.counts
-                self.gate.protect(self._socket)
-                self.connections.secured = True
+                self._poller.add_gate(self.gate.descriptor)
+                self._main.protect(self.gate)
                 self._grant(access, time.monotonic())
-            self.endpoints = [self._bind(endpoint) for endpoint in binds]
+            self.endpoints = [self._main.bind(endpoint, ipc_mode) for endpoint in binds]
+            self.pirate_endpoints = [
+                self._open_pirate(endpoint, service, ipc_mode)
+                for (endpoint, _), service in zip(pirates, services, strict=True)
+            ]
         except BaseException:
             self.close()
             raise
 
-    def _configure(self) -> None:
-        router = self._socket
-        router.set(zmq.ROUTER_MANDATORY, 1)
-        router.set(zmq.LINGER, LINGER_MS)
-        router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        # libzmq disconnects a peer that sends a larger frame than this.  Frames slightly over the limit are let in, so
-        # that they are counted and reported.
-        router.set(zmq.MAXMSGSIZE, 2 * self.limits.max_message + (1 << 20))
-        # If a host vanishes silently, free its connection, and with it the identity that a peer may have chosen.
-        router.set(zmq.TCP_KEEPALIVE, 1)
-        router.set(zmq.TCP_KEEPALIVE_IDLE, 30)
-        router.set(zmq.TCP_KEEPALIVE_INTVL, 10)
-        router.set(zmq.TCP_KEEPALIVE_CNT, 3)
-        router.set(zmq.BACKLOG, 1024)
+    def _open_pirate(self, endpoint: str, service: bytes, ipc_mode: int) -> str:
+        """Listen for clients of `service` that have no header, and their workers; return the actual endpoint."""
+        port = PiratePort(self.broker, service, self._main, self._context, log)
+        self.add_port(port)
+        if self.gate is not None:
+            port.protect(self.gate)
+        return port.bind(endpoint, ipc_mode)
 
-    def _bind(self, endpoint: str) -> str:
-        try:
-            if endpoint.startswith("ipc://"):
-                self._bind_ipc(endpoint)
-            else:
-                self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            hint = zmq.strerror(error.errno or 0)
-            if error.errno == EADDRINUSE:
-                hint = "another program is listening there, perhaps another broker: choose another endpoint"
-            raise BindError(f"cannot listen on {endpoint}: {hint}") from None
-        bound = self._socket.get(zmq.LAST_ENDPOINT)
-        return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
+    def add_port(self, port: Port) -> None:
+        """Serve the peers at `port` too."""
+        self._ports[port.prefix] = port
+        self._poller.add(port)
+        if self.gate is not None and self._users is not None:
+            port.grant(self.gate.access, self._users)
 
-    def _bind_ipc(self, endpoint: str) -> None:
-        _check_free(endpoint)
-        # The file never has more permissions than asked for: `bind` creates it in this thread.  For `*`, libzmq creates
-        # a folder as well, which only its owner can enter.
-        umask = os.umask(0o077 if endpoint == "ipc://*" else 0o777 & ~self._ipc_mode)
-        try:
-            self._socket.bind(endpoint)
-        finally:
-            os.umask(umask)
-        bound = self._socket.get(zmq.LAST_ENDPOINT)
-        path = bound.rstrip(b"\0").decode().removeprefix("ipc://") if isinstance(bound, bytes) else ""
-        if path and not path.startswith("@"):
-            os.chmod(path, self._ipc_mode)  # a default ACL of the folder replaces the umask
+    def remove_port(self, port: Port) -> None:
+        """Close a port, whose peers the machine knows to be gone."""
+        del self._ports[port.prefix]
+        self._poller.remove(port)
+        port.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,7 +166,6 @@ class Server:
 
     def run(self) -> None:
         """Serve until `stop` is called and requests in flight have finished, then send DISCONNECT to all workers."""
-        poller = _Poller(self._socket, self._wake_out, self.connections.descriptor, self.gate)
         drain_until = None
         now = time.monotonic()
         flush_at = look_at = now
@@ -204,8 +181,7 @@ class Server:
             if deadline is not None and deadline <= now:
                 self._tick(now)
                 more = True
-            for identity in self.connections.to_probe(now):
-                self._send_all(self.broker.probe(identity, now), now)
+            if self._probe(now):
                 more = True
             if self._admit(now):
                 more = True
@@ -219,10 +195,10 @@ class Server:
                 if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
                     break
             if not more and not self._gone:
-                self._sleep(poller, self._wait(now, drain_until))
+                self._sleep(self._wait(now, drain_until))
             elif now >= look_at:
                 look_at = now + MONITOR_INTERVAL
-                self.connections.look(now)
+                self._look(now)
                 self._clear_wake()
         self._finish(now)
 
@@ -244,6 +220,8 @@ class Server:
                 broker.take(message, now, role)
             except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
                 broker.failed(now)
+        if self._ports and self._take_in_at_ports(now):
+            more = True
         try:
             messages = broker.flush(now)
         except Exception:  # noqa: BLE001 - as above; what was not sent is sent at the end of the next turn
@@ -255,6 +233,26 @@ class Server:
         if messages:
             self._send_all(messages, now)
             return True  # sending makes libzmq notice new messages too, which the poll then does not report
+        return more
+
+    def _take_in_at_ports(self, now: float) -> bool:
+        """Take in the messages that have arrived at ports.  Return whether there may be more."""
+        self._poller.check()
+        more = False
+        for port in list(self._ports.values()):
+            if not port.ready:
+                continue
+            for _ in range(MAX_TURN_MESSAGES):
+                message = port.receive()
+                if message is None:
+                    port.ready = False
+                    break
+                try:
+                    port.deliver(message, now)
+                except Exception:  # noqa: BLE001 - as for the main ROUTER
+                    self.broker.failed(now)
+            else:
+                more = True
         return more
 
     def _tick(self, now: float) -> None:
@@ -280,6 +278,10 @@ class Server:
         for each in (deadline, drain_until, retry, refusals, self.connections.deadline()):
             if each is not None and each < until:
                 until = each
+        for port in self._ports.values():
+            due = port.deadline()
+            if due is not None and due < until:
+                until = due
         return None if until == math.inf else milliseconds(until - now)
 
     def _flush_outbox(self) -> None:
@@ -287,15 +289,36 @@ class Server:
             self._note_gone(identity, turn)
 
     def _try(self, message: Message) -> int:
-        if message[0] in self.connections.chosen and not self.connections.reaches(message[0]):
-            return EHOSTUNREACH  # C39: perhaps somebody else has taken the routing id meanwhile
-        errno: int = send(self._socket, message, self._outbox.unsent)
-        return errno
+        return self._port_of(message[0]).send(message)
+
+    def _port_of(self, identity: bytes) -> Port:
+        """Return the socket at which a peer is connected."""
+        return self._ports.get(identity[:PREFIX_BYTES], self._main) if self._ports else self._main
+
+    def _look(self, now: float) -> None:
+        """Read what the monitors report."""
+        self.connections.look(now)
+        for port in list(self._ports.values()):
+            port.look(now)
+
+    def _probe(self, now: float) -> bool:
+        """Send HEARTBEATs to peers that may be gone.  Return whether messages may have arrived because of that."""
+        more = self._probe_at(self._main, now)
+        if self._ports:
+            for port in list(self._ports.values()):
+                more |= self._probe_at(port, now) or port.ready
+        return more
+
+    def _probe_at(self, port: Port, now: float) -> bool:
+        identities = port.to_probe(now)
+        for identity in identities:
+            self._send_all(self.broker.probe(identity, now), now)
+        return bool(identities)
 
     def _send_all(self, messages: list[Message], now: float) -> None:
         """Send the messages of the broker's last turn without blocking, and drop peers that do not read theirs."""
         socket, outbox, put, chosen = self._socket, self._outbox, send, self.connections.chosen
-        unsent = outbox.unsent
+        unsent, ports = outbox.unsent, self._ports
         turn = self.broker.turn - 1
         dropped: list[bytes] = []
         for message in messages:
@@ -303,8 +326,10 @@ class Server:
                 continue  # nothing follows a lost message, so that no stream has a gap
             if outbox and message[0] in outbox:
                 errno = EAGAIN
+            elif (chosen and message[0] in chosen) or (ports and message[0][:PREFIX_BYTES] in ports):
+                errno = self._try(message)
             else:
-                errno = self._try(message) if chosen and message[0] in chosen else put(socket, message, unsent)
+                errno = put(socket, message, unsent)
             if not errno:
                 continue
             if errno != EAGAIN:
@@ -318,7 +343,7 @@ class Server:
         for identity in dropped:
             log.warning("dropped a peer that does not read its messages")
             # Only with the connection does libzmq discard what it holds.
-            self.connections.end(identity)
+            self._port_of(identity).end(identity)
             self._send_all(self.broker.gone(identity, now), now)
 
     def _note_gone(self, identity: bytes, turn: int) -> None:
@@ -340,7 +365,7 @@ class Server:
     def _lose(self, identity: bytes, turn: int, now: float) -> None:
         """Report to the machine that a peer is gone, and has received nothing since `turn`."""
         self._gone.pop(identity, None)
-        self.connections.forget(identity)
+        self._port_of(identity).forget(identity)
         self._outbox.discard(identity)
         self._send_all(self.broker.unreachable(identity, turn, now), now)
 
@@ -356,10 +381,11 @@ class Server:
     # ── who may connect ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self, now: float) -> bool:
-        """Reload the access file if that is due, and answer handshakes.  Return whether there may be more of them."""
-        if self._reload:
+        """Reload the access file if that is due, and answer handshakes.  Return whether there may be more to do."""
+        reloaded = self._reload
+        if reloaded:
             self._reload_access(now)
-        return self.gate is not None and self.gate.answer(now)
+        return (self.gate is not None and self.gate.answer(now)) or reloaded
 
     def reload(self) -> None:
         """Read the access file again.  If it is invalid, what it said before still applies.  Thread-safe."""
@@ -370,8 +396,9 @@ class Server:
         """Give the machine the roles of `access`; return what to send."""
         messages = self.broker.grant(access.roles, now)
         self._users = {key: self.broker.roles.named(role) for key, role in access.keys.items()}
-        self.connections.role_of = lambda user: access.keys.get(user, "")
-        self.connections.limit_of = lambda role: access.roles[role].connections if role in access.roles else None
+        self._main.grant(access, self._users)
+        for port in self._ports.values():
+            port.grant(access, self._users)
         return messages
 
     def _reload_access(self, now: float) -> None:
@@ -388,7 +415,10 @@ class Server:
         if access.secret_key != before.secret_key:
             log.warning("the broker's own key has changed: restart the broker to use it")
         self.gate.access = access
-        self.connections.end_users(before.lost_in(access))
+        lost = before.lost_in(access)
+        self._main.end_users(lost)
+        for port in self._ports.values():
+            port.end_users(lost)
         self._send_all(self._grant(access, now), now)
         log.info("reloaded %s: %d roles, %d keys", access.path, len(access.roles), len(access.keys))
 
@@ -409,10 +439,10 @@ class Server:
         with suppress(OSError):  # a wake-up is under way already, or the loop has ended
             self._wake_in.send(b"!")
 
-    def _sleep(self, poller: "_Poller", timeout: int | None) -> None:
-        if poller.wait(timeout):
-            self.connections.look(time.monotonic())
-        if poller.woken:
+    def _sleep(self, timeout: int | None) -> None:
+        if self._poller.wait(timeout):
+            self._look(time.monotonic())
+        if self._poller.woken:
             self._clear_wake()
 
     def _clear_wake(self) -> None:
@@ -435,12 +465,13 @@ class Server:
         self._send_all(self.broker.close(now), now)
 
     def close(self) -> None:
-        """Close the socket.  Idempotent."""
+        """Close the sockets.  Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self.connections.close()
-        self._socket.close()
+        for port in self._ports.values():
+            port.close()
+        self._main.close()
         if self.gate is not None:
             self.gate.close()
         self._wake_in.close()
@@ -471,28 +502,59 @@ class Server:
 
 
 class _Poller:
-    """Wait for a ZeroMQ socket that has just been drained, a plain socket, the monitor, or the gate.
+    """Wait for ZeroMQ sockets that have just been drained, a plain socket, monitors, and the gate.
 
-    The ZeroMQ socket's descriptor becomes readable on the next event; `zmq_poll` would check the socket again first.
+    A ZeroMQ socket's descriptor becomes readable on the next event; `zmq_poll` would check the socket again first.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], other: sockets.socket, monitor: int, gate: Gate | None) -> None:
+    def __init__(self, main: RouterPort, other: sockets.socket) -> None:
         self.woken = False
         """Whether the plain socket was readable after the last wait."""
-        self._monitor = monitor
         self._other = other.fileno()
+        self._monitors: set[int] = set()
+        self._ports: dict[int, Port] = {}
+        """The ports by the descriptors of their sockets."""
+        self._ports_poll = select.poll()
+        """Only their sockets."""
         self._poll = select.poll()
-        self._poll.register(int(socket.get(zmq.FD)), select.POLLIN)
         self._poll.register(other, select.POLLIN)
-        self._poll.register(monitor, select.POLLIN)
-        if gate is not None:
-            self._poll.register(gate.descriptor, select.POLLIN)
+        self._register(main)
+
+    def _register(self, port: Port) -> None:
+        self._poll.register(port.descriptor, select.POLLIN)
+        if port.monitor != NO_MONITOR:
+            self._poll.register(port.monitor, select.POLLIN)
+            self._monitors.add(port.monitor)
+
+    def add_gate(self, descriptor: int) -> None:
+        """Wait for the gate too."""
+        self._poll.register(descriptor, select.POLLIN)
+
+    def add(self, port: Port) -> None:
+        """Wait for a port too."""
+        self._register(port)
+        self._ports[port.descriptor] = port
+        self._ports_poll.register(port.descriptor, select.POLLIN)
+
+    def remove(self, port: Port) -> None:
+        """Wait for a port no longer; call it before the port is closed."""
+        del self._ports[port.descriptor]
+        self._ports_poll.unregister(port.descriptor)
+        self._poll.unregister(port.descriptor)
+        if port.monitor != NO_MONITOR:
+            self._monitors.discard(port.monitor)
+            self._poll.unregister(port.monitor)
+
+    def check(self) -> None:
+        """Find out which ports are ready, without waiting."""
+        for descriptor, _ in self._ports_poll.poll(0):
+            self._ports[descriptor].ready = True
 
     def wait(self, timeout: int | None) -> bool:
-        """Wait at most `timeout` milliseconds.  Return whether the monitor has events."""
+        """Wait at most `timeout` milliseconds.  Return whether a monitor has events."""
         has_events = self.woken = False
         for descriptor, _ in self._poll.poll(timeout):
-            has_events |= descriptor == self._monitor
+            has_events |= descriptor in self._monitors
             self.woken |= descriptor == self._other
         return has_events
 
@@ -525,27 +587,3 @@ def _with_connections(limits: Limits) -> Limits:
         log.warning(text, maximum, room)
     share = limits.max_connections_per_address or max(1, maximum // 2)
     return replace(limits, max_connections=maximum, max_connections_per_address=share)
-
-
-def _randomise_routing_ids() -> None:
-    """Have the next ROUTER number its peers from a random start, which nobody can guess.
-
-    libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
-    (C39).
-    """
-    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
-
-
-def _check_free(endpoint: str) -> None:
-    """Raise if the path is in use or is not a socket, since libzmq would silently replace it."""
-    path = Path(endpoint.removeprefix("ipc://"))
-    if str(path) == "*" or str(path).startswith("@") or not path.exists():
-        return
-    if not path.is_socket():
-        raise BindError(f"cannot listen on {endpoint}: {path} exists and is not a socket")
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            return  # left behind by a process that is gone
-        raise zmq.ZMQError(EADDRINUSE)

@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -18,12 +18,14 @@ import click
 from ..access import Access, load
 from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server
 from ..defaults import DEFAULT_ENDPOINT
-from ..errors import AccessError
+from ..errors import AccessError, SettingError
 from ..limits import Limits
+from ..wire import service_name, show
 from .access_report import as_json, as_text
 from .console import (
     CONTEXT_SETTINGS,
     FILE_SPELLING,
+    Endpoint,
     Endpoints,
     Number,
     all_endpoints,
@@ -58,6 +60,41 @@ class _Mode(click.ParamType):  # type: ignore[type-arg]  # not generic in older 
         return int(value, 8)
 
 
+class _Pirates(click.ParamType):  # type: ignore[type-arg]  # as above
+    """One endpoint with a service, or several separated by commas.  The option's callback is `_all_pirates`."""
+
+    name = "ENDPOINT=SERVICE"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return ENDPOINT=SERVICE."""
+        del param, ctx
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[tuple[str, bytes]]:
+        """Return the endpoints in `value`, each with its service."""
+        # The name of a service may contain a comma.
+        texts = re.split(r",\s*(?=\w+://)", value.strip(" ,")) if isinstance(value, str) else [value]
+        return [self._pair(text, param, ctx) for text in texts]
+
+    def _pair(self, text: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, bytes]:
+        endpoint, found, service = text.partition("=") if isinstance(text, str) else ("", "", "")
+        if not found:
+            self.fail(f"expected ENDPOINT=SERVICE, such as 'tcp://127.0.0.1:5556=echo', got {text!r}", param, ctx)
+        try:
+            name = service_name(service.strip())
+        except SettingError as error:
+            self.fail(f"{text!r}: {error}", param, ctx)
+        return Endpoint().convert(endpoint.strip(), param, ctx), name
+
+
+def _all_pirates(
+    context: click.Context, option: click.Parameter, values: Sequence[Sequence[tuple[str, bytes]]]
+) -> tuple[tuple[str, bytes], ...]:
+    """Return the pairs of all values of the option."""
+    del context, option
+    return tuple(pair for value in values for pair in value)
+
+
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each of the broker's limits, with its default and unit."""
     for limit in reversed(fields(Limits)):
@@ -87,8 +124,9 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
         allowed = ", ".join(sorted(name.replace("_", "-") for name in known))
         raise click.BadParameter(f"{path} has no setting {', '.join(unknown)}; known settings are {allowed}")
     settings = {name: values[spelled] for name, spelled in spelling.items()}
-    if isinstance(settings.get("bind"), str):
-        settings["bind"] = [settings["bind"]]
+    for name in ("bind", "pirate"):
+        if isinstance(settings.get(name), str):
+            settings[name] = [settings[name]]
     context.params["config"] = path
     context.default_map = settings
     context.meta[FILE_SPELLING] = spelling
@@ -113,6 +151,14 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
         "endpoints with commas.",
         DEFAULT_ENDPOINT,
     ),
+)
+@click.option(
+    "--pirate",
+    type=_Pirates(),
+    multiple=True,
+    callback=_all_pirates,
+    help="Endpoint for programs without a library: plain REQ sockets call SERVICE there, and workers that speak the "
+    "Paranoid Pirate Protocol offer it. Can be repeated, or separate several with commas.",
 )
 @click.option(
     "--access",
@@ -158,6 +204,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
 def cli(
     *,
     bind: tuple[str, ...],
+    pirate: tuple[tuple[str, bytes], ...],
     access: Path | None,
     check: bool,
     json: bool,
@@ -192,16 +239,21 @@ def cli(
     log_to_stderr(log_level)
     _allow_many_connections()
     with Server(
-        bind, limits=settings, drain_timeout=drain_timeout, access=rules, insecure=insecure, ipc_mode=ipc_mode
-    ) as server:
+        bind, pirates=pirate, limits=settings, drain_timeout=drain_timeout, access=rules, insecure=insecure,
+        ipc_mode=ipc_mode,
+    ) as server:  # fmt: skip
         with server.stopped_by(signal.SIGTERM, signal.SIGINT):
             for endpoint in server.endpoints:
                 click.echo(endpoint)
             sys.stdout.flush()
             _log_access(rules, insecure=insecure)
+            pirates = [
+                f"; pirates at {endpoint} call {show(service)}"
+                for endpoint, (_, service) in zip(server.pirate_endpoints, pirate, strict=True)
+            ]
             log.info(
-                "ready on %s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
-                ", ".join(server.endpoints), settings.heartbeat, settings.patience,
+                "ready on %s%s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
+                ", ".join(server.endpoints), "".join(pirates), settings.heartbeat, settings.patience,
             )  # fmt: skip
             # The broker creates no reference cycles.  With a million requests waiting, looking for some would take a
             # second each time, and most of the time that it takes to shut down.

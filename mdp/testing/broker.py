@@ -20,6 +20,7 @@ def running_broker(
     drain_timeout: float = 5.0,
     context: zmq.Context[zmq.Socket[bytes]] | None = None,
     access: Access | None = None,
+    pirates: Sequence[tuple[str, str | bytes]] = (),
 ) -> Iterator[Server]:
     """Run a broker in a thread, by default on a free loopback port; its endpoint is `server.endpoints[0]`.
 
@@ -29,7 +30,9 @@ def running_broker(
     The broker drains when the block ends.  Raises `BindError`.
     """
     endpoints: Sequence[str] = binds or (FREE_PORT,)
-    with Server(endpoints, limits=limits, drain_timeout=drain_timeout, context=context, access=access) as server:
+    with Server(
+        endpoints, pirates=pirates, limits=limits, drain_timeout=drain_timeout, context=context, access=access
+    ) as server:
         thread = threading.Thread(target=server.run, name="zmdp-broker", daemon=True)
         thread.start()
         try:

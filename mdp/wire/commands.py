@@ -25,8 +25,8 @@ and a second form, in which one message carries many commands (`batch`):
 
     MDPCX1|MDPWX1 09 records [attachment…]
 
-Links between brokers (docs/x1.md) use the batched form under two headers of their own: `MDPCL1` for what a broker says as
-a client of the other, and `MDPWL1` for what it says as a worker; and `MDPWL1 06 [text]`, which ends the link.
+Links between brokers (docs/x1.md) use the batched form under two headers of their own: `MDPCL1` for what a broker says
+as a client of the other, and `MDPWL1` for what it says as a worker; and `MDPWL1 06 [text]`, which ends the link.
 
 A message decodes to a command, to `Batched`, or to `Invalid`.  Decoding never raises, whatever the bytes (C15, C43).
 """
@@ -57,6 +57,9 @@ W02: Final = b"MDPW02"
 WX1: Final = b"MDPWX1"
 CL1: Final = b"MDPCL1"
 WL1: Final = b"MDPWL1"
+CPP: Final = b"PPP client"
+WPP: Final = b"PPP worker"
+"""Stand for a header in the commands of peers that have none (`pirate`); never on the wire."""
 EMPTY: Final = b""
 
 
@@ -113,8 +116,9 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
         Kind.HEARTBEAT: b"\x04",
         Kind.DISCONNECT: b"\x05",
     },
+    WPP: {Kind.READY: b"\x01", Kind.HEARTBEAT: b"\x02"},
 }
-"""The command byte of each dialect's commands.  A 0.1 client's messages carry none."""
+"""The command byte of each dialect's commands.  The messages of 0.1 clients carry none; with PPP, only these do."""
 # Up to Python 3.11, reading a member of an Enum takes a call.
 READY: Final = Kind.READY
 REQUEST: Final = Kind.REQUEST
@@ -130,7 +134,9 @@ BATCH: Final = b"\x09"
 """Stands in place of a command in a message in the batched form (`batch`)."""
 KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
 WORKER_HEADERS: Final = frozenset({W01, W02, WX1})
-DIALECTS: Final = {C01: "0.1", C02: "0.2", CX1: "X1", W01: "0.1", W02: "0.2", WX1: "X1"}
+ONE_REPLY: Final = frozenset({C01, CPP})
+"""The headers of clients that get the PARTIALs and the FINAL in one reply (C24)."""
+DIALECTS: Final = {C01: "0.1", C02: "0.2", CX1: "X1", W01: "0.1", W02: "0.2", WX1: "X1", CPP: "PPP", WPP: "PPP"}
 """The protocol version behind each header."""
 
 
@@ -170,7 +176,11 @@ class Invalid(NamedTuple):
     """It has more bytes or frames than the broker accepts, and was not decoded."""
 
 
-LEGACY_OPTIONS: Final = {C01: Options(b'{"dialect":"0.1"}'), C02: Options(b'{"dialect":"0.2"}')}
+LEGACY_OPTIONS: Final = {
+    C01: Options(b'{"dialect":"0.1"}'),
+    C02: Options(b'{"dialect":"0.2"}'),
+    CPP: Options(b'{"dialect":"PPP"}'),
+}
 """The options that tell a worker the dialect of a client that does not speak X1, if the worker wants to know it."""
 
 

@@ -8,6 +8,7 @@ from .commands import (
     C02,
     CANCEL,
     CODES,
+    CPP,
     CREDIT,
     CX1,
     DISCONNECT,
@@ -20,6 +21,7 @@ from .commands import (
     RELEASE,
     REQUEST,
     W01,
+    WPP,
     WX1,
     Cancel,
     Credit,
@@ -174,7 +176,7 @@ def request_to_broker(
 
 
 def reply_to_client(route: Route, header: bytes, final: bool, service: bytes, body: Sequence[Any]) -> Message:
-    """Encode the broker's PARTIAL or FINAL to a client (C3); for a 0.1 client, its one reply (C24).
+    """Encode the broker's PARTIAL or FINAL to a client (C3); for a 0.1 or PPP client, its one reply (C24).
 
     The body may contain memoryviews.
     """
@@ -186,6 +188,8 @@ def reply_to_client(route: Route, header: bytes, final: bool, service: bytes, bo
             return [route[0], header, command, service, body[0]]
         if len(route) == 3:
             return [route[0], route[1], route[2], header, command, service, body[0]]
+    if header == CPP:
+        return [*route, *body]
     return [*route, header, command, service, *body]
 
 
@@ -201,6 +205,8 @@ def request_to_worker(
     client = frame_of(address)
     if header == WX1:
         return [*route, header, b"\x02", client, EMPTY, options, *body]
+    if header == WPP:
+        return [*route, client, EMPTY, *body]
     if len(body) == 1 and len(route) == 1:  # a fast path for the common case
         return [route[0], header, b"\x02", client, EMPTY, body[0]]
     return [*route, header, b"\x02", client, EMPTY, *body]
@@ -213,11 +219,17 @@ def reply_to_broker(route: Route, header: bytes, kind: Kind, address: RequestId,
 
 def heartbeat(route: Route, header: bytes) -> Message:
     """Encode a HEARTBEAT, to or from a worker (C7, C13), or to or from an X1 client."""
-    return [*route, header, CODES[header][Kind.HEARTBEAT]]
+    code = CODES[header][Kind.HEARTBEAT]
+    return [*route, code] if header == WPP else [*route, header, code]
 
 
 def disconnect(route: Route, header: bytes, text: bytes = EMPTY) -> Message:
-    """Encode a DISCONNECT, to or from a worker (C7, C9); only X1 has a text, from the broker."""
+    """Encode a DISCONNECT, to or from a worker (C7, C9); only X1 has a text, from the broker.
+
+    PPP has no DISCONNECT: the result is then empty, and nothing is sent.
+    """
+    if header == WPP:
+        return []
     message = [*route, header, CODES[header][Kind.DISCONNECT]]
     return [*message, text] if text else message
 

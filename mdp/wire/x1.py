@@ -103,8 +103,8 @@ def worker_error(message: Message, at: int) -> Error | Invalid:
 
 
 def ready_with(route: Route, service: bytes, raw: bytes, credit: int | None = None) -> Ready | Invalid:
-    """Return an X1 worker's READY.  `raw` are its options: credit, name, host, pid, version, dialect, all optional; over
-    a link also hops and free.
+    """Return an X1 worker's READY.  `raw` are its options: credit, name, host, pid, version, dialect, all optional; and
+    over a link, hops and free.
 
     `credit`, if given, takes precedence over the option.
     """
