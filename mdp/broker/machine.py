@@ -152,7 +152,9 @@ class Broker:
         self._batched = True
         if found.header == wire.CX1 and len(self._given_up) and self._given_up.includes(key_of(found.route), now):
             return
-        if found.bare:
+        if found.header == wire.CL1 or found.header == wire.WL1:
+            self._take_from_link(message, found, now)
+        elif found.bare:
             self._heartbeat(wire.Heartbeat(found.route, found.header), now)
         elif found.header == wire.CX1:
             client = self._x1_client(found.route)
@@ -161,8 +163,6 @@ class Broker:
                     self._request(command, client, now)
                 else:
                     self._on[type(command)](command, now)
-        elif found.header != wire.WX1:
-            self._take_from_link(message, found, now)
         else:
             refusals = self._refusals
             for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):

@@ -84,7 +84,8 @@ class LinkedBroker(BrokerShell):
         if settings.roles:
             machine.grant(settings.roles, world.now)
         self._settings = settings
-        self._targets = {machine.add_link(kind, world.now): target for kind, target in links}
+        role = machine.roles.named("brokers") if settings.roles else None
+        self._targets = {machine.add_link(kind, world.now, role, to.name): to for kind, to in links}
         self._wrong = wrong
         self._dealers: dict[bytes, Dealer] = {}
         """The connections that this broker has opened, by the identity of the link."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from zmdp.mdp import wire
 from zmdp.mdp.wire import Message, batch
+from zmdp.mdp.wire.options import MAX_HOPS
 
 from .rules import check
 
@@ -45,7 +46,7 @@ class Crossing:
             assert isinstance(via, list)
             check(via[-1] == self._name, "C44: {} passes on what came via {}", self._name, via)
             check(len(set(via)) == len(via), "C44: a request has passed a broker twice: {}", via)
-            check(len(via) <= wire.MAX_HOPS, "C44: a request has passed too many brokers: {}", via)
+            check(len(via) <= MAX_HOPS, "C44: a request has passed too many brokers: {}", via)
             check(self._other not in via, "C44: {} sends a request back to {}: {}", self._name, self._other, via)
             check(command.id not in self._ids, "C32: {} uses the address {} twice", self._name, command.id)
             self._ids.add(command.id)
