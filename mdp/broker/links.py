@@ -505,7 +505,7 @@ class Links:
 
     def deadline(self) -> float | None:
         """Return when `tick`, `announce` or `due` has something to do, or None."""
-        if self._dirty and (self._due is None or self._announce_at < self._due):
+        if self._dirty and self.by_identity and (self._due is None or self._announce_at < self._due):
             return self._announce_at
         return self._due
 
