@@ -347,6 +347,7 @@ class Links:
         for link in self.by_identity.values():
             link.dirty.update(dict.fromkeys(link.announced))
         self._dirty = True
+        self._plan()
 
     def announce_again(self, link: Link, name: bytes) -> None:
         """Announce a service over `link` even if nothing has changed, since a request was returned."""
@@ -495,6 +496,8 @@ class Links:
         self._due = None
         for link in self.by_identity.values():
             if link.state is State.DOWN:
+                if self.withdrawn:
+                    continue  # a draining broker opens no links
                 at = link.retry_at
             else:
                 at = link.last_seen + self._limits.patience
