@@ -4,7 +4,7 @@
     mmi.services  [name]         JSON: services, their workers and waiting requests
     mmi.workers   [service]      JSON: workers, their load and uptime
     mmi.stats     anything       JSON: counts since the start, and the current numbers
-    mmi.broker    anything       JSON: name, version, uptime, dialects, limits
+    mmi.broker    anything       JSON: its name, version, uptime, dialects, limits
     mmi.brokers   anything       JSON: the brokers that can be reached, and the links over which they are
 
 An answer is one frame.  The answer to any other `mmi.*` is 501.  Lists are cut at `MAX_ROWS` rows; `more` is the number
@@ -14,7 +14,7 @@ of rows that were left out.  This module sees the broker only through the protoc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final, Protocol
@@ -26,6 +26,9 @@ from ..mdp.wire import DIALECTS
 from ..mdp.wire.names import show
 
 MAX_ROWS: Final = 1000
+_MMI: Final = b"mmi."
+_BROKER: Final = b"mmi.broker."
+"""What a broker's name follows in the name under which it is reached."""
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
 
@@ -35,10 +38,30 @@ def _everything(service: bytes) -> bool:
     return True
 
 
+class Remote(Protocol):
+    """The workers of a service that are reached over a link."""
+
+    credit: int
+    may_hold: int
+    hops: int
+
+    @property
+    def link(self) -> Link:
+        """The link."""
+
+    @property
+    def load(self) -> int:
+        """Number of requests that they hold for this broker."""
+
+
 class Schedule(Protocol):
     """The schedule of a service."""
 
     capacity: int
+
+    @property
+    def remotes(self) -> Sequence[Remote]:
+        """Where it can be reached over links."""
 
     @property
     def free(self) -> int:
@@ -90,6 +113,52 @@ class Worker(Protocol):
         """Number of requests that it holds."""
 
 
+class Link(Protocol):
+    """A link to another broker."""
+
+    name: str
+    where: str
+    standby: bool
+    trouble: str
+    up_since: float
+    sent: int
+    received: int
+
+    @property
+    def kind(self) -> str:
+        """What the other broker is to this one: peer, parent or child."""
+
+    @property
+    def state(self) -> str:
+        """`up`, or how far it is."""
+
+    @property
+    def remotes(self) -> Mapping[bytes, Remote]:
+        """What can be reached there, by service."""
+
+    @property
+    def attempts(self) -> Collection[int]:
+        """The requests that are there."""
+
+    @property
+    def client(self) -> Client:
+        """The other broker as a client of this one."""
+
+
+class Client(Protocol):
+    """A client."""
+
+    requests: int
+
+
+class Links(Protocol):
+    """The links of a broker."""
+
+    @property
+    def by_identity(self) -> Mapping[bytes, Link]:
+        """All links, by a key of the broker's own."""
+
+
 class Registry(Protocol):
     """All services, workers and requests."""
 
@@ -100,6 +169,10 @@ class Registry(Protocol):
     @property
     def services(self) -> Mapping[bytes, Service]:
         """By name."""
+
+    @property
+    def reachable(self) -> Mapping[bytes, Service]:
+        """Those that other brokers offer, by name."""
 
     @property
     def workers(self) -> Mapping[Any, Worker]:
@@ -116,8 +189,13 @@ class Stats(Protocol):
 class Broker(Protocol):
     """The broker that answers."""
 
+    name: str
     limits: Limits
     started: float
+
+    @property
+    def links(self) -> Links:
+        """Its links to other brokers."""
 
     @property
     def draining(self) -> bool:
@@ -142,7 +220,8 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
         if not sees(body[0]):
             return [b"403"]
         service = broker.registry.services.get(body[0])
-        return [b"200" if service is not None and service.available else b"404"]
+        offered = (service is not None and service.available) or body[0] in broker.registry.reachable
+        return [b"200" if offered and not body[0].startswith(_MMI) else b"404"]
     describe = _ANSWERS.get(name)
     if describe is None:
         return [b"501"]
@@ -150,9 +229,9 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
 
 
 def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, Any]:
-    services = broker.registry.services
+    services = {**broker.registry.reachable, **broker.registry.services}
     named = [services[wanted]] if wanted in services else () if wanted else services.values()
-    found = [service for service in named if sees(service.name)]
+    found = [service for service in named if sees(service.name) and not service.name.startswith(_MMI)]
     return _rows(
         "services",
         len(found),
@@ -165,6 +244,9 @@ def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, 
                 "running": s.running,
                 "queued": s.waiting,
                 "dispatched": s.dispatched,
+                "remote_credit": sum(remote.credit for remote in s.schedule.remotes),
+                "remote_free": sum(max(remote.may_hold - remote.load, 0) for remote in s.schedule.remotes),
+                "hops": 0 if s.available else min((remote.hops for remote in s.schedule.remotes), default=None),
             }
             for s in found
         ),
@@ -222,6 +304,7 @@ def _stats(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
 def _broker(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
     return {
         "name": "zmdp",
+        "broker": broker.name,
         "version": __version__,
         "compiled": compiled.parts(),
         "up_seconds": round(now - broker.started, 3),
@@ -231,9 +314,40 @@ def _broker(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
     }
 
 
+def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
+    links = broker.links.by_identity.values()
+    reached = [
+        {"name": show(name.removeprefix(_BROKER)), "hops": best.hops, "over": best.link.name}
+        for name, service in broker.registry.reachable.items()
+        if name.startswith(_BROKER)
+        for best in [min(service.schedule.remotes, key=lambda remote: remote.hops)]
+    ]
+    return {
+        "name": broker.name,
+        "links": [
+            {
+                "broker": link.name,
+                "kind": str(link.kind),
+                "endpoint": link.where,
+                "state": "standby" if link.standby and link.state == "up" else str(link.state),
+                "trouble": link.trouble,
+                "up_seconds": round(now - link.up_since, 3) if link.state == "up" else 0,
+                "services": sum(not name.startswith(_MMI) for name in link.remotes),
+                "outstanding_there": len(link.attempts),
+                "outstanding_here": link.client.requests,
+                "sent": link.sent,
+                "received": link.received,
+            }
+            for link in links
+        ],
+        **_rows("brokers", len(reached), sorted(reached, key=lambda each: (each["hops"], each["name"]))),
+    }
+
+
 _ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any]]]] = {
     b"mmi.services": _services,
     b"mmi.workers": _workers,
     b"mmi.stats": _stats,
     b"mmi.broker": _broker,
+    b"mmi.brokers": _brokers,
 }

@@ -2,8 +2,8 @@
 
 A link is one connection, which one of the two brokers opens (`--peer`, `--parent`).  The one that opens it asks the
 other for `mmi.link`, as any X1 client would, and the answer establishes the link.  From then on each of the two is both
-a client of the other (`MDPCL1`: REQUEST, CANCEL) and a worker of it (`MDPWL1`: PARTIAL, FINAL, ERROR, RELEASE, and READY
-to announce the services that it can reach).
+a client of the other (`MDPCL1`: REQUEST, CANCEL) and a worker of it (`MDPWL1`: PARTIAL, FINAL, ERROR, RELEASE, and
+READY to announce the services that it can reach).
 
 What is announced never leads in a circle: to its parent and its peers a broker announces its own services and those of
 its children; to its children, everything else too.  So a broker that hears its own name knows that the brokers are
@@ -177,7 +177,8 @@ class Links:
     def add(self, kind: Kind, role: Role, where: str) -> Link:
         """Add a link that this broker opens."""
         self._opened += 1
-        link = Link(b"\0link%c" % self._opened, kind, role, opens=True, where=where)
+        # Like the prefix of a port (`ports`): no identity at the main ROUTER is so long and begins with a 0 byte.
+        link = Link(b"\0link%04d" % self._opened, kind, role, opens=True, where=where)
         link.key = (self.name, self._opened)
         self.by_identity[link.identity] = link
         self._plan()
@@ -399,7 +400,7 @@ class Links:
             return BROKER_CREDIT, BROKER_CREDIT, 1
         registry = self._registry
         service = registry.services.get(name) or registry.reachable.get(name)
-        if service is None or name == BROKER + link.name.encode():
+        if service is None:
             return 0, 0, 0
         credit = free = hops = held = 0
         remotes = service.schedule.remotes
@@ -422,7 +423,7 @@ class Links:
     @staticmethod
     def _passes(link: Link, other: Link) -> bool:
         """Return whether what is reached over `other` is announced over `link`."""
-        return other is not link and other.name != link.name and (link.kind is Kind.CHILD or other.kind is Kind.CHILD)
+        return other is not link and (link.kind is Kind.CHILD or other.kind is Kind.CHILD)
 
     def _announceable(self) -> list[bytes]:
         registry = self._registry

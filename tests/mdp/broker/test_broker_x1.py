@@ -863,7 +863,8 @@ def test_a_client_is_told_why_its_request_was_dropped(reason, case):
 def test_every_reason_has_its_code():
     assert set(REPORTS) == set(Drop)
     with_code = {reason for reason, report in REPORTS.items() if report.code is not None}
-    assert with_code == set(DROPS) == set(Drop) - {Drop.CLIENT_GONE, Drop.HANDLER_FAILED}
+    of_links = {Drop.NO_BROKER, Drop.LINKS_LOST, Drop.TOO_LARGE_FOR_LINK}  # test_links
+    assert with_code == {*DROPS, *of_links} == set(Drop) - {Drop.CLIENT_GONE, Drop.HANDLER_FAILED}
 
 
 # ── the worker's ERROR ───────────────────────────────────────────────────────────────────────────────────────────────
