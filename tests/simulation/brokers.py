@@ -148,6 +148,7 @@ class LinkedBroker(BrokerShell):
                 dealer.close(flush=True)
         for identity in self.machine.links_due(now):
             self._open(identity)
+        check(not self.machine.stats.internal_errors, "{} has a bug, which it logs", self.name)
         self._check_cancelled()
 
     def _open(self, identity: bytes) -> None:
