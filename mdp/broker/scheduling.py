@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from .registry import Client, Remote, Request, Worker
 
 
+def may_pass(request: Request, link: Link) -> bool:
+    """Return whether `request` may be passed on over `link`: not to where it has been (C44)."""
+    return request.client.link is not link and link.name not in request.via
+
+
 class Turn(Node):
     """The requests of one client in one queue; clients take turns in the order of these."""
 
@@ -67,10 +72,11 @@ class FairQueue:
         assert turn is not None  # noqa: S101 - the caller has checked `size`
         return self._take_from(turn)
 
-    def take_not_from(self, link: Link) -> Request | None:
-        """The same for the next request that did not come over `link`, if there is one."""
+    def take_for(self, link: Link) -> Request | None:
+        """The same for the next request that may be passed on over `link`, if there is one."""
         for turn in self._turns:  # all requests that came over a link have one turn, so few are passed over
-            if turn.client.link is not link:
+            request = turn.requests.first
+            if request is not None and may_pass(request, link):
                 return self._take_from(turn)
         return None
 
@@ -183,8 +189,7 @@ class Schedule:
 
     def can_pass_on(self, request: Request) -> bool:
         """Return whether another broker may do `request`, whether it has credit now or not."""
-        source = request.client.link
-        return not request.pinned and any(remote.link is not source for remote in self.remotes)
+        return not request.pinned and any(may_pass(request, remote.link) for remote in self.remotes)
 
     def update(self, worker: Worker) -> None:
         """Record that the credit, load or suspects of a worker have changed, or that it is leaving."""
@@ -216,9 +221,8 @@ class Schedule:
         best: Remote | None = None
         if request.pinned:
             return None
-        source = request.client.link
         for remote in self.remotes:
-            if remote.free and remote.link is not source and (best is None or remote.precedes(best)):
+            if remote.free and may_pass(request, remote.link) and (best is None or remote.precedes(best)):
                 best = remote
         return best
 
@@ -233,7 +237,7 @@ class Schedule:
             if best is None:
                 return None
             for queue in (self.suspects, self.queue):
-                request = queue.take_not_from(best.link)
+                request = queue.take_for(best.link)
                 if request is not None:
                     return request, best
             tried.append(best)

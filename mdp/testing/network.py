@@ -18,6 +18,9 @@ events, so a run can be repeated from its seed, message by message.
 
 A DEALER connects by itself, once or repeatedly; each connection (`Link`) has its own identity at the ROUTER.  Messages
 keep their order within each direction of a link (`Pipe`).  Each takes a random time, so peers overtake one another.
+
+A `Network` is what one broker's ROUTER sees.  `World` has one; with several brokers, each has its own:
+`Network(world, "b1")`.
 """
 
 from __future__ import annotations
@@ -204,8 +207,13 @@ class Link:
         self._network = network
         self._dealer = dealer
         name = identity.decode()
-        self.to_broker = Pipe(network, f"{name} → broker", self._arrived_at_broker)
-        self.to_peer = Pipe(network, f"broker → {name}", dealer.deliver)
+        self.to_broker = Pipe(network, f"{name} → {network.name}", self._arrived_at_broker)
+        self.to_peer = Pipe(network, f"{network.name} → {name}", dealer.deliver)
+
+    @property
+    def owner(self) -> str:
+        """The owner of the DEALER."""
+        return self._dealer.owner
 
     @property
     def whole(self) -> bool:
@@ -269,7 +277,8 @@ class Dealer:
         self.link: Link | None = None
         """The connection, or None."""
         self.owner = owner
-        self._network = network
+        self.network = network
+        """The network of the broker that it connects to."""
         self._receive = receive
         self._lost = lost
         self._closed = False
@@ -279,7 +288,7 @@ class Dealer:
     def _connect(self) -> None:
         if self._closed:
             return
-        self.link = self._network.connect(self)
+        self.link = self.network.connect(self)
         if self.link is None:
             self._failed("nothing is listening there")
             return
@@ -290,12 +299,12 @@ class Dealer:
         if self._lost is not None:
             self._lost(self, reason)
         else:
-            self._network.world.clock.after(RECONNECT_DELAY, self._connect)
+            self.network.world.clock.after(RECONNECT_DELAY, self._connect)
 
     def disconnected(self, link: Link) -> None:
         """Report that this end has noticed that `link` is gone."""
         if self.link is link and not self._closed:
-            self._network.world.events["connection lost"] += 1
+            self.network.world.events["connection lost"] += 1
             link.to_peer.cut()  # what has not arrived by now never does
             self.link = None
             self._failed("the connection broke")
@@ -330,10 +339,11 @@ class Dealer:
 
 
 class Network:
-    """All links, and the ROUTER's side of them."""
+    """All links to one broker, and the ROUTER's side of them.  `name` is the broker's, in the trace."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, name: str = "broker") -> None:
         self.world = world
+        self.name = name
         self.listener: Callable[[Message], None] | None = None
         """Receives each message to the broker, with the identity first; None while no broker runs."""
         self.departed: Callable[[bytes], None] | None = None
@@ -342,6 +352,8 @@ class Network:
         """The intact connections, by identity."""
         self.routes: dict[bytes, Link] = {}
         """The connections that the ROUTER believes to be intact, by identity."""
+        self.cut_off: set[str] = set()
+        """Owners of DEALERs that cannot connect at present, as during a network partition."""
         self.slowness = 0.0
         """Maximum time that a message takes, in seconds; most take far less."""
         self._count = count(1)
@@ -360,7 +372,7 @@ class Network:
 
     def connect(self, dealer: Dealer) -> Link | None:
         """Return a new connection for `dealer`, or None if nothing is listening."""
-        if self.listener is None:
+        if self.listener is None or dealer.owner in self.cut_off:
             return None
         identity = f"{dealer.owner}#{next(self._count)}".encode()
         link = self.links[identity] = self.routes[identity] = Link(self, dealer, identity)
@@ -370,10 +382,10 @@ class Network:
         """Send `message` as the ROUTER would; return "sent", "gone" (EHOSTUNREACH), or "full" (EAGAIN)."""
         link = self.routes.get(message[0])
         if link is None:
-            self.world.note(f"broker → {message[0].decode(errors='replace')} UNREACHABLE", message[1:])
+            self.world.note(f"{self.name} → {message[0].decode(errors='replace')} UNREACHABLE", message[1:])
             return "gone"
         if len(link.to_peer.flying) >= HIGH_WATER:
-            self.world.note(f"broker → {message[0].decode()} SLOW READER", message[1:])
+            self.world.note(f"{self.name} → {message[0].decode()} SLOW READER", message[1:])
             return "full"
         link.to_peer.send(message[1:])
         return "sent"

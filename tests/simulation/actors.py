@@ -7,17 +7,18 @@ and die (its state is lost; whoever restarts it makes a new one).
 import logging
 import math
 from abc import abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.network import Alarm, Dealer, World
+from zmdp.mdp.testing.network import Alarm, Dealer, Network, World
 from zmdp.mdp.wire import Message, Route, batch
 from zmdp.workers.credit import BLOCKING_STEP_SECONDS, CreditController
 from zmdp.workers.request import Request
@@ -39,8 +40,8 @@ TURN = 100
 LONGEST_TURN = 0.005
 """Seconds for which a worker or client collects commands, to send them together."""
 
-_silent = logging.getLogger("zmdp.simulation")
-_silent.disabled = True
+silent = logging.getLogger("zmdp.simulation")
+silent.disabled = True
 
 
 class Stage(World):
@@ -48,6 +49,13 @@ class Stage(World):
 
     calm = False
     """Whether faults have ended, so that everything must recover."""
+
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        super().__init__(seed, trace)
+        self.runs: defaultdict[bytes, list[str]] = defaultdict(list)
+        """The names of the workers whose handlers have begun each request."""
+        self.user: str | None = None
+        """On whose behalf all requests must be made; None if that is checked elsewhere."""
 
 
 class Process:
@@ -105,28 +113,33 @@ ROLES = {"b": "callers", "c": "callers", "d": "callers", "p": "both", "r": "rogu
 """The role of a connection, by the first letter of its peer's name."""
 
 
-class BrokerProcess(Process):
-    """A `Broker` that the referee watches, driven as `Server` drives it."""
+class BrokerShell(Process):
+    """A `Broker`, driven as `Server` drives it, at the ROUTER of `network`.
 
-    def __init__(self, world: Stage, limits: Limits, roles: dict[str, Permissions]) -> None:
-        super().__init__(world, "broker")
-        self.machine = Broker(limits, now=world.now, logger=_silent, first_address=world.number() * 1_000_000)
-        self.referee = Referee(self.machine, world.events)
-        self._roles = roles
-        if roles:
-            self.referee.grant(roles, world.now)
-        self._inbox: deque[tuple[Message, str]] = deque()
+    `driven` is the machine, or what stands in for it.
+    """
+
+    def __init__(self, world: Stage, network: Network, machine: Broker, driven: Any) -> None:
+        super().__init__(world, network.name)
+        self.machine = machine
+        self.network = network
+        self._driven = driven
+        self._inbox: deque[tuple[Message, Any]] = deque()
         """What has arrived, each with the role of its connection's key."""
         self._turn_due = False
         self._slow = world.rng.choice([0.0, 0.001, 0.05])
         """Maximum seconds until the broker handles messages that have arrived."""
         self._gone: dict[bytes, int] = {}
         """Peers that are no longer connected, and the first turn whose messages they did not receive."""
-        world.network.listener = self._arrived
-        world.network.departed = self._departed
+        network.listener = self._arrived
+        network.departed = self._departed
+
+    @abstractmethod
+    def role_of(self, message: Message) -> Any:
+        """Return the role under which `message` is taken in."""
 
     def _arrived(self, message: Message) -> None:
-        self._inbox.append((message, ROLES[message[0][:1].decode()] if self._roles else ""))
+        self._inbox.append((message, self.role_of(message)))
         self._plan_turn()
 
     def _plan_turn(self) -> None:
@@ -141,17 +154,17 @@ class BrokerProcess(Process):
         taken = 0
         while self._inbox and taken < most:
             message, role = self._inbox.popleft()
-            self.referee.take(message, now, role)
+            self._driven.take(message, now, role)
             taken += 1
         self.world.events["turn of several messages"] += taken > 1
-        self._send(self.referee.flush(now))
+        self._send(self._driven.flush(now))
         self._end_turn()
 
     def _end_turn(self) -> None:
         """Give up peers that are gone, once everything that they sent before has been handled."""
         while self._gone and not self._inbox:
             identity, turn = self._gone.popitem()
-            self._send(self.referee.unreachable(identity, turn, self.world.now))
+            self._send(self._driven.unreachable(identity, turn, self.world.now))
         if self._inbox:
             self._plan_turn()
 
@@ -160,19 +173,13 @@ class BrokerProcess(Process):
         if self.world.chance(0.7):
             self.later(self.world.rng.choice([0.0, 0.02]), partial(self.probe, identity))
 
-    def take_forged(self, message: Message) -> None:
-        """Take in a message about a peer that is there, from a connection of another role."""
-        self.referee.take(message, self.world.now, "impostors")
-        self._send(self.referee.flush(self.world.now))
-        self._end_turn()
-
     def probe(self, identity: bytes) -> None:
-        self._send(self.referee.probe(identity, self.world.now))
+        self._send(self._driven.probe(identity, self.world.now))
         self._end_turn()
 
     def tick(self) -> None:
         self._turn()
-        self._send(self.referee.tick(self.world.now))
+        self._send(self._driven.tick(self.world.now))
         self._end_turn()
 
     def deadline(self) -> float | None:
@@ -184,7 +191,7 @@ class BrokerProcess(Process):
         for message in messages:
             if message[0] in dropped:
                 continue  # a stream ends where it breaks
-            outcome = self.world.network.send(message)
+            outcome = self._put(message)
             if outcome == "gone":
                 self.world.events["EHOSTUNREACH"] += 1
                 self._gone.setdefault(message[0], turn)
@@ -192,21 +199,24 @@ class BrokerProcess(Process):
                 self.world.events["slow reader dropped"] += 1
                 dropped.append(message[0])
         for identity in dropped:
-            self._send(self.referee.gone(identity, self.world.now))
+            self._send(self._driven.gone(identity, self.world.now))
+
+    def _put(self, message: Message) -> Literal["sent", "gone", "full"]:
+        return self.network.send(message)
 
     def die(self) -> None:
         super().die()
         self.count()
-        self.world.network.departed = None
-        self.world.network.broker_died()
+        self.network.departed = None
+        self.network.broker_died()
 
     def drain(self) -> None:
-        self.referee.drain()
+        self._driven.drain()
 
     def stop(self) -> None:
         """Stop gracefully: ERROR for all X1 requests, DISCONNECT to all workers."""
-        for message in self.referee.close(self.world.now):
-            self.world.network.send(message)
+        for message in self._driven.close(self.world.now):
+            self._put(message)
         self.die()
 
     def count(self) -> None:
@@ -220,6 +230,27 @@ class BrokerProcess(Process):
         for name in ("requests", "dispatched", "redispatched", "partials", "replies", "errors", "late", "heartbeats"):
             self.world.events[name] += getattr(stats, name)
         self.world.events["mmi"] += stats.mmi
+
+
+class BrokerProcess(BrokerShell):
+    """A `Broker` that the referee watches."""
+
+    def __init__(self, world: Stage, limits: Limits, roles: dict[str, Permissions]) -> None:
+        machine = Broker(limits, now=world.now, logger=silent, first_address=world.number() * 1_000_000)
+        self.referee = Referee(machine, world.events)
+        self._roles = roles
+        if roles:
+            self.referee.grant(roles, world.now)
+        super().__init__(world, world.network, machine, self.referee)
+
+    def role_of(self, message: Message) -> str:
+        return ROLES[message[0][:1].decode()] if self._roles else ""
+
+    def take_forged(self, message: Message) -> None:
+        """Take in a message about a peer that is there, from a connection of another role."""
+        self.referee.take(message, self.world.now, "impostors")
+        self._send(self.referee.flush(self.world.now))
+        self._end_turn()
 
 
 # ── replies that tell where they come from ───────────────────────────────────────────────────────────────────────────
@@ -431,6 +462,8 @@ class WorkerProcess(Process):
             check(request.deadline is not None, f"X1: {request!r} came without its ttl")
             assert request.deadline is not None
             check(request.deadline >= float(until) - MILLISECOND, f"X1: the ttl of {request!r} is too short")
+            user = self.world.user
+            check(user in {None, request.user}, f"X1: {request!r} is on behalf of {request.user!r}, not of {user!r}")
 
     def _cancelled(self, request: Request | None, command: wire.Cancel) -> None:
         if request is None:
@@ -469,6 +502,7 @@ class WorkerProcess(Process):
         run = Run(request, f"{self.name}:{self.world.number()}".encode(), parts)
         self.world.events["held ahead"] += self.session.waiting > 0
         self.runs[id(request)] = run
+        self.world.runs[request[0]].append(self.name)
         check(len(self.runs) <= self.session.controller.concurrency, f"{self.name} runs too many handlers")
         self._work(run, 0)
 

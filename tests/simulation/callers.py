@@ -25,7 +25,7 @@ from zmdp.mdp.testing.network import Dealer
 from zmdp.mdp.wire import Message, batch
 
 from .actors import LONGEST_TURN, MILLISECOND, Process, Stage, Stream, tells_failure
-from .proxies import Socket
+from .proxies import Proxy, Socket
 from .reading import Peer, hear
 from .referee import EPSILON, GRAIN
 from .rules import Broken, check
@@ -127,7 +127,7 @@ class CallerProcess(Process):
         self._cancels = cancels
         """Chance that a call is cancelled while it is outstanding."""
         self._connect_to = connect
-        self._proxied = connect is not Dealer
+        self._proxied = isinstance(getattr(connect, "__self__", None), Proxy)
         """It cannot notice that the proxy's connection to the broker ends, except by a timeout."""
         self._dealer: Socket | None = None
         self._connected_at = 0.0

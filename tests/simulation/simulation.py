@@ -3,7 +3,6 @@
 `Simulation(seed).run()` returns counts of events, or raises `Failed` with the command that reproduces the failure.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -11,41 +10,26 @@ from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.network import START, Dealer
-from zmdp.mdp.wire import Route
+from zmdp.mdp.testing.network import Dealer
 
-from .actors import MOST_PARTS_01, BrokerProcess, Habits, Process, Stage, WorkerProcess
-from .callers import CallerProcess, Wish
-from .pirates import BurstProcess, Call, PirateProcess
+from .actors import MOST_PARTS_01, BrokerProcess, Habits, Process, WorkerProcess
+from .callers import CallerProcess
+from .pirates import BurstProcess, PirateProcess
 from .proxies import Proxy, Socket
 from .rogues import Rogue
 from .rules import check
+from .scenario import Scenario
 from .strangers import FramedCaller, FramedWorker
 
-SERVICES = [b"echo", b"resize", b"count"]
-UNSERVED = b"nobody-does-this"
 MOST_WORKERS = 8
-RECOVERY = 600.0
-"""Seconds within which everything must recover after the last fault."""
-STEADY = 30.0
-"""Seconds without a new connection after which connections count as stable; no stall lasts longer."""
 
 
-class Failed(AssertionError):
-    """A simulation broke a rule."""
-
-
-class Simulation:
+class Simulation(Scenario):
     """A simulated system, whose every event follows from its seed."""
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
-        self.seed = seed
-        self.world = Stage(seed, trace)
+        super().__init__(seed, trace)
         rng = self.world.rng
-        self.duration = rng.uniform(10.0, 30.0)
-        self.pause = rng.choice([0.1, 0.3, 1.0, 3.0])
-        """Average seconds between two faults, and between two calls of a client."""
-        self.services = SERVICES[: rng.randint(1, 3)]
         self.limits = self._limits()
         self.roles = self._roles() if self.world.chance(0.5) else {}
         self.habits = Habits(
@@ -60,9 +44,7 @@ class Simulation:
         self.world.network.slowness = rng.choice([0.01, 0.1, 1.0])
         self.proxy = Proxy(self.world, "p") if self.world.chance(0.3) else None
         self.broker: BrokerProcess | None = None
-        self.processes: dict[str, Process] = {}
-        """The workers and clients by name; a dead one stays until it is replaced."""
-        self._makers: dict[str, Callable[[], Process]] = {}
+        self.networks.append(self.world.network)
 
     def _limits(self) -> Limits:
         """Return limits: for half of all seeds the defaults, for the others very tight ones."""
@@ -103,31 +85,7 @@ class Simulation:
         ]
         return {role.name: role for role in roles}
 
-    def run(self) -> Counter[str]:
-        try:
-            self._begin()
-            self.world.clock.run(self.duration)
-            self._calm_down()
-            self._recover()
-            self._serve_everybody()
-            self._end()
-        except Exception as error:
-            raise Failed(
-                f"seed {self.seed}, after {self.world.now - START:.3f} s: {error!r}\n"
-                f"to reproduce it: python tests/simulate.py --seed {self.seed} --trace"
-            ) from error
-        return self.world.events
-
     # ── participants ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def workers(self) -> list[WorkerProcess]:
-        return [process for process in self.processes.values() if isinstance(process, WorkerProcess) and process.alive]
-
-    @property
-    def clients(self) -> list[PirateProcess | BurstProcess | CallerProcess]:
-        kinds = (PirateProcess, BurstProcess, CallerProcess)
-        return [process for process in self.processes.values() if isinstance(process, kinds) and process.alive]
 
     def _begin(self) -> None:
         world, rng = self.world, self.world.rng
@@ -197,51 +155,6 @@ class Simulation:
         self.world.note("broker starts")
         self.broker = BrokerProcess(self.world, self.limits, self.roles)
 
-    def _supervise(self, name: str) -> None:
-        """Start a process after a delay, and restart it whenever it has died."""
-
-        def look() -> None:
-            if self.world.calm:
-                return
-            self._start_if_dead(name)
-            self._supervise(name)
-
-        self.world.clock.after(self.world.rng.uniform(0, 4), look)
-
-    def _start_if_dead(self, name: str) -> None:
-        if name not in self.processes or not self.processes[name].alive:
-            self.world.note(f"{name} starts")
-            self.processes[name] = self._makers[name]()
-
-    def _choose_service(self) -> bytes:
-        rng = self.world.rng
-        mmi = rng.choice([b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.what"])
-        return rng.choices([rng.choice(self.services), UNSERVED, mmi], [20, 1, 2])[0]
-
-    def _choose(self) -> Call:
-        """Choose the next call of a 0.2 or 0.1 client."""
-        rng = self.world.rng
-        timeout = rng.choice([0.5, 2.0, 10.0])
-        about = rng.choice(self.services)
-        return Call(self._choose_service(), timeout, rng.randint(0, 3), self.world.chance(0.5), about=about)
-
-    def _wish(self) -> Wish:
-        """Choose the next call of an X1 client."""
-        rng = self.world.rng
-        service = self._choose_service()
-        wait = self.world.chance(0.75)
-        timeout = rng.choice([0.3, 2.0, 10.0])
-        return Wish(
-            service,
-            timeout=rng.choice([timeout, None]) if service != UNSERVED or not wait else timeout,
-            silence=rng.choice([0.5, 5.0, None, None]),
-            stream=self.world.chance(0.5),
-            wait=wait,
-            options=rng.choice([{}, {"priority": 3}, {"user": "both", "admin": True}]),
-            about=rng.choice(self.services),
-            large=self.world.chance(0.05),
-        )
-
     def _addresses(self, name: str) -> list[int]:
         """Return the addresses of all requests at workers other than `name`."""
         seats = [] if self.broker is None else self.broker.referee.ledger.seats.items()
@@ -250,13 +163,8 @@ class Simulation:
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _next_fault(self) -> None:
-        self.world.clock.after(self.world.rng.expovariate(1 / self.pause), self._fault)
-
-    def _fault(self) -> None:
-        if self.world.calm:
-            return
-        faults: dict[Callable[[], None], float] = {
+    def _faults(self) -> dict[Callable[[], None], float]:
+        return {
             self._break_link: 3,
             self._break_link_silently: 1,
             self._stall_link: 3,
@@ -271,57 +179,6 @@ class Simulation:
             self._hang_broker: 0.3,
             self._end_broker: 0.3,
         }
-        fault = self.world.rng.choices(list(faults), list(faults.values()))[0]
-        self.world.events[f"fault:{fault.__name__.replace('_', ' ')}"] += 1
-        fault()
-        self._next_fault()
-
-    def _break_link(self, *, silently: bool = False) -> None:
-        links = list(self.world.network.links.values())
-        if links:
-            link = self.world.rng.choice(links)
-            self.world.note(f"{link.identity.decode()}: the connection breaks{' silently' if silently else ''}")
-            link.fail(silently=silently)
-
-    def _break_link_silently(self) -> None:
-        self._break_link(silently=True)
-
-    def _stall_link(self) -> None:
-        links = list(self.world.network.links.values())
-        if links:
-            rng = self.world.rng
-            link = rng.choice(links)
-            until = self.world.now + 30 * rng.random() ** 2
-            self.world.note(f"{link.identity.decode()}: the connection stalls until {until - START:.3f}")
-            for pipe in rng.choice([[link.to_peer], [link.to_broker], [link.to_peer, link.to_broker]]):
-                pipe.stalled_until = until
-
-    def _kill_worker(self) -> None:
-        if self.workers:
-            self.world.rng.choice(self.workers).die()
-
-    def _hang_worker(self) -> None:
-        if self.workers:
-            self.world.rng.choice(self.workers).hang(20 * self.world.rng.random() ** 2)
-
-    def _stop_worker(self) -> None:
-        running = [worker for worker in self.workers if self.world.now >= worker.hangs_until]
-        if running:
-            self.world.rng.choice(running).leave()
-
-    def _kill_client(self) -> None:
-        if self.clients:
-            self.world.rng.choice(self.clients).die()
-
-    def _stop_client(self) -> None:
-        callers = [client for client in self.clients if isinstance(client, CallerProcess)]
-        running = [client for client in callers if self.world.now >= client.hangs_until]
-        if running:
-            self.world.rng.choice(running).leave()
-
-    def _hang_client(self) -> None:
-        if self.clients:
-            self.world.rng.choice(self.clients).hang(20 * self.world.rng.random() ** 2)
 
     def _hang_broker(self) -> None:
         if self.broker is not None:
@@ -375,27 +232,6 @@ class Simulation:
 
     # ── what must be true at the end ─────────────────────────────────────────────────────────────────────────────────
 
-    def _calm_down(self) -> None:
-        """End the faults and the calls."""
-        self.world.note("no more faults")
-        self.world.calm = True
-        self.world.network.slowness = 0.01
-
-    def _recover(self) -> None:
-        """Check that every call ends, and that every worker is registered and idle again and stays so."""
-        began = well_since = self.world.now
-        connections: list[Route] = []
-        while self.world.now < well_since + STEADY:
-            for name in self._makers:
-                self._start_if_dead(name)
-            self.world.clock.run(5.0)
-            before, connections = connections, [worker.route for worker in self.workers]
-            unwell = self._unwell()
-            if unwell or connections != before:
-                well_since = self.world.now
-            # A worker may have to connect several times until it knows the broker's heartbeat, but not endlessly.
-            check(self.world.now < began + RECOVERY, f"not recovered: {unwell or 'workers connect again and again'}")
-
     def _unwell(self) -> list[str]:
         """Return the names of those that have not recovered."""
         if self.broker is None or self.broker.machine.draining:
@@ -436,23 +272,6 @@ class Simulation:
         rogues = self.broker.machine.stats.lost - lost
         rogues[Loss.SILENT] -= min(silent, rogues[Loss.SILENT])
         check(not +rogues, f"C13: workers were lost without need: {dict(rogues)}")
-
-    def _serve(self, calls: list[tuple[PirateProcess | CallerProcess, bytes]]) -> None:
-        """Have all clients call their services at once, and check that each gets its reply."""
-        replies = sum(client.replies for client in {client for client, _ in calls})
-        for client, service in calls:
-            stream = self.world.chance(0.5)
-            if isinstance(client, PirateProcess):
-                # One whose connection has failed silently, and who does not know it yet, needs to send twice.
-                call = Call(service, timeout=90.0, retries=0 if client.connected else 1, stream=stream)
-                client.do(partial(client.begin, call))
-            else:
-                client.do(partial(client.begin, Wish(service, stream=stream)))
-        for _ in range(200):
-            if not all(client.idle for client, _ in calls):
-                self.world.clock.run(1.0)
-        got = sum(client.replies for client in {client for client, _ in calls}) - replies
-        check(got == len(calls), f"{calls[0][0].name} and others were not served though all is well")
 
     def _end(self) -> None:
         """Check that nothing is left once all peers are gone and the last request has expired."""

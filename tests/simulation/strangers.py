@@ -5,7 +5,7 @@ from functools import partial
 
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
-from zmdp.mdp.testing.network import Dealer
+from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Kind, Message, Route
 
 from .actors import Process, Stage, Stream, end
@@ -48,6 +48,11 @@ class FramedWorker(Process):
         """The connection on which it sent DISCONNECT."""
         options = b'{"credit":%d}' % self._credit if self._x1 else b""
         self._dealer.send(wire.ready(self._route, self._header, self._service, options))
+
+    @property
+    def network(self) -> Network | None:
+        """The network of the broker that it is connected to."""
+        return self._dealer.network if isinstance(self._dealer, Dealer) else None
 
     def _reopen(self) -> None:
         self._dealer.close()
@@ -104,6 +109,7 @@ class FramedWorker(Process):
             return
         self._held.discard(address)
         run = f"{self.name}:{self.world.number()}".encode()
+        self.world.runs[number].append(self.name)
         final = wire.reply_to_broker(self._route, self._header, Kind.FINAL, address, [end(number, run, 0)])
         self._dealer.send(final)
         if not self.world.calm and self.world.chance(0.3):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from simulation import mutants
-from simulation.simulation import Failed, Simulation
+from simulation.scenario import Failed
+from simulation.simulation import Simulation
 
 from zmdp.mdp import compiled
 
@@ -247,7 +248,7 @@ def test_nothing_depends_on_the_order_of_hashes(hash_seed: str) -> None:
 HERE = Path(__file__).parent
 WIRE = [HERE.parents[1] / "mdp" / "wire" / f"{name}.py" for name in ("mdp", "x1")]
 """The sources of the encoders; `__file__` would be the compiled module, if there is one."""
-OURS = ["actors.py", "callers.py", "pirates.py", "simulation.py"]
+OURS = ["actors.py", "brokers.py", "callers.py", "pirates.py", "scenario.py", "simulation.py"]
 """The modules that run the machines.  Rogues and strangers are third-party peers, which write their own messages."""
 JUDGES = ["ledger.py", "policy.py", "reading.py", "referee.py"]
 
