@@ -186,15 +186,20 @@ class Links:
 
     def due(self, now: float) -> list[bytes]:
         """Return the identities of the links for which a new connection is to be opened now."""
+        if self.withdrawn or self._due is None or now < self._due:
+            return []
         return [
             link.identity
             for link in self.by_identity.values()
             if link.opens and link.state is State.DOWN and now >= link.retry_at
         ]
 
-    def opened(self, identity: bytes, now: float) -> None:
+    def opened(self, identity: bytes, now: float, role: Role | None) -> None:
         """Ask for the link over a new connection."""
         link = self.by_identity[identity]
+        if role is not None and role is not link.role:
+            link.role = role
+            link.client = Client(identity, role, link)
         link.state = State.OPENING
         link.last_seen = now
         self.opening[identity] = link
@@ -498,7 +503,7 @@ class Links:
         for link in self.by_identity.values():
             if link.state is State.DOWN:
                 if self.withdrawn:
-                    continue  # a draining broker opens no links
+                    continue
                 at = link.retry_at
             else:
                 at = link.last_seen + self._limits.patience
@@ -509,7 +514,7 @@ class Links:
 
     def deadline(self) -> float | None:
         """Return when `tick`, `announce` or `due` has something to do, or None."""
-        if self._dirty and self.by_identity and (self._due is None or self._announce_at < self._due):
+        if self._dirty and (self._due is None or self._announce_at < self._due):
             return self._announce_at
         return self._due
 

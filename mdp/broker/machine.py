@@ -152,9 +152,7 @@ class Broker:
         self._batched = True
         if found.header == wire.CX1 and len(self._given_up) and self._given_up.includes(key_of(found.route), now):
             return
-        if found.header == wire.CL1 or found.header == wire.WL1:
-            self._take_from_link(message, found, now)
-        elif found.bare:
+        if found.bare and found.header in {wire.CX1, wire.WX1}:
             self._heartbeat(wire.Heartbeat(found.route, found.header), now)
         elif found.header == wire.CX1:
             client = self._x1_client(found.route)
@@ -163,6 +161,8 @@ class Broker:
                     self._request(command, client, now)
                 else:
                     self._on[type(command)](command, now)
+        elif found.header != wire.WX1:
+            self._take_from_link(message, found, now)
         else:
             refusals = self._refusals
             for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
@@ -968,11 +968,14 @@ class Broker:
 
     def links_due(self, now: float) -> list[bytes]:
         """Return the identities of the links for which a new connection is to be opened now."""
-        return [] if self.draining else self.links.due(now)
+        return self.links.due(now)
 
-    def link_opened(self, identity: bytes, now: float) -> list[Message]:
-        """Record that there is a new connection for a link; return what to send over it."""
-        self.links.opened(identity, now)
+    def link_opened(self, identity: bytes, now: float, role: Role | None = None) -> list[Message]:
+        """Record that there is a new connection for a link; return what to send over it.
+
+        `role` is the role that the other broker's key has now, if that may have changed.
+        """
+        self.links.opened(identity, now, role)
         return self.flush(now)
 
     def link_failed(self, identity: bytes, why: str, now: float) -> list[Message]:
@@ -1173,6 +1176,7 @@ class Broker:
 
     def _lose_link(self, link: Link, why: str, now: float) -> None:
         """Place the requests again that were passed on over a link, and drop those that came over it."""
+        self._queue_all_arrived(now)  # else what has arrived in this turn would not be found
         attempts = self.links.down(link, why, now)
         self._client_gone(link.client, now)
         for attempt in reversed(attempts):  # each goes to the front

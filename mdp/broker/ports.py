@@ -170,11 +170,7 @@ class RouterPort(Port):
         # libzmq disconnects a peer that sends a larger frame than this.  Frames slightly over the limit are let in, so
         # that they are counted and reported.
         router.set(zmq.MAXMSGSIZE, 2 * limits.max_message + (1 << 20))
-        # If a host vanishes silently, free its connection, and with it the identity that a peer may have chosen.
-        router.set(zmq.TCP_KEEPALIVE, 1)
-        router.set(zmq.TCP_KEEPALIVE_IDLE, 30)
-        router.set(zmq.TCP_KEEPALIVE_INTVL, 10)
-        router.set(zmq.TCP_KEEPALIVE_CNT, 3)
+        keep_alive(router)
         router.set(zmq.BACKLOG, 1024)
 
     def protect(self, gate: Gate) -> None:
@@ -315,6 +311,17 @@ class PiratePort(RouterPort):
         if self.users is not None:
             role = self.users.get(self.connections.user, self._broker.roles.nobody)
         self._broker.take_pirate(message, self.service, now, role)
+
+
+def keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Let the kernel find out that a host has vanished silently.
+
+    Its connection is freed then, and with it the identity that a peer may have chosen.
+    """
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
+    socket.set(zmq.TCP_KEEPALIVE_INTVL, 10)
+    socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
 def _randomise_routing_ids() -> None:

@@ -6,6 +6,7 @@
 import ipaddress
 import logging
 import math
+import os
 import select
 import signal
 import socket as sockets
@@ -15,17 +16,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from errno import EAGAIN
 from types import FrameType, TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import zmq
 
 from ..access import Access, load
 from ..defaults import DEFAULT_ENDPOINT
-from ..errors import AccessError, BindError
+from ..errors import AccessError, BindError, SettingError
+from ..keys import ClientKeys
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
 from ..wire import Message, service_name
 from .connections import default_max_connections
+from .link_port import LinkPort
+from .links import valid_name
 from .machine import Broker
 from .outbox import Outbox
 from .ports import NO_MONITOR, PREFIX_BYTES, PiratePort, Port, RouterPort
@@ -49,6 +53,16 @@ OUTBOX_RETRY: Final = 0.01
 log = logging.getLogger("zmdp.broker")
 
 
+class LinkTo(NamedTuple):
+    """Another broker to which a broker opens a link."""
+
+    kind: str
+    """What it is to this broker: "peer" or "parent"."""
+    endpoint: str
+    key: bytes | None = None
+    """Its public key in Z85; None without access control."""
+
+
 class Server:
     """A broker that listens on one or more endpoints.
 
@@ -57,6 +71,9 @@ class Server:
     `pirates` are further endpoints, each with the service that peers without a protocol of their own call or offer
     there (docs/pirates.md); `pirate_endpoints` has the actual ones.  `drain_timeout` is how long requests in flight may
     take after `stop`, in seconds.
+
+    `links` are other brokers, with which it exchanges requests (docs/brokers.md); `name` is its own name among them, by
+    default the host's name and the first port.
 
     With `access`, only the keys that it lists may connect, except through `inproc://`, which has no keys.  Without it,
     an endpoint that other machines can reach is refused unless `insecure` is true.  `ipc_mode` has the permissions of
@@ -76,16 +93,23 @@ class Server:
         access: Access | None = None,
         insecure: bool = False,
         ipc_mode: int = DEFAULT_IPC_MODE,
+        name: str = "",
+        links: Sequence[LinkTo] = (),
     ) -> None:
+        name = name or default_name(binds)
+        if not valid_name(name):
+            raise SettingError(f"name is {name!r}: it must be printable, without spaces, and at most 64 bytes long")
         if access is None and not insecure:
             _check_local([*binds, *(endpoint for endpoint, _ in pirates)])
         services = [service_name(service) for _, service in pirates]
         self.limits = _with_connections(limits or Limits())
-        self.broker = Broker(self.limits, now=time.monotonic(), logger=log)
+        self.broker = Broker(self.limits, now=time.monotonic(), name=name, logger=log)
         self._drain_timeout = drain_timeout
         self._ports: dict[bytes, Port] = {}
         """The sockets beside the main ROUTER, by prefix."""
         self._outbox = Outbox(self.limits, self._ports)
+        self._links: dict[bytes, LinkTo] = {}
+        """The other brokers, by the identities of their links."""
         self._stops = 0
         self._reload = False
         self._ipc_mode = ipc_mode
@@ -129,9 +153,64 @@ class Server:
                 self._open_pirate(endpoint, service, ipc_mode)
                 for (endpoint, _), service in zip(pirates, services, strict=True)
             ]
+            for link in links:
+                self._add_link(link)
         except BaseException:
             self.close()
             raise
+
+    def _add_link(self, link: LinkTo) -> None:
+        """Open a link to another broker, as soon as it can be reached.  Raises `SettingError` if it may not be."""
+        if self.gate is None and link.key is not None:
+            raise SettingError(f"the link to {link.endpoint} has a key, but this broker has none: use --access FILE")
+        if self.gate is not None and link.key is None:
+            raise SettingError(
+                f"the link to {link.endpoint} needs the public key of that broker: {link.endpoint}=FILE.key"
+            )
+        role = self._role_of(link)
+        if self.gate is not None and not role.link:
+            raise SettingError(
+                f"the key of the broker at {link.endpoint} has no role with link = true in {self.gate.access.path}: "
+                f"`mdp-keys allow ROLE KEY` adds it to one"
+            )
+        self._links[self.broker.add_link(link.kind, time.monotonic(), role, link.endpoint)] = link
+
+    def _role_of(self, link: LinkTo) -> Role:
+        """Return the role of another broker's key."""
+        roles = self.broker.roles
+        return roles.everyone if self._users is None else self._users.get(link.key or b"", roles.nobody)
+
+    def _open_link(self, identity: bytes, now: float) -> None:
+        link = self._links[identity]
+        role, keys = self._role_of(link), None
+        if self.gate is not None and link.key is not None:
+            own = self.gate.access
+            keys = ClientKeys(own.public_key, own.secret_key, link.key)
+        try:
+            port = LinkPort(self.broker, identity, link.endpoint, keys, role, self._context, self.limits)
+        except zmq.ZMQError as error:
+            self._send_all(self.broker.link_failed(identity, str(error), now), now)
+            return
+        self.add_port(port)
+        self._send_all(self.broker.link_opened(identity, now, role), now)
+
+    def _tend_links(self, now: float) -> bool:
+        """Open and close connections of links as the machine asks for.  Return whether anything was done."""
+        done = False
+        for identity in self._links:
+            port = self._ports.get(identity)
+            if isinstance(port, LinkPort) and port.ended is not None and not port.ready:
+                self._send_all(self.broker.link_failed(identity, port.ended, now), now)
+        for identity in self.broker.links_to_close():
+            port = self._ports.get(identity)
+            if port is not None:
+                self._outbox.drop(identity)
+                self.remove_port(port)
+                done = True
+        for identity in self.broker.links_due(now):
+            self._open_link(identity, now)
+            done = True
+        return done
 
     def _open_pirate(self, endpoint: str, service: bytes, ipc_mode: int) -> str:
         """Listen for clients of `service` that have no header, and their workers; return the actual endpoint."""
@@ -182,6 +261,8 @@ class Server:
                 self._tick(now)
                 more = True
             if self._probe(now):
+                more = True
+            if self._links and self._tend_links(now):
                 more = True
             if self._admit(now):
                 more = True
@@ -557,6 +638,16 @@ class _Poller:
             has_events |= descriptor in self._monitors
             self.woken |= descriptor == self._other
         return has_events
+
+
+def default_name(binds: Sequence[str]) -> str:
+    """Return the name of a broker that was given none: the host's name, and the first port that it listens on."""
+    host = sockets.gethostname()
+    for endpoint in binds:
+        port = endpoint.rpartition(":")[2]
+        if endpoint.startswith("tcp://") and port.isdigit():
+            return f"{host}:{port}"
+    return f"{host}-{os.getpid()}"
 
 
 def _check_local(endpoints: Sequence[str]) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Final, NoReturn
 import click
 
 from ..access import Access, load
-from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server
+from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, LinkTo, Server, default_name
+from ..certificates import public_key
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, SettingError
 from ..limits import Limits
@@ -87,6 +88,33 @@ class _Pirates(click.ParamType):  # type: ignore[type-arg]  # as above
         return Endpoint().convert(endpoint.strip(), param, ctx), name
 
 
+class _Link(click.ParamType):  # type: ignore[type-arg]  # as above
+    """Another broker: its endpoint, and with access control its public key."""
+
+    name = "ENDPOINT[=KEY]"
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return ENDPOINT[=KEY]."""
+        del param, ctx
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LinkTo:
+        """Return the broker that `value` names."""
+        if isinstance(value, LinkTo):
+            return value
+        if not isinstance(value, str):
+            self.fail(f"expected ENDPOINT or ENDPOINT=KEY, got {value!r}", param, ctx)
+        endpoint, _, key = value.partition("=")
+        found = Endpoint().convert(endpoint.strip(), param, ctx)
+        try:
+            return LinkTo(self._kind, found, public_key(key.strip(), Path()) if key else None)
+        except SettingError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
 def _all_pirates(
     context: click.Context, option: click.Parameter, values: Sequence[Sequence[tuple[str, bytes]]]
 ) -> tuple[tuple[str, bytes], ...]:
@@ -124,7 +152,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
         allowed = ", ".join(sorted(name.replace("_", "-") for name in known))
         raise click.BadParameter(f"{path} has no setting {', '.join(unknown)}; known settings are {allowed}")
     settings = {name: values[spelled] for name, spelled in spelling.items()}
-    for name in ("bind", "pirate"):
+    for name in ("bind", "pirate", "peer"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
     context.params["config"] = path
@@ -159,6 +187,23 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     callback=_all_pirates,
     help="Endpoint for programs without a library: plain REQ sockets call SERVICE there, and workers that speak the "
     "Paranoid Pirate Protocol offer it. Can be repeated, or separate several with commas.",
+)
+@click.option(
+    "--name",
+    help="Name of this broker among those it is linked to; also in mmi.broker.  [default: the host's name and the first "
+    "port]",
+)
+@click.option(
+    "--peer",
+    type=_Link("peer"),
+    multiple=True,
+    help="Another broker to exchange requests with, and with --access its public key: a file, or the key itself. Can be "
+    "repeated.",
+)
+@click.option(
+    "--parent",
+    type=_Link("parent"),
+    help="The broker above this one in a tree, as for --peer: every broker of a tree reaches the services of all.",
 )
 @click.option(
     "--access",
@@ -205,6 +250,9 @@ def cli(
     *,
     bind: tuple[str, ...],
     pirate: tuple[tuple[str, bytes], ...],
+    name: str | None,
+    peer: tuple[LinkTo, ...],
+    parent: LinkTo | None,
     access: Path | None,
     check: bool,
     json: bool,
@@ -240,7 +288,7 @@ def cli(
     _allow_many_connections()
     with Server(
         bind, pirates=pirate, limits=settings, drain_timeout=drain_timeout, access=rules, insecure=insecure,
-        ipc_mode=ipc_mode,
+        ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])],
     ) as server:  # fmt: skip
         with server.stopped_by(signal.SIGTERM, signal.SIGINT):
             for endpoint in server.endpoints:

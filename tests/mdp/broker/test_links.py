@@ -513,6 +513,16 @@ def test_a_silent_link_ends():
     assert mesh["a"].registry.queued == 1
 
 
+def test_heartbeats_keep_a_link():
+    mesh = pair()
+    for _ in range(20):
+        mesh.receive("b", [b"w", b"MDPWX1", b"\x05"])
+        mesh.wait(1.0)
+    assert trouble(mesh, "a") == trouble(mesh, "b") == [""]
+    assert len(work(mesh.receive("a", request())["b"])) == 1
+    assert mesh["a"].stats.disconnected == mesh["b"].stats.disconnected == {}
+
+
 def test_a_connection_that_is_no_link_any_longer_is_told_so():
     mesh = Mesh("a")
     packed = batch.Batch((b"x",), b"MDPCL1")

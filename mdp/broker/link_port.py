@@ -1,0 +1,133 @@
+"""The connections of links that this broker opens: a DEALER for each, which is replaced when its connection ends."""
+
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ..access import Access
+from ..keys import ClientKeys
+from ..limits import Limits
+from ..transport.multipart import receive, send
+from ..transport.reach import HANDSHAKE_FAILED, why_refused
+from ..wire import Message
+from .machine import Broker
+from .ports import HANDSHAKE_MS, LINGER_MS, Port, keep_alive
+from .roles import Role
+
+RECONNECT_IVL_MS: Final = 3_600_000
+"""ZeroMQ's own reconnection interval: so long that the machine has the connection replaced first."""
+_EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED
+
+
+class LinkPort(Port):
+    """One connection to another broker, at `endpoint`.
+
+    `identity` is the link's in the machine, and `keys` are this broker's own with the other's public key, or None.
+    Raises `zmq.ZMQError` if there can be no socket.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        identity: bytes,
+        endpoint: str,
+        keys: ClientKeys | None,
+        role: Role,
+        context: zmq.Context[zmq.Socket[bytes]],
+        limits: Limits,
+    ) -> None:
+        self.ended: str | None = None
+        """Why the connection has ended or cannot be made, once that is known."""
+        self.heard = False
+        """Whether anything has arrived."""
+        self._broker = broker
+        self._keys = keys
+        self._role = role
+        self._closed = False
+        self._socket = context.socket(zmq.DEALER)
+        try:
+            socket = self._socket
+            # Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates.
+            socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
+            socket.set(zmq.LINGER, LINGER_MS)
+            socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            socket.set(zmq.MAXMSGSIZE, 2 * limits.max_message + (1 << 20))
+            keep_alive(socket)
+            if keys is not None:
+                keys.apply(socket)
+            self._monitor = socket.get_monitor_socket(_EVENTS)
+            socket.connect(endpoint)
+        except zmq.ZMQError:
+            self._socket.close(0)
+            raise
+        super().__init__(identity, int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
+        self.look(0.0)  # libzmq signals the descriptor only after a first read has found nothing
+
+    def receive(self) -> Message | None:
+        """Return the next message that has arrived, which begins with the identity of the link, or None."""
+        message = receive(self._socket)
+        if message is None:
+            return None
+        self.heard = True
+        return [self.prefix, *message]
+
+    def deliver(self, message: Message, now: float) -> None:
+        """Let the machine take in a message that `receive` returned."""
+        self._broker.take(message, now, self._role)
+
+    def send(self, message: Message) -> int:
+        """Send `message` to the other broker."""
+        self.ready = True
+        errno: int = send(self._socket, message[1:], self.unsent)
+        return errno
+
+    def waiting(self) -> dict[bytes, int]:
+        """Return how many bytes libzmq holds, by the identity of the link."""
+        held: dict[bytes, int] = self.unsent.waiting()
+        return {self.prefix: sum(held.values())}
+
+    def release(self, identity: bytes) -> None:
+        """Count no longer what libzmq holds, since the connection ends."""
+        del identity
+        for first in list(self.unsent.waiting()):
+            self.unsent.forget(first)
+
+    def grant(self, access: Access, users: dict[bytes, Role]) -> None:
+        """Use the role that `users` has for the other broker's key from now on."""
+        del access
+        role = self._broker.roles.nobody if self._keys is None else users.get(self._keys.server)
+        if role is not self._role:
+            self.ended = "the role of its key has changed"
+
+    def look(self, now: float) -> None:
+        """Find out whether the connection has ended, and why."""
+        del now
+        while (message := receive(self._monitor)) is not None:
+            event = parse_monitor_message(message)
+            self.ready = True  # what arrived before the end is taken in first
+            if self.ended is None:
+                self.ended = self._why(event["event"], event["value"])
+
+    def _why(self, event: int, value: int) -> str:
+        if self.heard:
+            return "the other broker closed the connection"
+        refusal = why_refused(event, value, self._keys)
+        if refusal is not None:
+            return refusal
+        if event == zmq.Event.DISCONNECTED:
+            return "the program that listens there closed the connection: is it a broker?"
+        return "nothing is listening there"
+
+    def end(self, identity: bytes) -> None:
+        """End the connection of a peer that does not read its messages."""
+        del identity
+        self.ended = "the other broker does not read its messages"
+
+    def close(self) -> None:
+        """Close the socket.  Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(LINGER_MS if self._broker.draining else 0)
