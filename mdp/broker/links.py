@@ -503,7 +503,7 @@ class Links:
         for link in self.by_identity.values():
             if link.state is State.DOWN:
                 if self.withdrawn:
-                    continue
+                    continue  # a draining broker opens no links
                 at = link.retry_at
             else:
                 at = link.last_seen + self._limits.patience
@@ -514,7 +514,7 @@ class Links:
 
     def deadline(self) -> float | None:
         """Return when `tick`, `announce` or `due` has something to do, or None."""
-        if self._dirty and (self._due is None or self._announce_at < self._due):
+        if self._dirty and self.by_identity and (self._due is None or self._announce_at < self._due):
             return self._announce_at
         return self._due
 

@@ -152,7 +152,7 @@ class Broker:
         self._batched = True
         if found.header == wire.CX1 and len(self._given_up) and self._given_up.includes(key_of(found.route), now):
             return
-        if found.bare and found.header in {wire.CX1, wire.WX1}:
+        if found.bare and found.header != wire.CL1 and found.header != wire.WL1:
             self._heartbeat(wire.Heartbeat(found.route, found.header), now)
         elif found.header == wire.CX1:
             client = self._x1_client(found.route)
@@ -1176,7 +1176,6 @@ class Broker:
 
     def _lose_link(self, link: Link, why: str, now: float) -> None:
         """Place the requests again that were passed on over a link, and drop those that came over it."""
-        self._queue_all_arrived(now)  # else what has arrived in this turn would not be found
         attempts = self.links.down(link, why, now)
         self._client_gone(link.client, now)
         for attempt in reversed(attempts):  # each goes to the front
