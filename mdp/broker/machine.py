@@ -1176,6 +1176,7 @@ class Broker:
 
     def _lose_link(self, link: Link, why: str, now: float) -> None:
         """Place the requests again that were passed on over a link, and drop those that came over it."""
+        self._queue_all_arrived(now)  # else what has arrived in this turn would not be found
         attempts = self.links.down(link, why, now)
         self._client_gone(link.client, now)
         for attempt in reversed(attempts):  # each goes to the front
