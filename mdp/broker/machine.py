@@ -791,7 +791,7 @@ class Broker:
             if link is not None:
                 why = "the other broker has shut down"
                 if command.text:
-                    link.backoff = max(link.backoff, 1.0)
+                    self.links.ended(link, now)
                     why = f"the other broker has ended it: {command.text.decode(errors='replace')}"
                 self._lose_link(link, why, now)
             return
@@ -1171,7 +1171,7 @@ class Broker:
     def _end_link(self, link: Link, why: str, now: float) -> None:
         """End a link, and tell the other broker why."""
         self._outgoing.add(wire.disconnect((link.identity,), wire.WL1, why.encode()))
-        link.backoff = max(link.backoff, 1.0)
+        self.links.ended(link, now)
         self._lose_link(link, why, now)
 
     def _lose_link(self, link: Link, why: str, now: float) -> None:
