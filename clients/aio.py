@@ -12,6 +12,7 @@ import zmq
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.sockets import end, own_context
@@ -24,7 +25,6 @@ from .arguments import (
 )
 from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
 from .dialog import AsyncDialog
-from .endpoints import Endpoints
 from .legacy_aio import LegacyAsyncDialog
 from .reply import Reply, is_available
 from .x1_aio import X1AsyncDialog

@@ -8,11 +8,11 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
-from .endpoints import Endpoints
 from .session import Call, ClientSession, Outcome
 
 MAX_MESSAGES: Final = 100

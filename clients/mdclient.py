@@ -11,6 +11,7 @@ import zmq
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError
 from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.sockets import end, own_context
@@ -24,7 +25,6 @@ from .arguments import (
 )
 from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
 from .dialog import Ask, Dialog
-from .endpoints import Endpoints
 from .legacy import LegacyDialog
 from .reply import Reply, is_available
 from .x1 import X1Dialog

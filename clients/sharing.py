@@ -16,12 +16,12 @@ from typing import Final, Protocol
 
 import zmq
 
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestTimeout
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import milliseconds
 from .connection import ClientConnection
 from .dialog import Ask
-from .endpoints import Endpoints
 from .inbox import Inbox
 from .reply import Reply
 from .session import Call, ClientSession, Outcome

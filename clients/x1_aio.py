@@ -10,10 +10,10 @@ from typing import Any
 import zmq
 
 from ..mdp import tracing
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestTimeout, ZmdpError
 from ..mdp.keys import ClientKeys
 from .connection import ClientConnection
-from .endpoints import Endpoints
 from .inbox import Inbox
 from .reply import Reply
 from .session import Call, ClientSession, Outcome

@@ -12,8 +12,8 @@ from support.processes import eventually
 
 from zmdp.clients import AsyncClient
 from zmdp.clients.connection import ClientConnection
-from zmdp.clients.endpoints import Endpoints
 from zmdp.clients.session import ClientSession
+from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.transport.multipart import receive
 
 ECHO = b"echo"
