@@ -40,7 +40,7 @@ def connection(router, context):
         for call, outcome in events:
             call.receiver.append(outcome)
 
-    made = ClientConnection(ClientSession(), Endpoints([router.last_endpoint.decode()]), context, deliver)
+    made = ClientConnection(ClientSession(Endpoints([router.last_endpoint.decode()])), context, deliver)
     yield made
     made.drop()
 
@@ -132,9 +132,7 @@ def test_after_the_last_reply_nothing_more_is_received(router, connection, monke
 
 def test_outcomes_are_delivered_together(router, context):
     deliveries = []
-    connection = ClientConnection(
-        ClientSession(), Endpoints([router.last_endpoint.decode()]), context, deliveries.append
-    )
+    connection = ClientConnection(ClientSession(Endpoints([router.last_endpoint.decode()])), context, deliveries.append)
     for _ in range(10):
         ask(connection, None)
     connection.step(time.monotonic())
