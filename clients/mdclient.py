@@ -14,10 +14,9 @@ from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError
 from ..mdp.keys import BrokerKey, Key, load_keys
-from ..mdp.transport.sockets import end, own_context
+from ..mdp.transport.sockets import checked_endpoints, end, own_context
 from .arguments import (
     checked_body,
-    checked_endpoints,
     checked_max_outstanding,
     checked_protocol,
     checked_retries,
