@@ -76,7 +76,7 @@ class Connection:
         self.flushed_at = 0.0
         self.monitor_reported = False
         """Set when the monitor's descriptor is readable.  Asking the monitor itself at every step would cost more."""
-        self._several = len(session.endpoints.all) > 1
+        self._several = len(session.failover.endpoints.all) > 1
         self._endpoint = ""  # of the socket
         self._context = context
         self._keys = keys
@@ -104,10 +104,11 @@ class Connection:
 
     def open(self) -> None:
         """Open a socket.  Raises `SettingError` if the endpoint is invalid."""
-        monitored, options = MONITORED if self._level == logging.WARNING else 0, {zmq.LINGER: LINGER_MS}
+        monitored = MONITORED if self._level == logging.WARNING else 0
+        options: dict[int, int] = {zmq.LINGER: LINGER_MS}
         if self._several:
             monitored, options[zmq.RECONNECT_IVL] = MONITORED | int(zmq.Event.DISCONNECTED), RECONNECT_IVL_MS
-        self._endpoint = self.session.endpoints.current
+        self._endpoint = self.session.failover.endpoints.current
         self._socket = dealer(self._context, self._endpoint, options, keys=self._keys, monitored=monitored)
         self._descriptor = int(self._socket.get(zmq.FD))
         self.opened(self._descriptor)
@@ -238,7 +239,7 @@ class Connection:
     def _wait_for_broker(self, level: int, reason: str) -> None:
         """Log that there is no broker, once until one answers."""
         self._waiting = True
-        where = " or ".join(self.session.endpoints.all)
+        where = " or ".join(self.session.failover.endpoints.all)
         log.log(level, "%s: waiting for a broker at %s: %s", self.session.service.decode(), where, reason)
 
     def _look_for_first(self, now: float) -> None:
@@ -248,7 +249,7 @@ class Connection:
             if not session.probe_due(now):
                 return
             try:
-                self._probe = Probe(session.endpoints.first, self._context, self._keys)
+                self._probe = Probe(session.failover.endpoints.first, self._context, self._keys)
             except (zmq.ZMQError, SettingError):  # for example, too many open files
                 session.probed(False, now)
                 return
@@ -305,11 +306,11 @@ class Connection:
                 level = min(level, logging.INFO)
             self._broker_restarts = session.dismissed
             delay = session.retry_at - now
-            if session.moved:
+            if session.failover.moved:
                 self._log_move(level, delay)
             else:
                 when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
-                name, endpoint = session.service.decode(), session.endpoints.current
+                name, endpoint = session.service.decode(), session.failover.endpoints.current
                 log.log(level, "%s: %s; reconnecting to %s %s", name, session.lost, endpoint, when)
         self._drop(LINGER_MS if session.keep_messages else 0)
 
@@ -317,9 +318,9 @@ class Connection:
         """Log that the session moves to another broker: once that answers, or now if none does."""
         session = self.session
         if session.refused:
-            log.log(level, "%s: %s", session.service.decode(), session.moved)
+            log.log(level, "%s: %s", session.service.decode(), session.failover.moved)
         if self._connected or not self._left:
-            self._left, self._left_level, self._left_at = session.moved, level, self._endpoint
+            self._left, self._left_level, self._left_at = session.failover.moved, level, self._endpoint
         if delay > 0 and not self._waiting:
             self._wait_for_broker(self._left_level, self._left)
 

@@ -7,7 +7,7 @@ messages with `receive`, and calls `tick` at `deadline()`.  It takes requests wi
 `error`, and sends what `take_messages` returns.  When `lost` is set, it sends the remaining messages and closes the
 socket; the requests that were held then are no longer answered (C9).
 
-There may be several brokers, in order of preference: the socket is to be connected to `endpoints.current`.  The session
+There may be several brokers (`failover`): the socket is to be connected to `failover.endpoints.current`.  The session
 moves on when it loses a broker or is told to go.  While it is not at the first one (X1), the shell is asked by
 `probe_due` to find out whether that is back, and reports to `probed`.  If it is, the session finishes what it holds,
 and returns.
@@ -22,11 +22,11 @@ from typing import Any, Final, cast
 from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import SettingError
 from ..mdp.wire import Address, Message, Route, batch
 from ..mdp.wire.names import displayed
 from .credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
+from .failover import Failover
 from .heartbeats import Heartbeats
 from .request import Request
 
@@ -40,8 +40,6 @@ HEADERS: Final[dict[str, tuple[Route, bytes]]] = {
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
 BACKOFF_SECONDS: tuple[float, float] = (1.0, 32.0)
 """Delay before a reconnection, at first and at most; it doubles each time."""
-PROBE_SECONDS: tuple[float, float] = (1.0, 15.0)
-"""Delay before the first broker is probed, at first and at most; it doubles each time."""
 UNHEARD_PATIENCE_SECONDS: Final = 0.5
 """Time that a leaving worker waits for a broker that has never sent anything."""
 
@@ -89,10 +87,6 @@ class WorkerSession:
         """Requests whose handlers have exceeded `handler_timeout`.  The shell clears this list."""
         self.lost: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
-        self.endpoints = Endpoints(endpoints)
-        """Where the brokers are, and which of them to connect to."""
-        self.moved = ""
-        """Why the endpoint was changed when the last connection was lost; empty if it was not."""
         self.dismissed = False
         """The broker ended the last connection with DISCONNECT, as it does when it shuts down."""
         self.refused = False
@@ -112,6 +106,7 @@ class WorkerSession:
         self.handler_timeout = math.inf if handler_timeout is None else handler_timeout
         self._options = options
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not cryptography
+        self.failover = Failover(endpoints, self._rng)
         self._batch: Any = batch.Batch(self._route, self._header)
         self._messages: list[Message] = []  # to be sent before the batch
         self._queue: deque[Request] = deque()  # requests that have not begun, in order
@@ -124,12 +119,7 @@ class WorkerSession:
         self._winding_down = False  # DISCONNECT was sent: the connection ends with its last request (X1)
         self._leave_by = math.inf  # when to close if the broker does not answer DISCONNECT
         self._backoff = BACKOFF_SECONDS[0]  # seconds before the next reconnection, without jitter
-        self._several = len(endpoints) > 1
-        self._moves = 0  # how often the endpoint was changed since a broker was last heard
         self._open = False  # whether `connected` was called since the last loss
-        self._returning = False  # the connection is winding down because the first broker is back
-        self._probe_at = math.inf  # when to find out whether it is
-        self._probe_wait = PROBE_SECONDS[0]  # seconds before the next time, without jitter
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -151,10 +141,10 @@ class WorkerSession:
         """Send READY on a new socket (C7)."""
         self.lost = None
         self.heard = self.keep_messages = self.refused = False
-        self._winding_down = self._returning = False
+        self._winding_down = False
         self._open = True
         self._leave_by = math.inf
-        self._plan_probe(now)
+        self.failover.connected(now, probing=self._x1)  # third-party brokers do not answer a probe
         self.heartbeats.connected(now)
         self._discard()
         if self._x1:
@@ -177,8 +167,12 @@ class WorkerSession:
         heard, self._open = self.heard and self._open, False
         away = self.dismissed and not heard  # a broker that went away has not been heard since
         self.dismissed = dismissed or not wait
-        if self._several and not self.leaving:
-            wait = self._move(reason, heard=heard)
+        failover = self.failover
+        if failover.several and self._winding_down and not failover.returning:  # because a handler does not end
+            failover.ended()
+            wait = False
+        elif failover.several:
+            wait = failover.lost(reason, heard=heard, dismissed=self.dismissed)
         self.retry_at = now
         if wait:
             self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
@@ -187,29 +181,6 @@ class WorkerSession:
         self.keep_messages = False
         self._discard()
         self._end(reason)
-
-    def _move(self, reason: str, *, heard: bool) -> bool:
-        """Choose the endpoint of the next connection.  Return whether to wait first, because all have failed."""
-        endpoints = self.endpoints
-        before = endpoints.current
-        if heard:
-            self._moves = 0
-            if endpoints.at_first:
-                self._probe_wait = PROBE_SECONDS[0]
-        if self._returning:
-            self.moved = f"the broker at {endpoints.restart()} is back"
-            return False
-        if self._winding_down:  # because a handler does not end
-            self.moved = ""
-            return False
-        self._moves += 1
-        if self.dismissed:
-            endpoints.advance()
-            self.moved = f"the broker at {before} is draining"
-        else:
-            endpoints.fail_over(answered=heard)
-            self.moved = f"{'lost' if heard else 'cannot use'} the broker at {before}: {reason}"
-        return self._moves % len(endpoints.all) == 0
 
     def _end(self, reason: str) -> None:
         self.lost = reason
@@ -250,8 +221,8 @@ class WorkerSession:
 
     def _close(self, reason: str, now: float) -> None:
         """End the connection cleanly: the last messages should still reach the broker."""
-        self.dismissed, self._open = self._returning, False
-        self.moved = f"the broker at {self.endpoints.restart()} is back" if self._returning else ""
+        self.dismissed, self._open = self.failover.returning, False
+        self.failover.ended()
         self.retry_at = now
         self.keep_messages = self.heard  # do not wait for a broker that was never heard
         self._end(reason)
@@ -281,7 +252,7 @@ class WorkerSession:
         elif isinstance(command, wire.Disconnect):
             # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
             expected = ", as it does when it restarts" if self.heard and not self._winding_down else ""
-            dismissed = self._several or self.dismissed
+            dismissed = self.failover.several or self.dismissed
             self.lose(f"the broker sent DISCONNECT{expected}", now, wait=not self.heard, dismissed=dismissed)
         elif isinstance(command, wire.Heartbeat):
             self._beaten(now)
@@ -469,28 +440,18 @@ class WorkerSession:
 
     # ── the return to the first broker ───────────────────────────────────────────────────────────────────────────────
 
-    def _plan_probe(self, now: float) -> None:
-        self._probe_at = math.inf
-        if not self.endpoints.at_first and self._x1:  # third-party brokers do not answer a probe
-            self._probe_at = now + self._probe_wait * self._rng.uniform(0.5, 1.0)
-
     def probe_due(self, now: float) -> bool:
-        """Return whether to find out now whether the broker at `endpoints.first` takes workers again; if so, the shell
-        calls `probed` once it knows."""
-        if now < self._probe_at or self.lost is not None or self.leaving or self._winding_down:
+        """Return whether to find out now if the first broker takes workers again; the shell then calls `probed`."""
+        if now < self.failover.probe_at or self.lost is not None or self.leaving or self._winding_down:
             return False
-        self._probe_at = math.inf
+        self.failover.probe_at = math.inf
         return True
 
     def probed(self, answered: bool, now: float) -> None:
         """Return to the first broker if it has `answered`, once the requests that are held are finished."""
         if self.lost is not None or self.leaving or self._winding_down:
             return
-        # Not reset before a connection to it was of use: it may answer a probe, and still refuse this worker.
-        self._probe_wait = min(2 * self._probe_wait, PROBE_SECONDS[1])
-        self._plan_probe(now)
-        if answered:
-            self._returning = True
+        if self.failover.probed(answered, now):
             self._wind_down(now)
 
     # ── messages to send, and timers ──────────────────────────────────────────────────────────────────────────────────
@@ -572,8 +533,8 @@ class WorkerSession:
         if self.lost is not None:
             return self.connect_at()
         due = min(self.heartbeats.deadline(), self._leave_by)
-        if self._several and not (self.leaving or self._winding_down):
-            due = min(due, self._probe_at)
+        if self.failover.several and not (self.leaving or self._winding_down):
+            due = min(due, self.failover.probe_at)
         if self._active_at:
             due = min(due, next(iter(self._active_at.values())) + self.handler_timeout)
         return min(due, self._slow_at())

@@ -1,7 +1,6 @@
 """Workers with several brokers: they move when a broker is lost or drains, and return to the first."""
 
 import asyncio
-import functools
 import logging
 import threading
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,6 @@ from support.processes import broker as broker_process
 from support.processes import eventually, free_endpoint
 
 from zmdp.clients import Client
-from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
