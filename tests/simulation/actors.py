@@ -201,7 +201,8 @@ class BrokerProcess(Process):
         self.world.network.broker_died()
 
     def drain(self) -> None:
-        self.referee.drain()
+        for message in self.referee.drain(self.world.now):
+            self.world.network.send(message)
 
     def stop(self) -> None:
         """Stop gracefully: ERROR for all X1 requests, DISCONNECT to all workers."""
