@@ -21,6 +21,7 @@ from support.x1_client import (
     sent,
 )  # fmt: skip
 
+from zmdp.clients.reply import Reply
 from zmdp.clients.session import MAX_OLD_CONNECTIONS, Call, ClientSession, OldConnection
 from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, ServiceError, StreamInterrupted
@@ -133,6 +134,8 @@ def test_a_refusal_that_is_followed_by_an_answer_counts_as_answered() -> None:
     assert events(session) == [(1, [b"x"], "echo", True)]
     assert (session.outstanding, session.take_left(), session.lost) == (0, None, "the broker drains")
     assert session.deadline() is None
+    connect(session, 101.0)
+    assert sent(session) == []
 
 
 def test_with_one_broker_nothing_changes() -> None:
@@ -561,6 +564,8 @@ class World:
         session = self.session
         for call, outcome in session.events:
             assert call.number not in self.over
+            if isinstance(outcome, Reply) and not outcome.final:
+                continue
             self.over[call.number] = outcome
             del self.open[call.number]
             self.at.pop(call.number, None)
@@ -621,12 +626,19 @@ class World:
         elif what == "tick":
             session.tick(self.now)
         elif what in MESSAGES:
-            message = MESSAGES[what](number)
-            if place is session:
-                session.receive(message, self.now)
-            else:
-                session.receive_old(place, message, self.now)
+            self.deliver(place, what, number)
         self.settle()
+
+    def deliver(self, place: Any, what: str, number: int) -> None:
+        message = MESSAGES[what](number)
+        if place is self.session:
+            self.session.receive(message, self.now)
+        else:
+            self.session.receive_old(place, message, self.now)
+        if what.startswith("refuse"):  # then it is no longer outstanding there
+            for each in (number, number + 1)[: 1 + (what == "refuse twice")]:
+                if self.at.get(each) is place and not self.open[each].streamed:
+                    del self.at[each]
 
 
 MESSAGES = {
@@ -634,6 +646,7 @@ MESSAGES = {
     "partial": lambda number: batched(partial(number, b"x")),
     "refuse": draining,
     "refuse twice": lambda number: batched(draining(number), draining(number + 1)),
+    "refuse and answer": lambda number: batched(draining(number), final(number, b"x")),
     "fail": lambda number: error(number, b"500", b"x"),
     "drain": lambda number: DISCONNECT,
     "beat": lambda number: HEARTBEAT,
