@@ -152,7 +152,7 @@ class ClientConnection:
                 return more
             try:
                 self._probe = Probe(endpoint, self._context, self._keys)
-            except zmq.ZMQError:  # no file descriptor is left, for example
+            except (zmq.ZMQError, SettingError):  # no file descriptor is left, for example
                 session.probed(False, now)
                 return more
             self.changes += 1

@@ -47,9 +47,9 @@ class Client:
     All exceptions are in `zmdp.mdp.errors`.
 
     Args:
-        broker: An endpoint, or several in order of preference.  The client stays with its broker as long as that broker
-            answers.  When it loses the broker, it tries the endpoints in turn until one answers: from the first, or
-            from the second if it has just lost the first.
+        broker: An endpoint, or several in order of preference.  When the client loses its broker, it tries the
+            endpoints in turn until one answers: from the first, or from the second if it has just lost the first.  With
+            X1 it also moves to the next when its broker drains, and returns to the first once that is back.
         timeout: Seconds that each attempt may take.
         retries: Attempts after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
             travels with it.

@@ -82,6 +82,8 @@ class World:
         elif event == "the broker is restarted":
             self._broker = Broker(now=self._now, first_address=NEXT_FIRST_ADDRESS)
             self._brokers.append(self._broker)
+        elif event == "the broker drains":
+            self._say(self._broker.drain(self._now))
         else:
             assert event == "the broker shuts down"
             self._say(self._broker.close(self._now))
