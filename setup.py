@@ -38,7 +38,7 @@ MACHINES = [
     "zmdp/mdp/broker/drops.py",
     "zmdp/mdp/broker/given_up.py",
     "zmdp/mdp/broker/journal.py",
-    "zmdp/mdp/broker/link_port.py",
+    "zmdp/mdp/broker/link_ports.py",
     "zmdp/mdp/broker/links.py",
     "zmdp/mdp/broker/machine.py",
     "zmdp/mdp/broker/outbox.py",
