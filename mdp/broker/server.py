@@ -88,7 +88,6 @@ class Server:
         self._outbox = Outbox(self.limits, self._ports)
         self._stops = 0
         self._reload = False
-        self._ipc_mode = ipc_mode
         self._tick_at = 0.0
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
