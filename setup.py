@@ -56,6 +56,7 @@ MACHINES = [
     "zmdp/mdp/wire/mdp.py",
     "zmdp/mdp/wire/names.py",
     "zmdp/mdp/wire/options.py",
+    "zmdp/mdp/wire/pirate.py",
     "zmdp/mdp/wire/value.py",
     "zmdp/mdp/wire/x1.py",
 ]

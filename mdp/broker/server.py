@@ -106,7 +106,6 @@ class Server:
         self._links: LinkPorts | None = None
         self._stops = 0
         self._reload = False
-        self._ipc_mode = ipc_mode
         self._tick_at = 0.0
         self._wake_in, self._wake_out = _pair()
         self._own_context = context is None
