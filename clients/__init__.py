@@ -1,5 +1,5 @@
-"""Call services: `Client` and `AsyncClient`, or without a broker `FreelanceClient` and `AsyncFreelanceClient`; what they
-return and what they raise."""
+"""Call services: `Client` and `AsyncClient`, or without a broker `FreelanceClient` and `AsyncFreelanceClient`; what
+they return and what they raise."""
 
 from ..mdp.errors import (
     BrokerUnreachable,

@@ -249,7 +249,7 @@ class FreelanceClient(_Base):
                     return
                 more = self._connection.step(time.monotonic())
                 events, session.events = session.events, []
-                due = session.deadline()
+                due = self._connection.due()
             self._deliver(events)
             ready = poller.poll(0 if more else milliseconds(due - time.monotonic()))
             if any(descriptor == self._wake_out.fileno() for descriptor, _ in ready):
@@ -393,7 +393,7 @@ class AsyncFreelanceClient(_Base):
         if more:
             self._step_soon()
             return
-        due = self._session.deadline()
+        due = self._connection.due()
         # A timer that fires too early is harmless, so it is rarely replaced.
         if self._timer is None or due < self._timer_at:
             if self._timer is not None:

@@ -19,8 +19,8 @@ FREELANCE: Final = click.option(
     multiple=True,
     callback=all_endpoints,
     help="Call this server directly, without a broker (mdworker --freelance): there is no SERVICE then, and every "
-    "argument is a BODY. Can be repeated, or separate endpoints with commas: if a server is lost or silent, the next is "
-    "tried.",
+    "argument is a BODY. Can be repeated, or separate endpoints with commas: if a server is lost or silent, the next "
+    "is tried.",
 )
 _NOT_WITH_FREELANCE: Final = ("broker", "protocol", "envelope", "headers")
 

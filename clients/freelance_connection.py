@@ -1,6 +1,8 @@
 """A Freelance client's connections: its session on one ROUTER socket, which ZeroMQ connects to every server."""
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import zmq
@@ -20,6 +22,8 @@ MAX_UNSENT: Final = 10_000
 RECONNECT_IVL_MS: Final = 100
 RECONNECT_IVL_MAX_MS: Final = 1_000
 """The shortest and the longest pause between attempts to connect to a server."""
+REFUSED_RETRY_SECONDS: Final = 1.0
+"""Time after which a server that has refused this client is tried again: ZeroMQ itself would not."""
 MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED) | HANDSHAKE_FAILED
 
 
@@ -64,6 +68,7 @@ class FreelanceConnection:
     ) -> None:
         self.session = session
         self._keys = keys
+        self._reconnect_at = math.inf
         self._descriptors = _Descriptors()
         self._socket = context.socket(zmq.ROUTER)
         try:
@@ -97,6 +102,8 @@ class FreelanceConnection:
     def step(self, now: float) -> bool:
         """Do everything that is due: receive and send.  Return whether to call it again immediately."""
         session, socket = self.session, self._socket
+        if now >= self._reconnect_at:
+            self._reconnect()
         while (event := receive(self._monitor)) is not None:
             self._happened(parse_monitor_message(event), now)
         more = True
@@ -114,6 +121,17 @@ class FreelanceConnection:
             more = True  # sending may consume the descriptor's signal that something has arrived
         return more
 
+    def due(self) -> float:
+        """Return when to call `step` if nothing arrives earlier."""
+        return min(self.session.deadline(), self._reconnect_at)
+
+    def _reconnect(self) -> None:
+        self._reconnect_at = math.inf
+        for endpoint in self.session.unusable():
+            with suppress(zmq.ZMQError):  # ZeroMQ has given the endpoint up
+                self._socket.disconnect(endpoint)
+            self._socket.connect(endpoint)
+
     def _happened(self, event: Any, now: float) -> None:
         kind, value = event["event"], event["value"]
         if kind == zmq.Event.DISCONNECTED:
@@ -124,6 +142,7 @@ class FreelanceConnection:
             self.session.trouble = ""
         else:
             self.session.trouble = why_refused(kind, value, self._keys) or ""
+            self._reconnect_at = min(self._reconnect_at, now + REFUSED_RETRY_SECONDS)
             return
         self.session.probe(now)
 

@@ -181,6 +181,10 @@ class FreelanceSession:
             for server in ordered
         ]
 
+    def unusable(self) -> list[str]:
+        """Return the endpoints of the servers that are not connected."""
+        return [server.endpoint for server in self._servers if not server.usable and not server.expired]
+
     def close(self, error: Callable[[], ZmdpError]) -> None:
         """End every request with an `error`."""
         for call in list(self._calls.values()):

@@ -1,5 +1,5 @@
-"""Offer services: `Worker`, `AsyncWorker`, or without a broker `FreelanceWorker`, `AsyncFreelanceWorker`; the `Request` a
-handler gets, and what it raises."""
+"""Offer services: `Worker`, `AsyncWorker`, or without a broker `FreelanceWorker`, `AsyncFreelanceWorker`; the `Request`
+that a handler gets, and what it raises."""
 
 from ..mdp.errors import ClosedError, CodecError, HandlerError, RequestCancelled, ServiceError, SettingError, ZmdpError
 from .aio import AsyncHandler, AsyncWorker

@@ -159,8 +159,10 @@ def cli(
     return _serve(worker, supervised_by)
 
 
-_NEEDS_BROKER = ("broker", "key_file", "broker_key", "processes", "heartbeat", "liveness", "handler_timeout", "protocol")
-_NEEDS_FREELANCE = ("bind", "access", "insecure")
+_NEEDS_FREELANCE: Final = ("bind", "access", "insecure")
+_NEEDS_BROKER: Final = (
+    "broker", "key_file", "broker_key", "processes", "heartbeat", "liveness", "handler_timeout", "protocol",
+)  # fmt: skip
 
 
 def _check_freelance(freelance: str | None) -> None:
