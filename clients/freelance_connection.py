@@ -148,6 +148,7 @@ class FreelanceConnection:
 
     def close(self) -> None:
         """Close the socket."""
-        self._socket.disable_monitor()
+        with suppress(zmq.ZMQError):  # the context was terminated
+            self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)

@@ -1,6 +1,7 @@
 """The client's state machine for FLP: which server gets a request, failover, PINGs, deadlines."""
 
 from errno import EAGAIN, EHOSTUNREACH
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -418,7 +419,7 @@ def test_attempts_to_reach_a_server_become_rarer():
     for _ in range(20):
         network.pass_time(network.session.deadline() - network.now)
         attempts.append(network.now)
-    pauses = [round(b - a, 3) for a, b in zip(attempts, attempts[1:], strict=False)]
+    pauses = [round(b - a, 3) for a, b in pairwise(attempts)]
     assert pauses[:4] == [0.002, 0.004, 0.008, 0.016]
     assert pauses[-1] == 2.0
 
@@ -496,32 +497,34 @@ def test_every_request_ends_exactly_once_and_in_time(events):
             ended.add(receiver)
         network.session.events.clear()
 
+    def request(timeout):
+        name = len(calls) + 1
+        calls[name] = network.session.request([b"x"], network.now, timeout=timeout, receiver=name)
+
+    def reply(server):
+        for endpoint, *frames in list(network.sent):
+            if endpoint == server and len(frames) > 1:
+                network.hear(endpoint, frames[0], b"done")
+
+    def forget(name):
+        if name in calls and name not in ended:
+            network.session.forget(calls[name])
+            forgotten.add(name)
+
+    happens = {
+        "request": request,
+        "reply": reply,
+        "forget": forget,
+        "time": network.pass_time,
+        "lose": network.lose,
+        "vanish": network.up.discard,
+        "rise": network.rise,
+        "pong": network.hear,
+        "full": lambda server: network.full.symmetric_difference_update({server}),
+        "junk": lambda frames: network.session.receive([A.encode(), *frames], network.now),
+    }
     for kind, value in events:
-        if kind == "request":
-            name = len(calls) + 1
-            calls[name] = network.session.request([b"x"], network.now, timeout=value, receiver=name)
-        elif kind == "time":
-            network.pass_time(value)
-        elif kind == "lose":
-            network.lose(value)
-        elif kind == "vanish":
-            network.up.discard(value)
-        elif kind == "rise":
-            network.rise(value)
-        elif kind == "pong":
-            network.hear(value)
-        elif kind == "full":
-            network.full ^= {value}
-        elif kind == "reply":
-            for endpoint, *frames in list(network.sent):
-                if endpoint == value and len(frames) > 1:
-                    network.hear(endpoint, frames[0], b"done")
-        elif kind == "forget":
-            if value in calls and value not in ended:
-                network.session.forget(calls[value])
-                forgotten.add(value)
-        else:
-            network.session.receive([A.encode(), *value], network.now)
+        happens[kind](value)
         take()
     network.full.clear()
     network.pass_time(11.0)

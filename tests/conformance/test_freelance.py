@@ -204,7 +204,7 @@ def test_c46_our_client_has_no_routing_id_of_its_own(endpoint):
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.set(zmq.ROUTING_ID, endpoint.encode())
             socket.set(zmq.LINGER, 0)
-            eventually(lambda: bound(socket, endpoint))  # noqa: B023 - it is called here
+            eventually(lambda: bound(socket, endpoint))
             with FreelanceClient(endpoint) as client:
                 client.submit(b"x")
                 assert socket.poll(10_000)

@@ -1,4 +1,4 @@
-"""FLP by hand: a caller that writes its own frames, and servers like those of the ZeroMQ Guide's third Freelance model."""
+"""FLP by hand: a caller that writes its own frames, and programs like those of the Guide's third Freelance model."""
 
 import threading
 import time
@@ -38,7 +38,8 @@ class Caller:
         try:
             self.socket.send_multipart([endpoint.encode(), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            assert error.errno in {zmq.EHOSTUNREACH, zmq.EAGAIN}
+            if error.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
+                raise
             time.sleep(0.001)  # the pause between attempts
             return False
         return True
