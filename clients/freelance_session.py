@@ -10,16 +10,16 @@ the next immediately; when it is silent, after its share of the time that the re
 so servers may handle a request more than once.
 """
 
+import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from errno import EAGAIN
 from typing import Any, Final, NamedTuple
 
 from ..mdp import wire
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceError, SettingError, WorkerLost, ZmdpError
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
-from ..mdp.timers import TimerNode, Timers
 from ..mdp.wire import Invalid, Message, flp
 from .reply import Reply
 
@@ -33,6 +33,8 @@ SEND_RETRY_SECONDS: Final = 0.01
 """Time after which a request that the servers did not accept, because they do not keep up, is sent again."""
 MAX_LOSSES: Final = 3
 """Servers that may be lost while they hold a request: perhaps the request is what ends them."""
+MAX_STALE_TIMERS: Final = 64
+"""Minimum number of stale entries among the timers before they are removed, so that removing costs little."""
 
 Outcome = Reply | ZmdpError
 """What a request results in."""
@@ -52,13 +54,14 @@ class ServerStatus(NamedTuple):
     """Requests that it has not answered yet."""
 
 
-class Call(TimerNode):
+class Call:
     """One request, from when it is made until its reply or error."""
 
-    __slots__ = ("attempts", "body", "control", "deadline", "ended", "losses", "next_at", "receiver", "sent", "timeout")
+    __slots__ = (
+        "attempts", "body", "control", "deadline", "due", "ended", "losses", "receiver", "sent", "timeout",
+    )  # fmt: skip
 
     def __init__(self, control: bytes, body: Sequence[bytes], timeout: float, deadline: float, receiver: Any) -> None:
-        super().__init__()
         self.control = control
         """The number of the request, as text: the control frame."""
         self.body = body
@@ -68,8 +71,8 @@ class Call(TimerNode):
         """Where the outcome is delivered.  The session does not use it."""
         self.attempts: dict[_Server, None] = {}
         """The servers from which a reply may still arrive."""
-        self.next_at = math.inf
-        """When the request goes to another server as well."""
+        self.due = math.inf
+        """When the request ends, or before that, goes to another server as well."""
         self.losses = 0
         """Servers that were lost while they held the request."""
         self.sent = False
@@ -138,7 +141,9 @@ class FreelanceSession:
         self._calls: dict[bytes, Call] = {}
         self._waiting: dict[Call, None] = {}
         """Requests that no usable server holds, or whose turn it is to go to another one as soon as there is one."""
-        self._due: Timers[Call] = Timers(0.001)
+        self._timers: list[tuple[float, int, Call]] = []
+        """A heap of the due times of requests; stale where a request has another due time by now."""
+        self._timers_set = 0
         self._surveys: list[_Survey] = []
         self._messages: deque[Message] = deque()
 
@@ -196,7 +201,6 @@ class FreelanceSession:
 
     def _advance(self, call: Call, now: float) -> None:
         """Send `call` to the best server that does not hold it, or have it wait for one."""
-        self._due.clear(call)
         self._waiting.pop(call, None)
         others = [server for server in self._servers if server not in call.attempts]
         usable = [server for server in others if server.usable]
@@ -207,18 +211,17 @@ class FreelanceSession:
             server.calls[call] = None
             self._messages.append(flp.exchange(server.identity, call.control, call.body))
             # Each server gets the same part of the time that is left; the last one gets all of it.
-            call.next_at = now + (call.deadline - now) / len(others)
+            self._set_due(call, now + (call.deadline - now) / len(others) if len(others) > 1 else call.deadline)
         else:
             self._waiting[call] = None
-            call.next_at = math.inf
-        self._due.set(call, min(call.next_at, call.deadline))
+            self._set_due(call, call.deadline)
 
     def _rank(self, server: _Server, now: float) -> tuple[bool, bool, float]:
         return server.usable, now >= server.avoid_until, server.heard_at
 
     def _end(self, call: Call) -> None:
         call.ended = True
-        self._due.clear(call)
+        call.due = math.inf
         self._waiting.pop(call, None)
         del self._calls[call.control]
         for server in call.attempts:
@@ -321,9 +324,7 @@ class FreelanceSession:
         if any(each.usable and each not in call.attempts and now >= each.avoid_until for each in self._servers):
             self._advance(call, now)
         else:
-            self._due.clear(call)
-            call.next_at = now + SEND_RETRY_SECONDS
-            self._due.set(call, min(call.next_at, call.deadline))
+            self._set_due(call, min(now + SEND_RETRY_SECONDS, call.deadline))
 
     def disconnected(self, identity: bytes, now: float) -> None:
         """Report that the connection to a server has ended: its replies are lost."""
@@ -375,7 +376,7 @@ class FreelanceSession:
 
     def tick(self, now: float) -> None:
         """Do what is due: end overdue requests, try other servers, send PINGs, and give up silent servers."""
-        for call in self._due.pop_due(now):
+        for call in self._pop_due(now):
             if now >= call.deadline:
                 self._fail(call, self._overdue(call))
                 continue
@@ -401,5 +402,22 @@ class FreelanceSession:
         due = min(due, *(self._silent_at(server) if server.usable else math.inf for server in self._servers), math.inf)
         for survey in self._surveys:
             due = min(due, survey.until)
-        next_call = self._due.next_due()
-        return due if next_call is None else min(due, next_call)
+        timers = self._timers
+        while timers and timers[0][0] != timers[0][2].due:
+            heapq.heappop(timers)
+        return min(due, timers[0][0]) if timers else due
+
+    def _set_due(self, call: Call, due: float) -> None:
+        call.due = due
+        self._timers_set += 1
+        heapq.heappush(self._timers, (due, self._timers_set, call))
+        if len(self._timers) > 2 * len(self._calls) + MAX_STALE_TIMERS:
+            self._timers = [each for each in self._timers if each[0] == each[2].due]
+            heapq.heapify(self._timers)
+
+    def _pop_due(self, now: float) -> Iterator[Call]:
+        while self._timers and self._timers[0][0] <= now:
+            due, _, call = heapq.heappop(self._timers)
+            if due == call.due:
+                call.due = math.inf
+                yield call

@@ -197,6 +197,19 @@ def test_closing_ends_every_request():
     assert network.flush() == []
 
 
+def test_the_timers_of_requests_that_have_ended_take_no_memory():
+    network = Network(A, up=[A]).begin()
+    network.request(timeout=1000.0)
+    for number in range(2, 2000):
+        network.request(timeout=600.0)
+        network.hear(A, b"%d" % number, b"y")
+    assert len(network.session._timers) < 100
+    network.pass_time(999.0)
+    assert network.session.outstanding == 1
+    network.pass_time(2.0)
+    assert network.session.outstanding == 0
+
+
 # ── which server ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
