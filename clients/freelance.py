@@ -20,8 +20,8 @@ from ..mdp.errors import ClosedError, SettingError, ZmdpError
 from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.sockets import end, own_context
-from .arguments import checked_body, checked_endpoints, checked_timeout
-from .defaults import DEFAULT_TIMEOUT
+from .arguments import checked_body, checked_endpoints, checked_max_outstanding, checked_timeout
+from .defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
 from .freelance_connection import FreelanceConnection
 from .freelance_session import PING_SECONDS, TTL_SECONDS, Call, FreelanceSession, RoundTrips, ServerStatus
 from .reply import Reply
@@ -43,6 +43,7 @@ class _Base:
         codec: str | Codec = "json",
         ping: float = PING_SECONDS,
         ttl: float = TTL_SECONDS,
+        max_outstanding: int = MAX_OUTSTANDING,
         key: Key | None = None,
         server_key: BrokerKey | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
@@ -51,7 +52,8 @@ class _Base:
         self._timeout = checked_timeout(timeout)
         self._coder = Coder(codec)
         keys = load_keys(key, server_key)
-        self._session = FreelanceSession(endpoints, ping=ping, ttl=ttl)
+        checked_max_outstanding(max_outstanding)
+        self._session = FreelanceSession(endpoints, ping=ping, ttl=ttl, max_outstanding=max_outstanding)
         self._closed = False
         self._process = os.getpid()
         self._own_context = context is None
@@ -93,6 +95,7 @@ class FreelanceClient(_Base):
         codec: How `call` encodes values.
         ping: Seconds of silence after which a server is sent a PING.
         ttl: Seconds of silence after which a server is considered dead.
+        max_outstanding: Maximum number of outstanding requests; others wait for their turn.
         key: The secret certificate file of this client's key, for servers that require one (docs/security.md).
         server_key: The servers' public key, which `key` needs: a certificate file, or 40 characters of Z85.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
@@ -108,13 +111,15 @@ class FreelanceClient(_Base):
         codec: str | Codec = "json",
         ping: float = PING_SECONDS,
         ttl: float = TTL_SECONDS,
+        max_outstanding: int = MAX_OUTSTANDING,
         key: Key | None = None,
         server_key: BrokerKey | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         super().__init__(
-            servers, timeout=timeout, codec=codec, ping=ping, ttl=ttl, key=key, server_key=server_key, context=context
-        )
+            servers, timeout=timeout, codec=codec, ping=ping, ttl=ttl, max_outstanding=max_outstanding, key=key,
+            server_key=server_key, context=context,
+        )  # fmt: skip
         self._lock = threading.Lock()
         """Held by the thread that uses the session or the socket."""
         self._wake_in, self._wake_out = sockets.socketpair()
@@ -210,6 +215,7 @@ class FreelanceClient(_Base):
     def _cancel(self, call: Call) -> None:
         with self._lock:
             self._session.forget(call)
+        self._wake()  # another request may have its turn
 
     # ── the client's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -301,13 +307,15 @@ class AsyncFreelanceClient(_Base):
         codec: str | Codec = "json",
         ping: float = PING_SECONDS,
         ttl: float = TTL_SECONDS,
+        max_outstanding: int = MAX_OUTSTANDING,
         key: Key | None = None,
         server_key: BrokerKey | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         super().__init__(
-            servers, timeout=timeout, codec=codec, ping=ping, ttl=ttl, key=key, server_key=server_key, context=context
-        )
+            servers, timeout=timeout, codec=codec, ping=ping, ttl=ttl, max_outstanding=max_outstanding, key=key,
+            server_key=server_key, context=context,
+        )  # fmt: skip
         self._loop: asyncio.AbstractEventLoop | None = None
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -322,7 +330,9 @@ class AsyncFreelanceClient(_Base):
         try:
             return await future
         finally:
-            self._session.forget(call)
+            if not call.ended:
+                self._session.forget(call)
+                self._step_soon()  # another request may have its turn
 
     async def call(self, value: Any = None, *, codec: str | Codec | None = None, timeout: float | None = None) -> Any:
         """Send a value and return the value that the server replies with: see `FreelanceClient.call`."""
@@ -377,7 +387,7 @@ class AsyncFreelanceClient(_Base):
 
     def _step_soon(self) -> None:
         """Step at the end of this turn of the event loop, when all requests of the turn have been made."""
-        if self._soon is None and self._loop is not None:
+        if self._soon is None and self._loop is not None and not self._closed:
             self._soon = self._loop.call_soon(self._step)
 
     def _step(self) -> None:

@@ -21,6 +21,7 @@ from ..mdp import wire
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceError, SettingError, WorkerLost, ZmdpError
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 from ..mdp.wire import Invalid, Message, flp
+from .defaults import MAX_OUTSTANDING
 from .reply import Reply
 
 PING_SECONDS: Final = 2.0
@@ -84,7 +85,7 @@ class _Server:
     """What is known of a server."""
 
     __slots__ = (
-        "avoid_until", "calls", "endpoint", "expired", "heard_at", "identity", "ping_at", "pinged_at", "retry_delay",
+        "asked_at", "avoid_until", "calls", "endpoint", "expired", "heard_at", "identity", "ping_at", "retry_delay",
         "usable", "usable_at",
     )  # fmt: skip
 
@@ -98,7 +99,8 @@ class _Server:
         self.heard_at = -math.inf
         self.ping_at = -math.inf
         """When it is sent the next PING."""
-        self.pinged_at = -math.inf
+        self.asked_at: float | None = None
+        """When the oldest PING was sent that it has not answered."""
         self.retry_delay = SHORTEST_RETRY_SECONDS
         """Time until the next PING, while there is no connection."""
         self.avoid_until = -math.inf
@@ -111,6 +113,7 @@ class _Survey:
 
     def __init__(self, servers: Sequence[_Server], now: float, timeout: float, receiver: Any) -> None:
         self.receiver = receiver
+        self.began = now
         self.until = now + timeout
         self.pending = dict.fromkeys(servers)
         self.found: RoundTrips = {server.endpoint: None for server in servers}
@@ -122,7 +125,14 @@ class FreelanceSession:
     Raises `SettingError` if a setting is invalid.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, ping: float = PING_SECONDS, ttl: float = TTL_SECONDS) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        ping: float = PING_SECONDS,
+        ttl: float = TTL_SECONDS,
+        max_outstanding: int = MAX_OUTSTANDING,
+    ) -> None:
         if not SHORTEST_HEARTBEAT <= ping < LARGEST:
             raise SettingError(f"ping is {ping!r}: it must be {SHORTEST_HEARTBEAT} seconds or more")
         if not ping < ttl < LARGEST:
@@ -135,12 +145,15 @@ class FreelanceSession:
         """Why a server refused the latest connection, for error messages; empty if none has."""
         self._ping = ping
         self._ttl = ttl
+        self._max_outstanding = max_outstanding
         self._servers = [_Server(endpoint) for endpoint in dict.fromkeys(endpoints)]
         self._by_identity = {server.identity: server for server in self._servers}
         self._last_number = 0
         self._calls: dict[bytes, Call] = {}
         self._waiting: dict[Call, None] = {}
         """Requests that no usable server holds, or whose turn it is to go to another one as soon as there is one."""
+        self._backlog: dict[Call, None] = {}
+        """Requests that wait because `max_outstanding` others are outstanding."""
         self._timers: list[tuple[float, int, Call]] = []
         """A heap of the due times of requests; stale where a request has another due time by now."""
         self._timers_set = 0
@@ -159,7 +172,11 @@ class FreelanceSession:
         self._last_number += 1
         call = Call(b"%d" % self._last_number, body, timeout, now + timeout, receiver)
         self._calls[call.control] = call
-        self._advance(call, now)
+        if len(self._calls) - len(self._backlog) > self._max_outstanding:
+            self._backlog[call] = None
+            self._set_due(call, call.deadline)
+        else:
+            self._advance(call, now)
         return call
 
     def forget(self, call: Call) -> None:
@@ -227,12 +244,21 @@ class FreelanceSession:
         for server in call.attempts:
             del server.calls[call]
         call.attempts.clear()
+        if call in self._backlog:
+            del self._backlog[call]
+        elif self._backlog:
+            following = next(iter(self._backlog))
+            del self._backlog[following]
+            self._set_due(following, -math.inf)  # the next tick sends it
 
     def _fail(self, call: Call, error: ZmdpError) -> None:
         self._end(call)
         self.events.append((call.receiver, error))
 
     def _overdue(self, call: Call) -> ZmdpError:
+        if call in self._backlog:
+            text = f"the request was not sent: {self._max_outstanding} others (max_outstanding) were outstanding"
+            return RequestTimeout(f"{text} for {call.timeout:g} s")
         names = ", ".join(server.endpoint for server in call.attempts or self._servers)
         if call.sent:
             return RequestTimeout(f"no reply from {names} within {call.timeout:g} s")
@@ -256,6 +282,7 @@ class FreelanceSession:
             self.dropped[command.reason.value] += 1
         elif isinstance(command, flp.Pong):
             self._answered(server, now)
+            server.asked_at = None
         else:
             server.avoid_until = -math.inf
             self._replied(server, command)
@@ -278,7 +305,7 @@ class FreelanceSession:
         for survey in list(self._surveys):
             if server in survey.pending:
                 del survey.pending[server]
-                survey.found[server.endpoint] = now - server.pinged_at
+                survey.found[server.endpoint] = now - (survey.began if server.asked_at is None else server.asked_at)
                 if not survey.pending:
                     self._finish(survey)
 
@@ -306,6 +333,8 @@ class FreelanceSession:
         """Report that ZeroMQ has accepted a message, or the error number with which it has not."""
         server = self._by_identity[message[0]]
         if not errno:
+            if len(message) == 2 and server.asked_at is None:
+                server.asked_at = now
             if not server.expired:
                 self._use(server, now)
         elif errno != EAGAIN:
@@ -343,6 +372,7 @@ class FreelanceSession:
         server.ping_at = now + server.retry_delay
         server.retry_delay = min(2 * server.retry_delay, self._ping)
         server.expired = False
+        server.asked_at = None
         if server.usable:
             server.avoid_until = -math.inf  # whoever comes back there is not the one that was silent
             self._abandon(server, now, lost=True)
@@ -370,7 +400,6 @@ class FreelanceSession:
         return self._messages.popleft() if self._messages else None
 
     def _send_ping(self, server: _Server, now: float) -> None:
-        server.pinged_at = now
         server.ping_at = now + self._ping
         self._messages.append(flp.ping(server.identity))
 

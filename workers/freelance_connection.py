@@ -193,6 +193,7 @@ class FreelanceServerConnection:
         try:
             self._socket.set(zmq.ROUTING_ID, endpoint.encode())
             self._socket.set(zmq.ROUTER_MANDATORY, 1)
+            self._socket.set(zmq.SNDHWM, 0)  # what clients have not read is limited in bytes: see `flush`
             self._socket.set(zmq.LINGER, LINGER_MS)
             self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             self._socket.set(zmq.MAXMSGSIZE, limits.max_message)

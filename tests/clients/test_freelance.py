@@ -138,6 +138,31 @@ def test_a_future_that_is_cancelled_is_forgotten(endpoints):
                 future.result()
 
 
+def test_a_request_that_waits_for_its_turn_is_sent_when_another_is_cancelled(endpoints):
+    (endpoint, _) = endpoints
+    with plain_server(endpoint, lambda frames: [b"PONG"] if frames == [b"PING"] else None) as received:
+        with FreelanceClient(endpoint, max_outstanding=1, timeout=600.0, ping=300.0, ttl=500.0) as client:
+            first = client.submit(b"x")
+            client.submit(b"y")
+            eventually(lambda: [b"1", b"x"] in received)
+            assert [b"2", b"y"] not in received
+            first.cancel()
+            eventually(lambda: [b"2", b"y"] in received)
+
+        async def main():
+            limits = {"max_outstanding": 1, "timeout": 600.0, "ping": 300.0, "ttl": 500.0}
+            async with AsyncFreelanceClient(endpoint, **limits) as client:
+                tasks = [asyncio.create_task(client.request(body)) for body in (b"v", b"w")]
+                await asyncio.to_thread(eventually, lambda: [b"1", b"v"] in received)
+                assert [b"2", b"w"] not in received
+                tasks[0].cancel()
+                await asyncio.to_thread(eventually, lambda: [b"2", b"w"] in received)
+                tasks[1].cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(main())
+
+
 def test_callbacks_may_use_the_client(servers):
     done = threading.Event()
     replies = []

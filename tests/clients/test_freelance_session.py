@@ -380,6 +380,28 @@ def test_all_failovers_share_one_deadline():
     assert isinstance(network.outcome(), RequestTimeout)
 
 
+def test_no_more_than_so_many_requests_are_outstanding():
+    network = Network(A, up=[A], max_outstanding=2).begin()
+    assert network.request(b"1")[1] == [(A, b"1", b"1")]
+    second, _ = network.request(b"2")
+    third, sent = network.request(b"3")
+    network.request(b"4", timeout=3.0)
+    assert sent == []
+    network.hear(A, b"1", b"y")
+    assert network.outcome() == [b"y"]
+    assert network.pass_time(0.0) == [(A, b"3", b"3")]
+    network.session.forget(second)
+    network.session.forget(third)
+    assert network.pass_time(0.0) == [(A, b"4", b"4")]
+    network.request(b"5")
+    network.request(b"6", timeout=2.0)
+    network.pass_time(2.1)
+    assert str(network.outcome()) == "the request was not sent: 2 others (max_outstanding) were outstanding for 2 s"
+    network.session.close(lambda: ClosedError("closed"))
+    assert len(network.outcomes()) == 2
+    assert network.session.outstanding == 0
+
+
 # ── signs of life ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -449,6 +471,22 @@ def test_a_survey_ends_when_all_have_answered():
     assert network.outcome() == {A: 0.25, B: 0.5}
 
 
+def test_a_late_pong_is_not_taken_for_a_fast_one():
+    network = Network(A, up=[A], ttl=60.0).begin()
+    network.now += 3.0
+    network.session.survey(network.now, timeout=1.0, receiver="s")
+    network.flush()
+    network.now += 0.25
+    network.hear(A)  # it may be the answer to the first PING
+    assert network.outcome() == {A: 3.25}
+    network.hear(A)
+    network.session.survey(network.now, timeout=1.0, receiver="s")
+    network.flush()
+    network.now += 0.25
+    network.hear(A)
+    assert network.outcome() == {A: 0.25}
+
+
 def test_a_survey_ends_in_time():
     network = Network(A, B, up=[A]).begin()
     network.session.survey(network.now, timeout=1.0, receiver="s")
@@ -498,7 +536,7 @@ EVENTS = st.one_of(
 @settings(max_examples=200)
 @given(st.lists(EVENTS, max_size=40))
 def test_every_request_ends_exactly_once_and_in_time(events):
-    network = Network(A, B, C).begin()
+    network = Network(A, B, C, max_outstanding=5).begin()
     calls, ended, forgotten = {}, set(), set()
 
     def take():

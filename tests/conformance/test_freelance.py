@@ -140,6 +140,16 @@ def test_a_client_that_never_reads_does_not_hold_up_others(endpoint, monkeypatch
         assert not other_drops
 
 
+def test_a_client_that_reads_late_gets_every_reply(server, endpoint):
+    with Caller(endpoint, receive_limit=1) as caller:
+        for number in range(5000):
+            caller.send(endpoint, b"%d" % number, bytes(1000))
+        (connection,) = server._connections
+        eventually(lambda: connection.session._last_address == 5000 and not connection.session.waiting)
+        assert [caller.recv()[1] for _ in range(5000)] == [b"%d" % number for number in range(5000)]
+    assert not connection.session.dropped
+
+
 def test_a_client_cannot_abort_the_server_with_a_chosen_routing_id(server, endpoint):
     """C39: libzmq numbers peers from a start that must not be guessed."""
     with zmq.Context() as context, Caller(endpoint) as caller:
