@@ -158,8 +158,8 @@ def call(
     line.
 
     \b
-    mdclient call echo hello                                          through a broker
-    mdclient call --freelance tcp://a:5555,tcp://b:5555 hello         without: one of two servers
+    mdclient call echo hello                                   through a broker
+    mdclient call --freelance tcp://a:5555,tcp://b:5555 hello  without a broker
     """
     if freelance:
         frames = bodies.frames(body if service is None else (service, *body))
