@@ -14,7 +14,7 @@ from ..transport.multipart import receive, send
 from ..transport.reach import HANDSHAKE_FAILED, why_refused
 from ..wire import Message
 from .machine import Broker
-from .ports import HANDSHAKE_MS, LINGER_MS, Port, keep_alive
+from .ports import HANDSHAKE_MS, LINGER_MS, Port, keep_alive, new_prefix
 from .roles import Role
 
 LINK_INTERVAL: Final = 0.002
@@ -172,7 +172,7 @@ class LinkPorts:
         for link in links:
             role = self._role_of(link)
             self._check(link, role)
-            self._links[broker.add_link(link.kind, role, link.endpoint)] = link
+            self._links[broker.add_link(link.kind, role, link.endpoint, new_prefix())] = link
 
     def _check(self, link: LinkTo, role: Role) -> None:
         if self._own is None:

@@ -202,11 +202,10 @@ class Links:
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, kind: Kind, role: Role, where: str) -> Link:
-        """Add a link that this broker opens."""
+    def add(self, kind: Kind, role: Role, where: str, identity: bytes) -> Link:
+        """Add a link that this broker opens.  Without an `identity`, it gets one that is unique among links only."""
         self._opened += 1
-        # Like the prefix of a port (`ports`): no identity at the main ROUTER is so long and begins with a 0 byte.
-        link = Link(b"\0link%04d" % self._opened, kind, role, opens=True, where=where)
+        link = Link(identity or b"link-%d" % self._opened, kind, role, opens=True, where=where)
         link.key = (self.name, self._opened)
         link.untried = True
         self.untried += 1

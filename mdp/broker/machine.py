@@ -86,8 +86,8 @@ class Broker:
         self._given_up = GivenUp()
         self._outgoing = Outgoing()
         self._admission = Admission(self.limits, self.registry)
-        rng = random.Random(self._first_address)  # noqa: S311 - jitter, not cryptography
-        instance = f"{self._first_address:x}"
+        instance = secrets.token_hex(8) if first_address is None else f"{first_address:x}"
+        rng = random.Random(instance)  # noqa: S311 - jitter, not cryptography
         self.links = Links(name, instance, self.limits, self.registry, self._outgoing, self._journal, rng)
         # What is looked at for each message.
         self._linked, self._opening = self.links.by_identity, self.links.opening
@@ -1004,12 +1004,13 @@ class Broker:
 
     # ── links to other brokers (C44) ─────────────────────────────────────────────────────────────────────────────────
 
-    def add_link(self, kind: str, role: Role | None = None, where: str = "") -> bytes:
+    def add_link(self, kind: str, role: Role | None = None, where: str = "", identity: bytes = b"") -> bytes:
         """Add a link that this broker opens, to a `peer` or to its `parent`; return the identity of its messages.
 
-        `role` is the role of the other broker's key, and `where` its endpoint, for people.
+        `role` is the role of the other broker's key, and `where` its endpoint, for people.  An `identity` must be one
+        that no peer can have or guess.
         """
-        return self.links.add(Kind(kind), self.roles.everyone if role is None else role, where).identity
+        return self.links.add(Kind(kind), self.roles.everyone if role is None else role, where, identity).identity
 
     def links_due(self, now: float) -> list[bytes]:
         """Return the identities of the links for which a new connection is to be opened now."""
