@@ -19,8 +19,8 @@ from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, SettingError, ZmdpError
 from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.multipart import milliseconds
-from ..mdp.transport.sockets import end, own_context
-from .arguments import checked_body, checked_endpoints, checked_max_outstanding, checked_timeout
+from ..mdp.transport.sockets import checked_endpoints, end, own_context
+from .arguments import checked_body, checked_max_outstanding, checked_timeout
 from .defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
 from .freelance_connection import FreelanceConnection
 from .freelance_session import PING_SECONDS, TTL_SECONDS, Call, FreelanceSession, RoundTrips, ServerStatus

@@ -205,7 +205,7 @@ class Links:
     def add(self, kind: Kind, role: Role, where: str, identity: bytes) -> Link:
         """Add a link that this broker opens.  Without an `identity`, it gets one that is unique among links only."""
         self._opened += 1
-        link = Link(identity or b"link-%d" % self._opened, kind, role, opens=True, where=where)
+        link = Link(identity or b"uplink-%d" % self._opened, kind, role, opens=True, where=where)
         link.key = (self.name, self._opened)
         link.untried = True
         self.untried += 1
