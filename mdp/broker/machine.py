@@ -412,7 +412,7 @@ class Broker:
                         self._dispatch(worker, request, now)
                     else:
                         self._finish(request, Drop.TTL_PASSED, now)
-            if self._admission.draining and not service.waiting:
+            if self._admission.draining:
                 self._dismiss_idle(service, now)
         except Exception:
             service.arrived = arrived[taken:]
@@ -422,7 +422,7 @@ class Broker:
         registry.settled(service)
 
     def _dismiss_idle(self, service: Service, now: float) -> None:
-        """Send the workers of `service` that hold nothing away, to another broker."""
+        """Send the workers of `service` that hold nothing away, to another broker: for them, no request waits."""
         while (worker := service.schedule.idle_worker()) is not None:
             self._dismiss(worker, now)
 
