@@ -284,7 +284,7 @@ class Server:
             if self._stops:
                 if drain_until is None:
                     drain_until = now + self._drain_timeout
-                    self._start_drain()
+                    self._start_drain(now)
                 if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
                     break
             if not more and not self._gone:
@@ -545,13 +545,13 @@ class Server:
         with suppress(BlockingIOError):
             self._wake_out.recv(4096)
 
-    def _start_drain(self) -> None:
-        self.broker.drain()
+    def _start_drain(self, now: float) -> None:
         registry = self.broker.registry
         log.info(
             "draining: no new requests; %d running and %d waiting have %g s to finish; stop again to exit immediately",
             registry.running, registry.queued, self._drain_timeout,
         )  # fmt: skip
+        self._send_all(self.broker.drain(now), now)
 
     def _finish(self, now: float) -> None:
         registry = self.broker.registry

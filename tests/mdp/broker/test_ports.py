@@ -1,12 +1,14 @@
 """The server's loop with several sockets."""
 
+import select
 import threading
+import time
 from contextlib import contextmanager
 from errno import EHOSTUNREACH
 
 import pytest
 import zmq
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.zmtp import RawPeer
 
 from zmdp.mdp import compiled
@@ -139,9 +141,10 @@ def test_messages_from_many_peers_at_many_ports():
 def test_connections_are_limited_for_all_sockets_together():
     with Server((TCP,), pirates=[(TCP, "echo")], limits=Limits(max_connections=2)) as server, running(server):
         one, two = RawPeer(server.endpoints[0]), RawPeer(server.pirate_endpoints[0])
-        for endpoint in (server.endpoints[0], server.pirate_endpoints[0]):
+        for count, endpoint in enumerate((server.endpoints[0], server.pirate_endpoints[0]), 1):
             with RawPeer(endpoint, handshake=False) as other:
                 other.wait_for_end()
+            assert server.connections.counts["over-limit"] == count
         one.close()
         eventually(lambda: server.connections.totals.open == 1)
         with RawPeer(server.pirate_endpoints[0]) as three:
@@ -150,6 +153,34 @@ def test_connections_are_limited_for_all_sockets_together():
         two.close()
         eventually(lambda: server.connections.totals.open == 0)
         assert server.connections.totals.addresses == {}
+
+
+def test_a_message_that_arrives_while_another_is_sent():
+    """Sending may consume the signal of its arrival, so the port is asked again."""
+    with Server((TCP,), pirates=[(TCP, "echo")]) as server, RawPeer(server.pirate_endpoints[0]) as peer:
+        (port,) = server._ports.values()
+        peer.send(b"\x01")
+        while not server.broker.registry.workers:
+            select.select([port.descriptor], [], [], TIMEOUT_SECONDS)
+            server._take_turn(time.monotonic())
+        assert not port.ready
+        (worker,) = server.broker.registry.workers.values()
+        peer.send(b"\x02")
+        select.select([port.descriptor], [], [], TIMEOUT_SECONDS)
+        assert port.send([*worker.route, b"\x02"]) == 0
+        assert port.ready
+        eventually(lambda: (server._take_turn(time.monotonic()), server.broker.stats.heartbeats)[1])
+
+
+def test_chosen_routing_ids_are_forgotten():  # C39
+    with Server((TCP,), pirates=[(TCP, "echo")]) as server, running(server):
+        (port,) = server._ports.values()
+        with RawPeer(server.pirate_endpoints[0], b"me") as peer:
+            peer.send(b"\x01")
+            eventually(lambda: server.broker.registry.workers)
+            assert list(port.connections.chosen) == [b"me"]
+        eventually(lambda: not server.broker.registry.workers)
+        eventually(lambda: not port.connections.chosen)
 
 
 def test_what_waits_at_ports_counts():
