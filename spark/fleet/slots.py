@@ -36,7 +36,7 @@ class Load:
     idle: int = 0
     """Workers that can take another request.  Such a worker may hold requests, as prefetching workers do."""
     running: int = 0
-    """Requests held by workers."""
+    """Requests held by workers, except those of other brokers."""
     dispatched: int = 0
     """Requests dispatched since the service was created."""
 

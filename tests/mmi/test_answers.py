@@ -76,7 +76,11 @@ def test_any_other_mmi_is_not_implemented(broker, name):  # C26
 
 def service(name, **values):
     """Return a row of `mmi.services`."""
-    return {"name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "dispatched": 0, **values}
+    return {
+        "name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "dispatched": 0,
+        "remote_credit": 0, "remote_free": 0, "remote_running": 0,
+        "hops": 0 if values.get("workers") else None, **values,
+    }  # fmt: skip
 
 
 ECHO = service("echo", workers=2, idle=1, credit=1, running=1, dispatched=1)
@@ -184,6 +188,7 @@ def test_mmi_stats_reports_failures_by_reason(broker):  # C15
 def test_mmi_broker_reports_version_and_limits(broker):
     assert ask(broker, b"mmi.broker", b"", now=10.5) == {
         "name": "zmdp",
+        "broker": "broker",
         "version": version("zmdp"),
         "compiled": compiled.parts(),
         "up_seconds": 10.5,

@@ -98,9 +98,11 @@ def test_allow_adds_keys_and_patterns_and_replaces_other_permissions(access):
     assert load(access).keys_of("shop") == ["shop.key", "web.key"]
     assert (role.call, role.offer, role.mmi, role.on_behalf) == (("*", "a"), ("b.*",), "none", True)
     assert (role.connections, role.request_bytes, role.outstanding) == (9, 8, None)
-    keys("allow", "shop", "--no-on-behalf", "--admin", "--access", "access.toml")
+    keys("allow", "shop", "--no-on-behalf", "--admin", "--link", "--access", "access.toml")
     role = load(access).roles["shop"]
-    assert (role.on_behalf, role.admin, role.mmi) == (False, True, "all")
+    assert (role.on_behalf, role.admin, role.mmi, role.link) == (False, True, "all", True)
+    keys("allow", "shop", "--no-link", "--access", "access.toml")
+    assert not load(access).roles["shop"].link
 
 
 def test_allow_takes_a_key_itself_and_keeps_files_relative_to_the_access_file(access, monkeypatch):
