@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..mdp.errors import RequestError
+from ..mdp.errors import RequestError, RequestTimeout
 from .mdclient import Client
 from .reply import Reply
 from .top import View, duration, table, with_rates
@@ -87,7 +87,7 @@ def ask_all(client: Client, timeout: float) -> list[Seen]:
     named += [(str(each["name"]), int(each["hops"]), str(each["over"])) for each in here["brokers"]]
     asked = [[_ask(client, name, question, timeout) for question in QUESTIONS] for name, _, _ in named]
     return [
-        _seen(name, hops, over, [future.result for future in futures])
+        _seen(name, hops, over, [future.result for future in futures], timeout)
         for (name, hops, over), futures in zip(named, asked, strict=True)
     ]
 
@@ -96,9 +96,11 @@ def _ask(client: Client, broker: str, question: str, timeout: float) -> "Future[
     return client.submit(question, timeout=timeout, retries=0, options={"broker": broker})
 
 
-def _seen(name: str, hops: int, over: str, answers: Iterable[Callable[[], Reply]]) -> Seen:
+def _seen(name: str, hops: int, over: str, answers: Iterable[Callable[[], Reply]], timeout: float) -> Seen:
     try:
         services, workers, stats, brokers = (_decoded(answer()) for answer in answers)
+    except RequestTimeout:
+        return Seen(name, hops, over, f"no answer within {timeout:g} s")
     except RequestError as error:
         return Seen(name, hops, over, error.text or str(error))
     return Seen(name, hops, over, "", View.from_answers(services, workers, stats), brokers["links"])

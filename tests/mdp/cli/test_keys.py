@@ -260,17 +260,19 @@ def check(*options):
 
 
 def test_check_prints_who_may_do_what(access):
-    keys("allow", "shop", "--connections", "3", "--offer", "spark.*", "--access", "access.toml")
+    keys("allow", "shop", "--connections", "3", "--offer", "spark.*", "--link", "--access", "access.toml")
     code, out, err = check("--access", str(access))
     assert (code, err) == (0, "")
     rows = {line[2:12].strip(): line[12:].strip() for line in out.splitlines() if line.startswith("  ")}
     assert rows["may call"] == "*"
     assert rows["may offer"] == "spark.*"
     assert rows["limits"] == "3 connections"
+    assert (rows["on behalf"], rows["link"]) == ("no", "yes")
     code, out, _ = check("--json", "--access", str(access))
     assert code == 0
     assert json.loads(out)["roles"]["shop"]["keys"] == ["shop.key"]
     assert json.loads(out)["roles"]["shop"]["connections"] == 3
+    assert json.loads(out)["roles"]["shop"]["link"] is True
     secret = load(access).secret_key.decode()
     assert secret not in out
 
