@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from json import loads
 from typing import TYPE_CHECKING, Any, Final
@@ -371,8 +371,7 @@ class Fleet:
         try:
             answer = loads(client.request("mmi.services", wire.service_name(self.settings.service))[0])
             row: Mapping[str, Any] = next(iter(answer["services"]), {})
-            load = Load(*(int(row.get(each, 0)) for each in ("queued", "workers", "idle", "running", "dispatched")))
-            return replace(load, running=max(0, load.running - int(row.get("remote_running", 0))))
+            return Load.from_row(row)
         except ZmdpError:
             return None
         except (ValueError, TypeError, LookupError, AttributeError) as error:

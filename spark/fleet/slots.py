@@ -40,6 +40,14 @@ class Load:
     dispatched: int = 0
     """Requests dispatched since the service was created."""
 
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Load":
+        """Return the load that the broker reports.  Raises `ValueError` or `TypeError` if it is malformed."""
+        queued, workers, idle, running, dispatched, remote = (
+            int(row.get(name, 0)) for name in ("queued", "workers", "idle", "running", "dispatched", "remote_running")
+        )
+        return cls(queued, workers, idle, max(0, running - remote), dispatched)
+
 
 @dataclass(frozen=True)
 class Lease:
