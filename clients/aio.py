@@ -12,19 +12,18 @@ import zmq
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
-from ..mdp.transport.sockets import end, own_context
+from ..mdp.transport.sockets import checked_endpoints, end, own_context
 from .arguments import (
     checked_body,
-    checked_endpoints,
     checked_max_outstanding,
     checked_protocol,
     checked_timeout,
 )
 from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
 from .dialog import AsyncDialog
-from .endpoints import Endpoints
 from .legacy_aio import LegacyAsyncDialog
 from .reply import Reply, is_available
 from .x1_aio import X1AsyncDialog
@@ -50,9 +49,9 @@ class AsyncClient:
     All exceptions are in `zmdp.mdp.errors`.
 
     Args:
-        broker: An endpoint, or several in order of preference.  The client stays with its broker as long as that broker
-            answers.  When it loses the broker, it tries the endpoints in turn until one answers: from the first, or
-            from the second if it has just lost the first.
+        broker: An endpoint, or several in order of preference.  When the client loses its broker, it tries the
+            endpoints in turn until one answers: from the first, or from the second if it has just lost the first.  With
+            X1 it also moves to the next when its broker drains, and returns to the first once that is back.
         timeout: Seconds that `request` and `call` may take by default, or None for no limit.  The limit travels with
             the request.
         protocol: `"X1"` (docs/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..mdp.errors import SettingError
-from ..mdp.transport.sockets import checked_endpoint
 from .legacy_session import HEADERS
 
 
@@ -39,14 +38,6 @@ def checked_retries(retries: int) -> int:
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise SettingError(f"retries is {retries!r}: it must be a whole number, 0 or more")
     return retries
-
-
-def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
-    """Return the endpoints in `broker`, at least one."""
-    endpoints = list(broker) if isinstance(broker, list | tuple) else [broker]
-    if not endpoints:
-        raise SettingError("broker is empty: it must be an endpoint such as tcp://127.0.0.1:5555, or several")
-    return [checked_endpoint(endpoint) for endpoint in endpoints]
 
 
 def checked_max_outstanding(most: int) -> int:

@@ -15,15 +15,13 @@ import click
 from ..mdp import wire
 from ..mdp.cli.console import (
     EXIT_FAILED,
-    Endpoints,
     Number,
-    all_endpoints,
+    brokers_option,
     key_options,
     run,
     version_option,
     with_default,
 )
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound, WorkerLost
 from ..mdp.transport.reach import check_listening
 from . import bodies, brokers
@@ -42,19 +40,9 @@ def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Cal
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
-            click.option(
-                "--broker",
-                type=Endpoints(),
-                multiple=True,
-                default=[DEFAULT_ENDPOINT],
-                envvar="MDP_BROKER",
-                show_envvar=True,
-                callback=all_endpoints,
-                help=with_default(
-                    "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost, the "
-                    "next is tried.",
-                    DEFAULT_ENDPOINT,
-                ),
+            brokers_option(
+                "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost or drains, "
+                "the next is used until the first is back.",
             ),
             key_options,
             click.option(

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 import zmq
 
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import (
     BrokerUnreachable,
     BusyError,
@@ -23,7 +24,6 @@ from ..mdp.transport.sockets import dealer
 from ..mdp.wire import Message
 from .arguments import check_legacy
 from .dialog import Ask
-from .endpoints import Endpoints
 from .legacy_session import GiveUp, LegacySession, Resend
 from .reply import Reply
 

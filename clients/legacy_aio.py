@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import zmq
 
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import (
     BrokerUnreachable,
     ClosedError,
@@ -20,7 +21,6 @@ from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
 from .arguments import check_legacy
-from .endpoints import Endpoints
 from .legacy_session import LegacySession
 from .reply import Reply
 

@@ -11,12 +11,12 @@ import zmq
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError
 from ..mdp.keys import BrokerKey, Key, load_keys
-from ..mdp.transport.sockets import end, own_context
+from ..mdp.transport.sockets import checked_endpoints, end, own_context
 from .arguments import (
     checked_body,
-    checked_endpoints,
     checked_max_outstanding,
     checked_protocol,
     checked_retries,
@@ -24,7 +24,6 @@ from .arguments import (
 )
 from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
 from .dialog import Ask, Dialog
-from .endpoints import Endpoints
 from .legacy import LegacyDialog
 from .reply import Reply, is_available
 from .x1 import X1Dialog
@@ -48,9 +47,9 @@ class Client:
     All exceptions are in `zmdp.mdp.errors`.
 
     Args:
-        broker: An endpoint, or several in order of preference.  The client stays with its broker as long as that broker
-            answers.  When it loses the broker, it tries the endpoints in turn until one answers: from the first, or
-            from the second if it has just lost the first.
+        broker: An endpoint, or several in order of preference.  When the client loses its broker, it tries the
+            endpoints in turn until one answers: from the first, or from the second if it has just lost the first.  With
+            X1 it also moves to the next when its broker drains, and returns to the first once that is back.
         timeout: Seconds that each attempt may take.
         retries: Attempts after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
             travels with it.

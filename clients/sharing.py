@@ -16,12 +16,12 @@ from typing import Final, Protocol
 
 import zmq
 
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestTimeout
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import milliseconds
 from .connection import ClientConnection
 from .dialog import Ask
-from .endpoints import Endpoints
 from .inbox import Inbox
 from .reply import Reply
 from .session import Call, ClientSession, Outcome
@@ -113,8 +113,8 @@ class SharedConnection:
         max_outstanding: int,
         keys: ClientKeys | None = None,
     ) -> None:
-        self.session = ClientSession(heartbeat=heartbeat, liveness=liveness)
-        self.connection = ClientConnection(self.session, endpoints, context, self._deliver, keys)
+        self.session = ClientSession(endpoints, heartbeat=heartbeat, liveness=liveness)
+        self.connection = ClientConnection(self.session, context, self._deliver, keys)
         self.lock = threading.Lock()
         """Held by the thread that uses the session or the socket.  The driver releases it while it sleeps."""
         self.settling = threading.Condition()
@@ -140,7 +140,8 @@ class SharedConnection:
         """Threads that have just received replies and, until `_just_woken_until`, are likely to make new requests."""
         self._just_woken_until = 0.0
         self._poller = select.poll()
-        self._polled: zmq.Socket[bytes] | None = None
+        self._polled = -1
+        """The connection's `changes` when its descriptors were last read."""
         self._monitor_descriptor = -1
         self._sleeps_until = 0.0
         """When the driver steps without being woken."""
@@ -218,7 +219,7 @@ class SharedConnection:
             due = self.session.deadline()
             if (
                 again
-                or self.connection.socket is not self._polled
+                or self.connection.changes != self._polled
                 or (due is not None and due < self._sleeps_until)
                 or self._driver_done()
             ):
@@ -375,7 +376,7 @@ class SharedConnection:
                     return
                 if more or self._unwanted or self._just_woken > 1:
                     continue
-                if self._polled is not self.connection.socket or self._polled is None:
+                if self._polled != self.connection.changes:
                     self._watch()
                 self._sleep(now, until)
         finally:
@@ -424,13 +425,13 @@ class SharedConnection:
 
     def _watch(self) -> None:
         """Poll the connection's current sockets."""
-        socket, monitor = self.connection.socket, self.connection.monitor
-        self._poller, self._polled, self._monitor_descriptor = select.poll(), socket, -1
+        connection = self.connection
+        self._poller, self._polled = select.poll(), connection.changes
+        descriptor, self._monitor_descriptor, others = connection.descriptors()
         self._poller.register(self._wake_out, select.POLLIN)
-        if socket is not None and monitor is not None:
-            self._monitor_descriptor = int(monitor.get(zmq.FD))
-            self._poller.register(self._monitor_descriptor, select.POLLIN)
-            self._poller.register(int(socket.get(zmq.FD)), select.POLLIN)
+        for each in (descriptor, self._monitor_descriptor, *others):
+            if each >= 0:
+                self._poller.register(each, select.POLLIN)
 
     def wake(self) -> None:
         """Wake the driver, if it sleeps."""

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 import zmq
 
 from ..mdp import tracing
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
 from ..mdp.keys import ClientKeys
 from .dialog import Ask
-from .endpoints import Endpoints
 from .futures import FutureThread, ReplyFuture
 from .inbox import Inbox
 from .reply import Reply

@@ -10,10 +10,10 @@ from typing import Any
 import zmq
 
 from ..mdp import tracing
+from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestTimeout, ZmdpError
 from ..mdp.keys import ClientKeys
 from .connection import ClientConnection
-from .endpoints import Endpoints
 from .inbox import Inbox
 from .reply import Reply
 from .session import Call, ClientSession, Outcome
@@ -32,15 +32,15 @@ class X1AsyncDialog:
         max_outstanding: int,
         keys: ClientKeys | None = None,
     ) -> None:
-        self._session = ClientSession(heartbeat=heartbeat, liveness=liveness)
-        self._connection = ClientConnection(self._session, endpoints, context, self._deliver, keys)
+        self._session = ClientSession(endpoints, heartbeat=heartbeat, liveness=liveness)
+        self._connection = ClientConnection(self._session, context, self._deliver, keys)
         self._connection.before_drop = self._unwatch
         self._max_outstanding = max_outstanding
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._watched: zmq.Socket[bytes] | None = None
-        """The socket whose descriptors the event loop watches."""
-        self._descriptors: tuple[int, int] = (-1, -1)
+        self._watched = -1
+        """The connection's `changes` when the event loop began to watch its descriptors; -1 if it does not."""
+        self._descriptors: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._flush_is_due = False
@@ -217,7 +217,7 @@ class X1AsyncDialog:
         self._step_again = connection.step(monotonic())
         if self._step_again:
             self._flush_soon()
-        if self._watched is not connection.socket or self._watched is None:
+        if self._watched != connection.changes:
             self._watch()
         if self._waiting:
             self._grant_slots()
@@ -254,20 +254,24 @@ class X1AsyncDialog:
     def _watch(self) -> None:
         """Watch the connection's current sockets."""
         self._unwatch()
-        socket, monitor, loop = self._connection.socket, self._connection.monitor, self._loop
-        if socket is not None and monitor is not None and loop is not None:
-            self._watched = socket
-            self._descriptors = int(socket.get(zmq.FD)), int(monitor.get(zmq.FD))
-            loop.add_reader(self._descriptors[0], self._step)
-            loop.add_reader(self._descriptors[1], self._monitor_reported)
+        loop = self._loop
+        if loop is None:
+            return
+        self._watched = self._connection.changes
+        descriptor, monitor, others = self._connection.descriptors()
+        self._descriptors = [each for each in (descriptor, monitor, *others) if each >= 0]
+        for each in self._descriptors:
+            loop.add_reader(each, self._monitor_reported if each == monitor else self._step)
+        if self._descriptors:
             self._step_again = True  # the descriptors report changes only
             self._flush_soon()
 
     def _unwatch(self) -> None:
-        watched, self._watched = self._watched, None
-        if watched is not None and self._loop is not None and not self._loop.is_closed():
-            for descriptor in self._descriptors:
-                self._loop.remove_reader(descriptor)
+        self._watched = -1
+        descriptors, self._descriptors = self._descriptors, []
+        if descriptors and self._loop is not None and not self._loop.is_closed():
+            for each in descriptors:
+                self._loop.remove_reader(each)
 
     def close(self) -> None:
         """Cancel every outstanding request and close the connection."""

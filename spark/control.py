@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
@@ -50,7 +50,7 @@ class Control:
         name: str,
         operations: Mapping[str, Operation],
         *,
-        broker: str,
+        broker: str | Sequence[str],
         keys: ClientKeys | None = None,
         concurrency: int = 2,
     ) -> None:

@@ -5,9 +5,12 @@ from typing import Final
 
 import click
 
-from ..mdp.cli.console import Decorator, broker_option, with_default
+from ..mdp.cli.console import Decorator, brokers_option, with_default
 
-BROKER: Final = broker_option("Broker to use.")
+BROKER: Final = brokers_option(
+    "Broker to use. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is used "
+    "until the first is back."
+)
 PREFIX: Final = click.option(
     "--prefix",
     default="spark",

@@ -10,10 +10,10 @@ from typing import Any, Final
 from sqlalchemy.engine import Engine
 
 from ..clients import AsyncClient
-from ..clients.arguments import checked_endpoints
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import RequestError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
+from ..mdp.transport.sockets import checked_endpoints
 from ..workers import AsyncWorker
 from . import schema, store
 from .batches import BatchExecutor

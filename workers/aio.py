@@ -143,7 +143,7 @@ class _AsyncConnection(Connection):
         first: bool,
     ) -> None:
         level = logging.WARNING if first else logging.DEBUG  # connections are mostly lost together: warn once
-        super().__init__(worker._session(), worker.broker, context, worker.keys, level)
+        super().__init__(worker._session(), context, worker.keys, level)
         self.done = asyncio.Event()
         """Set when the connection and all handlers have ended."""
         self._handler = handler
@@ -160,12 +160,16 @@ class _AsyncConnection(Connection):
 
     def opened(self, descriptor: int) -> None:
         """Watch a new descriptor."""
-        self._loop.add_reader(descriptor, self._turn)
+        self._loop.add_reader(descriptor, self._report if descriptor == self.monitor_descriptor else self._turn)
         self._schedule()
 
     def closing(self, descriptor: int) -> None:
         """Stop watching a descriptor that is about to be closed."""
         self._loop.remove_reader(descriptor)
+
+    def _report(self) -> None:
+        self.monitor_reported = True
+        self._turn()
 
     def leave(self) -> None:
         """Take no more requests, and end when those in progress are finished."""

@@ -1,6 +1,6 @@
 """Shared by `Worker` and `AsyncWorker`: their handler and settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import zmq
@@ -10,7 +10,7 @@ from ..mdp.codecs import Codec
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
-from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
+from ..mdp.transport.sockets import Context, checked_endpoints, end, own_context
 from .connection import ready_options
 from .credit import CreditController
 from .handling import HandlerAdapter, is_async
@@ -34,7 +34,7 @@ class BaseWorker(Generic[AnyHandler]):
         service: str | bytes,
         handler: AnyHandler | None = None,
         *,
-        broker: str = DEFAULT_ENDPOINT,
+        broker: str | Sequence[str] = DEFAULT_ENDPOINT,
         concurrency: int | None = None,
         heartbeat: float = 1.0,
         liveness: int = 5,
@@ -82,7 +82,7 @@ class BaseWorker(Generic[AnyHandler]):
         self._handler = handler
         return handler
 
-    def copy(self, *, broker: str | None = None) -> Self:
+    def copy(self, *, broker: str | Sequence[str] | None = None) -> Self:
         """Return a worker with the same handler and settings that has not been started; `broker` replaces its own."""
         return type(self)(
             self.service, self._handler, broker=self.broker if broker is None else broker,
@@ -103,7 +103,7 @@ class BaseWorker(Generic[AnyHandler]):
         return self._handler
 
     def _session(self) -> WorkerSession:
-        checked_endpoint(self.broker)
+        endpoints = checked_endpoints(self.broker)
         if self.concurrency < 1:
             raise SettingError(f"concurrency is {self.concurrency!r}: it must be 1 or more")
         timeout = self.handler_timeout
@@ -113,6 +113,7 @@ class BaseWorker(Generic[AnyHandler]):
         return WorkerSession(
             self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness,
             controller=controller, handler_timeout=timeout, options=ready_options(self.name, dialect=self.dialect),
+            endpoints=endpoints,
         )  # fmt: skip
 
     @property

@@ -16,7 +16,7 @@ from ..mdp import wire
 from ..mdp.cli.console import (
     CONTEXT_SETTINGS,
     Number,
-    broker_option,
+    brokers_option,
     handler_timeout_option,
     heartbeat_options,
     key_options,
@@ -29,6 +29,7 @@ from ..mdp.cli.console import (
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.loading import load
+from ..mdp.transport.sockets import checked_endpoints
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
 from .handling import is_async
 from .mdworker import Worker
@@ -44,7 +45,11 @@ log = logging.getLogger("zmdp.worker")
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("target", metavar="MODULE:WORKER")
-@broker_option("Broker to serve.", default=False)
+@brokers_option(
+    "Broker to serve. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is served "
+    "until the first is back.",
+    default=False,
+)
 @key_options
 @click.option("--service", metavar="NAME", help="Service to offer; required if MODULE:WORKER is a function.")
 @click.option(
@@ -79,7 +84,7 @@ log = logging.getLogger("zmdp.worker")
 def cli(
     *,
     target: str,
-    broker: str | None,
+    broker: tuple[str, ...],
     keys: ClientKeys | None,
     service: str | None,
     codec: str | None,
@@ -109,7 +114,7 @@ def cli(
     log_to_stderr(log_level)
     worker = _load(target, service, codec)
     worker.name = worker.name or target
-    if broker is not None:
+    if broker:
         worker.broker = broker
     if keys is not None:
         worker.keys = keys
@@ -131,7 +136,8 @@ def cli(
 def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
     _on_signals(_Stopper(worker, alone=supervised_by is None))
     service, concurrency = worker.service.decode(), worker.concurrency
-    started = f"offering {service} at {worker.broker}, concurrency {concurrency}; Ctrl-C stops it"
+    brokers = " or ".join(checked_endpoints(worker.broker))
+    started = f"offering {service} at {brokers}, concurrency {concurrency}; Ctrl-C stops it"
 
     def check_parent() -> None:
         if supervised_by is not None and os.getppid() != supervised_by:

@@ -17,6 +17,7 @@ from ..mdp import wire
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import receive, send
+from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
 from ..mdp.transport.sockets import Context, dealer
 from ..mdp.wire import Message
@@ -32,6 +33,8 @@ FLUSH_SECONDS: Final = 0.0005
 """Time after which replies are sent even if more are about to follow."""
 MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CONNECT_RETRIED) | HANDSHAKE_FAILED
 """Events that show whether a broker is there: the connection is established, or an attempt has failed."""
+RECONNECT_IVL_MS: Final = 3_600_000
+"""ZeroMQ's own reconnection interval, with several brokers: so long that the next one is tried first."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -55,12 +58,14 @@ class Connection:
 
     The socket is replaced when the connection is lost, which is logged at `level`.  If that is WARNING, a missing
     broker is logged too, and when the worker begins to serve.  Not thread-safe.
+
+    With several brokers, a monitor reports when the connection ends, and the session moves on.  With one, ZeroMQ
+    reconnects.
     """
 
     def __init__(
         self,
         session: WorkerSession,
-        endpoint: str,
         context: Context,
         keys: ClientKeys | None = None,
         level: int = logging.WARNING,
@@ -69,14 +74,23 @@ class Connection:
         self.stalled = False
         """Whether the broker does not keep up with what is sent."""
         self.flushed_at = 0.0
-        self._endpoint = endpoint
+        self.monitor_reported = False
+        """Set when the monitor's descriptor is readable.  Asking the monitor itself at every step would cost more."""
+        self._several = len(session.failover.endpoints.all) > 1
+        self._endpoint = ""  # of the socket
         self._context = context
         self._keys = keys
         self._level = level
         self._socket: zmq.Socket[bytes] | None = None
         self._descriptor = -1
-        self._monitor: zmq.Socket[bytes] | None = None  # until the broker answers: reports `MONITORED` events
-        self._monitor_descriptor = -1
+        # Reports `MONITORED` events until the broker answers; with several, and when the connection ends.
+        self._monitor: zmq.Socket[bytes] | None = None
+        self.monitor_descriptor = -1
+        self._probe: Probe | None = None  # finds out whether the first broker is back
+        self._connected = False  # the broker has answered on this connection
+        self._left = ""  # why the last broker that answered was left; to be logged when the next one answers
+        self._left_at = ""
+        self._left_level = logging.INFO
         self._waiting = False  # it was logged that there is no broker, and none has answered since
         self._unsent: list[Message] = []
         self._stalled_since = 0.0
@@ -91,15 +105,18 @@ class Connection:
     def open(self) -> None:
         """Open a socket.  Raises `SettingError` if the endpoint is invalid."""
         monitored = MONITORED if self._level == logging.WARNING else 0
-        self._socket = dealer(
-            self._context, self._endpoint, {zmq.LINGER: LINGER_MS}, keys=self._keys, monitored=monitored
-        )
+        options: dict[int, int] = {zmq.LINGER: LINGER_MS}
+        if self._several:
+            monitored, options[zmq.RECONNECT_IVL] = MONITORED | int(zmq.Event.DISCONNECTED), RECONNECT_IVL_MS
+        self._endpoint = self.session.failover.endpoints.current
+        self._socket = dealer(self._context, self._endpoint, options, keys=self._keys, monitored=monitored)
         self._descriptor = int(self._socket.get(zmq.FD))
         self.opened(self._descriptor)
+        self._connected = False
         if monitored:
             self._monitor = self._socket.get_monitor_socket()
-            self._monitor_descriptor = int(self._monitor.get(zmq.FD))
-            self.opened(self._monitor_descriptor)
+            self.monitor_descriptor = int(self._monitor.get(zmq.FD))
+            self.opened(self.monitor_descriptor)
         self.session.connected(time.monotonic())
 
     def step(self, now: float) -> None:
@@ -118,8 +135,10 @@ class Connection:
                 self.flush(now)
                 while self._socket is not None and session.lost is None and (message := receive(self._socket)):
                     session.receive(message, now)
-                if self._monitor is not None:
-                    self._look_for_broker(self._monitor, now)
+                if self._monitor is not None and (not self._connected or self.monitor_reported):
+                    self._ask_monitor(self._monitor, now)
+                if self._several:
+                    self._look_for_first(now)
                 if now >= session.deadline():  # after receiving: this process may have been suspended
                     session.tick(now)
                 if not session.unsent and (session.lost is None or self._socket is None or self.stalled):
@@ -165,39 +184,92 @@ class Connection:
 
     def due(self) -> float:
         """Return when to call `step` if nothing arrives earlier."""
-        return self.flushed_at + SEND_RETRY_SECONDS if self.stalled else self.session.deadline()
+        if self.stalled:
+            return self.flushed_at + SEND_RETRY_SECONDS
+        due = self.session.deadline()
+        until = None if self._probe is None else self._probe.deadline()
+        return due if until is None else min(due, until)
 
     def close(self) -> None:
         """Close the socket immediately, without telling the broker."""
         self._drop(0)
 
-    def _look_for_broker(self, monitor: zmq.Socket[bytes], now: float) -> None:
+    def _ask_monitor(self, monitor: zmq.Socket[bytes], now: float) -> None:
         """Log when the worker begins to serve, or at the first failure that it waits for a broker.
 
-        If a broker refuses the worker, lose the connection: ZeroMQ would not connect again.
+        If a broker refuses the worker, lose the connection: ZeroMQ would not connect again.  With several brokers, lose
+        it also if nobody answers, and when it ends.
         """
-        name, connected = self.session.service.decode(), self.session.heard  # inproc:// has no events
-        while not connected and self.session.lost is None and (message := receive(monitor)):
+        self.monitor_reported = False
+        session, socket = self.session, self._socket
+        if session.heard and not self._connected:  # inproc:// has no events
+            self._begin_to_serve()
+        while self._monitor is not None and session.lost is None and (message := receive(monitor)):
             event = parse_monitor_message(message)
             refusal = why_refused(event["event"], event["value"], self._keys)
-            if event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
-                connected = True
+            if self._connected:
+                if event["event"] == zmq.Event.DISCONNECTED and socket is not None:
+                    while session.lost is None and (last := receive(socket)):  # what arrived before the end
+                        session.receive(last, now)
+                    if session.lost is None:
+                        session.lose("it closed the connection", now)
+            elif event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._begin_to_serve()
             elif event["event"] & REFUSED:
-                self.session.lose(str(refusal), now)
+                session.lose(str(refusal), now)
+            elif self._several:
+                session.lose(refusal or "nothing answers there", now)
             elif not self._waiting:
-                self._waiting = True
-                level = logging.INFO if self._broker_restarts else logging.WARNING
                 nothing = f"nothing answers there. `mdp-broker --bind {self._endpoint}` starts one"
-                log.log(level, "%s: waiting for a broker at %s: %s", name, self._endpoint, refusal or nothing)
-        if connected:
-            self._waiting = False
+                level = logging.INFO if self._broker_restarts else logging.WARNING
+                self._wait_for_broker(level, refusal or nothing)
+
+    def _begin_to_serve(self) -> None:
+        """A broker has answered: log it."""
+        name = self.session.service.decode()
+        self._connected, self._waiting = True, False
+        if self._left and self._left_at != self._endpoint:
+            log.log(self._left_level, "%s: moved to %s: %s", name, self._endpoint, self._left)
+        elif self._level == logging.WARNING:
             log.info("%s: serving at %s", name, self._endpoint)
+        self._left = ""
+        if not self._several:
             self._end_monitor()
+
+    def _wait_for_broker(self, level: int, reason: str) -> None:
+        """Log that there is no broker, once until one answers."""
+        self._waiting = True
+        where = " or ".join(self.session.failover.endpoints.all)
+        log.log(level, "%s: waiting for a broker at %s: %s", self.session.service.decode(), where, reason)
+
+    def _look_for_first(self, now: float) -> None:
+        """If that is due, find out whether the first broker is back, and tell the session."""
+        session = self.session
+        if self._probe is None:
+            if not session.probe_due(now):
+                return
+            try:
+                self._probe = Probe(session.failover.endpoints.first, self._context, self._keys)
+            except (zmq.ZMQError, SettingError):  # for example, too many open files
+                session.probed(False, now)
+                return
+            self.opened(self._probe.descriptor)
+        outcome = self._probe.outcome(now)
+        if outcome is not None:
+            self._end_probe()
+            session.probed(outcome, now)
+
+    def _end_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            self.closing(probe.descriptor)
+            probe.close()
 
     def _end_monitor(self) -> None:
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
-            self.closing(self._monitor_descriptor)
+            self.closing(self.monitor_descriptor)
+            self.monitor_descriptor = -1
             with suppress(zmq.ZMQError):  # the context was terminated
                 if self._socket is not None:
                     self._socket.disable_monitor()
@@ -228,20 +300,33 @@ class Connection:
             level = self._level
             if session.refused and level == logging.WARNING:
                 level = logging.ERROR
-            elif session.dismissed:
-                level = min(level, logging.INFO)
             elif self._broker_restarts and not session.heard:
                 level = logging.DEBUG
+            elif session.dismissed:
+                level = min(level, logging.INFO)
             self._broker_restarts = session.dismissed
             delay = session.retry_at - now
-            when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
-            log.log(
-                level, "%s: %s; reconnecting to %s %s", session.service.decode(), session.lost, self._endpoint, when
-            )
+            if session.failover.moved:
+                self._log_move(level, delay)
+            else:
+                when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
+                name, endpoint = session.service.decode(), session.failover.endpoints.current
+                log.log(level, "%s: %s; reconnecting to %s %s", name, session.lost, endpoint, when)
         self._drop(LINGER_MS if session.keep_messages else 0)
+
+    def _log_move(self, level: int, delay: float) -> None:
+        """Log that the session moves to another broker: once that answers, or now if none does."""
+        session = self.session
+        if session.refused:
+            log.log(level, "%s: %s", session.service.decode(), session.failover.moved)
+        if self._connected or not self._left:
+            self._left, self._left_level, self._left_at = session.failover.moved, level, self._endpoint
+        if delay > 0 and not self._waiting:
+            self._wait_for_broker(self._left_level, self._left)
 
     def _drop(self, linger: int) -> None:
         self._end_monitor()
+        self._end_probe()
         socket, self._socket = self._socket, None
         self._unsent.clear()
         self.stalled = False

@@ -45,7 +45,8 @@ class Worker(BaseWorker[Handler]):
     text; the worker carries on.  A handler that raises `ServiceError` itself chooses the code and the text.
 
     Args:
-        broker: Endpoint of the broker.
+        broker: Endpoint of the broker, or several in order of preference.  The worker moves on when it loses a broker,
+            or the broker drains.  With X1 it returns to the first once that is back, after the requests it holds.
         concurrency: Threads that run the handler (default 1), over one connection; with 0.2 and 0.1, over one
             connection each.
         heartbeat: Heartbeat interval in seconds.  It should be the broker's; if it is not, the worker adapts.
@@ -213,7 +214,7 @@ class Worker(BaseWorker[Handler]):
     def _open(self, number: int) -> None:
         """Open a connection, and start its I/O thread."""
         level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
-        connection = ThreadedConnection(self._session(), self.broker, self._open_context(), self.keys, level)
+        connection = ThreadedConnection(self._session(), self._open_context(), self.keys, level)
         self._connections.append(connection)
         if self._stopping:
             connection.stop()

@@ -6,6 +6,11 @@ It has no socket and no clock.  Its shell opens a socket at `connect_at()` and t
 messages with `receive`, and calls `tick` at `deadline()`.  It takes requests with `begin`, ends each with `final` or
 `error`, and sends what `take_messages` returns.  When `lost` is set, it sends the remaining messages and closes the
 socket; the requests that were held then are no longer answered (C9).
+
+There may be several brokers (`failover`): the socket is to be connected to `failover.endpoints.current`.  The session
+moves on when it loses a broker or is told to go.  While it is not at the first one (X1), the shell is asked by
+`probe_due` to find out whether that is back, and reports to `probed`.  If it is, the session finishes what it holds,
+and returns.
 """
 
 import math
@@ -16,10 +21,12 @@ from typing import Any, Final, cast
 
 from ..mdp import wire
 from ..mdp.codes import Code
+from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
 from ..mdp.wire import Address, Message, Route, batch
 from ..mdp.wire.names import displayed
 from .credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
+from .failover import Failover
 from .heartbeats import Heartbeats
 from .request import Request
 
@@ -46,7 +53,8 @@ class WorkerSession:
 
     `heartbeat` (seconds) and `liveness` (intervals) should be the broker's (see `Heartbeats`).  `controller` decides
     how many requests to hold; with 0.2 and 0.1 it is one.  A handler that has neither ended nor sent a PARTIAL for
-    `handler_timeout` seconds is given up.  `options` are the options of READY (X1).
+    `handler_timeout` seconds is given up.  `options` are the options of READY (X1).  `endpoints` are those of the
+    brokers, of which each may be tried without delay before there is a backoff.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class WorkerSession:
         controller: CreditController | None = None,
         handler_timeout: float | None = None,
         options: bytes = b"",
+        endpoints: Sequence[str] = (DEFAULT_ENDPOINT,),
         rng: random.Random | None = None,
     ) -> None:
         if protocol not in HEADERS:
@@ -97,6 +106,7 @@ class WorkerSession:
         self.handler_timeout = math.inf if handler_timeout is None else handler_timeout
         self._options = options
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not cryptography
+        self.failover = Failover(endpoints, self._rng)
         self._batch: Any = batch.Batch(self._route, self._header)
         self._messages: list[Message] = []  # to be sent before the batch
         self._queue: deque[Request] = deque()  # requests that have not begun, in order
@@ -109,6 +119,7 @@ class WorkerSession:
         self._winding_down = False  # DISCONNECT was sent: the connection ends with its last request (X1)
         self._leave_by = math.inf  # when to close if the broker does not answer DISCONNECT
         self._backoff = BACKOFF_SECONDS[0]  # seconds before the next reconnection, without jitter
+        self._open = False  # whether `connected` was called since the last loss
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,7 +142,9 @@ class WorkerSession:
         self.lost = None
         self.heard = self.keep_messages = self.refused = False
         self._winding_down = False
+        self._open = True
         self._leave_by = math.inf
+        self.failover.connected(now, probing=self._x1)  # third-party brokers do not answer a probe
         self.heartbeats.connected(now)
         self._discard()
         if self._x1:
@@ -146,14 +159,25 @@ class WorkerSession:
             if self.lost is None:
                 self._wind_down(now)
 
-    def lose(self, reason: str, now: float, *, wait: bool = True) -> None:
-        """Give up the connection, and connect again: with `wait` after a backoff, else (after DISCONNECT)
-        immediately."""
-        self.dismissed = not wait
+    def lose(self, reason: str, now: float, *, wait: bool = True, dismissed: bool = False) -> None:
+        """Give up the connection, and connect again: with `wait` after a backoff, else (after DISCONNECT) immediately.
+
+        With several endpoints, the next connection is to another one, and there is a backoff only if all have failed.
+        """
+        heard, self._open = self.heard and self._open, False
+        away = self.dismissed and not heard  # a broker that went away has not been heard since
+        self.dismissed = dismissed or not wait
+        failover = self.failover
+        if failover.several and self._winding_down and not failover.returning:  # because a handler does not end
+            failover.ended()
+            wait = False
+        elif failover.several:
+            wait = failover.lost(reason, heard=heard, dismissed=self.dismissed)
         self.retry_at = now
         if wait:
             self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
-            self._backoff = min(2 * self._backoff, BACKOFF_SECONDS[1])
+            if not (away and self.dismissed):  # it drains, for not too long
+                self._backoff = min(2 * self._backoff, BACKOFF_SECONDS[1])
         self.keep_messages = False
         self._discard()
         self._end(reason)
@@ -197,7 +221,8 @@ class WorkerSession:
 
     def _close(self, reason: str, now: float) -> None:
         """End the connection cleanly: the last messages should still reach the broker."""
-        self.dismissed = False
+        self.dismissed, self._open = self.failover.returning, False
+        self.failover.ended()
         self.retry_at = now
         self.keep_messages = self.heard  # do not wait for a broker that was never heard
         self._end(reason)
@@ -227,7 +252,8 @@ class WorkerSession:
         elif isinstance(command, wire.Disconnect):
             # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
             expected = ", as it does when it restarts" if self.heard and not self._winding_down else ""
-            self.lose(f"the broker sent DISCONNECT{expected}", now, wait=not self.heard)
+            dismissed = self.failover.several or self.dismissed
+            self.lose(f"the broker sent DISCONNECT{expected}", now, wait=not self.heard, dismissed=dismissed)
         elif isinstance(command, wire.Heartbeat):
             self._beaten(now)
         else:
@@ -412,6 +438,22 @@ class WorkerSession:
             else:
                 self._send(wire.release(self._route, address))
 
+    # ── the return to the first broker ───────────────────────────────────────────────────────────────────────────────
+
+    def probe_due(self, now: float) -> bool:
+        """Return whether to find out now if the first broker takes workers again; the shell then calls `probed`."""
+        if now < self.failover.probe_at or self.lost is not None or self.leaving or self._winding_down:
+            return False
+        self.failover.probe_at = math.inf
+        return True
+
+    def probed(self, answered: bool, now: float) -> None:
+        """Return to the first broker if it has `answered`, once the requests that are held are finished."""
+        if self.lost is not None or self.leaving or self._winding_down:
+            return
+        if self.failover.probed(answered, now):
+            self._wind_down(now)
+
     # ── messages to send, and timers ──────────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -491,6 +533,8 @@ class WorkerSession:
         if self.lost is not None:
             return self.connect_at()
         due = min(self.heartbeats.deadline(), self._leave_by)
+        if self.failover.several and not (self.leaving or self._winding_down):
+            due = min(due, self.failover.probe_at)
         if self._active_at:
             due = min(due, next(iter(self._active_at.values())) + self.handler_timeout)
         return min(due, self._slow_at())

@@ -37,12 +37,11 @@ class ThreadedConnection(Connection):
     def __init__(
         self,
         session: WorkerSession,
-        endpoint: str,
         context: Context,
         keys: ClientKeys | None = None,
         level: int = logging.WARNING,
     ) -> None:
-        super().__init__(session, endpoint, context, keys, level)
+        super().__init__(session, context, keys, level)
         self.stopping = False
         self.watched = False
         """Whether the I/O thread has begun."""
@@ -69,6 +68,7 @@ class ThreadedConnection(Connection):
     def opened(self, descriptor: int) -> None:
         """Watch a new descriptor."""
         self._poller.register(descriptor, select.POLLIN)
+        self.wake()  # a thread that is already waiting does not notice it
 
     def closing(self, descriptor: int) -> None:
         """Stop watching a descriptor that is about to be closed."""
@@ -231,9 +231,12 @@ class ThreadedConnection(Connection):
             ready = self._poller.poll(milliseconds(seconds))
         finally:
             self._lock.acquire()
-        if any(descriptor == self._wake_out.fileno() for descriptor, _ in ready):
-            with suppress(OSError):
-                self._wake_out.recv(4096)
+        for descriptor, _ in ready:
+            if descriptor == self.monitor_descriptor:
+                self.monitor_reported = True
+            elif descriptor == self._wake_out.fileno():
+                with suppress(OSError):
+                    self._wake_out.recv(4096)
 
     def _step(self, now: float) -> None:
         if self.stopping and not self.session.leaving:

@@ -29,6 +29,7 @@ class Refusal(StrEnum):
     TOO_MANY_WORKERS = "too-many-workers"
     TOO_MANY_SERVICES = "too-many-services"
     NOT_ALLOWED = "not-allowed"
+    DRAINING = "draining"
 
 
 class Loss(StrEnum):

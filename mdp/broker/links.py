@@ -42,6 +42,8 @@ MAX_ANNOUNCED: Final = 1000
 """Maximum number of services in an announcement; others follow in the next."""
 MAX_REFUSED: Final = 30.0
 """Longest pause, in seconds, before another attempt to link to a broker that refuses."""
+LASTING: Final = 60.0
+"""Seconds after which a link is no longer held responsible for having ended before."""
 BROKER_CREDIT: Final = 1_000_000
 """Credit announced for requests that are addressed to a broker."""
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
@@ -73,8 +75,8 @@ class Link:
 
     __slots__ = (
         "announced", "attempts", "backoff", "batch", "client", "dirty", "heartbeat_at", "identity", "instance", "key",
-        "kind", "last_seen", "name", "opens", "received", "remotes", "retry_at", "role", "sent", "standby", "state",
-        "trouble", "up_since", "where",
+        "kind", "last_seen", "name", "opens", "penalty", "received", "remotes", "retry_at", "role", "sent", "standby",
+        "state", "trouble", "up_since", "where",
     )  # fmt: skip
 
     def __init__(self, identity: bytes, kind: Kind, role: Role, *, opens: bool, where: str = "") -> None:
@@ -114,6 +116,8 @@ class Link:
         self.retry_at = 0.0
         """When to open the connection again, if it is down."""
         self.backoff = BACKOFF[0]
+        self.penalty = 0.0
+        """The pause after the link was ended last, in seconds, until it has lasted for `LASTING`."""
         self.trouble = ""
         """Why it is not up."""
         self.sent = 0
@@ -268,6 +272,16 @@ class Links:
     def _refused(self, link: Link, text: str, now: float) -> None:
         link.backoff = min(max(4 * link.backoff, 1.0), MAX_REFUSED)
         self.down(link, text, now)
+
+    def ended(self, link: Link, now: float) -> None:
+        """Wait for longer and longer before the link is opened again, since one of the two brokers has ended it.
+
+        A link that closes a circle would otherwise come and go, and with it the requests that it takes.
+        """
+        if now - link.up_since >= LASTING:
+            link.penalty = 0.0
+        link.penalty = min(max(4 * link.penalty, 1.0), MAX_REFUSED)
+        link.backoff = max(link.backoff, link.penalty)
 
     def up(self, link: Link, now: float) -> None:
         """Record that both brokers have agreed on the link."""

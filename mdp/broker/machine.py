@@ -304,10 +304,20 @@ class Broker:
                 self._end_link(link, f"role {link.role.name} may not link brokers any longer", now)
         return self.flush(now)
 
-    def drain(self) -> None:
-        """Accept no more requests; those already accepted are finished while there are workers."""
+    def drain(self, now: float) -> list[Message]:
+        """Accept no more requests or workers; return what to send to the peers, which move to another broker.
+
+        Requests already accepted are finished while there are workers.  A worker is told to go once it holds nothing
+        and no request waits for its service; if it has no credit, when a HEARTBEAT would be due.
+        """
         self._admission.draining = True
         self.links.withdraw_all()
+        for client in self.registry.clients.values():
+            if client.numbered and client.link is None:
+                self._outgoing.say(client, wire.disconnect((*client.path, b""), wire.CX1))
+        for service in list(self.registry.services.values()):
+            self.registry.touch(service)
+        return self.flush(now)
 
     @property
     def draining(self) -> bool:
@@ -491,6 +501,8 @@ class Broker:
                         self._pass_on(remote, request, now)
                     else:
                         self._finish(request, Drop.TTL_PASSED, now)
+            if self._admission.draining and not service.waiting:
+                self._dismiss_idle(service, now)
         except Exception:
             service.arrived = arrived[taken:]
             if request is not None:
@@ -510,6 +522,17 @@ class Broker:
             self.registry.enqueue(request, now)
         else:
             self._pass_on(remote, request, now)
+
+    def _dismiss_idle(self, service: Service, now: float) -> None:
+        """Send the workers of `service` that hold nothing away, to another broker."""
+        while (worker := service.schedule.idle_worker()) is not None:
+            self._dismiss(worker, now)
+
+    def _dismiss(self, worker: Worker, now: float) -> None:
+        """Send a worker that holds nothing away, to another broker."""
+        if farewell := wire.disconnect(worker.route, worker.header):
+            self._outgoing.say(worker, farewell)
+        self._forget(worker, Loss.CLOSING, now)
 
     def _recover(self, request: Request, now: float) -> None:
         """Queue a request again that could not be dispatched because of a bug, as if its worker had died."""
@@ -643,10 +666,13 @@ class Broker:
             self._unexpected(command, Refusal.NOT_ALLOWED, now, command.service)
         elif command.service not in registry.services and not self._make_room(now):
             self._unexpected(command, Refusal.TOO_MANY_SERVICES, now)
+        elif self.draining and command.header == wire.WX1:
+            self._refuse(command.route, command.header, Refusal.DRAINING, now, self._role)
         else:
             self._workers_seen += 1
             service = registry.service(command.service)
-            credit = min(command.credit, limits.max_credit)
+            # Third-party workers reconnect as soon as they get DISCONNECT, so `_beat` sends it only after an interval.
+            credit = 0 if self.draining else min(command.credit, limits.max_credit)
             worker = Worker(
                 command.route, command.header, service, self._role, credit=credit, id=self._workers_seen, now=now
             )  # fmt: skip
@@ -781,7 +807,12 @@ class Broker:
             # A client asks whether the broker is there.
             if self._client(command.route) is None:
                 return
-            self._outgoing.add([*command.route, wire.CX1] if self._batched else wire.heartbeat(command.route, wire.CX1))
+            if self.draining:
+                self._outgoing.add(wire.disconnect(command.route, wire.CX1))
+            elif self._batched:
+                self._outgoing.add([*command.route, wire.CX1])
+            else:
+                self._outgoing.add(wire.heartbeat(command.route, wire.CX1))
         else:
             self._seen(command, now)
 
@@ -791,7 +822,7 @@ class Broker:
             if link is not None:
                 why = "the other broker has shut down"
                 if command.text:
-                    link.backoff = max(link.backoff, 1.0)
+                    self.links.ended(link, now)
                     why = f"the other broker has ended it: {command.text.decode(errors='replace')}"
                 self._lose_link(link, why, now)
             return
@@ -871,6 +902,8 @@ class Broker:
         level, text, details, why = logging.WARNING, "disconnected a worker: %s", reason.value, ""
         if reason is Refusal.NOT_REGISTERED:  # the worker registers again
             level, text = logging.INFO, "asked a worker to register again, as after a restart of the broker: %s"
+        elif reason is Refusal.DRAINING:
+            level, text = logging.INFO, "sent a new worker away: %s"
         elif reason is Refusal.NOT_ALLOWED:
             details = f"role {role.name} may not offer {wire.show(service)!r}: the broker's access file decides"
             if header == wire.WX1:  # the other dialects have no text
@@ -891,6 +924,9 @@ class Broker:
     def _beat(self, worker: Worker, now: float) -> None:
         """Send a HEARTBEAT if nothing was sent for an interval, whether the worker is busy or not (C13)."""
         beats = worker.last_sent + self.limits.heartbeat
+        if now >= beats and self.draining and not (worker.credit or worker.held):
+            self._dismiss(worker, now)
+            return
         if now >= beats:
             worker.last_sent = now
             beats = now + self.limits.heartbeat
@@ -1171,11 +1207,12 @@ class Broker:
     def _end_link(self, link: Link, why: str, now: float) -> None:
         """End a link, and tell the other broker why."""
         self._outgoing.add(wire.disconnect((link.identity,), wire.WL1, why.encode()))
-        link.backoff = max(link.backoff, 1.0)
+        self.links.ended(link, now)
         self._lose_link(link, why, now)
 
     def _lose_link(self, link: Link, why: str, now: float) -> None:
         """Place the requests again that were passed on over a link, and drop those that came over it."""
+        self._queue_all_arrived(now)  # else what has arrived in this turn would not be found
         attempts = self.links.down(link, why, now)
         self._client_gone(link.client, now)
         for attempt in reversed(attempts):  # each goes to the front

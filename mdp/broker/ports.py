@@ -54,6 +54,9 @@ class Port:
     consume the signal.  So a port is `ready` from a signal, or a message sent, until `receive` returns None.
     """
 
+    probes = False
+    """Whether it probes peers, so that `deadline` and `to_probe` have something to say."""
+
     def __init__(self, prefix: bytes, descriptor: int, monitor: int = NO_MONITOR) -> None:
         self.prefix = prefix
         """The first `PREFIX_BYTES` of the identities of its peers: for one peer only, its whole identity."""
@@ -129,6 +132,8 @@ class RouterPort(Port):
     the main ROUTER, whose messages the loop delivers itself; the limits of connections hold for it and the others
     together.
     """
+
+    probes = True
 
     def __init__(
         self,

@@ -254,6 +254,11 @@ class Schedule:
             return without if without.load < other.load else other
         return without if without.pooled < other.pooled else other
 
+    def idle_worker(self) -> Worker | None:
+        """Return a worker with free credit that holds no request, or None."""
+        worker = self._without_suspect.least()
+        return worker if worker is not None and not worker.load else None
+
     def next_pair(self) -> tuple[Request, Worker] | None:
         """Remove the next request from its queue; return it with its worker, or None if none can be dispatched."""
         if self.suspects.size:

@@ -43,6 +43,10 @@ MAX_TURN_MESSAGES: Final = 100
 """Maximum number of messages taken in before the replies are sent."""
 MONITOR_INTERVAL: Final = 0.01
 """Seconds between two checks for ended connections while messages keep coming."""
+LINK_INTERVAL: Final = 0.002
+"""Seconds between two looks at the connections of links while messages keep coming."""
+PORT_INTERVAL: Final = 0.0005
+"""Seconds between two checks for messages at ports while messages keep coming at the main ROUTER."""
 LAST_TURNS: Final = 10
 """Number of turns to wait for what a peer sent before it left, while messages of others keep coming."""
 STALL_INTERVALS: Final = 2
@@ -107,9 +111,15 @@ class Server:
         self._drain_timeout = drain_timeout
         self._ports: dict[bytes, Port] = {}
         """The sockets beside the main ROUTER, by prefix."""
+        self._watched: list[Port] = []
+        """Those of them that probe peers."""
+        self._check_at = 0.0
+        """When to find out again which ports are ready, while messages keep coming."""
         self._outbox = Outbox(self.limits, self._ports)
         self._links: dict[bytes, LinkTo] = {}
         """The other brokers, by the identities of their links."""
+        self._tend_at = 0.0
+        """When to look after their connections again."""
         self._stops = 0
         self._reload = False
         self._ipc_mode = ipc_mode
@@ -196,6 +206,7 @@ class Server:
 
     def _tend_links(self, now: float) -> bool:
         """Open and close connections of links as the machine asks for.  Return whether anything was done."""
+        self._tend_at = now + LINK_INTERVAL
         done = False
         for identity in self._links:
             port = self._ports.get(identity)
@@ -223,6 +234,7 @@ class Server:
     def add_port(self, port: Port) -> None:
         """Serve the peers at `port` too."""
         self._ports[port.prefix] = port
+        self._watched = [each for each in self._ports.values() if each.probes]
         self._poller.add(port)
         if self.gate is not None and self._users is not None:
             port.grant(self.gate.access, self._users)
@@ -262,7 +274,7 @@ class Server:
                 more = True
             if self._probe(now):
                 more = True
-            if self._links and self._tend_links(now):
+            if self._links and now >= self._tend_at and self._tend_links(now):
                 more = True
             if self._admit(now):
                 more = True
@@ -272,7 +284,7 @@ class Server:
             if self._stops:
                 if drain_until is None:
                     drain_until = now + self._drain_timeout
-                    self._start_drain()
+                    self._start_drain(now)
                 if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
                     break
             if not more and not self._gone:
@@ -318,7 +330,9 @@ class Server:
 
     def _take_in_at_ports(self, now: float) -> bool:
         """Take in the messages that have arrived at ports.  Return whether there may be more."""
-        self._poller.check()
+        if now >= self._check_at:
+            self._check_at = now + PORT_INTERVAL
+            self._poller.check()
         more = False
         for port in list(self._ports.values()):
             if not port.ready:
@@ -359,7 +373,7 @@ class Server:
         for each in (deadline, drain_until, retry, refusals, self.connections.deadline()):
             if each is not None and each < until:
                 until = each
-        for port in self._ports.values():
+        for port in self._watched:
             due = port.deadline()
             if due is not None and due < until:
                 until = due
@@ -385,9 +399,8 @@ class Server:
     def _probe(self, now: float) -> bool:
         """Send HEARTBEATs to peers that may be gone.  Return whether messages may have arrived because of that."""
         more = self._probe_at(self._main, now)
-        if self._ports:
-            for port in list(self._ports.values()):
-                more |= self._probe_at(port, now) or port.ready
+        for port in self._watched:
+            more |= self._probe_at(port, now) or port.ready
         return more
 
     def _probe_at(self, port: Port, now: float) -> bool:
@@ -523,6 +536,7 @@ class Server:
     def _sleep(self, timeout: int | None) -> None:
         if self._poller.wait(timeout):
             self._look(time.monotonic())
+            self._tend_at = 0.0
         if self._poller.woken:
             self._clear_wake()
 
@@ -531,13 +545,13 @@ class Server:
         with suppress(BlockingIOError):
             self._wake_out.recv(4096)
 
-    def _start_drain(self) -> None:
-        self.broker.drain()
+    def _start_drain(self, now: float) -> None:
         registry = self.broker.registry
         log.info(
             "draining: no new requests; %d running and %d waiting have %g s to finish; stop again to exit immediately",
             registry.running, registry.queued, self._drain_timeout,
         )  # fmt: skip
+        self._send_all(self.broker.drain(now), now)
 
     def _finish(self, now: float) -> None:
         registry = self.broker.registry
@@ -637,6 +651,9 @@ class _Poller:
         for descriptor, _ in self._poll.poll(timeout):
             has_events |= descriptor in self._monitors
             self.woken |= descriptor == self._other
+            port = self._ports.get(descriptor)
+            if port is not None:
+                port.ready = True
         return has_events
 
 

@@ -230,7 +230,7 @@ class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in ol
     """One ZeroMQ endpoint, or several separated by commas.
 
     The option is `multiple`, so that Click splits the value of an environment variable at spaces as well.  Its callback
-    is `all_endpoints` or `one_broker`.
+    is `all_endpoints`.
     """
 
     name = "ENDPOINT"
@@ -252,25 +252,33 @@ def all_endpoints(context: click.Context, option: click.Parameter, values: Seque
     return tuple(endpoint for value in values for endpoint in value)
 
 
-def _one_broker(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> str | None:
-    """Return the only endpoint, or None if there is none: the callback of `broker_option`."""
-    endpoints = all_endpoints(context, option, values)
-    if len(endpoints) > 1:
-        command, origin = context.command_path, "--broker names"
-        if context.get_parameter_source(option.name or "") is ParameterSource.ENVIRONMENT:
-            origin = f"{environment_variable(context, option)} names"
-        remedy = f"{command} uses one broker. Run it once for each broker, with its own --broker"
-        raise click.UsageError(f"{origin} {len(endpoints)} endpoints, {', '.join(endpoints)}: {remedy}", context)
-    return endpoints[0] if endpoints else None
+def brokers_option(help_: str, *, default: bool = True) -> Decorator:
+    """Return the decorator for `--broker` of a command that fails over; the command gets a tuple of endpoints.
 
-
-def broker_option(help_: str, *, default: bool = True) -> Decorator:
-    """Return the decorator for `--broker` of a command that uses one broker; without `default`, it may be None."""
+    Without `default`, it may be empty.
+    """
     return click.option(
         "--broker",
         type=Endpoints(),
-        multiple=True,  # otherwise Click would silently use the last of several
-        callback=_one_broker,
+        multiple=True,
+        callback=all_endpoints,
+        default=[DEFAULT_ENDPOINT] if default else None,
+        envvar="MDP_BROKER",
+        show_envvar=True,
+        help=with_default(help_, DEFAULT_ENDPOINT),
+    )
+
+
+def brokers_option(help_: str, *, default: bool = True) -> Decorator:
+    """Return the decorator for `--broker` of a command that fails over; the command gets a tuple of endpoints.
+
+    Without `default`, it may be empty.
+    """
+    return click.option(
+        "--broker",
+        type=Endpoints(),
+        multiple=True,
+        callback=all_endpoints,
         default=[DEFAULT_ENDPOINT] if default else None,
         envvar="MDP_BROKER",
         show_envvar=True,

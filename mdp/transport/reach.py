@@ -81,12 +81,19 @@ def why_refused(event: int, value: int, keys: ClientKeys | None) -> str | None:
     return None
 
 
+def why_none_reachable(broker: Sequence[str], keys: ClientKeys | None = None) -> str | None:
+    """Return why no broker at any of these endpoints can be used; None if one can, or it is unclear."""
+    reasons = [why_unreachable(endpoint, keys) for endpoint in broker]
+    if not all(reasons):
+        return None
+    return "; ".join(f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))
+
+
 def check_listening(broker: Sequence[str], keys: ClientKeys | None = None) -> None:
     """Raise `BrokerUnreachable` if no broker at any of these endpoints can be used: retries would be wasted."""
-    reasons = [why_unreachable(endpoint, keys) for endpoint in broker]
-    if all(reasons):
-        each = (f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))
-        raise BrokerUnreachable(f"cannot reach a broker at {'; '.join(each)}")
+    reasons = why_none_reachable(broker, keys)
+    if reasons is not None:
+        raise BrokerUnreachable(f"cannot reach a broker at {reasons}")
 
 
 def _why_not_usable(probe: sockets.socket, keys: ClientKeys | None, *, ended: bool) -> str | None:

@@ -1,6 +1,6 @@
 """ZeroMQ contexts that are terminated cleanly, and the DEALER sockets of clients and workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import zmq
@@ -42,6 +42,14 @@ def checked_endpoint(endpoint: object) -> str:
     if problem is not None:
         raise SettingError(f"{endpoint!r} is not a valid endpoint: {problem}")
     return endpoint
+
+
+def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
+    """Return the endpoints in `broker`, at least one.  Raises `SettingError` as `checked_endpoint` does."""
+    endpoints = list(broker) if isinstance(broker, list | tuple) else [broker]
+    if not endpoints:
+        raise SettingError("broker is empty: it must be an endpoint such as tcp://127.0.0.1:5555, or several")
+    return [checked_endpoint(endpoint) for endpoint in endpoints]
 
 
 def port_problem(endpoint: str) -> str | None:

@@ -16,7 +16,7 @@ X1 (docs/x1.md) adds numbers, options, ERROR, CANCEL and credit; the envelope of
 number:
 
     client → broker    MDPCX1 01 service options body+ · MDPCX1 05 service · MDPCX1 06
-    broker → client    MDPCX1 02|03 service body+ · MDPCX1 04 service code text [detail] · MDPCX1 06
+    broker → client    MDPCX1 02|03 service body+ · MDPCX1 04 service code text [detail] · MDPCX1 06 · MDPCX1 07
     worker → broker    MDPWX1 01 service [options] · MDPWX1 03|04 address "" body+ · MDPWX1 05 · MDPWX1 06
                        MDPWX1 07 address "" code text [detail] · MDPWX1 0A credit · MDPWX1 0B address ""
     broker → worker    MDPWX1 02 address "" options body+ · MDPWX1 05 · MDPWX1 06 · MDPWX1 08 address ""
@@ -95,6 +95,7 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
         Kind.ERROR: b"\x04",
         Kind.CANCEL: b"\x05",
         Kind.HEARTBEAT: b"\x06",
+        Kind.DISCONNECT: b"\x07",
     },
     WX1: {
         Kind.READY: b"\x01",
@@ -312,7 +313,7 @@ class Heartbeat(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """DISCONNECT, from a worker or from the broker."""
+    """DISCONNECT, from a worker or from the broker.  To an X1 client it says that the broker drains."""
 
     route: Route
     header: bytes

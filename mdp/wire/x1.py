@@ -6,6 +6,7 @@ from typing import Any
 from .commands import (
     CANCEL,
     CX1,
+    DISCONNECT,
     EMPTY,
     ERROR,
     FINAL,
@@ -141,10 +142,10 @@ def _is_count(value: Any) -> bool:
 
 
 def to_client_x1(message: Message, at: int) -> FromBroker | Invalid:
-    """Decode `MDPCX1 02|03 service body+`, `MDPCX1 04 service code text [detail]` or `MDPCX1 06`."""
+    """Decode `MDPCX1 02|03 service body+`, `MDPCX1 04 service code text [detail]`, `MDPCX1 06` or `MDPCX1 07`."""
     count = len(message) - at
     kind = KINDS[CX1].get(message[at + 1])
-    if kind is HEARTBEAT:
+    if kind is HEARTBEAT or kind is DISCONNECT:
         return bare(message, at, kind)
     if kind is not PARTIAL and kind is not FINAL and kind is not ERROR:
         return Invalid(Reason.UNKNOWN_COMMAND)

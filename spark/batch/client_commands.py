@@ -141,7 +141,7 @@ def _submit(
     detach: bool,
     output: Path | None,
     deadline: float | None,
-    broker: str,
+    broker: Sequence[str],
     keys: ClientKeys | None,
     as_json: bool,
 ) -> int:
@@ -149,12 +149,12 @@ def _submit(
         raise click.UsageError("--idempotency-key and --detach require --durable")
     if durable and deadline is not None:
         raise click.UsageError("--deadline cannot be combined with --durable: Titanic runs a request whenever it can")
-    check_listening([broker], keys)
+    check_listening(broker, keys)
     with Client(broker, timeout=STREAM_TIMEOUT_SECONDS, retries=0, key=keys) as client:
         if durable:
             if not client.available("titanic.request", timeout=DISCOVERY_TIMEOUT_SECONDS):
                 raise ServiceNotFound(
-                    f"no Titanic at {broker}; start one with `titanic serve`", service="titanic.request"
+                    f"no Titanic at {' or '.join(broker)}; start one with `titanic serve`", service="titanic.request"
                 )
             ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
             if detach:
@@ -169,8 +169,8 @@ def _submit(
     return _print(reply, output, as_json=as_json)
 
 
-def _no_batch(service: str, broker: str) -> str:
-    return f"no batch offers {service!r} at {broker}; start one with `mdp-spark batch`"
+def _no_batch(service: str, broker: Sequence[str]) -> str:
+    return f"no batch offers {service!r} at {' or '.join(broker)}; start one with `mdp-spark batch`"
 
 
 def _follow(ticket: Ticket) -> Reply:
@@ -315,7 +315,7 @@ def status(
     uuid: str | None,
     wait: bool,
     output: Path | None,
-    broker: str,
+    broker: Sequence[str],
     keys: ClientKeys | None,
     timeout: float,
     as_json: bool,
@@ -324,7 +324,7 @@ def status(
 
     UUID is what `submit --durable` printed. Exit code 3: the request has no result yet.
     """
-    check_listening([broker], keys)
+    check_listening(broker, keys)
     with Client(broker, timeout=timeout, retries=0, key=keys) as client:
         if uuid is not None:
             ticket = Titanic(client).ticket(_uuid(uuid))
@@ -342,7 +342,8 @@ def status(
     if as_json:
         bodies.print_json(found)
     elif not found:
-        click.echo(f"no batch or fleet at {broker}; start one with `mdp-spark batch` or `mdp-spark fleet`", err=True)
+        where = " or ".join(broker)
+        click.echo(f"no batch or fleet at {where}; start one with `mdp-spark batch` or `mdp-spark fleet`", err=True)
     for driver in found if not as_json else ():
         click.echo("\n".join(_status_lines(driver)))
     return 0
@@ -392,12 +393,12 @@ def _uuid(text: str) -> UUID:
 @BROKER
 @key_options
 @_TIMEOUT
-def cancel(*, jobs: Sequence[str], broker: str, keys: ClientKeys | None, timeout: float) -> int:
+def cancel(*, jobs: Sequence[str], broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> int:
     """Cancel jobs by the ID that `submit` and `status` show, or durable requests by UUID.
 
     Titanic also deletes a cancelled durable request. Exit code 4: one of the jobs is not running.
     """
-    check_listening([broker], keys)
+    check_listening(broker, keys)
     with Client(broker, timeout=timeout, retries=0, key=keys) as client:
         missing = [job for job in jobs if not _cancel_one(client, job)]
     for job in missing:
@@ -433,9 +434,9 @@ def _cancel_one(client: Client, job: str) -> bool:
 @BROKER
 @key_options
 @_TIMEOUT
-def drain(*, drivers: Sequence[str], broker: str, keys: ClientKeys | None, timeout: float) -> int:
+def drain(*, drivers: Sequence[str], broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> int:
     """Tell batches and fleets, named as in `status`, to finish running requests and exit."""
-    check_listening([broker], keys)
+    check_listening(broker, keys)
     with Client(broker, timeout=timeout, retries=0, key=keys) as client:
         for driver in drivers:
             try:

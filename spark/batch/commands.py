@@ -87,7 +87,7 @@ log = logging.getLogger("zmdp.spark")
 @log_level_option
 def batch(
     *,
-    broker: str,
+    broker: Sequence[str],
     keys: ClientKeys | None,
     name: str | None,
     config: Path | None,
@@ -146,10 +146,12 @@ def batch(
     try:
         with driver:
             stopper.started = True
-            reason = why_unreachable(broker, keys)
-            if reason is not None:
-                log.warning("no broker at %s yet: %s; retrying until there is one", broker, reason)
-            log.info("serving %s as %s at %s; Ctrl-C stops it", " and ".join(driver.services), name, broker)
+            for each in broker:
+                reason = why_unreachable(each, keys)
+                if reason is not None:
+                    log.warning("no broker at %s yet: %s; retrying until there is one", each, reason)
+            services = " and ".join(driver.services)
+            log.info("serving %s as %s at %s; Ctrl-C stops it", services, name, " or ".join(broker))
             _serve(driver, stopper, lambda: kept.delete_old(keep_results))
     finally:
         pool.close()

@@ -16,7 +16,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final, Self
@@ -57,7 +57,7 @@ class Batch:
 
     Args:
         pool: the sessions; at most one request runs on each.
-        broker: endpoint of the broker.
+        broker: endpoint of the broker, or several in order of preference.
         name: the driver's name for `mdp-spark status` and `drain`.
         catalogue: the tables that queries and jobs can read.
         jobs: the named Python jobs.
@@ -74,7 +74,7 @@ class Batch:
         self,
         pool: SessionPool,
         *,
-        broker: str,
+        broker: str | Sequence[str],
         name: str,
         catalogue: Catalogue,
         jobs: Mapping[str, Callable[..., Any]],

@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +15,9 @@ import click
 from ...clients import bodies
 from ...mdp.cli.console import (
     EXIT_FAILED,
-    Endpoint,
+    Endpoints,
     Number,
+    all_endpoints,
     handler_timeout_option,
     heartbeat_options,
     key_options,
@@ -47,8 +48,10 @@ def _cluster_options(command: Command) -> Command:
             key_options,
             click.option(
                 "--broker-from-executors",
-                type=Endpoint(),
-                help=with_default("Broker address that executors use, if it differs.", "--broker"),
+                type=Endpoints(),
+                multiple=True,
+                callback=all_endpoints,
+                help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
             ),
             MASTER,
             CONF,
@@ -123,7 +126,7 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 @handler_timeout_option
 @heartbeat_options()
 @log_level_option
-def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executors: str | None, **given: Any) -> int:
+def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executors: Sequence[str], **given: Any) -> int:
     """Serve requests with MODULE:FUNCTION on the executors of a Spark cluster, as `mdworker` does on one machine.
 
     The number of slots follows the broker's queue, between --min and --max; a slot that dies is restarted.
@@ -161,7 +164,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     def ready() -> None:
         log.info(
             "fleet %s serves %s at %s with %s; Ctrl-C stops it",
-            settings.name, settings.service, settings.broker, running.status()["master"],
+            settings.name, settings.service, " or ".join(settings.brokers), running.status()["master"],
         )  # fmt: skip
 
     for each in (signal.SIGTERM, signal.SIGINT):
@@ -227,8 +230,8 @@ def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per check.")
 def doctor(
     *,
-    broker: str,
-    broker_from_executors: str | None,
+    broker: Sequence[str],
+    broker_from_executors: Sequence[str],
     keys: ClientKeys | None,
     reserve: int,
     minimum: int,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.keys import ClientKeys
-from ...mdp.transport.reach import why_unreachable
+from ...mdp.transport.reach import why_none_reachable
+from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions
 from .driver import classify_failure, cores, failure_message, is_loopback
 from .executor import BROKER_TIMEOUT_SECONDS, probe
@@ -55,8 +56,8 @@ class Doctor:
     """Checks this machine, the broker and the executors of the cluster."""
 
     cluster: Cluster
-    broker: str
-    executors_broker: str | None = None
+    broker: str | Sequence[str]
+    executors_broker: str | Sequence[str] = ()
     reserve: int = 1
     minimum: int = 1
     keys: ClientKeys | None = field(default=None, repr=False)
@@ -78,16 +79,23 @@ class Doctor:
 
     def _broker(self) -> Check:
         name = "broker"
-        reason = why_unreachable(self.broker, self.keys)
+        brokers = checked_endpoints(self.broker)
+        where = " or ".join(brokers)
+        reason = why_none_reachable(brokers, self.keys)
         if reason is None:
             try:
-                with Client(self.broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0, key=self.keys) as client:
+                with Client(brokers, timeout=BROKER_TIMEOUT_SECONDS, retries=0, key=self.keys) as client:
                     reply = client.request("mmi.broker")[0]
             except ZmdpError as error:
-                reason = str(error)
+                reason = f"{where}: {error}"
             else:
-                return Check(name, "ok", f"{_broker_version(reply)} at {self.broker}")
-        return Check(name, "failed", f"{self.broker}: {reason}", "start mdp-broker, or give its address with --broker")
+                return Check(name, "ok", f"{_broker_version(reply)} at {where}")
+        return Check(name, "failed", reason, "start mdp-broker, or give its address with --broker")
+
+    @property
+    def _addresses(self) -> tuple[str, ...]:
+        """The endpoints that executors use."""
+        return tuple(checked_endpoints(self.executors_broker or self.broker))
 
     # ── the cluster ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -107,7 +115,7 @@ class Doctor:
             session.stop()
 
     def _executors(self, session: "SparkSession", *, broker_answers: bool) -> Iterator[Check]:
-        found, wrong = _probed(session, self.executors_broker or self.broker, self.keys)
+        found, wrong = _probed(session, self._addresses, self.keys)
         if wrong is not None:
             what, advice = wrong
             yield Check(EXECUTOR_CHECKS[0], "failed", what, advice)
@@ -125,7 +133,7 @@ class Doctor:
             bad = next((each for each in found if each[key] is not None), None)
             if failed is not None:
                 yield from _skipped((name,), failed)
-            elif key == "broker" and not broker_answers and self.executors_broker is None:
+            elif key == "broker" and not broker_answers and not self.executors_broker:
                 yield from _skipped((name,), "broker")
             elif bad is None:
                 yield Check(name, "ok", f"on {where}")
@@ -134,7 +142,7 @@ class Doctor:
                 yield Check(name, "failed", f"on {bad['host']}: {bad[key]}", advice)
 
     def _advice(self, master: str) -> str:
-        if not on_this_machine(master) and is_loopback(self.executors_broker or self.broker):
+        if not on_this_machine(master) and any(map(is_loopback, self._addresses)):
             return (
                 "other machines cannot reach a loopback address: bind the broker to another one and pass that with "
                 "--broker"
@@ -200,7 +208,7 @@ def _skipped(names: Sequence[str], because: str) -> Iterator[Check]:
 
 
 def _probed(
-    session: "SparkSession", broker: str, keys: ClientKeys | None
+    session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys | None
 ) -> tuple[list[dict[str, Any]], tuple[str, str] | None]:
     """Return what the executors report and None, or an empty list and (what is wrong, what to do)."""
     from pyspark import InheritableThread  # noqa: PLC0415

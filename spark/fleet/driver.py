@@ -25,6 +25,7 @@ from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
+from ...mdp.transport.sockets import checked_endpoints
 from ...workers import Request
 from ..control import PREFIX, Control, validate_driver_name
 from ..session import SparkError, check_installed, is_alive, is_remote, resolve_master, stop_quietly
@@ -58,8 +59,8 @@ class FleetSettings:
         handler: MODULE:FUNCTION that handles requests.
         service: name of the service.
         name: name of the fleet, for `mdp-spark status` and `drain`.
-        broker: endpoint of the broker.
-        executors_broker: endpoint that executors use, if it differs.
+        broker: endpoint of the broker, or several in order of preference.
+        executors_broker: those that executors use, if they differ.
         minimum, maximum: bounds on the number of slots; a maximum of None means all cores.
         reserve: cores that slots never use.
         lease: how long a slot serves in one Spark job.
@@ -72,8 +73,8 @@ class FleetSettings:
     handler: str
     service: str
     name: str
-    broker: str = DEFAULT_ENDPOINT
-    executors_broker: str | None = None
+    broker: str | Sequence[str] = DEFAULT_ENDPOINT
+    executors_broker: str | Sequence[str] = ()
     minimum: int = 1
     maximum: int | None = None
     reserve: int = 1
@@ -99,9 +100,14 @@ class FleetSettings:
             )
 
     @property
-    def address(self) -> str:
-        """Return the broker's endpoint for executors."""
-        return self.executors_broker or self.broker
+    def brokers(self) -> tuple[str, ...]:
+        """Return the brokers' endpoints for the driver."""
+        return tuple(checked_endpoints(self.broker))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the brokers' endpoints for executors."""
+        return tuple(checked_endpoints(self.executors_broker or self.broker))
 
 
 class Fleet:
@@ -145,7 +151,7 @@ class Fleet:
                 "name": self.settings.name,
                 "service": self.settings.service,
                 "handler": self.settings.handler,
-                "broker": self.settings.broker,
+                "broker": ", ".join(self.settings.brokers),
                 "master": self._master,
                 "application": self._application,
                 "version": __version__,
@@ -305,7 +311,7 @@ class Fleet:
         paths = (os.getcwd(),) if on_this_machine(self._master) else ()
         task = LeaseTask(
             fleet=self._run_id, control=PREFIX + settings.name, slot=lease.slot, lease=lease.number,
-            seconds=lease.seconds, service=settings.service, handler=settings.handler, broker=settings.address,
+            seconds=lease.seconds, service=settings.service, handler=settings.handler, broker=settings.addresses,
             codec=settings.codec, heartbeat=settings.heartbeat, liveness=settings.liveness,
             handler_timeout=settings.handler_timeout, paths=paths, log_level=settings.log_level,
             keys=None if settings.keys is None else astuple(settings.keys),
@@ -324,7 +330,7 @@ class Fleet:
         unreachable = answer["unreachable"]
         if unreachable is None or self._load is None:  # if the driver cannot reach it either, that is logged elsewhere
             return Served(answer["served"]), ""
-        where = f"slot {lease.slot} on {host} has not reached the broker at {self.settings.address}: {unreachable}"
+        where = f"slot {lease.slot} on {host} has not reached {self._where}: {unreachable}"
         return Served(
             answer["served"]
         ), f"{where}; pass an address that executors can reach with --broker-from-executors"
@@ -339,11 +345,15 @@ class Fleet:
         stages = (tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds)
         return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
 
+    @property
+    def _where(self) -> str:
+        return f"the broker at {' or '.join(self.settings.addresses)}"
+
     def _explain_silence(self, slot: int, *, runs: bool) -> str:
         if runs:
             return (
-                f"slot {slot} is running but has not reported for {SILENCE_SECONDS:g} s: executors may not reach the "
-                f"broker at {self.settings.address}; pass another address with --broker-from-executors"
+                f"slot {slot} is running but has not reported for {SILENCE_SECONDS:g} s: executors may not reach "
+                f"{self._where}; pass another address with --broker-from-executors"
             )
         return f"slot {slot} is waiting for a core of {self._master}: it has too few, or its executors do not start"
 
@@ -376,8 +386,8 @@ class Fleet:
             return None
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             self._warn_once(
-                f"the broker at {self.settings.broker} does not report its queues, so the fleet does not scale "
-                f"({error!r})"
+                f"the broker at {' or '.join(self.settings.brokers)} does not report its queues, so the fleet does not "
+                f"scale ({error!r})"
             )
             return None
 
@@ -453,14 +463,15 @@ class Fleet:
     def _warn_early(self) -> None:
         """Warn about settings that will probably not work."""
         settings = self.settings
-        reason = why_unreachable(settings.broker, settings.keys)
-        if reason is not None:
-            log.warning("no broker at %s yet: %s; retrying until there is one", settings.broker, reason)
-        if not on_this_machine(self._master) and is_loopback(settings.address):
+        for broker in settings.brokers:
+            reason = why_unreachable(broker, settings.keys)
+            if reason is not None:
+                log.warning("no broker at %s yet: %s; retrying until there is one", broker, reason)
+        if not on_this_machine(self._master) and any(map(is_loopback, settings.addresses)):
             log.warning(
                 "executors of %s on other machines cannot reach %s; pass another address with --broker-from-executors",
                 self._master,
-                settings.address,
+                " or ".join(settings.addresses),
             )
 
     def _warn_once(self, text: str) -> None:

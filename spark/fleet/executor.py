@@ -46,7 +46,7 @@ class LeaseTask:
     service: str
     handler: str
     """MODULE:FUNCTION."""
-    broker: str
+    broker: tuple[str, ...]
     codec: str | None
     heartbeat: float
     liveness: int
@@ -222,9 +222,9 @@ def _finish_requests(task: LeaseTask, worker: "Worker", reporter: _Reporter) -> 
 
 
 def _why_unreachable(task: LeaseTask) -> str:
-    from ...mdp.transport.reach import why_unreachable  # noqa: PLC0415
+    from ...mdp.transport.reach import why_none_reachable  # noqa: PLC0415
 
-    return why_unreachable(task.broker, task.client_keys()) or "no answer"
+    return why_none_reachable(task.broker, task.client_keys()) or "no answer"
 
 
 def executor_id() -> str | None:
@@ -239,7 +239,7 @@ def executor_id() -> str | None:
 # ── the probe of `mdp-spark doctor` ──────────────────────────────────────────────────────────────────────────────────
 
 
-def probe(broker: str, keys: tuple[bytes, ...] | None, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
+def probe(broker: tuple[str, ...], keys: tuple[bytes, ...] | None, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
     """Yield one description of this executor, in which None means that the check passed:
 
     {"host": …, "executor": …, "python": version, "pyzmq": problem, "zmdp": problem, "broker": problem}
@@ -268,7 +268,7 @@ def probe(broker: str, keys: tuple[bytes, ...] | None, rows: Iterator[object]) -
 
     own = None if keys is None else ClientKeys(*keys)
     try:
-        check_listening([broker], own)
+        check_listening(broker, own)
         with Client(broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0, key=own) as client:
             client.request("mmi.service", b"any")
         found["broker"] = None

@@ -13,11 +13,12 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...clients import Client, SettingError
-from ...clients.arguments import checked_endpoints, checked_timeout
+from ...clients.arguments import checked_timeout
 from ...clients.defaults import MAX_OUTSTANDING
 from ...mdp import wire
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.keys import BrokerKey, Key, load_keys
+from ...mdp.transport.sockets import checked_endpoints
 from ...titanic.submission import MAX_SECONDS
 from ..session import NEEDS_PYSPARK, SparkError, reason
 from .calls import Answer, CallSettings, Chunk, Row, answer_chunks, check_rows_per_request, max_chunk_rows

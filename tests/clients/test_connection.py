@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import select
 import time
 from itertools import count
 
@@ -12,8 +13,8 @@ from support.processes import eventually
 
 from zmdp.clients import AsyncClient
 from zmdp.clients.connection import ClientConnection
-from zmdp.clients.endpoints import Endpoints
 from zmdp.clients.session import ClientSession
+from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.transport.multipart import receive
 
 ECHO = b"echo"
@@ -40,7 +41,7 @@ def connection(router, context):
         for call, outcome in events:
             call.receiver.append(outcome)
 
-    made = ClientConnection(ClientSession(), Endpoints([router.last_endpoint.decode()]), context, deliver)
+    made = ClientConnection(ClientSession(Endpoints([router.last_endpoint.decode()])), context, deliver)
     yield made
     made.drop()
 
@@ -132,9 +133,7 @@ def test_after_the_last_reply_nothing_more_is_received(router, connection, monke
 
 def test_outcomes_are_delivered_together(router, context):
     deliveries = []
-    connection = ClientConnection(
-        ClientSession(), Endpoints([router.last_endpoint.decode()]), context, deliveries.append
-    )
+    connection = ClientConnection(ClientSession(Endpoints([router.last_endpoint.decode()])), context, deliveries.append)
     for _ in range(10):
         ask(connection, None)
     connection.step(time.monotonic())
@@ -222,3 +221,126 @@ def test_a_socket_that_cannot_be_opened_is_not_tried_again_at_once(router, conne
     connection.step(now)
     assert session.lost == "Too many open files"
     assert session.retry_at > now
+
+
+# ── several brokers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+DISCONNECT = [b"", b"MDPCX1", b"\x07"]
+
+
+@pytest.fixture
+def second(context):
+    with context.socket(zmq.ROUTER) as second:
+        second.linger = 0
+        second.rcvtimeo = 10_000
+        second.bind("tcp://127.0.0.1:*")
+        yield second
+
+
+@pytest.fixture
+def pair(router, second, context):
+    """A connection to the first of two brokers, stepped once."""
+
+    def deliver(events):
+        for call, outcome in events:
+            call.receiver.append(outcome)
+
+    endpoints = Endpoints([each.last_endpoint.decode() for each in (router, second)])
+    made = ClientConnection(ClientSession(endpoints), context, deliver)
+    made.step(time.monotonic())
+    yield made
+    made.close(time.monotonic())
+
+
+def step_while_needed(connection):
+    while connection.step(time.monotonic()):
+        pass
+
+
+def readable(*descriptors):
+    """Wait until one of these is readable."""
+    poller = select.poll()
+    for each in descriptors:
+        poller.register(each, select.POLLIN)
+    return bool(poller.poll(10_000))
+
+
+def asked_twice(connection, router):
+    """Make two requests; return the list of their outcomes, and the requests as the broker gets them."""
+    outcomes = []
+    for _ in range(2):
+        ask(connection, outcomes)
+    connection.step(time.monotonic())
+    return outcomes, take(router)
+
+
+def test_what_arrived_after_disconnect_is_received_in_the_same_turn(router, second, pair):
+    outcomes, asked = asked_twice(pair, router)
+    monitor = pair.descriptors()[1]
+    router.send_multipart([asked[0].sender, *DISCONNECT])
+    router.send_multipart(replies((asked[0], [b"reply"])))
+    router.close()
+    assert readable(monitor)  # so everything before has arrived
+    step_while_needed(pair)
+    assert outcomes == [[b"reply"]]
+    assert [again.number for again in take(second)] == [asked[1].number]
+
+
+def test_the_end_is_seen_before_what_arrived_last(router, second, pair):
+    """The monitor has reported the end, which it does only once, when DISCONNECT is read."""
+    outcomes, asked = asked_twice(pair, router)
+    monitor = pair.descriptors()[1]
+    router.send_multipart([asked[0].sender, *DISCONNECT])
+    router.send_multipart(replies((asked[0], [b"reply"])))
+    router.close()
+    assert readable(monitor)
+    pair._check_monitor(pair.socket, time.monotonic())
+    step_while_needed(pair)
+    assert outcomes == [[b"reply"]]
+    assert [again.number for again in take(second)] == [asked[1].number]
+
+
+def test_the_descriptors_of_an_old_connection_report_what_arrives(router, pair):
+    outcomes, asked = asked_twice(pair, router)
+    router.send_multipart([asked[0].sender, *DISCONNECT])
+    step_until(pair, lambda: pair.descriptors()[2])
+    for each in asked:
+        step_while_needed(pair)
+        before = len(outcomes)
+        router.send_multipart(replies((each, [b"reply"])))
+        while len(outcomes) == before:
+            assert readable(*pair.descriptors()[2])
+            step_while_needed(pair)
+    assert outcomes == [[b"reply"]] * 2
+    assert pair.descriptors()[2] == []
+
+
+def test_the_descriptor_of_a_probe_reports_its_answer(router, pair, second, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.session.PROBE_INTERVAL", (0.0, 0.0))
+    _, asked = asked_twice(pair, router)
+    router.send_multipart([asked[0].sender, *DISCONNECT])
+    step_until(pair, lambda: len(pair.descriptors()[2]) == 3)  # the old connection has two
+    probe = pair.descriptors()[2][-1]
+    sender, *message = router.recv_multipart()
+    assert message == [b"", b"MDPCX1", b"\x06"]
+    step_while_needed(pair)
+    router.send_multipart([sender, *message])
+    while pair.endpoint == second.last_endpoint.decode():
+        assert readable(probe)
+        step_while_needed(pair)
+    assert probe not in pair.descriptors()[2]
+
+
+def test_a_probe_that_cannot_be_made_is_an_unanswered_one(router, pair, monkeypatch):
+    class Failing:
+        def __init__(self, endpoint, context, keys):
+            tried.append(endpoint)
+            raise zmq.ZMQError(errno.EMFILE)
+
+    tried = []
+    monkeypatch.setattr("zmdp.clients.session.PROBE_INTERVAL", (0.001, 0.001))
+    monkeypatch.setattr("zmdp.clients.connection.Probe", Failing)
+    _, asked = asked_twice(pair, router)
+    router.send_multipart([asked[0].sender, *DISCONNECT])
+    step_until(pair, lambda: len(tried) > 1)
+    assert set(tried) == {router.last_endpoint.decode()}

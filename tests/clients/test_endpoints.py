@@ -8,7 +8,7 @@ from support.batched import BatchedRouter
 from support.router import Router
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout
-from zmdp.clients.endpoints import Endpoints
+from zmdp.mdp.endpoints import Endpoints
 
 
 def followed(count, *losses):

@@ -7,10 +7,26 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.x1_client import (
+    ASKING,
+    HEARTBEAT,
+    Highest,
+    batched,
+    cancel,
+    error,
+    events,
+    final,
+    framed,
+    partial,
+    read,
+    request,
+    sent,
+    unpack,
+)  # fmt: skip
 
 from zmdp.clients import session as module
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import Call, ClientSession, Outcome
+from zmdp.clients.session import Call, ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (
@@ -30,107 +46,11 @@ from zmdp.mdp.errors import (
 )
 from zmdp.mdp.wire import batch
 
-ROUTE = (b"amy", b"")
-HEARTBEAT = [b"", b"MDPCX1"]
 STRANGER = "the program that listens there has been silent for {} s; if it is not zmdp's broker, try protocol 0.2"
-
-Command = tuple[Any, ...]
-
-
-class Highest(random.Random):
-    """Jitter at its upper end."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
-
-
-# ── what the session sends, as the broker reads it ───────────────────────────────────────────────────────────────────
-
-
-def request(number: int, body: bytes = b"x", *, ttl: int | None = None, **options: Any) -> Command:
-    """A REQUEST with a ttl in milliseconds."""
-    return "REQUEST", number, b"echo", [body], None if ttl is None else ttl / 1000, options
-
-
-def cancel(number: int) -> Command:
-    return "CANCEL", number
-
-
-ASKING = ("HEARTBEAT",)
-
-
-def sent(session: ClientSession) -> list[Command]:
-    """Take the commands that the session sends."""
-    commands: list[Command] = []
-    for message in session.take_messages():
-        found = wire.decode_peer([b"amy", *message], 1 << 30, 1024)
-        assert isinstance(found, wire.Batched)
-        commands += [ASKING] if found.bare else map(read, unpack(message))
-    return commands
-
-
-def unpack(message: list[bytes]) -> list[Any]:
-    commands: list[Any] = batch.from_client([b"amy", *message], 2, ROUTE, 1 << 30, 1 << 30)
-    return commands
-
-
-def read(command: wire.Request | wire.Cancel) -> Command:
-    if isinstance(command, wire.Cancel):
-        return "CANCEL", command.id
-    options = command.options
-    return "REQUEST", command.id, command.service, command.body, options.ttl, options.values()
-
-
-# ── what the broker sends, in the framed form; `batched` makes the other form of it ──────────────────────────────────
-
-
-def partial(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
-    return [b"%d" % number, b"", b"MDPCX1", b"\x02", service, *body]
-
-
-def final(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
-    return [b"%d" % number, b"", b"MDPCX1", b"\x03", service, *body]
-
-
-def error(number: int, code: bytes, text: bytes, *detail: bytes, service: bytes = b"echo") -> list[bytes]:
-    return [b"%d" % number, b"", b"MDPCX1", b"\x04", service, code, text, *detail]
-
-
-def batched(*commands: list[bytes]) -> list[bytes]:
-    packed = batch.Batch((b"",), wire.CX1)
-    for command in commands:
-        number, kind = int(command[0]), command[3][0]
-        if kind == 4:
-            packed.error(4, number, int(command[5]), command[6], command[7:])
-        else:
-            packed.reply(kind, number, command[5:])
-    (message,) = packed.messages()
-    return list(message)
-
-
-def framed(command: list[bytes]) -> list[bytes]:
-    return command
-
 
 Form = Callable[[list[bytes]], list[bytes]]
 
 both_forms = pytest.mark.parametrize("form", [batched, framed])
-
-
-def plain(outcome: Outcome) -> tuple[Any, ...]:
-    """An outcome as a plain value."""
-    if isinstance(outcome, Reply):
-        return list(outcome), outcome.service, outcome.final
-    if isinstance(outcome, RequestError):
-        return type(outcome), str(outcome), outcome.service, outcome.code
-    return type(outcome), str(outcome)
-
-
-def events(session: ClientSession) -> list[tuple[Any, ...]]:
-    """Take the outcomes that the session delivers, as (number, outcome)."""
-    told = [(call.number, *plain(outcome)) for call, outcome in session.events]
-    session.events.clear()
-    return told
 
 
 def connected(**settings: Any) -> ClientSession:

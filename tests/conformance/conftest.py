@@ -1,6 +1,6 @@
 """Fixtures: a real broker on real sockets for each test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,6 +19,8 @@ Start = Callable[..., Bench]
 def start() -> Iterator[Start]:
     """`start(*binds, **limits)` starts a broker, which stops without draining unless `drain_timeout` is given.
 
+    `pirates` are its pirate endpoints, each with a service.
+
     Unless a test sets `heartbeat`, no timer fires: the broker sends no HEARTBEAT and loses no silent worker.
     """
     context: zmq.Context[Any] = zmq.Context()
@@ -26,9 +28,13 @@ def start() -> Iterator[Start]:
     with ExitStack() as stack:
         stack.callback(context.term)
 
-        def run(*binds: str, drain_timeout: float = 0.0, **limits: Any) -> Bench:
+        def run(
+            *binds: str, drain_timeout: float = 0.0, pirates: Sequence[tuple[str, bytes]] = (), **limits: Any
+        ) -> Bench:
             settings = Limits(**{"heartbeat": 60.0, **limits})
-            running = running_broker(*binds, limits=settings, drain_timeout=drain_timeout, context=context)
+            running = running_broker(
+                *binds, limits=settings, drain_timeout=drain_timeout, context=context, pirates=pirates
+            )
             server = stack.enter_context(running)
             bench = Bench(server, context)
             stack.callback(bench.close)

@@ -499,18 +499,21 @@ def test_503_draining(start: Start) -> None:
     client.sync()
     bench.server.stop()
     bench.until(lambda: json.loads(bench.mmi(b"mmi.broker", b""))["draining"])
+    client.sent_away()
+    idle.disconnected()
     client.request(b"idle", b"too late")
     assert "draining" in client.error(b"idle", b"503")
     old.request(b"idle", b"too late")
     old.nothing()
-    idle.nothing()
     assert bench.stats()["dropped"] == {"draining": 2}
+    new = bench.x1_worker()
+    new.ready(b"idle")
+    new.disconnected()
     worker.final(address, b"done")  # what was there before is finished, …
     client.final(b"slow", b"done", number=b"1")
     worker.final(worker.work(b"waiting"), b"done too")
     client.final(b"slow", b"done too", number=b"2")
-    worker.disconnected()  # … and only then it ends
-    idle.disconnected()
+    worker.disconnected()  # … and only then its worker is sent away
 
 
 def test_503_closing(start: Start) -> None:
@@ -522,6 +525,7 @@ def test_503_closing(start: Start) -> None:
     old.work(b"hello")
     client.sync()
     bench.server.stop()
+    client.sent_away()
     for number, service in enumerate((b"x1", b"old", b"x1", b"nobody"), 1):
         assert "the broker shut down" in client.error(service, b"503", number=b"%d" % number)
     x1.cancelled(address)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import broker, process, run
+from support.processes import broker, free_endpoint, process, run
 
 from zmdp.clients import Client
 from zmdp.mdp.broker.drops import Drop
@@ -192,6 +192,26 @@ def test_the_examples_of_the_wire_page(endpoint, capsys):
     run_python("docs/wire.md", endpoint)
     (block,) = blocks("docs/wire.md", "python")
     assert capsys.readouterr().out.strip() == re.search(r"  # (\[.*\])$", block, re.MULTILINE)[1]
+
+
+def test_the_programs_of_the_pirates_page(tmp_path):
+    """The worker, the client and `mdclient` run as separate programs, and print what the page shows."""
+    client, worker = blocks("docs/pirates.md", "python")
+    start, _ = blocks("docs/pirates.md", "sh")
+    (session,) = blocks("docs/pirates.md", "console")
+    at = free_endpoint()
+    for program in (client, worker):
+        assert program.count("tcp://127.0.0.1:5556") == 1
+        name = program.splitlines()[0].removeprefix("# ")
+        (tmp_path / name).write_text(program.replace("tcp://127.0.0.1:5556", at))
+    command, *options = shlex.split(start.replace("tcp://127.0.0.1:5556", at))
+    with process(command, "--bind", "tcp://127.0.0.1:*", *options) as running:
+        main = running.line("://", "stdout")
+        with process(sys.executable, str(tmp_path / "worker.py")):
+            printed = run(sys.executable, str(tmp_path / "client.py")).stdout.decode().strip()
+            assert printed == re.search(r"  # (\[.*\])$", client, re.MULTILINE)[1]
+            ((command, *printed),) = sessions(session.splitlines())
+            assert run(*shlex.split(command), MDP_BROKER=main).stdout.decode().splitlines() == printed
 
 
 def test_the_command_of_the_mmi_page(endpoint):

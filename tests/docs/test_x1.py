@@ -82,6 +82,8 @@ class World:
         elif event == "the broker is restarted":
             self._broker = Broker(now=self._now, first_address=NEXT_FIRST_ADDRESS)
             self._brokers.append(self._broker)
+        elif event == "the broker drains":
+            self._say(self._broker.drain(self._now))
         else:
             assert event == "the broker shuts down"
             self._say(self._broker.close(self._now))
@@ -459,6 +461,7 @@ UNEXPECTED = {
     "too-many-workers": [[b"1", *READY], [b"2", *READY], [b"3", *READY]],
     "too-many-services": [READY, [b"3", *READY[:-1], b"other"]],
     "not-allowed": [READY],
+    "draining": [READY],
 }  # fmt: skip
 
 
@@ -472,6 +475,8 @@ def test_every_reason_for_a_disconnect_has_its_row():
 def test_unexpected_commands_are_answered_with_disconnect(reason):
     machine = Broker(Limits(max_workers=2, max_services=1), now=0.0, first_address=FIRST_ADDRESS)
     role = machine.roles.nobody if reason == Refusal.NOT_ALLOWED else None
+    if reason == Refusal.DRAINING:
+        machine.drain(0.0)
     *before, told = [machine.receive([b"amy", *message], 0.0, role) for message in UNEXPECTED[reason]]
     assert [command(frames[1:]) for frames in told] == ["DISCONNECT"]
     has_text = told[0][-1] != wire.CODES[wire.WX1][wire.DISCONNECT]

@@ -200,7 +200,7 @@ def test_mmi_broker_reports_version_and_limits(broker):
 
 
 def test_mmi_broker_reports_draining(broker):
-    broker.drain()
+    broker.drain(0)
     assert ask(broker, b"mmi.broker", b"")["draining"] is True
 
 

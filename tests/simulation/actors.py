@@ -211,7 +211,7 @@ class BrokerShell(Process):
         self.network.broker_died()
 
     def drain(self) -> None:
-        self._driven.drain()
+        self._send(self._driven.drain(self.world.now))
 
     def stop(self) -> None:
         """Stop gracefully: ERROR for all X1 requests, DISCONNECT to all workers."""

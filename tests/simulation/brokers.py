@@ -146,6 +146,8 @@ class LinkedBroker(BrokerShell):
                 self.world.note(f"{self.name} closes its link to {dealer.network.name}")
                 self.world.events["link closed"] += 1
                 dealer.close(flush=True)
+                # What has not been read is lost with the socket.
+                self._inbox = deque(each for each in self._inbox if each[0][0] != identity)
         for identity in self.machine.links_due(now):
             self._open(identity)
         check(not self.machine.stats.internal_errors, "{} has a bug, which it logs", self.name)

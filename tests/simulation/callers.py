@@ -211,6 +211,10 @@ class CallerProcess(Process):
         if dealer is not self._dealer:
             return  # it was closed while this process hung
         found = wire.decode_broker(message)
+        if isinstance(found, wire.Disconnect):  # it has no other form; with one broker it changes nothing
+            self.session.receive(message, self.world.now)
+            self._settle()
+            return
         check(isinstance(found, wire.Batched), f"{self.name} got {message}, which is not in the form that it speaks")
         assert isinstance(found, wire.Batched)
         commands = [] if found.bare else batch.to_client(message, found.at)

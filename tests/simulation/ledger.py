@@ -476,8 +476,10 @@ class Ledger:
             self._events["READY not allowed"] += 1
         elif not self._make_room(command.service, now):
             self._refuse(command, Refusal.TOO_MANY_SERVICES, now)
+        elif self.draining and command.header == wire.WX1:
+            self._refuse(command, Refusal.DRAINING, now)
         else:
-            credit = min(command.credit, self.limits.max_credit)
+            credit = 0 if self.draining else min(command.credit, self.limits.max_credit)
             order = next(self._order)
             self.named.pop(command.service, None)
             self.seats[place] = Seat(
@@ -534,6 +536,10 @@ class Ledger:
         if command.header == wire.CX1:
             if self.is_anothers(command.route):
                 return
+            if self.draining:
+                self.expected.append(Said(command.route, Kind.DISCONNECT, False, None, wire.CX1))
+                self._events["drain: a client's heartbeat"] += 1
+                return
             self.expected.append(Said(command.route, Kind.HEARTBEAT, batched))
             self._events["X1: heartbeat answered"] += 1
         else:
@@ -564,6 +570,25 @@ class Ledger:
             self._drop_no_wait(seat.service, now)
             if not seat.held:
                 self._let_go(seat, now)
+
+    def drain(self) -> None:
+        """From now on the broker sends its peers away: first the clients that have requests."""
+        self.draining = True
+        for client in dict.fromkeys(client for client, _ in self.numbers):
+            self.expected.append(Said((*client, b""), Kind.DISCONNECT, False, None, wire.CX1))
+            self._events["drain: a client was told"] += 1
+
+    def dismiss_idle(self, now: float) -> None:
+        """The broker drains, and everything that can be is dispatched: workers that hold nothing are sent away."""
+        for seat in [each for each in self.seats.values() if each.credit and not each.held and not each.leaving]:
+            self.dismiss(seat, now)
+
+    def dismiss(self, seat: Seat, now: float) -> None:
+        """A worker is sent away because the broker drains."""
+        self.expected.append(Said(seat.route, Kind.DISCONNECT, False, None, seat.header))
+        self.lose([seat], Loss.CLOSING, now)
+        self._events["drain: a worker was sent away"] += 1
+        self._events["drain: a worker without credit was sent away"] += not seat.credit
 
     def left(self, now: float) -> None:
         """Workers that are leaving and hold nothing are let go."""

@@ -59,9 +59,13 @@ class Referee:
 
     # ── the broker's own calls ───────────────────────────────────────────────────────────────────────────────────────
 
-    def drain(self) -> None:
-        self.broker.drain()
-        self.ledger.draining = True
+    def drain(self, now: float) -> list[Message]:
+        """Clients that wait for something are told, and so are idle workers."""
+        sends = self.broker.drain(now)
+        self.ledger.drain()
+        self._busy = True
+        self._judge(sends, now)
+        return sends
 
     def grant(self, roles: dict[str, Permissions], now: float) -> None:
         check(self.broker.grant(roles, now) == [], "nobody is there whom new permissions concern")
@@ -130,6 +134,12 @@ class Referee:
         sends = self.broker.tick(now)
         workers = {_peer(worker.key) for worker in self.broker.registry.workers.values()}
         lost = [seat for place, seat in ledger.seats.items() if place not in workers]
+        for seat in [each for each in lost if ledger.draining and not (each.credit or each.held)]:
+            if now < seat.last_seen + ledger.patience(seat) - EPSILON:
+                check(now >= seat.last_sent + self.limits.heartbeat - EPSILON, f"C13: {seat} was sent away too early")
+                ledger.dismiss(seat, now)
+                lost.remove(seat)
+                self._busy = True
         for seat in lost:
             silent = now >= seat.last_seen + ledger.patience(seat) - EPSILON
             check(silent, f"C13: {seat} was forgotten though it is alive")
@@ -230,6 +240,8 @@ class Referee:
         if self._busy:
             self._compare_early(said)
             self._dispatched(works, now)
+            if ledger.draining:
+                ledger.dismiss_idle(now)
             self._compare(said)
             self._books()
         ledger.touched.clear()
@@ -257,7 +269,7 @@ class Referee:
 
     def _compare_early(self, said: list[Said]) -> None:
         """Compare what does not depend on what is dispatched: it tells best which rule is broken."""
-        kinds = {Kind.PARTIAL, Kind.FINAL, Kind.DISCONNECT}
+        kinds = {Kind.PARTIAL, Kind.FINAL} if self.ledger.draining else {Kind.PARTIAL, Kind.FINAL, Kind.DISCONNECT}
         _compare([each for each in said if each.kind in kinds], [e for e in self.ledger.expected if e.kind in kinds])
         for expected in self.ledger.expected:
             if expected.kind is Kind.ERROR and not any(matches(each, expected) for each in said):

@@ -170,7 +170,7 @@ class FramedCaller(Process):
 
     def _receive(self, message: Message) -> None:
         command = wire.decode_broker(message)
-        if isinstance(command, wire.Heartbeat):
+        if isinstance(command, wire.Heartbeat | wire.Disconnect):
             return
         framed = isinstance(command, wire.Reply | wire.Error)
         check(framed, f"X1: {self.name} got {message}, which is not in the form that it speaks")

@@ -53,6 +53,8 @@ class LinkedSimulation(Scenario):
         """Who opens a link, of which kind, to whom."""
         self.wrong: list[tuple[str, Kind, str]] = []
         """Links among them that are a mistake."""
+        self._circle = False
+        """Whether brokers are linked in a circle."""
         self.networks = [Network(world, name) for name in self._plan(topology)]
         self._others: list[Network] = []
         """Where no proper broker is."""
@@ -101,6 +103,7 @@ class LinkedSimulation(Scenario):
 
     def _link_in_a_circle(self) -> None:
         """Make a circle of parents: in a tree of the root and a leaf, in a mesh of all brokers."""
+        self._circle = True
         names = [network.name for network in self.networks]
         if len(self.links) == len(TREE):
             self._link_wrongly(names[0], "parent", names[-1])
@@ -161,7 +164,8 @@ class LinkedSimulation(Scenario):
     def _start_broker(self, name: str) -> None:
         self.world.note(f"{name} starts")
         links = [(kind, self._network(other)) for one, kind, other in self.links if one == name]
-        wrong = [self._network(other) for one, _, other in self.wrong if one == name]
+        # In a circle it is open which links are up; otherwise all but those that are a mistake.
+        wrong = [self._network(other) for one, _, other in (self.links if self._circle else self.wrong) if one == name]
         self.brokers[name] = LinkedBroker(self.world, self._network(name), self._settings, links, wrong=wrong)
 
     def _wish(self) -> Wish:

@@ -241,6 +241,10 @@ class X1Client(Client):
             assert len(message) == len(head) + 1
         return message[len(head)].decode(errors="replace")
 
+    def sent_away(self) -> None:
+        """Expect the DISCONNECT of a broker that drains."""
+        assert self.recv() == [b"", b"MDPCX1", b"\x07"]
+
 
 class X1Worker(Worker):
     """An X1 worker that speaks the framed form."""

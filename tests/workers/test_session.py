@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmdp.mdp import wire
+from zmdp.mdp.defaults import DEFAULT_ENDPOINT
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.wire import batch
 from zmdp.workers.credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
@@ -1040,3 +1041,235 @@ def test_a_request_of_a_lost_connection_is_not_abandoned_again() -> None:
     assert session.credit == 0  # its handler has not ended
     session.abandon(request, 104.0, ended=True)
     assert session.credit == 1
+
+
+# ── several brokers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+A, B, C = ("tcp://a:1", "tcp://b:1", "tcp://c:1")
+
+
+def moved(session: WorkerSession) -> tuple[str, float]:
+    """Where the session is to connect next, and when."""
+    return session.failover.endpoints.current, session.connect_at()
+
+
+def hear(session: WorkerSession, now: float, protocol: str = "X1") -> None:
+    """Let the session connect, and its broker answer."""
+    session.connected(now)
+    session.receive(heartbeat(protocol), now)
+    session.take_messages()
+
+
+@each_protocol
+def test_a_lost_broker_is_followed_by_the_next_at_once_and_all_by_a_backoff(protocol: str) -> None:
+    session = connected(protocol=protocol, endpoints=[A, B, C])
+    session.receive(heartbeat(protocol), 101.0)
+    session.lose("it broke", 102.0)
+    assert (moved(session), session.failover.moved) == ((B, 102.0), f"lost the broker at {A}: it broke")
+    session.connected(102.0)
+    session.lose("nobody", 102.1)
+    assert (moved(session), session.failover.moved) == ((C, 102.1), f"cannot use the broker at {B}: nobody")
+    session.connected(102.1)
+    session.lose("nobody", 102.2)
+    assert moved(session) == (A, 103.2)  # all were tried
+    for now, following in ((103.2, B), (103.3, C)):
+        session.connected(now)
+        session.lose("nobody", now)
+        assert moved(session) == (following, now)
+    session.connected(103.4)
+    session.lose("nobody", 104.0)
+    assert moved(session) == (A, 106.0)  # the backoff has doubled
+
+
+@each_protocol
+def test_a_draining_broker_is_followed_by_the_next(protocol: str) -> None:
+    session = connected(protocol=protocol, endpoints=[A, B, C])
+    session.receive(heartbeat(protocol), 101.0)
+    session.receive(disconnect(protocol), 102.0)
+    assert (moved(session), session.failover.moved) == ((B, 102.0), f"the broker at {A} is draining")
+    session.connected(102.0)
+    session.receive(disconnect(protocol), 102.1)  # it drains too, and had not said anything before
+    assert (moved(session), session.failover.moved, session.dismissed) == (
+        (C, 102.1),
+        f"the broker at {B} is draining",
+        True,
+    )
+    hear(session, 102.1, protocol)
+    session.receive(disconnect(protocol), 103.0)
+    assert moved(session) == (A, 103.0)
+
+
+def test_when_the_second_broker_is_lost_the_first_is_tried() -> None:
+    session = connected(endpoints=[A, B, C])
+    session.lose("nobody", 100.0)
+    hear(session, 100.0)
+    session.lose("it broke", 102.0)
+    assert moved(session) == (A, 102.0)
+
+
+def test_a_loss_that_follows_one_without_a_connection_is_no_loss_of_a_broker() -> None:
+    session = connected(endpoints=[A, B, C])
+    session.receive(heartbeat("X1"), 101.0)
+    session.lose("it broke", 102.0)
+    session.lose("no file descriptor is left", 102.0)  # no socket could be opened
+    assert moved(session) == (C, 102.0)
+
+
+def test_a_broker_that_refuses_the_worker_is_followed_by_the_next() -> None:
+    session = connected(endpoints=[A, B])
+    session.receive([*disconnect("X1"), b"no"], 101.0)
+    assert moved(session) == (B, 101.0)
+    assert (session.refused, session.dismissed) == (True, False)
+
+
+def test_one_broker_is_tried_about_every_second_while_it_drains() -> None:
+    session = connected()
+    session.receive(heartbeat("X1"), 101.0)
+    session.receive(disconnect("X1"), 102.0)
+    assert (moved(session), session.failover.moved) == ((DEFAULT_ENDPOINT, 102.0), "")
+    for now in (102.0, 103.0, 104.0, 105.0):
+        session.connected(now)
+        session.receive(disconnect("X1"), now)
+        assert session.connect_at() == now + 1.0
+        assert session.dismissed
+    session.connected(106.0)
+    session.lose("nobody", 107.0)
+    assert session.connect_at() == 108.0
+
+
+def probed_at(session: WorkerSession, now: float) -> float:
+    """When the session wants a probe, after `now`."""
+    while not session.probe_due(now):
+        assert now < 1000
+        session.receive(heartbeat("X1"), now)
+        now += 0.125
+    return now
+
+
+def at_second(*, credit: int = 2, **given: Any) -> WorkerSession:
+    """A session that lost its first broker at 100 s."""
+    session = connected(credit, endpoints=[A, B], **given)
+    session.lose("nobody", 100.0)
+    hear(session, 100.0)
+    return session
+
+
+def test_the_first_broker_is_probed_at_growing_intervals() -> None:
+    session = at_second()
+    assert session.deadline() == 101.0
+    now, times = 100.0, []
+    for _ in range(7):
+        assert not session.probe_due(now)
+        now = probed_at(session, now)
+        times.append(now)
+        assert not session.probe_due(now + 100)  # one is under way
+        session.probed(False, now)
+    assert [after - before for before, after in zip([100.0, *times], times, strict=False)] == [1, 2, 4, 8, 15, 15, 15]
+    assert sent(session) == []
+
+
+def test_at_the_first_broker_nothing_is_probed() -> None:
+    session = connected(endpoints=[A, B])
+    session.receive(heartbeat("X1"), 101.0)
+    assert not session.probe_due(1000.0)
+    assert session.deadline() == 101.0  # its own HEARTBEAT
+
+
+@each_older
+def test_workers_of_mdp_do_not_probe(protocol: str) -> None:
+    session = connected(protocol=protocol, endpoints=[A, B])
+    session.lose("nobody", 100.0)
+    hear(session, 100.0, protocol)
+    assert not session.probe_due(1000.0)
+
+
+def test_an_idle_worker_returns_at_once() -> None:
+    session = at_second()
+    assert session.probe_due(101.0)
+    session.probed(True, 101.5)
+    assert sent(session) == [("DISCONNECT",)]
+    session.receive(disconnect("X1"), 101.6)
+    assert (moved(session), session.failover.moved) == ((A, 101.6), f"the broker at {A} is back")
+
+
+def test_a_worker_finishes_what_it_has_begun_before_it_returns() -> None:
+    session = at_second()
+    session.receive(works(1, 2, 3, 4), 100.5)
+    begun = [session.begin(100.5), session.begin(100.5)]
+    assert session.probe_due(101.0)
+    session.probed(True, 101.0)
+    assert sent(session) == [("RELEASE", 4), ("RELEASE", 3), ("DISCONNECT",)]
+    session.receive(works(5), 101.1)  # the broker had not read that
+    assert sent(session) == [("RELEASE", 5)]
+    for request in begun:
+        assert request is not None
+        assert session.final(request, [b"y"], 110.0)
+    assert sent(session) == [("FINAL", 1, b"y"), ("FINAL", 2, b"y")]
+    assert session.lost is None
+    session.receive(disconnect("X1"), 110.1)
+    assert moved(session) == (A, 110.1)
+    assert session.stuck == session.cancelled == []
+
+
+@pytest.mark.parametrize("how", ["silence", "no answer", "end"])
+def test_a_worker_returns_even_if_its_broker_does_not_let_it_go(how: str) -> None:
+    session = at_second()
+    session.probe_due(101.0)
+    session.probed(True, 101.0)
+    if how == "end":
+        session.lose("it closed the connection", 101.5)
+    elif how == "silence":
+        session.tick(106.0)
+    else:
+        session.receive(heartbeat("X1"), 105.9)
+        session.tick(106.0)
+    assert session.failover.endpoints.current == A
+    assert session.connect_at() == (101.5 if how == "end" else 106.0)
+    assert session.failover.moved == f"the broker at {A} is back"
+
+
+def test_a_broker_that_answers_probes_but_not_workers_is_probed_less_and_less() -> None:
+    session = at_second()
+    now, times = 100.0, []
+    for _ in range(4):
+        before, now = now, probed_at(session, now)
+        times.append(now - before)
+        session.probed(True, now)
+        session.receive(disconnect("X1"), now)
+        assert session.failover.endpoints.current == A
+        session.connected(now)
+        session.receive(disconnect("X1"), now)  # READY was refused
+        assert session.failover.endpoints.current == B
+        hear(session, now)
+    assert times == [1, 2, 4, 8]
+    session.probed(True, now)
+    session.receive(disconnect("X1"), now)
+    hear(session, now)  # now the first is of use
+    session.lose("it broke", now)
+    hear(session, now)
+    assert probed_at(session, now) - now == 1
+
+
+def test_a_probe_that_ends_too_late_changes_nothing() -> None:
+    session = at_second()
+    session.probe_due(101.0)
+    session.lose("it broke", 101.0)
+    session.probed(True, 101.1)
+    assert moved(session) == (A, 101.0)
+    leaving = at_second()
+    leaving.probe_due(101.0)
+    leaving.leave(101.0)
+    leaving.probed(True, 101.1)
+    assert sent(leaving) == [("DISCONNECT",)]
+    leaving.receive(disconnect("X1"), 101.2)
+    assert (leaving.ended, leaving.connect_at()) == (True, float("inf"))
+    assert not leaving.probe_due(1000.0)
+
+
+def test_a_connection_that_ends_for_a_stuck_handler_is_opened_again_at_the_same_broker() -> None:
+    session = at_second(handler_timeout=1.0)
+    session.receive(works(1), 100.1)
+    assert session.begin(100.1) is not None
+    session.tick(101.2)
+    assert session.lost == "a handler does not end"
+    assert (moved(session), session.failover.moved) == ((B, 101.2), "")

@@ -12,12 +12,12 @@ import click
 from click.core import ParameterSource
 
 from ...clients import Client, Reply, RequestTimeout, ServiceError, ServiceNotFound, bodies
-from ...mdp.cli.console import Number, key_options, run, version_option, with_default
+from ...mdp.cli.console import Number, brokers_option, key_options, run, version_option, with_default
 from ...mdp.errors import TitanicError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ..client import Titanic
-from .parameters import DURATION, UUID_TYPE, Command, brokers_option, submission_options
+from .parameters import DURATION, UUID_TYPE, Command, submission_options
 
 DEFAULT_TIMEOUT: Final = 15.0
 REGISTRATION_SECONDS: Final = 1.0
@@ -48,7 +48,11 @@ def _broker_options(command: Command) -> Command:
         help=with_default("How long to wait for Titanic's answer.", DEFAULT_TIMEOUT, "seconds"),
     )
     command = key_options(timeout(command))
-    return brokers_option("Broker to connect to. Can be repeated: if one is lost, the next is tried.")(command)
+    broker = brokers_option(
+        "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next "
+        "is used until the first is back."
+    )
+    return broker(command)
 
 
 @click.group(

@@ -21,6 +21,7 @@ from ...clients import bodies
 from ...mdp.cli.console import (
     EXIT_CODES,
     Number,
+    brokers_option,
     heartbeat_options,
     key_options,
     log_level_option,
@@ -42,7 +43,7 @@ from ..server import (
     Server,
 )
 from ..store.models import STATES
-from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE, brokers_option
+from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE
 
 CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
@@ -77,8 +78,8 @@ _ALL = click.option(
 
 @click.command()
 @brokers_option(
-    "Broker to register at and to send requests through. Can be repeated: Titanic then registers at each, and sends "
-    "requests through the first that answers."
+    "Broker to register at and to send requests through. Can be repeated, or separate endpoints with commas: Titanic "
+    "then registers at each, and sends requests through the first that answers."
 )
 @key_options
 @_DB

@@ -1,15 +1,13 @@
 """Parameter types of the command `titanic`, and the options derived from `SubmissionOptions`."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 import click
 
-from ...mdp.cli.console import Endpoint, with_default
-from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.cli.console import with_default
 from ..submission import MAX_SECONDS, OPTIONS, DurationOption, IntegerOption, Option, TimeOption, parse_uuid
 
 Command = Callable[..., Any]
@@ -83,14 +81,6 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in older
             self.fail(f"{value!r} is not a time such as 2030-01-31T12:00 or 2030-01-31T12:00:00+00:00", param, ctx)
 
 
-class Endpoints(Endpoint):
-    """An endpoint of several: the environment variable separates them by spaces or commas."""
-
-    def split_envvar_value(self, rv: str) -> Sequence[str]:
-        """Return the endpoints in the environment variable."""
-        return [each for each in re.split(r"[\s,]+", rv) if each]
-
-
 DURATION: Final = Duration()
 DURATION_FROM_0: Final = Duration(zero=True)
 AGE: Final = Duration(zero=True, unit=True)
@@ -99,19 +89,6 @@ EXPIRY: Final = Duration(unit=True)
 """Duration after which something is deleted."""
 UUID_TYPE: Final = Uuid()
 NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
-
-
-def brokers_option(help_: str) -> Callable[[Command], Command]:
-    """Return the decorator for --broker, which can be repeated."""
-    return click.option(
-        "--broker",
-        type=Endpoints(),
-        multiple=True,
-        default=[DEFAULT_ENDPOINT],
-        envvar="MDP_BROKER",
-        show_envvar=True,
-        help=with_default(help_, DEFAULT_ENDPOINT),
-    )
 
 
 def submission_options(command: Command) -> Command:

@@ -1107,25 +1107,39 @@ def test_a_draining_broker_finishes_what_it_took():
     broker = broker_with(b"w")
     feed(broker, request(b"c"), request(b"d"))
     assert not broker.drained
-    broker.drain()
+    assert broker.drain(0) == []
     assert broker.receive(request(b"e"), now=0) == []
     assert broker.stats.dropped == {Drop.DRAINING: 1}
     assert broker.receive(final(), now=0) == [answer(b"c"), work(address=2)]
     assert not broker.drained
-    assert broker.receive(final(address=2), now=0) == [answer(b"d")]
+    assert broker.receive(final(address=2), now=0) == [answer(b"d"), disconnect()]
     assert broker.drained
+
+
+def test_a_draining_broker_sends_idle_workers_and_new_ones_away():  # C9
+    broker = broker_with(b"w1", b"w2")
+    old = [b"old", b"", b"MDPW01", b"\x01", b"sum"]
+    feed(broker, old, request(b"c"))
+    told = [b"old", b"", b"MDPW01", b"\x05"]
+    assert broker.drain(0) == [disconnect(b"w2"), told]
+    assert feed(broker, ready(b"w3"), old) == []  # they would reconnect at once, again and again
+    assert broker.receive(final(b"w1"), now=1) == [answer(b"c"), disconnect(b"w1")]
+    assert broker.tick(0.9) == []
+    assert broker.tick(1.1) == [disconnect(b"w3"), told]
+    assert books(broker) == ([], [], 0, 0)
 
 
 def test_a_draining_broker_does_not_wait_for_workers():
     broker = new_broker()
     broker.receive(request(), now=0)
-    broker.drain()
+    broker.drain(0)
     assert broker.drained
 
 
 def test_a_draining_broker_answers_mmi():  # C25
     broker = broker_with(b"w")
-    broker.drain()
+    broker.receive(request(), now=0)
+    broker.drain(0)
     assert broker.receive(request(body=b"echo", service=b"mmi.service"), now=0) == [
         answer(body=b"200", service=b"mmi.service")
     ]

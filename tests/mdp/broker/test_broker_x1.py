@@ -9,6 +9,7 @@ import logging
 
 import pytest
 
+from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import REPORTS, Drop
 from zmdp.mdp.broker.given_up import GIVEN_UP, MAX_GIVEN_UP
@@ -16,6 +17,7 @@ from zmdp.mdp.broker.journal import Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REMEMBERED, REQUEST_OVERHEAD
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.wire import batch
 
 # ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -731,7 +733,7 @@ def too_many_services():
 
 def draining():
     broker = broker_with(b"w")
-    broker.drain()
+    broker.drain(0)
     return broker, feed(broker, request())
 
 
@@ -1038,11 +1040,12 @@ def test_a_clients_heartbeat_is_echoed(envelope):  # C22
     assert books(broker) == ([], [], 0, 0, [])
 
 
-def test_a_clients_heartbeat_is_echoed_while_the_broker_drains():
+def test_a_draining_broker_answers_a_clients_heartbeat_with_disconnect():
     broker = new_broker()
-    broker.drain()
-    message = [b"c", b"", b"MDPCX1", b"\x06"]
-    assert broker.receive(message, now=0) == [message]
+    assert broker.drain(0) == []
+    gone = [b"c", b"", b"MDPCX1", b"\x07"]
+    assert broker.receive([b"c", b"", b"MDPCX1", b"\x06"], now=0) == [gone]
+    assert broker.receive([b"c", b"", b"MDPCX1"], now=0) == [gone]  # in the batched form it is the same
 
 
 def test_a_clients_heartbeat_does_not_end_its_request():
@@ -1120,14 +1123,97 @@ def test_a_gone_worker_that_was_its_own_client_leaves_nothing():
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def go(client=b"c"):
+    """The broker's DISCONNECT to an X1 client."""
+    return [client, b"", b"MDPCX1", b"\x07"]
+
+
 def test_a_draining_broker_takes_no_more_and_finishes_what_it_took():
     broker = broker_with(b"w")
     feed(broker, request(b"1"), request(b"2"))
-    broker.drain()
+    assert broker.drain(0) == [go()]
     assert broker.receive(request(b"3"), now=0) == [error(503, DRAINING, b"3")]
     assert broker.receive(final(), now=0) == [answer(b"1"), work(address=2)]
-    assert broker.receive(final(address=2), now=0) == [answer(b"2")]
+    assert broker.receive(final(address=2), now=0) == [answer(b"2"), disconnect()]
     assert broker.drained
+    assert books(broker) == ([], [], 0, 0, [])
+
+
+def test_each_client_that_waits_for_something_is_told_once_that_the_broker_drains():
+    broker = broker_with(b"w")
+    feed(broker, request(b"1"), request(b"2"), request(b"1", client=b"done", service=b"mmi.broker"))
+    feed(broker, [b"proxy", b"hop", b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"])
+    feed(broker, [b"old", b"MDPC02", b"\x01", b"sum", b"x"])  # its dialect has no DISCONNECT
+    assert broker.drain(0) == [go(), [b"proxy", b"hop", b"", b"MDPCX1", b"\x07"]]
+
+
+def test_a_worker_is_sent_away_once_it_holds_nothing_and_nothing_waits_for_its_service():  # C9
+    broker = broker_with(b"busy", b"idle")
+    feed(broker, ready(b"of sum", b"sum"), ready(b"nil", b"none"), request(b"1"))
+    assert broker.drain(0) == [go(), disconnect(b"idle"), disconnect(b"of sum"), disconnect(b"nil")]
+    assert books(broker) == ([b"echo"], [b"busy"], 0, 1, ["1"])
+    assert broker.receive(final(b"busy"), now=0) == [answer(b"1"), disconnect(b"busy")]
+    assert broker.stats.lost == {Loss.CLOSING: 4}
+    assert books(broker) == ([], [], 0, 0, [])
+    assert broker.tick(100) == []
+
+
+def test_a_worker_with_a_queue_is_not_sent_away():
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, *[request(b"%d" % number) for number in range(1, 5)])
+    assert broker.drain(0) == [go()]
+    assert feed(broker, final(b"w1", 1)) == [answer(b"1"), work(b"w1", 3)]
+    assert feed(broker, final(b"w2", 2)) == [answer(b"2"), work(b"w2", 4)]
+    assert feed(broker, final(b"w1", 3)) == [answer(b"3"), disconnect(b"w1")]
+    assert broker.gone(b"w2", now=0) == []  # what it held waits for a worker; none is told to come back
+    assert broker.drained
+
+
+def test_a_request_that_comes_back_is_done_by_a_worker_that_is_still_there():
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request(b"1"), request(b"2"))
+    assert broker.drain(0) == [go()]
+    assert broker.gone(b"w1", now=0) == []
+    assert feed(broker, final(b"w2", 2)) == [answer(b"2"), work(b"w2", 3, options=b'{"attempt":2}')]
+    assert feed(broker, final(b"w2", 3)) == [answer(b"1"), disconnect(b"w2")]
+
+
+def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heartbeat():
+    broker = broker_with(b"w", b"v")
+    feed(broker, [b"w", b"MDPWX1", b"\x0a", b"0"], [b"v", b"MDPWX1", b"\x0a", b"0"])
+    assert broker.drain(0) == []
+    assert feed(broker, [b"w", b"MDPWX1", b"\x0a", b"1"]) == [disconnect(b"w")]
+    assert broker.tick(0.9) == []
+    assert broker.tick(1.1) == [disconnect(b"v")]
+    assert books(broker) == ([], [], 0, 0, [])
+
+
+def test_a_worker_that_was_leaving_is_told_once():
+    broker = broker_with(b"w")
+    feed(broker, request(b"1"), disconnect(b"w"))
+    assert broker.drain(0) == [go()]
+    assert broker.receive(final(), now=0) == [answer(b"1"), disconnect()]
+    assert broker.stats.lost == {Loss.DISCONNECTED: 1}
+
+
+def test_a_draining_broker_sends_new_workers_away(caplog):
+    broker = new_broker()
+    broker.drain(0)
+    with caplog.at_level(logging.WARNING):
+        assert broker.receive(ready(), now=0) == [disconnect()]
+        packed = [b"w", b"MDPWX1", b"\x09", _batched_ready_and_credit()]
+        assert broker.receive(packed, now=0) == [disconnect()]  # once, whatever else is in the message
+    assert caplog.messages == []
+    assert broker.stats.disconnected == {Refusal.DRAINING: 2}
+    assert books(broker) == ([], [], 0, 0, [])
+
+
+def _batched_ready_and_credit():
+    made = batch.Batch((), wire.WX1)
+    made.ready(1, b"echo", b"")
+    made.credit(2)
+    ((_, _, records),) = made.messages()
+    return records
 
 
 def test_at_the_end_every_client_is_told_and_every_worker():  # C9

@@ -339,7 +339,7 @@ def test_without_wait_it_is_told_that_no_worker_is_left():
 def test_a_draining_broker_withdraws_its_services_and_returns_requests():
     mesh = pair()
     mesh.receive("a", request(b"1"))
-    mesh["b"].drain()
+    mesh.route("b", mesh["b"].drain(mesh.now))
     sent = mesh.receive("a", request(b"2"))  # before the announcement arrives
     assert sent["a"] == []
     mesh.wait()

@@ -636,7 +636,7 @@ NOT_FROM_BROKER = {
     # X1
     "X1 client, command REQUEST": ([CX1, b"\x01", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
     "X1 client, command CANCEL": ([CX1, b"\x05", b"echo"], Reason.UNKNOWN_COMMAND),
-    "X1 client, command 7": ([CX1, b"\x07", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
+    "X1 client, command 8": ([CX1, b"\x08", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
     "X1 client, HEARTBEAT with more": ([CX1, b"\x06", b""], Reason.TOO_MANY_FRAMES),
     "X1 FINAL without body": ([CX1, b"\x03", b"echo"], Reason.TOO_FEW_FRAMES),
     "ERROR without text": ([CX1, b"\x04", b"echo", b"404"], Reason.TOO_FEW_FRAMES),

@@ -77,7 +77,7 @@ def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
     task = LeaseTask(
         **{
             "fleet": "f", "control": "spark.control.nobody", "slot": 0, "lease": 1, "seconds": seconds,
-            "service": "s", "handler": handler, "broker": endpoint, "codec": None, "handler_timeout": None,
+            "service": "s", "handler": handler, "broker": (endpoint,), "codec": None, "handler_timeout": None,
             "paths": (str(HERE),), "log_level": "INFO", **BEATS, **settings,
         }
     )  # fmt: skip

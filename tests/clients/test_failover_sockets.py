@@ -1,0 +1,363 @@
+"""Clients of several brokers over real connections: nothing fails while brokers drain, die and come back."""
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from threading import Condition, Event
+
+import pytest
+from support.batched import BatchedRouter
+from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process
+
+from zmdp.clients import AsyncClient, Client, RetryLater
+from zmdp.mdp import wire
+from zmdp.mdp.wire import batch
+
+HEARTBEAT, DISCONNECT = [b"", b"MDPCX1", b"\x06"], [b"", b"MDPCX1", b"\x07"]
+QUICK = ("--heartbeat", "0.1", "--liveness", "20")
+
+
+@pytest.fixture
+def routers():
+    with BatchedRouter() as first, BatchedRouter() as second:
+        yield first, second
+
+
+@pytest.fixture
+def quick_probes(monkeypatch):
+    monkeypatch.setattr("zmdp.clients.session.PROBE_INTERVAL", (0.05, 0.1))
+
+
+def refuse(router, *asked):
+    """Answer requests as a draining broker does."""
+    packed = batch.Batch((asked[0].sender, b""), wire.CX1)
+    for each in asked:
+        packed.error(4, each.number, 503, b"the broker is draining", [])
+    router.send(*packed.messages()[0])
+
+
+def echo(router, *asked):
+    router.reply(*((each, each.body) for each in asked))
+
+
+def answer_probe(router, command=HEARTBEAT):
+    """Wait for a probe and answer it."""
+    while (message := router.recv())[1:] != HEARTBEAT:
+        assert message[1:] == HEARTBEAT[:2]  # a batched HEARTBEAT
+    router.send(message[0], *command)
+
+
+class Threads:
+    """The same calls, made by threads."""
+
+    def __init__(self, endpoints, **settings):
+        self._client = Client(endpoints, timeout=60, retries=0, **settings)
+        self._pool = ThreadPoolExecutor(20)
+
+    @property
+    def endpoint(self):
+        return self._client.endpoint
+
+    def ask(self, body):
+        return self._pool.submit(self._client.request, "echo", body)
+
+    def stream(self):
+        return self._pool.submit(lambda: [list(part) for part in self._client.stream("echo", b"x")])
+
+    def close(self):
+        self._client.close()
+        self._pool.shutdown()
+
+
+class Futures(Threads):
+    """The same calls as futures, which the client's own thread serves."""
+
+    def ask(self, body):
+        return self._client.submit("echo", body)
+
+
+class Asyncio:
+    """The same calls, made by tasks of an event loop in a thread."""
+
+    def __init__(self, endpoints, **settings):
+        self._pool = ThreadPoolExecutor(1)
+        self._started, self._stop = Event(), None
+        self._running = self._pool.submit(asyncio.run, self._run(endpoints, settings))
+        assert self._started.wait(TIMEOUT_SECONDS)
+
+    async def _run(self, endpoints, settings):
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with AsyncClient(endpoints, timeout=60, **settings) as self._client:
+            self._started.set()
+            await self._stop.wait()
+
+    @property
+    def endpoint(self):
+        return self._client.endpoint
+
+    def ask(self, body):
+        return asyncio.run_coroutine_threadsafe(self._client.request("echo", body), self._loop)
+
+    def stream(self):
+        async def collect():
+            return [list(part) async for part in self._client.stream("echo", b"x")]
+
+        return asyncio.run_coroutine_threadsafe(collect(), self._loop)
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._running.result(TIMEOUT_SECONDS)
+        self._pool.shutdown()
+
+
+KINDS = [Threads, Futures, Asyncio]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@contextmanager
+def client_of(kind, endpoints, **settings):
+    client = kind(endpoints, **settings)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+# ── brokers written by hand ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@every_kind
+def test_what_is_outstanding_is_answered_by_the_draining_broker(kind, routers):
+    first, second = routers
+    with client_of(kind, [first.endpoint, second.endpoint]) as client:
+        old = [client.ask(b"old %d" % n) for n in range(3)]
+        asked = first.requests(3)
+        first.send(asked[0].sender, *DISCONNECT)
+        eventually(lambda: client.endpoint == second.endpoint)
+        new = client.ask(b"new")
+        echo(second, *second.requests(1))
+        assert new.result(TIMEOUT_SECONDS) == [b"new"]
+        assert not any(each.done() for each in old)
+        echo(first, *asked[:2])
+        echo(first, asked[2])
+        assert [each.result(TIMEOUT_SECONDS) for each in old] == [[b"old 0"], [b"old 1"], [b"old 2"]]
+
+
+@every_kind
+def test_what_the_draining_broker_refuses_is_sent_to_the_next(kind, routers):
+    first, second = routers
+    with client_of(kind, [first.endpoint, second.endpoint]) as client:
+        asking = [client.ask(b"%d" % n) for n in range(3)]
+        asked = first.requests(3)
+        refuse(first, asked[1], asked[2])
+        again = second.requests(2)
+        assert [(each.number, each.body) for each in again] == [(each.number, each.body) for each in asked[1:]]
+        echo(second, *again)
+        echo(first, asked[0])
+        assert sorted(each.result(TIMEOUT_SECONDS) for each in asking) == [[b"0"], [b"1"], [b"2"]]
+
+
+@every_kind
+def test_the_draining_broker_ends_before_it_has_answered(kind, routers):
+    _, second = routers
+    with ExitStack() as ends:
+        first = ends.enter_context(BatchedRouter())
+        client = ends.enter_context(client_of(kind, [first.endpoint, second.endpoint]))
+        asking = [client.ask(b"%d" % n) for n in range(2)]
+        asked = first.requests(2)
+        first.send(asked[0].sender, *DISCONNECT)
+        eventually(lambda: client.endpoint == second.endpoint)
+        echo(first, asked[0])
+        wait([asking[asked[0].body != [b"0"]]], TIMEOUT_SECONDS)
+        first.__exit__(None, None, None)
+        echo(second, *second.requests(1))
+        assert [each.result(TIMEOUT_SECONDS) for each in asking] == [[b"0"], [b"1"]]
+
+
+@every_kind
+def test_a_stream_goes_on_at_the_draining_broker(kind, routers):
+    first, second = routers
+    with client_of(kind, [first.endpoint, second.endpoint]) as client:
+        parts = client.stream()
+        (asked,) = first.requests(1)
+        first.reply((asked, [b"1"]), final=False)
+        first.send(asked.sender, *DISCONNECT)
+        eventually(lambda: client.endpoint == second.endpoint)
+        first.reply((asked, [b"2"]), final=False)
+        first.reply((asked, [b"3"]))
+        assert parts.result(TIMEOUT_SECONDS) == [[b"1"], [b"2"], [b"3"]]
+
+
+@every_kind
+def test_a_client_returns_with_requests_outstanding(kind, routers, quick_probes):
+    del quick_probes
+    _, second = routers
+    with ExitStack() as ends:
+        first = ends.enter_context(BatchedRouter())
+        client = ends.enter_context(client_of(kind, [first.endpoint, second.endpoint], heartbeat=0.2, liveness=1000))
+        asking = client.ask(b"old")
+        first.requests(1)
+        first.__exit__(None, None, None)
+        (asked,) = second.requests(1)
+        first = ends.enter_context(BatchedRouter(first.endpoint))
+        answer_probe(first, DISCONNECT)  # it drains: the client stays
+        answer_probe(first)
+        eventually(lambda: client.endpoint == first.endpoint)
+        new = client.ask(b"new")
+        echo(first, *first.requests(1))
+        assert new.result(TIMEOUT_SECONDS) == [b"new"]
+        assert not asking.done()
+        echo(second, asked)
+        assert asking.result(TIMEOUT_SECONDS) == [b"old"]
+
+
+@every_kind
+def test_closing_closes_old_connections_and_probes(kind, routers, quick_probes):
+    del quick_probes
+    first, second = routers
+    with client_of(kind, [first.endpoint, second.endpoint]) as client:
+        asking = [client.ask(b"x")]
+        asked = first.requests(1)
+        first.send(asked[0].sender, *DISCONNECT)
+        eventually(lambda: client.endpoint == second.endpoint)
+        asking.append(client.ask(b"x"))
+        second.requests(1)
+        while first.recv()[1:] != HEARTBEAT:
+            pass  # until the first is probed
+    assert [type(each.exception(TIMEOUT_SECONDS)).__name__ for each in asking] == ["ClosedError"] * 2
+    cancelled = [first.recv(), second.recv()]
+    assert all(message[3] == b"\x09" for message in cancelled)  # a batch with CANCEL
+
+
+def test_with_one_broker_a_refusal_fails(routers):
+    first, _ = routers
+    with Client(first.endpoint) as client:
+        asking = client.submit("echo", b"x")
+        (asked,) = first.requests(1)
+        first.send(asked.sender, *DISCONNECT)
+        refuse(first, asked)
+        with pytest.raises(RetryLater, match="draining"):
+            asking.result(TIMEOUT_SECONDS)
+
+
+def test_brokers_that_all_drain_are_not_flooded(routers):
+    refusals = count()
+
+    async def refuse_all(router, stop):
+        while not stop.is_set():
+            if router._socket.poll(0):
+                refuse(router, *router.requests(1))
+                next(refusals)
+            await asyncio.sleep(0.005)
+
+    async def scenario():
+        stop = asyncio.Event()
+        refusing = [asyncio.create_task(refuse_all(router, stop)) for router in routers]
+        async with AsyncClient([router.endpoint for router in routers]) as client:
+            with pytest.raises(RetryLater, match="all brokers drain"):
+                await client.request("echo", b"x", timeout=1.0)
+        stop.set()
+        await asyncio.gather(*refusing)
+
+    asyncio.run(scenario())
+    assert next(refusals) <= 20
+
+
+# ── real brokers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Pair:
+    """Two brokers in processes, each with a worker of its own, that end and come back at their endpoints."""
+
+    def __init__(self, ends):
+        self._ends = ends
+        self.endpoints = [free_endpoint(), free_endpoint()]
+        self.brokers = [self._start(endpoint) for endpoint in self.endpoints]
+        for endpoint in self.endpoints:
+            ends.enter_context(process("mdworker", "zmdp.workers.sleep:worker", "--broker", endpoint, *QUICK))
+
+    def _start(self, endpoint):
+        return self._ends.enter_context(broker(*QUICK, bind=endpoint))[0]
+
+    def kill(self, which):
+        self.brokers[which].kill()
+
+    def drain(self, which):
+        assert self.brokers[which].end() == 0
+
+    def restart(self, which):
+        self.brokers[which] = self._start(self.endpoints[which])
+
+
+class Load:
+    """Keeps 100 calls outstanding and counts what becomes of them."""
+
+    def __init__(self, client):
+        self._client = client
+        self._outcomes = Counter()
+        self._ended = Condition()
+        self._stopped = False
+        self._running = 100
+        for _ in range(self._running):
+            self._ask()
+
+    def _ask(self):
+        self._client.ask(b"0.01").add_done_callback(self._again)
+
+    def _again(self, call):
+        error = call.exception()
+        with self._ended:
+            self._outcomes["ok" if error is None else repr(error)] += 1
+            stopped = self._stopped
+            self._running -= stopped
+            self._ended.notify_all()
+        if not stopped:
+            self._ask()
+
+    def until(self, endpoint):
+        """Wait until the client uses this broker, and two hundred calls after that have ended."""
+        with self._ended:
+            assert self._ended.wait_for(lambda: self._client.endpoint == endpoint, TIMEOUT_SECONDS), self._outcomes
+            enough = self._outcomes.total() + 200
+            assert self._ended.wait_for(lambda: self._outcomes.total() >= enough, TIMEOUT_SECONDS), self._outcomes
+
+    def stop(self):
+        """Return how many calls ended in which way, when all have."""
+        with self._ended:
+            self._stopped = True
+            assert self._ended.wait_for(lambda: not self._running, TIMEOUT_SECONDS), self._outcomes
+        return self._outcomes
+
+
+class SleepingThreads(Futures):
+    def ask(self, body):
+        return self._client.submit("sleep", body)
+
+
+class SleepingAsyncio(Asyncio):
+    def ask(self, body):
+        return asyncio.run_coroutine_threadsafe(self._client.request("sleep", body), self._loop)
+
+
+@pytest.mark.parametrize("kind", [SleepingThreads, SleepingAsyncio])
+@pytest.mark.parametrize("how", [Pair.kill, Pair.drain])
+def test_no_call_fails_while_each_of_two_brokers_is_restarted(kind, how, quick_probes):
+    del quick_probes
+    with ExitStack() as ends:
+        pair = Pair(ends)
+        first, second = pair.endpoints
+        client = ends.enter_context(client_of(kind, pair.endpoints, heartbeat=0.1, liveness=20))
+        load = Load(client)
+        load.until(first)
+        for _ in range(2):
+            how(pair, 0)
+            load.until(second)
+            pair.restart(0)
+            load.until(first)
+            how(pair, 1)
+            pair.restart(1)
+            load.until(first)
+        outcomes = load.stop()
+        assert outcomes.keys() == {"ok"}

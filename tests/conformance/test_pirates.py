@@ -1,0 +1,441 @@
+"""Pirate endpoints: Lazy Pirate clients and Paranoid Pirate workers, without a header (docs/pirates.md)."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+from support.peers import BatchClient, BatchWorker, Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+from support.pirates import HEARTBEAT, lazy, paranoid
+from support.zmtp import Ended, RawPeer
+
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+
+Start = Callable[..., Bench]
+PORT = "tcp://127.0.0.1:*"
+ECHO = [(PORT, b"echo")]
+CLIENTS = [Client, OldClient, X1Client, BatchClient]
+WORKERS = [Worker, OldWorker, X1Worker, BatchWorker]
+
+
+@pytest.fixture
+def pirates(start: Start) -> Bench:
+    """A broker with a pirate endpoint for echo."""
+    return start(pirates=ECHO)
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_frames_of_a_client_and_a_worker(pirates: Bench) -> None:
+    """Both on DEALERs, so that every frame is seen."""
+    endpoint = pirates.server.pirate_endpoints[0]
+    client, worker = pirates.peer(endpoint=endpoint), pirates.peer(endpoint=endpoint)
+    worker.send(b"\x01")
+    client.send(b"", b"hello", b"", b"frames")
+    address, *rest = worker.recv()
+    assert rest == [b"", b"hello", b"", b"frames"]
+    assert address.decode().isprintable()
+    worker.send(b"\x02")
+    worker.send(address, b"", b"world", b"", b"back")
+    assert client.recv() == [b"", b"world", b"", b"back"]
+
+
+def test_requests_wait_for_a_worker_and_workers_take_turns(pirates: Bench) -> None:
+    # C12, C21
+    first, second = lazy(pirates), lazy(pirates)
+    first.call(b"1")
+    pirates.until(lambda: pirates.stats()["queued"] == 1)
+    second.call(b"2")
+    pirates.until(lambda: pirates.stats()["queued"] == 2)
+    one = paranoid(pirates)
+    one.final(one.work(b"1"), b"one")
+    first.answered(b"one")
+    one.final(one.work(b"2"), b"two")
+    second.answered(b"two")
+    two = paranoid(pirates)
+    for _ in range(2):
+        for client, worker in [(first, one), (second, two)]:
+            client.call(b"again")
+            worker.final(worker.work(b"again"), b"done")
+            client.answered(b"done")
+
+
+def test_the_worker_of_the_guide_returns_what_it_gets(pirates: Bench) -> None:
+    """It takes requests of one frame, and sends the three frames back."""
+    client, worker = lazy(pirates), paranoid(pirates)
+    for sequence in (b"1", b"2", b"3"):
+        client.call(sequence)
+        message = worker.recv()
+        assert len(message) == 3
+        worker.send(*message)
+        client.answered(sequence)
+
+
+def test_large_frames_and_frames_that_look_like_commands(pirates: Bench) -> None:
+    client, worker = lazy(pirates), paranoid(pirates)
+    for body in ([b"x" * 1_000_000], [b"\x01"], [b"\x02"], [b""], [b"MDPC02", b"\x01", b"other", b"x"]):
+        client.call(*body)
+        worker.final(worker.work(*body), *body)
+        client.answered(*body)
+
+
+# ── any client reaches any worker ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", WORKERS)
+def test_a_pirate_client_reaches_workers_of_every_dialect(pirates: Bench, kind: Callable[..., Any]) -> None:
+    # C24
+    client, worker = lazy(pirates), pirates.connect(kind)
+    worker.ready(b"echo")
+    worker.sync()
+    for number in range(3):
+        client.call(b"hello", b"%d" % number)
+        worker.final(worker.work(b"hello", b"%d" % number), b"world", b"%d" % number)
+        client.answered(b"world", b"%d" % number)
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_clients_of_every_dialect_reach_a_pirate_worker(pirates: Bench, kind: Callable[..., Any]) -> None:
+    # C24
+    client, worker = pirates.connect(kind), paranoid(pirates)
+    for number in range(3):
+        client.request(b"echo", b"hello", b"%d" % number)
+        worker.final(worker.work(b"hello", b"%d" % number), b"world", b"%d" % number)
+        client.final(b"echo", b"world", b"%d" % number)
+    client.nothing()
+
+
+def test_a_pirate_client_gets_the_partials_and_the_final_in_one_reply(pirates: Bench) -> None:
+    # C24
+    client, worker = lazy(pirates), pirates.batch_worker(b"echo")
+    client.call(b"3")
+    address = worker.work(b"3")
+    worker.partial(address, b"1", b"one")
+    worker.partial(address, b"")
+    worker.final(address, b"end")
+    client.answered(b"1", b"one", b"", b"end")
+
+
+def test_the_handlers_error_is_not_reported_to_a_pirate_client(pirates: Bench) -> None:
+    """Its request is dropped and counted; it may ask again."""
+    client, worker = lazy(pirates), pirates.x1_worker(b"echo")
+    client.call(b"bad")
+    worker.error(worker.any_request()[0], b"500", b"ValueError")
+    pirates.until(lambda: pirates.stats()["dropped"] == {"handler-failed": 1})
+    client.close()
+    again = lazy(pirates)
+    again.call(b"good")
+    worker.final(worker.any_request()[0], b"done")
+    again.answered(b"done")
+
+
+def test_an_x1_worker_can_ask_for_the_dialect(pirates: Bench) -> None:
+    worker = pirates.connect(X1Worker)
+    worker.ready(b"echo", dialect=True)
+    worker.sync()
+    lazy(pirates).call(b"hello")
+    _, options, _ = worker.any_request()
+    assert json.loads(options) == {"dialect": "PPP"}
+
+
+def test_services_of_the_broker_itself(start: Start) -> None:
+    # C25
+    bench = start(pirates=[(PORT, b"mmi.service"), *ECHO])
+    client = lazy(bench)
+    for status in (b"404", b"200"):
+        client.call(b"echo")
+        client.answered(status)
+        paranoid(bench, 1)
+    (worker,) = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"][:1]
+    assert (worker["service"], worker["protocol"], worker["credit"]) == ("echo", "PPP", 1)
+    client.call(b"x" * 10_000)
+    client.answered(b"404")
+    assert bench.stats()["disconnected"] == {}
+    bench.connect(lambda *_, **__: RawPeer(bench.server.pirate_endpoints[0])).send(b"\x01")
+    bench.until(lambda: bench.stats()["disconnected"] == {"reserved-name": 1})
+
+
+def test_each_endpoint_has_its_own_service(start: Start) -> None:
+    bench = start(pirates=[(PORT, b"one"), ("ipc://*", b"two"), (PORT, b"one")])
+    one, two = paranoid(bench, 0), paranoid(bench, 1)
+    for number, worker in [(0, one), (1, two), (2, one)]:
+        client = lazy(bench, number)
+        client.call(b"%d" % number)
+        worker.final(worker.work(b"%d" % number), b"done")
+        client.answered(b"done")
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_killed_workers_request_goes_to_another(pirates: Bench) -> None:
+    # C17
+    client, worker = lazy(pirates), paranoid(pirates)
+    client.call(b"hello")
+    worker.work(b"hello")
+    worker.close()
+    other = paranoid(pirates, ready=False)
+    other.ready()
+    other.final(other.work(b"hello"), b"world")
+    client.answered(b"world")
+    assert pirates.stats()["lost"] == {"unreachable": 1}
+
+
+def test_a_late_or_second_reply_reaches_nobody(start: Start) -> None:
+    # C18, C32: the first worker is silent for longer than its grace, and then replies
+    bench = start(pirates=ECHO, heartbeat=0.05, liveness=4, busy_grace=0.5)
+    client, slow = lazy(bench), paranoid(bench)
+    client.call(b"first")
+    late = slow.work(b"first")
+    bench.until(lambda: bench.stats()["lost"].get("silent") == 1)
+    worker = bench.old_worker(b"echo")
+    address = worker.work(b"first")
+    worker.final(address, b"done")
+    client.answered(b"done")
+    client.call(b"second")
+    address = worker.work(b"second")
+    slow.final(late, b"late")
+    bench.until(lambda: bench.stats()["disconnected"].get("not-registered", 0) >= 1)
+    worker.final(address, b"right")
+    client.answered(b"right")
+
+
+def test_a_second_reply_to_the_same_request_is_dropped(pirates: Bench) -> None:
+    # C32
+    client, worker = lazy(pirates), paranoid(pirates)
+    client.call(b"1")
+    address = worker.work(b"1")
+    worker.final(address, b"one")
+    worker.final(address, b"once more")
+    client.answered(b"one")
+    client.call(b"2")
+    worker.final(worker.work(b"2"), b"two")
+    client.answered(b"two")
+    assert pirates.stats()["late"] == 1
+
+
+def test_a_client_that_retries_from_a_new_socket(pirates: Bench) -> None:
+    """What it sent before is dropped as soon as its connection has ended, whether it waits or runs."""
+    first = lazy(pirates)
+    first.call(b"hello")
+    pirates.until(lambda: pirates.stats()["queued"] == 1)
+    first.close()
+    pirates.until(lambda: pirates.stats()["dropped"] == {"client-gone": 1})
+    second = lazy(pirates)
+    second.call(b"hello")
+    worker = paranoid(pirates, ready=False)
+    worker.ready()
+    address = worker.work(b"hello")
+    second.close()
+    pirates.until(lambda: pirates.stats()["dropped"] == {"client-gone": 2})
+    third = lazy(pirates)
+    third.call(b"hello")
+    worker.final(address, b"too late")
+    worker.final(worker.work(b"hello"), b"world")
+    third.answered(b"world")
+    assert pirates.stats()["request_bytes"] == 0
+
+
+def test_a_worker_that_is_not_registered_is_not_answered(pirates: Bench) -> None:
+    # C14: there is no DISCONNECT, so it must notice the silence; then it says READY
+    worker = paranoid(pirates, ready=False)
+    worker.heartbeat()
+    worker.final(b"1", b"a reply to nothing")
+    pirates.until(lambda: pirates.stats()["disconnected"] == {"not-registered": 2})
+    client = lazy(pirates)
+    client.call(b"hello")
+    worker.ready()
+    worker.final(worker.work(b"hello"), b"world")  # the first that it gets
+    client.answered(b"world")
+
+
+def test_a_worker_that_breaks_the_rules_is_forgotten(pirates: Bench) -> None:
+    # C14, C17
+    client, worker, other = lazy(pirates), paranoid(pirates), pirates.worker()
+    client.call(b"hello")
+    worker.work(b"hello")
+    worker.ready()
+    pirates.until(lambda: pirates.stats()["disconnected"] == {"second-ready": 1})
+    other.ready(b"echo")
+    other.final(other.work(b"hello"), b"world")
+    client.answered(b"world")
+    other.disconnect()
+    other.sync()
+    client.call(b"again")
+    worker.ready()
+    address = worker.work(b"again")
+    worker.final(b"999", b"wrong")
+    pirates.until(lambda: pirates.stats()["disconnected"] == {"second-ready": 1, "reply-to-wrong-client": 1})
+    worker.ready()
+    assert worker.work(b"again") != address
+
+
+def test_heartbeats_both_ways(start: Start) -> None:
+    # C13
+    bench = start(pirates=ECHO, heartbeat=0.05, liveness=200)
+    worker = paranoid(bench)
+    for _ in range(3):
+        assert worker.recv() == [HEARTBEAT]
+        worker.heartbeat()
+    bench.until(lambda: bench.stats()["heartbeats"] >= 3)
+    client = lazy(bench)
+    client.call(b"hello")
+    address = worker.work(b"hello")
+    assert worker.recv() == [HEARTBEAT]  # also while it works
+    worker.final(address, b"world")
+    client.answered(b"world")
+
+
+def test_silent_workers_are_lost_and_busy_ones_have_a_grace(start: Start) -> None:
+    # C13, C34
+    bench = start(pirates=ECHO, heartbeat=0.02, liveness=5, busy_grace=1000)
+    busy = paranoid(bench)
+    client = lazy(bench)
+    client.call(b"hello")
+    address = busy.work(b"hello")
+    idle = paranoid(bench, ready=False)
+    idle.ready()
+    bench.until(lambda: bench.stats()["lost"] == {"silent": 1})
+    busy.final(address, b"world")
+    client.answered(b"world")
+
+
+def test_the_end_of_the_broker_is_silent() -> None:
+    """There is no DISCONNECT."""
+    with running_broker(pirates=ECHO, limits=Limits(heartbeat=60)) as server:
+        worker = RawPeer(server.pirate_endpoints[0]).send(b"\x01")
+        client = RawPeer(server.pirate_endpoints[0]).send(b"", b"hello")
+        address, *_ = worker.recv()
+        worker.send(address, b"", b"world")
+        assert client.recv() == [b"", b"world"]
+    with pytest.raises(Ended):
+        worker.recv()
+    worker.close()
+    client.close()
+
+
+# ── bad input and limits ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([b""], "no-body"),
+        ([b"\x03"], "unknown-command"),
+        ([b"\x01\x01"], "unknown-command"),
+        ([b"x" * 10_000], "unknown-command"),
+        ([b"1", b""], "no-body"),
+        ([b"1", b"x"], "no-delimiter"),
+        ([b"\x01", b"echo"], "no-delimiter"),
+        ([b"MDPC02", b"\x01", b"echo", b"x"], "no-delimiter"),
+        ([b"MDPWX1", b"\x09", b""], "no-delimiter"),
+        ([b"x" * 256, b"", b"x"], "bad-address"),
+        ([b"", *[b"x"] * 30], "too-many-frames"),
+        ([b"1", b"", *[b"x"] * 30], "too-many-frames"),
+        ([b"", b"x" * 100_001], "too-large"),
+    ],
+)
+def test_invalid_messages_are_dropped_and_counted(start: Start, frames: list[bytes], reason: str) -> None:
+    # C15, C19
+    bench = start(pirates=ECHO, max_message=100_000, max_frames=20)
+    peer = bench.peer(endpoint=bench.server.pirate_endpoints[0])
+    peer.send(*frames)
+    bench.until(lambda: bench.stats()["invalid"] == {reason: 1})
+    peer.send(b"", b"hello")  # its other traffic is judged on its own
+    worker = bench.worker(b"echo")
+    worker.final(worker.work(b"hello"), b"world")
+    assert peer.recv() == [b"", b"world"]
+
+
+def test_a_reply_that_is_too_large(start: Start) -> None:
+    # C15
+    bench = start(pirates=ECHO, max_message=100_000)
+    client, worker = bench.x1_client(), paranoid(bench)
+    client.request(b"echo", b"hello")
+    address = worker.work(b"hello")
+    worker.final(address, b"x" * 100_001)
+    client.error(b"echo", b"413")
+    client.request(b"echo", b"again")
+    worker.final(address, b"short")
+    worker.final(worker.work(b"again"), b"world")
+    client.final(b"echo", b"world")
+
+
+def test_the_limits_of_queues_and_connections(start: Start) -> None:
+    # C40
+    bench = start(pirates=ECHO, max_queue=1, max_connections=4)
+    first, second = lazy(bench), lazy(bench)
+    first.call(b"1")
+    bench.until(lambda: bench.stats()["queued"] == 1)
+    second.call(b"2")
+    bench.until(lambda: bench.stats()["dropped"] == {"queue-full": 1})
+    paranoid(bench, ready=False).ready()  # the fourth connection, the observer's included
+    bench.until(lambda: bench.stats()["workers"] == 1)
+    lazy(bench).call(b"3")
+    bench.until(lambda: bench.stats()["connections"].get("over-limit", 0) >= 1)
+    bench.worker()
+    before = bench.stats()["connections"]["over-limit"]
+    bench.until(lambda: bench.stats()["connections"]["over-limit"] > before)
+
+
+@pytest.mark.parametrize("limits", [{"max_outbox": 50}, {"max_outbox_bytes": 2_000_000}], ids=["messages", "bytes"])
+def test_c12_a_client_that_does_not_read_is_dropped_and_others_are_served(start: Start, limits: dict[str, int]) -> None:
+    # C12, C40
+    bench = start(pirates=ECHO, **limits)
+    slow = bench.peer(endpoint=bench.server.pirate_endpoints[0], options={zmq.RCVHWM: 1})
+    client, worker = bench.client(), bench.worker(b"echo")
+    for number in range(5000):
+        slow.send(b"", b"%d" % number)
+    dropped = bench.server.connections.counts
+    while not dropped["slow-reader"]:
+        client.request(b"echo", b"hello")  # C20: they take turns
+        while (message := worker.command())[4] != b"hello":
+            worker.final(message[2], b"x" * 10_000)
+        worker.final(message[2], b"world")
+        client.final(b"echo", b"world")
+    worker.nothing()
+    assert bench.stats()["queued"] == 0
+    assert not bench.server._outbox
+
+
+def test_c39_the_same_routing_id_at_several_sockets_is_several_peers(start: Start) -> None:
+    bench = start(pirates=[*ECHO, *ECHO])
+    endpoints = [bench.endpoint, *bench.server.pirate_endpoints]
+    with (
+        RawPeer(endpoints[0], b"me") as old,
+        RawPeer(endpoints[1], b"me") as one,
+        RawPeer(endpoints[2], b"me") as two,
+    ):
+        worker = bench.worker(b"echo")
+        old.send(b"MDPC02", b"\x01", b"echo", b"old")
+        worker.final(worker.work(b"old"), b"for old")
+        assert old.recv() == [b"MDPC02", b"\x03", b"echo", b"for old"]
+        one.send(b"", b"one")
+        address = worker.work(b"one")
+        two.send(b"", b"two")
+        old.send(b"MDPC02", b"\x01", b"echo", b"old")
+        bench.until(lambda: bench.stats()["queued"] == 2)
+        worker.final(address, b"for one")
+        for _ in range(2):
+            message = worker.command()
+            worker.final(message[2], b"for " + message[4])
+        assert one.recv() == [b"", b"for one"]
+        assert two.recv() == [b"", b"for two"]
+        assert old.recv() == [b"MDPC02", b"\x03", b"echo", b"for old"]
+
+
+def test_c39_a_chosen_id_is_not_inherited(pirates: Bench) -> None:
+    endpoint = pirates.server.pirate_endpoints[0]
+    worker = pirates.worker(b"echo")
+    victim = RawPeer(endpoint, b"me").send(b"", b"a secret")
+    address = worker.work(b"a secret")
+    victim.close()
+    pirates.until(lambda: pirates.stats()["dropped"] == {"client-gone": 1})
+    with RawPeer(endpoint, b"me") as thief:
+        worker.final(address, b"the reply")
+        thief.send(b"", b"mine")
+        worker.final(worker.work(b"mine"), b"yours")
+        assert thief.recv() == [b"", b"yours"]

@@ -1,0 +1,130 @@
+"""The broker's machine and peers without a header: what it sends for what it receives, on a clock of the test."""
+
+import pytest
+
+from zmdp.mdp.access import Permissions
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.limits import Limits
+
+
+def new_broker(**limits):
+    """A broker at time 0 whose dispatches have the addresses 1, 2, 3 …; it has no grace for busy workers by default."""
+    return Broker(Limits(**{"busy_grace": 1, **limits}), now=0, first_address=1)
+
+
+def feed(broker, *messages, now=0, role=None):
+    """All that the broker sends for `messages` from a port of echo, each in a turn of its own."""
+    sent = []
+    for message in messages:
+        broker.take_pirate(list(message), b"echo", now, role)
+        sent += broker.flush(now)
+    return sent
+
+
+CALL = [b"c", b"", b"hello"]
+READY = [b"w", b"\x01"]
+HEARTBEAT = [b"w", b"\x02"]
+
+
+def final(address=1, worker=b"w", body=b"world"):
+    return [worker, b"%d" % address, b"", body]
+
+
+def work(address=1, worker=b"w"):
+    return [worker, b"%d" % address, b"", b"hello"]
+
+
+ANSWER = [b"c", b"", b"world"]
+
+
+def test_a_request_and_its_reply():
+    broker = new_broker()
+    assert feed(broker, READY, CALL) == [work()]
+    assert feed(broker, final()) == [ANSWER]
+    assert feed(broker, [b"c", b""]) == []
+    assert broker.stats.invalid == {"no-body": 1}
+
+
+def test_heartbeats_and_silence():  # C13
+    broker = new_broker(heartbeat=1, liveness=3)
+    feed(broker, READY)
+    assert broker.tick(1.1) == [HEARTBEAT]
+    assert feed(broker, HEARTBEAT, now=2) == []
+    assert broker.probe(b"w", 2.0) == [HEARTBEAT]
+    assert broker.probe(b"c", 2.0) == []
+    for now in (3.1, 4.2):
+        assert broker.tick(now) == [HEARTBEAT]
+    broker.tick(5.3)
+    assert broker.stats.lost == {"silent": 1}
+
+
+def test_a_busy_worker_has_a_grace():  # C34
+    broker = new_broker(heartbeat=1, liveness=3, busy_grace=10)
+    feed(broker, READY, CALL)
+    for now in range(1, 10):
+        assert broker.tick(now + 0.1) in ([HEARTBEAT], [])
+    assert feed(broker, final(), now=9.9) == [ANSWER]
+
+
+def test_a_workers_request_goes_to_another():  # C17
+    broker = new_broker()
+    feed(broker, READY, CALL)
+    assert feed(broker, [b"v", b"\x01"]) == []
+    assert broker.unreachable(b"w", 5, 0) == [work(2, b"v")]
+    assert feed(broker, final()) == []  # late
+    assert feed(broker, final(2, b"v")) == [ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [(READY, "second-ready"), (final(7), "reply-to-wrong-client"), ([b"w", b"x", b"", b"x"], "reply-to-wrong-client")],
+)
+def test_a_worker_that_breaks_the_rules_is_forgotten_without_a_word(message, reason):  # C14
+    broker = new_broker()
+    feed(broker, READY, CALL)
+    assert feed(broker, message) == []
+    assert broker.stats.disconnected == {reason: 1}
+    assert feed(broker, HEARTBEAT) == []
+    assert feed(broker, READY) == [work(2)]
+
+
+def test_partials_are_collected():  # C24
+    broker = new_broker()
+    broker.receive([b"x", b"MDPW02", b"\x01", b"echo"], 0)
+    assert feed(broker, CALL) == [[b"x", b"MDPW02", b"\x02", b"1", b"", b"hello"]]
+    assert broker.receive([b"x", b"MDPW02", b"\x03", b"1", b"", b"one"], 0) == []
+    assert broker.receive([b"x", b"MDPW02", b"\x04", b"1", b"", b"end"], 0) == [[b"c", b"", b"one", b"end"]]
+
+
+def test_a_reply_that_is_too_large_can_be_followed_by_one_that_fits():  # C15
+    broker = new_broker(max_message=1000, heartbeat=1, liveness=3, busy_grace=60)
+    feed(broker, READY, CALL)
+    assert feed(broker, final(body=b"x" * 1001)) == []
+    assert feed(broker, final()) == [ANSWER]
+    feed(broker, CALL)
+    assert feed(broker, final(2, body=b"x" * 1001)) == []
+    now = 0.0
+    while broker.registry.workers:
+        now += 1
+        assert broker.tick(now) in ([HEARTBEAT], [])
+    assert broker.stats.dropped == {"reply-too-large": 1}
+    assert broker.stats.disconnected == {"oversized-reply": 1}
+
+
+def test_roles_that_may_not_offer_or_call():  # C45
+    broker = new_broker()
+    broker.grant({"nobody": Permissions("nobody"), "farm": Permissions("farm", offer=("echo",))}, 0)
+    nobody, farm = broker.roles.named("nobody"), broker.roles.named("farm")
+    assert feed(broker, READY, CALL, role=nobody) == []
+    assert broker.stats.disconnected == {"not-allowed": 1}
+    assert broker.stats.dropped == {"not-allowed": 1}
+    feed(broker, READY, role=farm)
+    assert len(broker.registry.workers) == 1
+    assert broker.grant({"nobody": Permissions("nobody"), "farm": Permissions("farm")}, 0) == []
+    assert not broker.registry.workers
+
+
+def test_the_end_is_silent():  # C16
+    broker = new_broker()
+    feed(broker, READY, CALL)
+    assert broker.close(0) == []

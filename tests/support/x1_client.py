@@ -1,0 +1,106 @@
+"""What an X1 client's session sends and delivers as plain values, and a broker's messages to it, without sockets."""
+
+import random
+from typing import Any
+
+from zmdp.clients.reply import Reply
+from zmdp.clients.session import ClientSession, OldConnection, Outcome
+from zmdp.mdp import wire
+from zmdp.mdp.errors import RequestError
+from zmdp.mdp.wire import batch
+
+ROUTE = (b"amy", b"")
+HEARTBEAT = [b"", b"MDPCX1"]
+
+Command = tuple[Any, ...]
+
+
+class Highest(random.Random):
+    """Jitter at its upper end."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+# ── what the session sends, as the broker reads it ───────────────────────────────────────────────────────────────────
+
+
+def request(number: int, body: bytes = b"x", *, ttl: int | None = None, **options: Any) -> Command:
+    """A REQUEST with a ttl in milliseconds."""
+    return "REQUEST", number, b"echo", [body], None if ttl is None else ttl / 1000, options
+
+
+def cancel(number: int) -> Command:
+    return "CANCEL", number
+
+
+ASKING = ("HEARTBEAT",)
+
+
+def sent(connection: ClientSession | OldConnection) -> list[Command]:
+    """Take the commands that the session sends, or those for a connection that it has left."""
+    commands: list[Command] = []
+    for message in connection.take_messages():
+        found = wire.decode_peer([b"amy", *message], 1 << 30, 1024)
+        assert isinstance(found, wire.Batched)
+        commands += [ASKING] if found.bare else map(read, unpack(message))
+    return commands
+
+
+def unpack(message: list[bytes]) -> list[Any]:
+    commands: list[Any] = batch.from_client([b"amy", *message], 2, ROUTE, 1 << 30, 1 << 30)
+    return commands
+
+
+def read(command: wire.Request | wire.Cancel) -> Command:
+    if isinstance(command, wire.Cancel):
+        return "CANCEL", command.id
+    options = command.options
+    return "REQUEST", command.id, command.service, command.body, options.ttl, options.values()
+
+
+# ── what the broker sends, in the framed form; `batched` makes the other form of it ──────────────────────────────────
+
+
+def partial(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
+    return [b"%d" % number, b"", b"MDPCX1", b"\x02", service, *body]
+
+
+def final(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
+    return [b"%d" % number, b"", b"MDPCX1", b"\x03", service, *body]
+
+
+def error(number: int, code: bytes, text: bytes, *detail: bytes, service: bytes = b"echo") -> list[bytes]:
+    return [b"%d" % number, b"", b"MDPCX1", b"\x04", service, code, text, *detail]
+
+
+def batched(*commands: list[bytes]) -> list[bytes]:
+    packed = batch.Batch((b"",), wire.CX1)
+    for command in commands:
+        number, kind = int(command[0]), command[3][0]
+        if kind == 4:
+            packed.error(4, number, int(command[5]), command[6], command[7:])
+        else:
+            packed.reply(kind, number, command[5:])
+    (message,) = packed.messages()
+    return list(message)
+
+
+def framed(command: list[bytes]) -> list[bytes]:
+    return command
+
+
+def plain(outcome: Outcome) -> tuple[Any, ...]:
+    """An outcome as a plain value."""
+    if isinstance(outcome, Reply):
+        return list(outcome), outcome.service, outcome.final
+    if isinstance(outcome, RequestError):
+        return type(outcome), str(outcome), outcome.service, outcome.code
+    return type(outcome), str(outcome)
+
+
+def events(session: ClientSession) -> list[tuple[Any, ...]]:
+    """Take the outcomes that the session delivers, as (number, outcome)."""
+    told = [(call.number, *plain(outcome)) for call, outcome in session.events]
+    session.events.clear()
+    return told

@@ -1,0 +1,224 @@
+"""Workers with several brokers: they move when a broker is lost or drains, and return to the first."""
+
+import asyncio
+import logging
+import threading
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from support.processes import broker as broker_process
+from support.processes import eventually, free_endpoint
+
+from zmdp.clients import Client
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import AsyncWorker, Worker
+
+BEATS = {"heartbeat": 0.05, "liveness": 40}
+QUICK = ("--heartbeat", "0.05", "--liveness", "40")
+TIMEOUT = 20.0
+
+each_kind = pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+
+
+@pytest.fixture
+def brokers():
+    """Two endpoints without brokers."""
+    return [free_endpoint(), free_endpoint()]
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.DEBUG, logger="zmdp.worker")
+
+    def lines(text):
+        return [each.getMessage() for each in caplog.records if text in each.getMessage()]
+
+    return lines
+
+
+@contextmanager
+def killable(endpoint):
+    """A broker process at that endpoint; its `kill` ends it as `kill -9` does."""
+    with broker_process(*QUICK, "--drain-timeout", "20", bind=endpoint) as (process, _):
+        yield process
+
+
+def at(endpoint):
+    """A broker in this process, which drains at the end of the block."""
+    return running_broker(endpoint, limits=Limits(**BEATS), drain_timeout=TIMEOUT)
+
+
+class Served:
+    """A worker of `echo` in threads or in an event loop of its own; `hold` is answered when `go` is set."""
+
+    def __init__(self, kind, brokers, **settings):
+        self.began = threading.Semaphore(0)
+        self.go = threading.Event()
+        handler = self.handle if kind is Worker else self.handle_async
+        self.worker = kind("echo", handler, broker=brokers, heartbeat=0.05, liveness=40, **settings)
+        self._kind = kind
+
+    def handle(self, request):
+        if request[0] == b"hold":
+            self.began.release()
+            self.go.wait(TIMEOUT)
+        return request
+
+    async def handle_async(self, request):
+        if request[0] == b"hold":
+            self.began.release()
+            while not self.go.is_set():
+                await asyncio.sleep(0.005)
+        return request
+
+    def __enter__(self):
+        if self._kind is Worker:
+            self.worker.start()
+        else:
+            self._thread = threading.Thread(target=lambda: asyncio.run(self.worker.run()))
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.go.set()
+        self.worker.stop()
+        if self._kind is Worker:
+            assert self.worker.wait(TIMEOUT)
+        else:
+            self._thread.join(TIMEOUT)
+            assert not self._thread.is_alive()
+
+
+def client(endpoint):
+    return Client(endpoint, timeout=TIMEOUT, retries=0)
+
+
+@each_kind
+def test_a_worker_whose_broker_is_killed_serves_at_the_next_and_returns(kind, brokers, logged):
+    first, second = brokers
+    with ExitStack() as stack:
+        process = stack.enter_context(killable(first))
+        stack.enter_context(at(second))
+        with client(first) as near, client(second) as far, Served(kind, brokers, concurrency=2) as served:
+            assert near.request("echo", b"1") == [b"1"]
+            waiting = far.submit("echo", b"2")
+            process.kill()
+            assert waiting.result() == [b"2"]
+            assert logged(f"echo: moved to {second}: lost the broker at {first}: it closed the connection")
+            held = far.submit("echo", b"hold")
+            assert served.began.acquire(timeout=TIMEOUT)
+            stack.enter_context(killable(first))
+            with client(first) as again:
+                returning = again.submit("echo", b"3")
+                served.go.set()
+                assert held.result() == [b"hold"]  # what it held is finished where it was
+                assert returning.result() == [b"3"]
+            eventually(lambda: logged(f"echo: moved to {first}: the broker at {first} is back"))
+
+
+@each_kind
+def test_requests_are_finished_before_the_worker_returns(kind, brokers, logged):
+    """All the time requests are under way at the second broker: none is lost, and each is done once."""
+    first, second = brokers
+    with at(second), client(second) as far, Served(kind, brokers, concurrency=4) as served:
+        results = [far.submit("echo", b"hold") for _ in range(20)]
+        for _ in range(4):
+            assert served.began.acquire(timeout=TIMEOUT)
+        with at(first), client(first) as near:
+            served.go.set()
+            assert near.request("echo", b"x") == [b"x"]
+            assert logged("is back")
+            with Served(kind, second) as other:  # those that were returned need a worker
+                other.go.set()
+                assert [each.result() for each in results] == [[b"hold"]] * 20
+
+
+@each_kind
+def test_a_worker_leaves_a_draining_broker(kind, brokers, logged):
+    first, second = brokers
+    with at(second), client(second) as far, Served(kind, brokers) as served:
+        with at(first) as draining, client(first) as near:
+            eventually(lambda: logged("is back") or logged(f"serving at {first}"))
+            held = near.submit("echo", b"hold")
+            assert served.began.acquire(timeout=TIMEOUT)
+            draining.stop()
+            waiting = far.submit("echo", b"y")
+            served.go.set()
+            assert held.result() == [b"hold"]
+            assert waiting.result() == [b"y"]
+        assert logged(f"echo: moved to {second}: the broker at {first} is draining")
+    assert not [each for each in logged("") if "dropped" in each]
+
+
+@pytest.mark.parametrize("protocol", ["0.2", "0.1"])
+@each_kind
+def test_workers_of_mdp_move_too(kind, brokers, logged, protocol):
+    first, second = brokers
+    with ExitStack() as stack:
+        process = stack.enter_context(killable(first))
+        ends = stack.enter_context(at(second))
+        far = stack.enter_context(client(second))
+        stack.enter_context(Served(kind, brokers, protocol=protocol, concurrency=2))
+        eventually(lambda: logged(f"serving at {first}"))
+        process.kill()
+        assert far.request("echo", b"1") == [b"1"]
+        near = stack.enter_context(client(stack.enter_context(at(first)).endpoints[0]))
+        ends.stop()  # DISCONNECT
+        assert near.request("echo", b"2") == [b"2"]
+        assert logged(f"echo: moved to {first}: the broker at {second} is draining")
+
+
+def test_a_worker_begins_at_whichever_broker_there_is(brokers, logged):
+    first, second = brokers
+    with at(second), client(second) as far, Served(Worker, brokers):
+        assert far.request("echo", b"1") == [b"1"]
+    nothing = f"cannot use the broker at {first}: nothing answers there"
+    assert logged("moved") == [f"echo: moved to {second}: {nothing}"]
+    assert not logged("waiting")
+
+
+def test_a_worker_without_any_broker_says_so_once_and_waits(brokers, logged):
+    first, second = brokers
+    with Served(Worker, brokers):
+        waiting = eventually(lambda: logged("waiting"))
+        assert waiting == [
+            f"echo: waiting for a broker at {first} or {second}: cannot use the broker at {first}: "
+            "nothing answers there"
+        ]
+        with at(second), client(second) as far:
+            assert far.request("echo", b"1") == [b"1"]
+            assert len(logged("waiting")) == 1
+
+
+@each_kind
+def test_a_rolling_restart_fails_no_call(kind, brokers):
+    """Both brokers are restarted in turn, twice, while a client and the workers have both."""
+    ends, failures, done = threading.Event(), [], []
+
+    def call():
+        try:
+            with Client(brokers, timeout=TIMEOUT, retries=0, heartbeat=0.05) as client:
+                while not ends.is_set():
+                    done.append(client.request("echo", b"%d" % len(done)))
+        except Exception as error:  # noqa: BLE001 - the test's thread reports it
+            failures.append(error)
+
+    with ExitStack() as stack:
+        running = [stack.enter_context(ExitStack()) for _ in brokers]
+        for broker, endpoint in zip(running, brokers, strict=True):
+            broker.enter_context(at(endpoint))
+        for _ in range(2):
+            stack.enter_context(Served(kind, brokers))
+        caller = threading.Thread(target=call)
+        caller.start()
+        for turn in range(4):
+            before = len(done)
+            eventually(lambda: len(done) > before + 50 or failures)  # noqa: B023 - called at once
+            running[turn % 2].close()
+            running[turn % 2].enter_context(at(brokers[turn % 2]))
+        eventually(lambda: len(done) > before + 50 or failures)
+        ends.set()
+        caller.join()
+    assert failures == []
+    assert done == [[b"%d" % number] for number in range(len(done))]

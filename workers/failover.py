@@ -1,0 +1,76 @@
+"""Which of several brokers a worker connects to, and when it returns to the first."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from ..mdp.endpoints import Endpoints
+
+PROBE_SECONDS: Final = (1.0, 15.0)
+"""Delay before the first broker is probed, at first and at most; it doubles each time."""
+
+
+class Failover:
+    """A worker's brokers, in order of preference, and its moves between them."""
+
+    def __init__(self, endpoints: Sequence[str], rng: random.Random) -> None:
+        self.endpoints = Endpoints(endpoints)
+        """Where the brokers are, and which of them to connect to."""
+        self.several = len(endpoints) > 1
+        """Whether there is more than one."""
+        self.moved = ""
+        """Why the endpoint was changed when the last connection was lost; empty if it was not."""
+        self.returning = False
+        """Whether the connection is winding down because the first broker is back."""
+        self.probe_at = math.inf
+        """When to find out whether it is."""
+        self._probe_wait = PROBE_SECONDS[0]  # seconds before the next time, without jitter
+        self._moves = 0  # how often the endpoint was changed since a broker was last heard
+        self._rng = rng
+
+    def connected(self, now: float, *, probing: bool) -> None:
+        """Record that there is a connection to the current endpoint; with `probing`, plan when to return."""
+        self.returning = False
+        self.probe_at = math.inf
+        if probing and not self.endpoints.at_first:
+            self._plan(now)
+
+    def _plan(self, now: float) -> None:
+        self.probe_at = now + self._probe_wait * self._rng.uniform(0.5, 1.0)
+
+    def probed(self, answered: bool, now: float) -> bool:
+        """Record the outcome of a probe.  Return whether to return to the first broker, and so to wind down."""
+        # Not reset before a connection to it was of use: it may answer a probe, and still refuse this worker.
+        self._probe_wait = min(2 * self._probe_wait, PROBE_SECONDS[1])
+        self._plan(now)
+        self.returning = answered
+        return answered
+
+    def lost(self, reason: str, *, heard: bool, dismissed: bool) -> bool:
+        """Choose the endpoint of the next connection.  Return whether to wait first, because all have failed.
+
+        `heard` tells whether the broker had answered, `dismissed` whether it sent the worker away.
+        """
+        endpoints = self.endpoints
+        if heard:
+            self._moves = 0
+            if endpoints.at_first:
+                self._probe_wait = PROBE_SECONDS[0]
+        if self.returning:
+            self.ended()
+            return False
+        before = endpoints.current
+        self._moves += 1
+        if dismissed:
+            endpoints.advance()
+            self.moved = f"the broker at {before} is draining"
+        else:
+            endpoints.fail_over(answered=heard)
+            self.moved = f"{'lost' if heard else 'cannot use'} the broker at {before}: {reason}"
+        return self._moves % len(endpoints.all) == 0
+
+    def ended(self) -> None:
+        """Record that the worker has ended the connection itself: the next one is to the same broker, unless it
+        returns."""
+        self.moved = f"the broker at {self.endpoints.restart()} is back" if self.returning else ""
