@@ -381,7 +381,8 @@ GARBAGE = [
         json.dumps(HELLO | changed).encode()
         for changed in (
             {"name": ""}, {"name": "x" * 65}, {"name": "a b"}, {"name": "a\n"}, {"name": None}, {"name": "\ud800"},
-            {"instance": 1}, {"instance": "x" * 65}, {"kind": "friend"}, {"kind": []}, {"link": True}, {"link": "1"}, {"name": "a"},
+            {"instance": 1}, {"instance": "x" * 65}, {"kind": "friend"}, {"kind": []}, {"link": True},
+            {"link": "1"}, {"name": "a"},
         )
     ),
 ]  # fmt: skip
