@@ -27,6 +27,7 @@ from ..mdp.transport.reach import check_listening
 from . import bodies, brokers
 from .aio import AsyncClient
 from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from .freelance_cli import FREELANCE, call_servers
 from .load import Progress, Result, mixed, one_by_one, pipelined
 from .mdclient import Client
 from .top import View, elsewhere, lines, with_rates
@@ -132,16 +133,18 @@ _OF = click.option("--on", metavar="NAME", help="Ask the broker of that name, wh
 
 
 @cli.command(epilog=bodies.BODY_HELP)
-@_SERVICE
+@click.argument("service", required=False, metavar="SERVICE")
 @bodies.BODY
+@FREELANCE
 @_connection_options(json_help='Print the reply as a JSON object; a frame that is not text becomes {"base64": …}.')
 @bodies.HEADER
 @_ON
 @_WAIT
 def call(
     *,
-    service: str,
+    service: str | None,
     body: tuple[str, ...],
+    freelance: tuple[str, ...],
     headers: dict[str, str],
     as_json: bool,
     on: str | None,
@@ -152,11 +155,24 @@ def call(
 
     A reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed one per
     line.
+
+    \b
+    mdclient call echo hello                                   through a broker
+    mdclient call --freelance tcp://a:5555,tcp://b:5555 hello  without a broker
     """
-    frames = bodies.frames(body)
-    with _client(connection) as client, _advice(connection, service, wait=wait, on=on):
-        arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
-        reply = client.request(service, *frames, **arguments)
+    if freelance and on is not None:
+        raise click.UsageError("--on addresses a broker, and --freelance uses none: use one of them")
+    if freelance:
+        frames = bodies.frames(body if service is None else (service, *body))
+        timeout, keys = _total_timeout(connection), connection["keys"]
+        reply = call_servers(freelance, frames, timeout=timeout, keys=keys, wait=wait)
+    elif service is None:
+        raise click.UsageError("Missing argument 'SERVICE'", click.get_current_context())
+    else:
+        frames = bodies.frames(body)
+        with _client(connection) as client, _advice(connection, service, wait=wait, on=on):
+            arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
+            reply = client.request(service, *frames, **arguments)
     if as_json:
         bodies.print_json(bodies.described(reply))
     else:

@@ -86,7 +86,7 @@ class RequestTimeout(RequestError, TimeoutError):
 
 
 class BrokerUnreachable(RequestTimeout):
-    """No reply arrived in time, and no broker answers."""
+    """No reply arrived in time, and no broker answers; without a broker (Freelance), no server."""
 
 
 class StreamInterrupted(RequestError):
