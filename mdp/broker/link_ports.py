@@ -196,7 +196,7 @@ class LinkPorts:
         elif not role.link:
             raise SettingError(
                 f"the key of the broker at {link.endpoint} has no role with link = true in {self._own.path}: "
-                f"`mdp-keys allow ROLE KEY` gives it one"
+                f"`mdp-keys allow ROLE KEY --link` gives it one"
             )
 
     def _role_of(self, link: LinkTo) -> Role:

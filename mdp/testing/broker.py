@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import zmq
 
 from ..access import Access
-from ..broker.server import LinkTo, Server
+from ..broker.link_ports import LinkTo
+from ..broker.server import Server
 from ..limits import Limits
 
 FREE_PORT = "tcp://127.0.0.1:*"

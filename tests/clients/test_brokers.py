@@ -16,7 +16,7 @@ from zmdp.clients.brokers import Seen, all_lines, all_with_rates, lines, summary
 from zmdp.clients.cli import cli
 from zmdp.clients.top import View, elsewhere
 from zmdp.mdp.access import load
-from zmdp.mdp.broker.server import LinkTo
+from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.certificates import public_key
 from zmdp.mdp.errors import RequestRejected, ServiceNotFound, WorkerLost
 from zmdp.mdp.testing import running_broker

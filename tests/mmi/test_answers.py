@@ -260,7 +260,7 @@ class Pair:
 
     def __init__(self):
         self.a, self.b = (Broker(now=0, name=name, first_address=number) for name, number in (("a", 1), ("b", 100)))
-        self.link = self.a.add_link("peer", 0, None, "tcp://b")
+        self.link = self.a.add_link("peer", None, "tcp://b")
         self.deliver("a", self.a.link_opened(self.link, 0), 0)
 
     def deliver(self, sender, messages, now):

@@ -244,7 +244,7 @@ def test_a_key_for_a_broker_that_has_none(folder):
         (True, "stranger.key", "has no role with link = true in "),
         (True, "resizer.key", "has no role with link = true in "),
         (True, "", "needs the public key of that broker: tcp://127.0.0.1:1=FILE.key"),
-        (False, "driver.key", "has a key, but this broker has none: use --access FILE"),
+        (False, "driver.key", "has a key, but this broker uses none: use --access FILE"),
         (True, "missing.key", "missing.key"),
     ],
 )

@@ -17,7 +17,7 @@ from support.titanics import BEATS, LIMITS, connected, lease, operate, row, runn
 
 from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, WorkerLost
 from zmdp.mdp.broker.drops import REPORTS, Drop
-from zmdp.mdp.broker.server import LinkTo
+from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.mmi import answers
