@@ -483,7 +483,7 @@ class Broker:
             self._dispatch_arrived(service, now)
         else:
             self._dispatch_waiting(service, now)
-        if self._admission.draining and not service.waiting:
+        if self._admission.draining:
             self._dismiss_idle(service, now)
         self.registry.settled(service)
 
@@ -533,7 +533,7 @@ class Broker:
             raise
 
     def _dismiss_idle(self, service: Service, now: float) -> None:
-        """Send the workers of `service` that hold nothing away, to another broker."""
+        """Send the workers of `service` that hold nothing away, to another broker: for them, no request waits."""
         while (worker := service.schedule.idle_worker()) is not None:
             self._dismiss(worker, now)
 
