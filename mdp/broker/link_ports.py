@@ -23,6 +23,15 @@ RECONNECT_IVL_MS: Final = 3_600_000
 """ZeroMQ's own reconnection interval: so long that the machine has the connection replaced first."""
 _EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED
 
+_ENDED: Final = (
+    "the program that listens there ended the handshake: is it a broker? Does it need a key (--access FILE, and its "
+    "public key after the endpoint: ENDPOINT=FILE.key)?"
+)
+_OTHER_KEY: Final = (
+    "the program that listens there ended the handshake: its public key is not %s, or it was started without --access, "
+    "or it is no broker"
+)
+
 
 class LinkPort(Port):
     """One connection to another broker, at `endpoint`.
@@ -114,14 +123,14 @@ class LinkPort(Port):
             if self.ended is None:
                 self.ended = self._why(event["event"], event["value"])
 
-    def _why(self, event: int, value: int) -> str:
+    def _why(self, event: int, value: int) -> str | None:
         if self.heard:
             return "the other broker closed the connection"
-        refusal = why_refused(event, value, self._keys)
-        if refusal is not None:
-            return refusal
-        if event == zmq.Event.DISCONNECTED:
-            return "the program that listens there closed the connection: is it a broker?"
+        if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return why_refused(event, value, self._keys)
+        if event & (HANDSHAKE_FAILED | zmq.Event.DISCONNECTED):
+            # Which of the two sides ends the handshake first is left to chance, and with it the event.
+            return _ENDED if self._keys is None else _OTHER_KEY % self._keys.server.decode()
         return "nothing is listening there"
 
     def end(self, identity: bytes) -> None:
@@ -187,7 +196,7 @@ class LinkPorts:
         elif not role.link:
             raise SettingError(
                 f"the key of the broker at {link.endpoint} has no role with link = true in {self._own.path}: "
-                f"`mdp-keys allow ROLE KEY` gives it one"
+                f"`mdp-keys allow ROLE KEY --link` gives it one"
             )
 
     def _role_of(self, link: LinkTo) -> Role:

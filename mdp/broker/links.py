@@ -579,7 +579,7 @@ def _parse(body: bytes) -> dict[str, Any] | None:
     name, instance, number = hello.get("name"), hello.get("instance"), hello.get("link", 0)
     if not isinstance(name, str) or not isinstance(instance, str) or not valid_name(name) or len(instance) > 64:
         return None
-    if not isinstance(number, int) or isinstance(number, bool) or hello.setdefault("kind", "peer") not in set(Kind):
+    if not isinstance(number, int) or isinstance(number, bool) or hello.setdefault("kind", "peer") not in list(Kind):
         return None
     hello["link"] = number
     return hello
@@ -587,5 +587,8 @@ def _parse(body: bytes) -> dict[str, Any] | None:
 
 def valid_name(name: str) -> bool:
     """Return whether `name` can be a broker's name: printable, without spaces, of at most `MAX_BROKER_NAME` bytes."""
-    raw = name.encode(errors="replace")
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError:  # lone surrogates
+        return False
     return 0 < len(raw) <= MAX_BROKER_NAME and " " not in name and wire.valid_service(BROKER + raw)

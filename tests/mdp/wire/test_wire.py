@@ -502,7 +502,7 @@ def test_a_command_shows_what_it_says():
     command = wire.Request((b"id",), C02, b"echo", [b"x"])
     assert repr(command) == (
         "Request((b'id',), b'MDPC02', b'echo', [b'x'], "
-        "Options(b'', None, True, False, False, False, None), None, None, 0)"
+        "Options(b'', None, True, False, False, False, None, None), None, None, 0)"
     )
     assert command != wire.Reply((b"id",), W02, True, b"c", [b"x"])
     assert command != 1
