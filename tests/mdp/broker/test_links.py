@@ -306,9 +306,7 @@ def test_at_most_max_attempts_workers_die_of_a_request_at_all_brokers_together()
     sent = mesh.receive("a", request())
     died = 0
     while not any(message[0] == b"c" for message in sent["a"]):
-        ((name, worker),) = [
-            (name, worker) for name in "bc" for worker in (b"w1", b"w2") if work(sent[name], worker)
-        ]
+        ((name, worker),) = [(name, worker) for name in "bc" for worker in (b"w1", b"w2") if work(sent[name], worker)]
         mesh.sent = sent = {each: [] for each in mesh.brokers}
         turn = mesh[name].turn
         mesh.route(name, mesh[name].unreachable(worker, turn, mesh.now))
@@ -410,8 +408,7 @@ def test_a_request_is_addressed_to_a_broker_by_name():
         (address,) = work(mesh.receive("a1", request(broker=name))[name])
         assert mesh.receive(name, final(address))["a1"] == [answer()]
     assert mesh.ask("b1", b"mmi.brokers")["brokers"] == [
-        {"name": name, "hops": hops, "over": "b"}
-        for name, hops in (("b", 1), ("r", 2), ("a", 3), ("a1", 4), ("a2", 4))
+        {"name": name, "hops": hops, "over": "b"} for name, hops in (("b", 1), ("r", 2), ("a", 3), ("a1", 4), ("a2", 4))
     ]
     sent = mesh.receive("b1", request(service=b"mmi.broker", broker="a2"))
     assert json.loads(sent["b1"][0][-1])["broker"] == "a2"
@@ -423,9 +420,7 @@ def test_an_unknown_broker_is_502():
     mesh.receive("a", request(broker="b"))
     mesh.receive("a", request(b"2", broker="b"))
     sent = mesh.cut("a", mesh.identity)
-    assert sorted(sent["a"]) == [
-        error(502, "broker b cannot be reached from here", number) for number in (b"1", b"2")
-    ]
+    assert sorted(sent["a"]) == [error(502, "broker b cannot be reached from here", number) for number in (b"1", b"2")]
 
 
 def test_what_is_addressed_to_a_broker_is_not_passed_on():
@@ -571,9 +566,7 @@ def test_a_broker_refuses_what_its_own_file_does_not_allow():
 def test_only_a_role_with_link_may_link():
     mesh = Mesh("a", "b", permissions={**ACCESS, "brokers": Permissions("brokers", call=("*",))})
     mesh.link("a", "b", role="brokers")
-    assert trouble_of(mesh) == [
-        "role brokers may not link brokers: it needs link = true in the broker's access file"
-    ]
+    assert trouble_of(mesh) == ["role brokers may not link brokers: it needs link = true in the broker's access file"]
 
 
 def trouble_of(mesh):
