@@ -19,7 +19,7 @@ from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, SettingError, ZmdpError
 from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.multipart import milliseconds
-from ..mdp.transport.sockets import checked_endpoints, end, own_context
+from ..mdp.transport.sockets import checked_endpoint, end, own_context
 from .arguments import checked_body, checked_max_outstanding, checked_timeout
 from .defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
 from .freelance_connection import FreelanceConnection
@@ -48,7 +48,7 @@ class _Base:
         server_key: BrokerKey | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        endpoints = checked_endpoints(servers)
+        endpoints = _checked_servers(servers)
         self._timeout = checked_timeout(timeout)
         self._coder = Coder(codec)
         keys = load_keys(key, server_key)
@@ -437,6 +437,13 @@ class AsyncFreelanceClient(_Base):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
+
+
+def _checked_servers(servers: str | Sequence[str]) -> list[str]:
+    endpoints = [servers] if isinstance(servers, str) else servers
+    if not isinstance(endpoints, list | tuple) or not endpoints:
+        raise SettingError(f"servers is {servers!r}: it must be an endpoint such as tcp://127.0.0.1:5555, or several")
+    return [checked_endpoint(endpoint) for endpoint in endpoints]
 
 
 def _closed_error() -> ZmdpError:

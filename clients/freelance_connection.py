@@ -56,6 +56,10 @@ class _Descriptors:
 class FreelanceConnection:
     """The socket, and the monitor that reports when a connection is made or ends.  Not thread-safe.
 
+    ZeroMQ itself would keep messages for a server that is gone, and send them when it is back.  So when a connection
+    ends, its endpoint is disconnected, and connected again.  (The option IMMEDIATE would do that, but it also discards
+    the replies that have arrived and were not read yet.)
+
     Raises `SettingError` for an invalid endpoint.
     """
 
@@ -69,13 +73,13 @@ class FreelanceConnection:
         self.session = session
         self._keys = keys
         self._reconnect_at = math.inf
+        self._ended: list[int] = []
+        """The descriptors of connections that have ended, and may have brought replies before."""
         self._descriptors = _Descriptors()
         self._socket = context.socket(zmq.ROUTER)
         try:
             self._socket.set(zmq.LINGER, 0)
             self._socket.set(zmq.ROUTER_MANDATORY, 1)
-            # Nothing is queued for a server that is not connected: its requests go to others at once.
-            self._socket.set(zmq.IMMEDIATE, 1)
             # A server that comes back replaces its old connection, even if that has not been cleared away yet.
             self._socket.set(zmq.ROUTER_HANDOVER, 1)
             self._socket.set(zmq.SNDHWM, MAX_UNSENT)
@@ -113,6 +117,8 @@ class FreelanceConnection:
                 more = False
                 break
             session.receive(message, now)
+        if self._ended and not more:
+            self._end_connections(now)
         # After receiving, because this process may have been suspended while the servers answered.
         if not more and now >= session.deadline():
             session.tick(now)
@@ -128,17 +134,31 @@ class FreelanceConnection:
     def _reconnect(self) -> None:
         self._reconnect_at = math.inf
         for endpoint in self.session.unusable():
-            with suppress(zmq.ZMQError):  # ZeroMQ has given the endpoint up
-                self._socket.disconnect(endpoint)
-            self._socket.connect(endpoint)
+            self._replace(endpoint)
+
+    def _replace(self, endpoint: str) -> None:
+        """Connect to a server again, without anything that waits to be sent to it."""
+        with suppress(zmq.ZMQError):  # ZeroMQ has given the endpoint up
+            self._socket.disconnect(endpoint)
+        self._socket.connect(endpoint)
+
+    def _end_connections(self, now: float) -> None:
+        """Tell the session of connections that have ended, after everything has been received from them."""
+        descriptors, self._ended = self._ended, []
+        for descriptor in descriptors:
+            identity = self._descriptors.forget(descriptor)
+            # A server that has not been heard over its connection is not known by its descriptor.
+            suspects = self.session.unheard(self._descriptors.known) if identity is None else [identity]
+            for each in suspects:
+                self._replace(each.decode())
+                self.session.disconnected(each, now)
 
     def _happened(self, event: Any, now: float) -> None:
         kind, value = event["event"], event["value"]
         if kind == zmq.Event.DISCONNECTED:
-            identity = self._descriptors.forget(value)
-            if identity is not None:
-                self.session.disconnected(identity, now)
-        elif kind == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._ended.append(value)
+            return
+        if kind == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.session.trouble = ""
         else:
             self.session.trouble = why_refused(kind, value, self._keys) or ""

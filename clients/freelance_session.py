@@ -13,7 +13,7 @@ so servers may handle a request more than once.
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from errno import EAGAIN
 from typing import Any, Final, NamedTuple
 
@@ -207,6 +207,10 @@ class FreelanceSession:
         """Return the endpoints of the servers that are not connected."""
         return [server.endpoint for server in self._servers if not server.usable and not server.expired]
 
+    def unheard(self, known: Container[bytes]) -> list[bytes]:
+        """Return the routing ids of the usable servers that are not among those that are `known`."""
+        return [server.identity for server in self._servers if server.usable and server.identity not in known]
+
     def close(self, error: Callable[[], ZmdpError]) -> None:
         """End every request with an `error`."""
         for call in list(self._calls.values()):
@@ -362,7 +366,7 @@ class FreelanceSession:
             self._lose(server, now)
 
     def probe(self, now: float) -> None:
-        """Send every server a PING, because a connection has been made or has ended: `sent` then tells which."""
+        """Send every server a PING, because a connection has been made: `sent` then tells which."""
         for server in self._servers:
             server.retry_delay = SHORTEST_RETRY_SECONDS
             self._send_ping(server, now)

@@ -154,11 +154,14 @@ class BrokerShell(Process):
         taken = 0
         while self._inbox and taken < most:
             message, role = self._inbox.popleft()
-            self._driven.take(message, now, role)
+            self._take(message, role)
             taken += 1
         self.world.events["turn of several messages"] += taken > 1
         self._send(self._driven.flush(now))
         self._end_turn()
+
+    def _take(self, message: Message, role: Any) -> None:
+        self._driven.take(message, self.world.now, role)
 
     def _end_turn(self) -> None:
         """Give up peers that are gone, once everything that they sent before has been handled."""

@@ -122,11 +122,11 @@ class LinkedBroker(BrokerShell):
 
     # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _arrived(self, message: Message) -> None:
+    def _take(self, message: Message, role: Role | None) -> None:
         crossing = self._crossing(message[0])
         if crossing is not None:
             crossing.received(message[1:])
-        super()._arrived(message)
+        super()._take(message, role)
 
     def _crossing(self, identity: bytes) -> Crossing | None:
         """Return this broker's end of the connection with that identity, if another broker is at the other end."""
@@ -199,7 +199,11 @@ class LinkedBroker(BrokerShell):
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_cancelled(self) -> None:
-        """Check that CANCEL was sent for each request at another broker that has ended here."""
+        """Check that requests at another broker that have ended here were cancelled, and those cancelled by another."""
+        for identity, crossing in self._crossings.items():
+            if self.machine.links.at(identity) is None:
+                crossing.forget()
+            crossing.check_cancelled()
         for link in self.machine.links.by_identity.values():
             crossing = self._crossings.get(link.identity)
             for address, attempt in link.attempts.items():

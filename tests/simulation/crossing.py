@@ -25,6 +25,8 @@ class Crossing:
         """Requests that were sent to the other broker: whether CANCEL was sent."""
         self.came: dict[Any, bool] = {}
         """Requests that came from the other broker and have not ended: whether a PARTIAL was sent."""
+        self._cancelled: list[Any] = []
+        """Requests that came and were cancelled since they were checked last."""
         self._name = name
         self._other = other
         self._events = events
@@ -82,8 +84,20 @@ class Crossing:
         for header, command in commands(message):
             if header == wire.CL1 and isinstance(command, wire.Request):
                 self.came[command.id] = False
+            elif header == wire.CL1 and isinstance(command, wire.Cancel):
+                self._cancelled.append(command.id)
             elif header == wire.WL1 and ends(command):
                 self.passed_on.pop(command.id, None)
+
+    def forget(self) -> None:
+        """The link has ended: what came over it is over."""
+        self.came.clear()
+
+    def check_cancelled(self) -> None:
+        """Check that what the other broker has cancelled has ended."""
+        for number in self._cancelled:
+            check(number not in self.came, "C44: {} does not end {}, which {} cancels", self._name, number, self._other)
+        self._cancelled.clear()
 
 
 def ends(command: Any) -> bool:

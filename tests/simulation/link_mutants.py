@@ -1,0 +1,144 @@
+"""Faulty replacements for what links brokers, and what the simulation of several brokers must report for each."""
+
+from typing import Any
+
+from zmdp.mdp import wire
+from zmdp.mdp.broker import scheduling
+from zmdp.mdp.broker.links import Link, Links
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.outgoing import Outgoing
+from zmdp.mdp.broker.registry import Remote
+from zmdp.mdp.broker.roles import Role
+
+# ── where requests go ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def send_back(request: Any, link: Link) -> bool:
+    """A request is sent back to where it came from."""
+    return True
+
+
+def unsigned_way(given: wire.Options, via: tuple[str, ...], name: str, attempts: int, /, options: Any = None) -> bytes:
+    """A broker does not tell that a request has passed it."""
+    return (options or _options_for_link)(given, (), via[0] if via else name, attempts)
+
+
+_options_for_link = wire.options_for_link
+
+
+def farthest(remote: Remote, other: Remote) -> bool:
+    """A request goes over the most links."""
+    return remote.hops > other.hops
+
+
+def anywhere(broker: Broker, request: Any, *rest: Any, admit: Any = Broker._admit) -> None:
+    """A request that is addressed to a broker is done by another."""
+    request.options.broker = None
+    admit(broker, request, *rest)
+
+
+def role_of_the_link(broker: Broker, request: Any, name: str | None) -> tuple[None, Role]:
+    """A request that was passed on is on behalf of the broker that passed it on."""
+    role = request.client.role
+    if role.restricted:
+        request.options = wire.signed(request.options, role.signature)
+    return None, role
+
+
+# ── how requests end ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def forget_lost(links: Links, *args: Any, down: Any = Links.down) -> list[Any]:
+    """The requests at another broker are lost with the link."""
+    down(links, *args)
+    return []
+
+
+def keep_arrived(broker: Broker, now: float) -> None:
+    """What has just arrived over a link that ends is not found."""
+
+
+def take_for_another(broker: Broker, link: Link, command: Any, now: float, answered: Any = Broker._answered_by) -> None:
+    """A late reply is taken for that to another request."""
+    if link.attempts and command.id not in link.attempts and isinstance(command, wire.Reply):
+        command.id = next(iter(link.attempts))
+    answered(broker, link, command, now)
+
+
+def place_streams_again(outgoing: Outgoing, request: Any, *rest: Any, reply: Any = Outgoing.reply) -> None:
+    """A request is placed again though a PARTIAL of it has passed."""
+    reply(outgoing, request, *rest)
+    if request.attempt is not None and isinstance(request.attempt.worker, Remote):
+        request.attempt.streamed = False
+
+
+def keep_to_itself(broker: Broker, request: Any, reason: Any, now: float, drop: Any = Broker._drop) -> None:
+    """CANCEL is not passed on."""
+    if request.attempt is not None and isinstance(request.attempt.worker, Remote):
+        broker._finish(request, reason, now)
+    else:
+        drop(broker, request, reason, now)
+
+
+def do_not_cancel(broker: Broker, link: Link, command: wire.Cancel, now: float) -> None:
+    """A broker ignores CANCEL from another."""
+
+
+def swallow(broker: Broker, request: Any, reason: Any) -> bool:
+    """A request that cannot be done is not returned."""
+    return True
+
+
+# ── what is announced ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def never_withdraw(links: Links, link: Link, name: bytes, announce: Any = Links._announce) -> None:
+    """A service that is gone is announced still."""
+    if links._offer(link, name)[2]:
+        announce(links, link, name)
+
+
+def announce_once(links: Links, service: Any) -> None:
+    """What changes is not announced."""
+
+
+def silent(links: Links, now: float) -> list[Link]:
+    """Nobody notices that a link is silent, and no heartbeats are sent."""
+    links._plan()
+    return []
+
+
+def never_again(links: Links, now: float) -> list[bytes]:
+    """A link that has ended is not opened again."""
+    due = [link for link in links.by_identity.values() if link.opens and link.state == "down" and not link.trouble]
+    return [link.identity for link in due]
+
+
+def alone(link: Link, other: Link) -> bool:
+    """What is reached over one link is announced over no other."""
+    return False
+
+
+LINK_MUTANTS = [
+    ("mesh5", scheduling, "may_pass", send_back, "C44"),
+    ("tree", wire, "options_for_link", unsigned_way, "C44"),
+    ("tree", Remote, "precedes", farthest, "is served by"),
+    ("mesh2", Broker, "_admit", anywhere, "is served by"),
+    ("mesh2", Broker, "_authorise_passed", role_of_the_link, "is on behalf of"),
+    ("mesh2", Links, "down", forget_lost, "not recovered"),
+    ("tree", Broker, "_queue_all_arrived", keep_arrived, "C44"),
+    ("mesh2", Broker, "_answered_by", take_for_another, "C18"),
+    ("tree", Outgoing, "reply", place_streams_again, "C17"),
+    ("mesh2", Broker, "_drop", keep_to_itself, "does not cancel"),
+    ("mesh2", Broker, "_cancelled_by", do_not_cancel, "does not end"),
+    ("tree", Broker, "_return", swallow, " are at b"),
+    ("tree", Links, "_announce", never_withdraw, "can still be reached"),
+    ("mesh2", Links, "changed", announce_once, "can still be reached"),
+    ("mesh2", Links, "tick", silent, "time stands still"),
+    ("mesh2", Links, "due", never_again, "time stands still"),
+    ("tree", Links, "_passes", staticmethod(alone), "not served though all is well"),
+]
+"""Topology, class or module, name, replacement, and text that the failure must contain."""
+
+FIRST_SEEDS = {keep_arrived: 112, place_streams_again: 14, take_for_another: 58}
+"""The first seed that finds each of those that few seeds find.  If it no longer does, the search only takes longer."""
