@@ -38,7 +38,7 @@ MACHINES = [
     "zmdp/mdp/broker/drops.py",
     "zmdp/mdp/broker/given_up.py",
     "zmdp/mdp/broker/journal.py",
-    "zmdp/mdp/broker/link_port.py",
+    "zmdp/mdp/broker/link_ports.py",
     "zmdp/mdp/broker/links.py",
     "zmdp/mdp/broker/machine.py",
     "zmdp/mdp/broker/outbox.py",
@@ -56,6 +56,7 @@ MACHINES = [
     "zmdp/mdp/wire/mdp.py",
     "zmdp/mdp/wire/names.py",
     "zmdp/mdp/wire/options.py",
+    "zmdp/mdp/wire/pirate.py",
     "zmdp/mdp/wire/value.py",
     "zmdp/mdp/wire/x1.py",
 ]

@@ -1,4 +1,5 @@
-"""Call services: `Client` and `AsyncClient`, what they return and what they raise."""
+"""Call services: `Client` and `AsyncClient`, or without a broker `FreelanceClient` and `AsyncFreelanceClient`; what
+they return and what they raise."""
 
 from ..mdp.errors import (
     BrokerUnreachable,
@@ -18,22 +19,27 @@ from ..mdp.errors import (
     ZmdpError,
 )
 from .aio import AsyncClient
+from .freelance import AsyncFreelanceClient, FreelanceClient
+from .freelance_session import ServerStatus
 from .mdclient import Client
 from .reply import Reply
 
 __all__ = [
     "AsyncClient",
+    "AsyncFreelanceClient",
     "BrokerUnreachable",
     "BusyError",
     "Client",
     "ClosedError",
     "CodecError",
+    "FreelanceClient",
     "Reply",
     "RequestCancelled",
     "RequestError",
     "RequestRejected",
     "RequestTimeout",
     "RetryLater",
+    "ServerStatus",
     "ServiceError",
     "ServiceNotFound",
     "SettingError",

@@ -24,12 +24,13 @@ from ..mdp.cli.console import (
 )
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound, WorkerLost
 from ..mdp.transport.reach import check_listening
-from . import bodies
+from . import bodies, brokers
 from .aio import AsyncClient
 from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from .freelance_cli import FREELANCE, call_servers
 from .load import Progress, Result, mixed, one_by_one, pipelined
 from .mdclient import Client
-from .top import View, lines, with_rates
+from .top import View, elsewhere, lines, with_rates
 
 MMI_TIMEOUT_SECONDS: Final = 0.5
 """How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""
@@ -97,6 +98,7 @@ def cli(context: click.Context) -> None:
     mdclient stream count @book.txt    print each part of the reply as it arrives
     mdclient services                  list the services
     mdclient top                       watch the broker
+    mdclient brokers                   show the brokers that it is linked to
     mdclient bench echo hello          benchmark a service
 
     Replies go to stdout, everything else to stderr.
@@ -122,18 +124,30 @@ _WAIT = click.option(
 )
 
 
+_ON = click.option(
+    "--on",
+    metavar="NAME",
+    help="Address the broker of that name, which `mdclient brokers` lists: only its workers get the request.",
+)
+_OF = click.option("--on", metavar="NAME", help="Ask the broker of that name, which `mdclient brokers` lists.")
+
+
 @cli.command(epilog=bodies.BODY_HELP)
-@_SERVICE
+@click.argument("service", required=False, metavar="SERVICE")
 @bodies.BODY
+@FREELANCE
 @_connection_options(json_help='Print the reply as a JSON object; a frame that is not text becomes {"base64": …}.')
 @bodies.HEADER
+@_ON
 @_WAIT
 def call(
     *,
-    service: str,
+    service: str | None,
     body: tuple[str, ...],
+    freelance: tuple[str, ...],
     headers: dict[str, str],
     as_json: bool,
+    on: str | None,
     wait: bool,
     **connection: Any,
 ) -> None:
@@ -141,11 +155,24 @@ def call(
 
     A reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed one per
     line.
+
+    \b
+    mdclient call echo hello                                   through a broker
+    mdclient call --freelance tcp://a:5555,tcp://b:5555 hello  without a broker
     """
-    frames = bodies.frames(body)
-    with _client(connection) as client, _advice(connection, service, wait=wait):
-        arguments = _request_arguments(client, service, headers, wait=wait, connection=connection)
-        reply = client.request(service, *frames, **arguments)
+    if freelance and on is not None:
+        raise click.UsageError("--on addresses a broker, and --freelance uses none: use one of them")
+    if freelance:
+        frames = bodies.frames(body if service is None else (service, *body))
+        timeout, keys = _total_timeout(connection), connection["keys"]
+        reply = call_servers(freelance, frames, timeout=timeout, keys=keys, wait=wait)
+    elif service is None:
+        raise click.UsageError("Missing argument 'SERVICE'", click.get_current_context())
+    else:
+        frames = bodies.frames(body)
+        with _client(connection) as client, _advice(connection, service, wait=wait, on=on):
+            arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
+            reply = client.request(service, *frames, **arguments)
     if as_json:
         bodies.print_json(bodies.described(reply))
     else:
@@ -157,6 +184,7 @@ def call(
 @bodies.BODY
 @_connection_options(json_help='Print each part as one line of JSON; "final" marks the last.')
 @bodies.HEADER
+@_ON
 @_WAIT
 def stream(
     *,
@@ -164,6 +192,7 @@ def stream(
     body: tuple[str, ...],
     headers: dict[str, str],
     as_json: bool,
+    on: str | None,
     wait: bool,
     **connection: Any,
 ) -> None:
@@ -172,8 +201,8 @@ def stream(
     Frames are printed one per line.
     """
     frames = bodies.frames(body)
-    with _client(connection) as client, _advice(connection, service, wait=wait):
-        arguments = _request_arguments(client, service, headers, wait=wait, connection=connection)
+    with _client(connection) as client, _advice(connection, service, wait=wait, on=on):
+        arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
         for part in client.stream(service, *frames, **arguments):
             if as_json:
                 bodies.print_json(bodies.described(part))
@@ -182,20 +211,28 @@ def stream(
 
 
 @cli.command()
+@_OF
 @_connection_options(json_help="Print a JSON list.")
-def services(*, as_json: bool, **connection: Any) -> None:
-    """List the services that have a worker or a waiting request."""
-    with _client(connection) as client, _advice(connection, "mmi.services"):
+def services(*, on: str | None, as_json: bool, **connection: Any) -> None:
+    """List the services that have a worker or a waiting request, or that other brokers offer.
+
+    WORKERS and IDLE are the broker's own. ELSEWHERE is how many requests the workers of other brokers can take, and if
+    the broker has none itself, how many links away the nearest are.
+    """
+    with _client(connection) as client, _advice(connection, "mmi.services", on=on):
         check_listening(connection["broker"], connection["keys"])
-        answer = _ask(client, "mmi.services")
+        answer = _ask(client, "mmi.services", on)
     rows = answer["services"]
     if as_json:
         bodies.print_json(rows)
     elif rows:
         width = max(len("SERVICE"), *(len(row["name"]) for row in rows))
-        click.echo(f"{'SERVICE':{width}}  {'WORKERS':>7}  {'IDLE':>7}  {'QUEUED':>7}")
+        linked = any(map(elsewhere, rows))
+        title = f"{'SERVICE':{width}}  {'WORKERS':>7}  {'IDLE':>7}  {'QUEUED':>7}"
+        click.echo(f"{title}  ELSEWHERE" if linked else title)
         for row in sorted(rows, key=lambda row: str(row["name"])):
-            click.echo(f"{row['name']:{width}}  {row['workers']:7}  {row['idle']:7}  {row['queued']:7}")
+            line = f"{row['name']:{width}}  {row['workers']:7}  {row['idle']:7}  {row['queued']:7}"
+            click.echo(f"{line}  {elsewhere(row) or '-'}" if linked else line)
     else:
         click.echo("no services: start a worker, for example `mdworker zmdp.workers.echo:worker`", err=True)
     if answer["more"]:
@@ -203,21 +240,41 @@ def services(*, as_json: bool, **connection: Any) -> None:
 
 
 @cli.command()
+@_OF
 @_connection_options(json_help="Print a JSON object.")
-def info(*, as_json: bool, **connection: Any) -> None:
-    """Show the broker's version, settings and statistics."""
-    with _client(connection) as client, _advice(connection, "mmi.broker"):
+def info(*, on: str | None, as_json: bool, **connection: Any) -> None:
+    """Show the broker's version, settings, statistics, and links to other brokers."""
+    with _client(connection) as client, _advice(connection, "mmi.broker", on=on):
         check_listening(connection["broker"], connection["keys"])
-        answer = {"broker": _ask(client, "mmi.broker"), "stats": _ask(client, "mmi.stats")}
+        answer = {name: _ask(client, f"mmi.{name}", on) for name in ("broker", "stats", "brokers")}
     if as_json:
         bodies.print_json(answer)
         return
+    answer["brokers"] = brokers.summary(answer["brokers"])
     for title, values in answer.items():
         click.echo(title)
         for name, value in values.items():
             if isinstance(value, dict):
                 value = "  ".join(f"{key}={each}" for key, each in value.items()) or "none"  # noqa: PLW2901
             click.echo(f"  {name:14} {value}")
+
+
+@cli.command("brokers")
+@_OF
+@_connection_options(json_help="Print a JSON object.")
+def show_brokers(*, on: str | None, as_json: bool, **connection: Any) -> None:
+    """Show the broker's links to other brokers, and the brokers that it can reach.
+
+    THERE and HERE are the requests that it has passed on over a link, or got over it, and that have not ended; SENT and
+    RECEIVED are those since the link was configured or opened. TROUBLE is why a link is not up.
+    """
+    with _client(connection) as client, _advice(connection, "mmi.brokers", on=on):
+        check_listening(connection["broker"], connection["keys"])
+        answer = _ask(client, "mmi.brokers", on)
+    if as_json:
+        bodies.print_json(answer)
+    else:
+        click.echo("\n".join(brokers.lines(answer)))
 
 
 @cli.command()
@@ -386,38 +443,68 @@ def _run_load(
     "--interval", type=Number("seconds"), default=1.0, help=with_default("Pause between updates.", 1, "second")
 )
 @click.option("--count", type=Number("updates", whole=True), help=with_default("Number of updates.", "until Ctrl-C"))
+@click.option("--all", "every", is_flag=True, help="Watch every broker that can be reached: links and services.")
+@_OF
 @_connection_options(json_help="Print each update as one line of JSON.")
-def top(*, interval: float, count: int | None, as_json: bool, **connection: Any) -> None:
+def top(*, interval: float, count: int | None, every: bool, on: str | None, as_json: bool, **connection: Any) -> None:
     """Watch the broker: services, queues, workers and rates.
 
     The services with the longest queues come first.  The rates of the first update are averages since the broker was
-    started.
+    started, or the link established.
     """
+    if every and on is not None:
+        raise click.UsageError("--all watches all brokers: leave out --on")
+    if every and connection["protocol"] != "X1":
+        raise click.UsageError("--all requires protocol X1: MDP/0.2 and 0.1 cannot address a broker")
     live = sys.stdout.isatty() and not as_json
-    before = None
-    with _client(connection) as client, _advice(connection, "mmi.stats"), suppress(KeyboardInterrupt):
+    look = _looks_at_all(connection) if every else _looks(on)
+    with _client(connection) as client, _advice(connection, "mmi.stats", on=on), suppress(KeyboardInterrupt):
         check_listening(connection["broker"], connection["keys"])
         for number in itertools.count(1):
-            view = View.from_answers(
-                *(_ask(client, question) for question in ("mmi.services", "mmi.workers", "mmi.stats"))
-            )
-            shown = with_rates(view, before)
+            shown = look(client)
             if as_json:
                 bodies.print_json(shown)
             else:
                 height = shutil.get_terminal_size().lines if live else 1000
-                text = "\n".join(lines(shown, client.endpoint, height))
+                text = "\n".join((brokers.all_lines if every else lines)(shown, client.endpoint, height))
                 click.echo(f"\x1b[H\x1b[2J{text}" if live else f"{text}\n")
                 sys.stdout.flush()
             if number == count:
                 return
-            before = view
             time.sleep(interval)
 
 
-def _ask(client: Client, question: str) -> dict[str, Any]:
-    """Return the broker's JSON answer to an `mmi.*` question."""
-    answer = b" ".join(client.request(question))
+def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
+    """Return a function that returns what a broker reports, with rates since the previous call."""
+    before = None
+
+    def look(client: Client) -> dict[str, Any]:
+        nonlocal before
+        view = View.from_answers(
+            *(_ask(client, question, on) for question in ("mmi.services", "mmi.workers", "mmi.stats"))
+        )
+        shown, before = with_rates(view, before), view
+        return shown
+
+    return look
+
+
+def _looks_at_all(connection: dict[str, Any]) -> Callable[[Client], dict[str, Any]]:
+    """The same for all brokers that can be reached."""
+    before: list[brokers.Seen] = []
+
+    def look(client: Client) -> dict[str, Any]:
+        nonlocal before
+        seen = brokers.ask_all(client, connection["timeout"])
+        shown, before = brokers.all_with_rates(seen, before), seen
+        return shown
+
+    return look
+
+
+def _ask(client: Client, question: str, on: str | None = None) -> dict[str, Any]:
+    """Return the JSON answer to an `mmi.*` question, of the client's broker or of the one of that name."""
+    answer = b" ".join(client.request(question, options=_addressed(on)))
     with suppress(ValueError):
         value = json.loads(answer)
         if isinstance(value, dict):
@@ -427,6 +514,10 @@ def _ask(client: Client, question: str) -> dict[str, Any]:
         f"the broker at {client.endpoint} does not know {question} (it answered {text}): it is not zmdp's",
         service=question,
     )
+
+
+def _addressed(on: str | None) -> dict[str, Any] | None:
+    return None if on is None else {"broker": on}
 
 
 def _client(connection: dict[str, Any]) -> Client:
@@ -454,7 +545,7 @@ def _is_missing(client: Client, service: str, timeout: float) -> bool:
 
 
 def _request_arguments(
-    client: Client, service: str, headers: dict[str, str], *, wait: bool, connection: dict[str, Any]
+    client: Client, service: str, headers: dict[str, str], *, wait: bool, on: str | None, connection: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the keywords for `request` and `stream`.
 
@@ -464,7 +555,9 @@ def _request_arguments(
     if not wait:
         check_listening(connection["broker"], connection["keys"])
     if connection["protocol"] == "X1":
-        return {"wait": wait, "headers": headers}
+        return {"wait": wait, "headers": headers, "options": _addressed(on)}
+    if on is not None:
+        raise click.UsageError("--on requires protocol X1: MDP/0.2 and 0.1 cannot address a broker")
     if headers:
         raise click.UsageError("--header requires protocol X1: MDP/0.2 and 0.1 cannot carry headers")
     if not wait and not service.startswith("mmi.") and _is_missing(client, service, connection["timeout"]):
@@ -473,7 +566,7 @@ def _request_arguments(
 
 
 @contextmanager
-def _advice(connection: dict[str, Any], service: str, *, wait: bool = True) -> Iterator[None]:
+def _advice(connection: dict[str, Any], service: str, *, wait: bool = True, on: str | None = None) -> Iterator[None]:
     """Add a remedy to the error of a request to `service`."""
     try:
         yield
@@ -482,12 +575,16 @@ def _advice(connection: dict[str, Any], service: str, *, wait: bool = True) -> I
     except ServiceNotFound:
         if service.startswith("mmi."):
             raise
+        where = ", ".join(connection["broker"]) if on is None else f"broker {on}"
         raise ServiceNotFound(
-            f"no worker offers {service!r} at {', '.join(connection['broker'])}: `mdclient services` lists the "
-            "services that exist, --wait waits for this one",
+            f"no worker offers {service!r} at {where}: `mdclient services` lists the services that exist, --wait waits "
+            "for this one",
             service=service,
         ) from None
     except WorkerLost as error:
+        if on is not None:
+            text = f"{error}; `mdclient brokers` lists the brokers that can be reached"
+            raise WorkerLost(text, service=service, code=error.code, text=error.text) from None
         if wait:
             raise
         text = f"{error}; without --wait, a request does not wait for a worker to be started"

@@ -1,7 +1,7 @@
 """The live view of a broker: what `mdclient top` shows."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ def with_rates(view: View, before: View | None) -> dict[str, Any]:
 def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
     """Yield the view as lines of text, at most `height` of them."""
     totals = shown["totals"]
-    yield f"{broker}   up {_duration(totals['up_seconds'])}"
+    yield f"{broker}   up {duration(totals['up_seconds'])}"
     yield (
         f"{totals['requests_per_second']:,.1f} requests/s   {totals['replies_per_second']:,.1f} replies/s   "
         f"{totals['errors_per_second']:,.1f} errors/s   {totals['running']:,} running   {totals['queued']:,} queued   "
@@ -59,25 +59,25 @@ def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
     )
     yield ""
     rows = max(1, (height - 7) // 2)
-    yield from _table(
-        shown["services"],
-        rows,
-        {
-            "SERVICE": "name",
-            "WORKERS": "workers",
-            "IDLE": "idle",
-            "CREDIT": "credit",
-            "RUNNING": "running",
-            "QUEUED": "queued",
-            "REQUESTS/S": "per_second",
-        },
-    )
+    columns = {
+        "SERVICE": "name",
+        "WORKERS": "workers",
+        "IDLE": "idle",
+        "CREDIT": "credit",
+        "RUNNING": "running",
+        "QUEUED": "queued",
+        "REQUESTS/S": "per_second",
+    }
+    if any(elsewhere(row) for row in shown["services"]):
+        columns["ELSEWHERE"] = "elsewhere"
+    services = [{**row, "elsewhere": elsewhere(row) or "-"} for row in shown["services"]]
+    yield from table(services, rows, columns)
     yield ""
     workers = [
         {
             **row,
             **{key: row[key] or "-" for key in ("name", "host", "pid", "version")},  # only X1 workers report them
-            "up": _duration(row["up_seconds"]),
+            "up": duration(row["up_seconds"]),
             "silent": f"{row['silent_seconds']:.1f} s",
         }
         for row in sorted(shown["workers"], key=lambda row: (row["service"], row["id"]))
@@ -95,10 +95,20 @@ def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
         "UP": "up",
         "SILENT": "silent",
     }
-    yield from _table(workers, rows, columns)
+    yield from table(workers, rows, columns)
 
 
-def _table(rows: list[dict[str, Any]], most: int, columns: Mapping[str, str]) -> Iterator[str]:
+def elsewhere(service: Mapping[str, Any]) -> str:
+    """Return what other brokers offer of a service, a row of `mmi.services`; an empty text if nothing."""
+    if not service.get("remote_credit"):
+        return ""
+    offered = f"{service['remote_free']:,} of {service['remote_credit']:,} free"
+    hops = service["hops"]  # 0 if the service has workers here
+    return f"{offered}, {hops} hop{'s' if hops > 1 else ''}" if hops else offered
+
+
+def table(rows: Sequence[Mapping[str, Any]], most: int, columns: Mapping[str, str]) -> Iterator[str]:
+    """Yield the first `most` of `rows` as lines of text, below the titles of their columns."""
     shown = [[str(row[key]) for key in columns.values()] for row in rows[:most]]
     widths = [max(map(len, column)) for column in zip(columns, *shown, strict=True)]
     numeric = [any(isinstance(row[key], int | float) for row in rows[:most]) for key in columns.values()]
@@ -114,7 +124,8 @@ def _table(rows: list[dict[str, Any]], most: int, columns: Mapping[str, str]) ->
         yield f"… and {len(rows) - most} more"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

@@ -86,7 +86,7 @@ class RequestTimeout(RequestError, TimeoutError):
 
 
 class BrokerUnreachable(RequestTimeout):
-    """No reply arrived in time, and no broker answers."""
+    """No reply arrived in time, and no broker answers; without a broker (Freelance), no server."""
 
 
 class StreamInterrupted(RequestError):
@@ -113,7 +113,9 @@ class RequestCancelled(RequestError):
 
 
 class WorkerLost(RequestError):
-    """The workers that held the request died, and no other worker gets it."""
+    """The workers that held the request died, and no other worker gets it; or the broker that it is addressed to cannot
+    be reached.
+    """
 
 
 class ServiceError(RequestError):

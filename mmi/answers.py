@@ -246,6 +246,7 @@ def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, 
                 "dispatched": s.dispatched,
                 "remote_credit": sum(remote.credit for remote in s.schedule.remotes),
                 "remote_free": sum(max(remote.may_hold - remote.load, 0) for remote in s.schedule.remotes),
+                "remote_running": sum(remote.load for remote in s.schedule.remotes),
                 "hops": 0 if s.available else min((remote.hops for remote in s.schedule.remotes), default=None),
             }
             for s in found

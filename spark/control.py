@@ -93,7 +93,7 @@ class Control:
 def drivers(client: Client) -> list[str]:
     """Return the names of the drivers at the broker, sorted."""
     answer = json.loads(client.request("mmi.services")[0])
-    names = (str(row["name"]) for row in answer["services"] if row["workers"])
+    names = (str(row["name"]) for row in answer["services"] if row["workers"] or row.get("hops"))
     return sorted(name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX))
 
 

@@ -16,11 +16,11 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from ..clients import (
@@ -77,6 +77,7 @@ TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORK
 """Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
 the broker reports as lost count towards `max_deaths`."""
 _ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
+_LINKS_LOST: Final = re.compile(r"the links over which it was passed")
 """In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
 gives up."""
 
@@ -318,10 +319,7 @@ class Dispatcher:
         """Return the credit of this service, or of all, and how many services were left out."""
         (answer,) = await self._client.request("mmi.services", service, timeout=DISCOVERY_TIMEOUT_SECONDS)
         listed = json.loads(answer)
-        credit = {
-            str(row["name"]): int(row["credit"]) + int(row["running"]) for row in listed["services"]
-        }  # both free and used credit
-        return credit, int(listed["more"])
+        return {str(row["name"]): _capacity(row) for row in listed["services"]}, int(listed["more"])
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -557,9 +555,17 @@ class Dispatcher:
             await self._writer.submit(store.release, self._holder)
 
 
+def _capacity(row: Mapping[str, Any]) -> int:
+    """Return how many requests the workers of a service can hold, at this broker and at others, used or free."""
+    local = int(row["credit"]) + int(row["running"])
+    return local + int(row.get("remote_credit", 0)) - int(row.get("remote_running", 0))
+
+
 def _workers_lost(error: RequestError) -> int:
     """Return how many workers were lost while they handled the request, according to the broker."""
     if error.code != Code.WORKER_LOST or not isinstance(error, WorkerLost | StreamInterrupted):
+        return 0
+    if _LINKS_LOST.search(error.text):
         return 0
     attempt = _ATTEMPT.search(error.text)
     return 1 if attempt is None else int(attempt[1])

@@ -11,10 +11,13 @@ from types import FrameType
 from typing import Final, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from ..mdp import wire
+from ..mdp.access import load as load_access
 from ..mdp.cli.console import (
     CONTEXT_SETTINGS,
+    Endpoint,
     Number,
     brokers_option,
     handler_timeout_option,
@@ -31,6 +34,7 @@ from ..mdp.keys import ClientKeys
 from ..mdp.loading import load
 from ..mdp.transport.sockets import checked_endpoints
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
+from .freelance import DEFAULT_SERVICE, freelance_worker
 from .handling import is_async
 from .mdworker import Worker
 from .processes import Supervisor, command
@@ -78,6 +82,25 @@ log = logging.getLogger("zmdp.worker")
     show_envvar=True,
     help=with_default("Protocol to speak: 0.2 or 0.1 for third-party brokers.", "X1"),
 )
+@click.option(
+    "--freelance",
+    type=Endpoint(),
+    help="Serve without a broker: clients connect to this endpoint (mdclient call --freelance). It is the public name "
+    "of this server, such as tcp://server1:5555.",
+)
+@click.option(
+    "--bind",
+    type=Endpoint(),
+    help="With --freelance: where to listen, if not at that endpoint, such as tcp://*:5555.",
+)
+@click.option(
+    "--access",
+    metavar="FILE",
+    help="With --freelance: admit only the keys in this access file (see mdp-keys), whose secret_key is the server's.",
+)
+@click.option(
+    "--insecure", is_flag=True, help="With --freelance: listen without --access where other machines can connect."
+)
 @log_level_option
 @click.option("--supervised-by", type=int, hidden=True)
 @version_option()
@@ -94,6 +117,10 @@ def cli(
     liveness: int | None,
     handler_timeout: float | None,
     protocol: str | None,
+    freelance: str | None,
+    bind: str | None,
+    access: str | None,
+    insecure: bool,
     log_level: str,
     supervised_by: int | None,
 ) -> int:
@@ -108,11 +135,12 @@ def cli(
     \b
     Exit codes:
       0  stopped
-      1  stopped by a second signal
+      1  stopped by a second signal, or --freelance cannot listen
       2  invalid usage, or MODULE:WORKER cannot be used
     """
     log_to_stderr(log_level)
-    worker = _load(target, service, codec)
+    _check_freelance(freelance)
+    worker = _load(target, service, codec, None if freelance is None else DEFAULT_SERVICE)
     worker.name = worker.name or target
     if broker:
         worker.broker = broker
@@ -128,9 +156,32 @@ def cli(
         worker.handler_timeout = handler_timeout
     if protocol is not None:
         worker.protocol = protocol
+    if freelance is not None:
+        rules = None if access is None else load_access(access)
+        worker = freelance_worker(worker, freelance, bind=bind, access=rules, insecure=insecure)
     if processes > 1 and supervised_by is None:
         return _supervise(processes)
     return _serve(worker, supervised_by)
+
+
+_NEEDS_FREELANCE: Final = ("bind", "access", "insecure")
+_NEEDS_BROKER: Final = (
+    "broker", "key_file", "broker_key", "processes", "heartbeat", "liveness", "handler_timeout", "protocol",
+)  # fmt: skip
+
+
+def _check_freelance(freelance: str | None) -> None:
+    """Raise `click.UsageError` for options on the command line that have no meaning with, or without, --freelance."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if freelance is None and name in _NEEDS_FREELANCE:
+            raise click.UsageError(f"{option.opts[0]} requires --freelance", context)
+        if freelance is not None and name in _NEEDS_BROKER:
+            hint = "start one mdworker for each endpoint" if name == "processes" else "it uses no broker"
+            raise click.UsageError(f"{option.opts[0]} has no meaning with --freelance: {hint}", context)
 
 
 def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
@@ -203,7 +254,7 @@ def _on_signals(what: _Stopper | Supervisor) -> None:
     signal.signal(signal.SIGINT, handle)
 
 
-def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
+def _load(target: str, service: str | None, codec: str | None, default_service: str | None = None) -> AnyWorker:
     """Return the worker that MODULE:WORKER names, or make one of the function that it names."""
     found = load(target, "MODULE:WORKER, for example zmdp.workers.echo:worker")
     if isinstance(found, Worker | AsyncWorker):
@@ -215,6 +266,7 @@ def _load(target: str, service: str | None, codec: str | None) -> AnyWorker:
     if not callable(found):
         expected = "a zmdp.workers.Worker or AsyncWorker, or a function with --service"
         raise SettingError(f"{target} is of type {type(found).__name__}: expected {expected}")
+    service = service or default_service
     if service is None:
         raise SettingError(f"{target} is a function: name the service that it offers with --service NAME")
     if is_async(found):

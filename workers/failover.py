@@ -9,6 +9,9 @@ from ..mdp.endpoints import Endpoints
 
 PROBE_SECONDS: Final = (1.0, 15.0)
 """Delay before the first broker is probed, at first and at most; it doubles each time."""
+SPARE_SECONDS: Final = 0.05
+"""How long a worker must have had credit to spare before it returns: the broker may take so long to send the next
+request."""
 
 
 class Failover:
@@ -22,7 +25,9 @@ class Failover:
         self.moved = ""
         """Why the endpoint was changed when the last connection was lost; empty if it was not."""
         self.returning = False
-        """Whether the connection is winding down because the first broker is back."""
+        """Whether the first broker is back: the connection is to wind down, or does so already."""
+        self.spare_since = math.inf
+        """While `returning`, since when the worker has had credit to spare; inf if it has none."""
         self.probe_at = math.inf
         """When to find out whether it is."""
         self._probe_wait = PROBE_SECONDS[0]  # seconds before the next time, without jitter
@@ -32,20 +37,34 @@ class Failover:
     def connected(self, now: float, *, probing: bool) -> None:
         """Record that there is a connection to the current endpoint; with `probing`, plan when to return."""
         self.returning = False
-        self.probe_at = math.inf
+        self.probe_at = self.spare_since = math.inf
         if probing and not self.endpoints.at_first:
             self._plan(now)
 
     def _plan(self, now: float) -> None:
         self.probe_at = now + self._probe_wait * self._rng.uniform(0.5, 1.0)
 
-    def probed(self, answered: bool, now: float) -> bool:
-        """Record the outcome of a probe.  Return whether to return to the first broker, and so to wind down."""
+    def probed(self, answered: bool, now: float) -> None:
+        """Record the outcome of a probe.  If the first broker has answered, the worker is to return to it."""
         # Not reset before a connection to it was of use: it may answer a probe, and still refuse this worker.
         self._probe_wait = min(2 * self._probe_wait, PROBE_SECONDS[1])
-        self._plan(now)
         self.returning = answered
-        return answered
+        if not answered:
+            self._plan(now)
+
+    def use(self, *, full: bool, now: float) -> None:
+        """While `returning`, note whether the worker holds as many requests as it asked for."""
+        if full:
+            self.spare_since = math.inf
+        elif self.spare_since == math.inf:
+            self.spare_since = now
+
+    def leave_at(self) -> float:
+        """Return when to wind down: once the worker has had credit to spare for a while.
+
+        As long as it has none, requests may wait for it at the broker that it is to leave.
+        """
+        return self.spare_since + SPARE_SECONDS if self.returning else math.inf
 
     def lost(self, reason: str, *, heard: bool, dismissed: bool) -> bool:
         """Choose the endpoint of the next connection.  Return whether to wait first, because all have failed.

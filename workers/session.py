@@ -107,6 +107,7 @@ class WorkerSession:
         self._options = options
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not cryptography
         self.failover = Failover(endpoints, self._rng)
+        self._several = self.failover.several
         self._batch: Any = batch.Batch(self._route, self._header)
         self._messages: list[Message] = []  # to be sent before the batch
         self._queue: deque[Request] = deque()  # requests that have not begun, in order
@@ -119,7 +120,6 @@ class WorkerSession:
         self._winding_down = False  # DISCONNECT was sent: the connection ends with its last request (X1)
         self._leave_by = math.inf  # when to close if the broker does not answer DISCONNECT
         self._backoff = BACKOFF_SECONDS[0]  # seconds before the next reconnection, without jitter
-        self._open = False  # whether `connected` was called since the last loss
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,7 +142,6 @@ class WorkerSession:
         self.lost = None
         self.heard = self.keep_messages = self.refused = False
         self._winding_down = False
-        self._open = True
         self._leave_by = math.inf
         self.failover.connected(now, probing=self._x1)  # third-party brokers do not answer a probe
         self.heartbeats.connected(now)
@@ -164,14 +163,14 @@ class WorkerSession:
 
         With several endpoints, the next connection is to another one, and there is a backoff only if all have failed.
         """
-        heard, self._open = self.heard and self._open, False
+        heard = self.heard and self.lost is None  # else no socket could be opened
         away = self.dismissed and not heard  # a broker that went away has not been heard since
         self.dismissed = dismissed or not wait
         failover = self.failover
-        if failover.several and self._winding_down and not failover.returning:  # because a handler does not end
+        if self._several and self._winding_down and not failover.returning:  # because a handler does not end
             failover.ended()
             wait = False
-        elif failover.several:
+        elif self._several:
             wait = failover.lost(reason, heard=heard, dismissed=self.dismissed)
         self.retry_at = now
         if wait:
@@ -221,7 +220,7 @@ class WorkerSession:
 
     def _close(self, reason: str, now: float) -> None:
         """End the connection cleanly: the last messages should still reach the broker."""
-        self.dismissed, self._open = self.failover.returning, False
+        self.dismissed = self.failover.returning
         self.failover.ended()
         self.retry_at = now
         self.keep_messages = self.heard  # do not wait for a broker that was never heard
@@ -252,7 +251,7 @@ class WorkerSession:
         elif isinstance(command, wire.Disconnect):
             # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
             expected = ", as it does when it restarts" if self.heard and not self._winding_down else ""
-            dismissed = self.failover.several or self.dismissed
+            dismissed = self._several or self.dismissed
             self.lose(f"the broker sent DISCONNECT{expected}", now, wait=not self.heard, dismissed=dismissed)
         elif isinstance(command, wire.Heartbeat):
             self._beaten(now)
@@ -295,6 +294,8 @@ class WorkerSession:
         self._queue.append(request)
         if self._winding_down:  # the broker had not read DISCONNECT
             self._release_unbegun(0)
+        elif self._several:
+            self._note_use(now)
 
     def _withdrawn(self, address: Address, now: float) -> None:
         request = self.held.get(address)
@@ -407,6 +408,8 @@ class WorkerSession:
                 self._announce()
             return False
         del self.held[address]
+        if self._several:
+            self._note_use(now)
         began = self._running.pop(address, None)
         if self._active_at:
             self._active_at.pop(address, None)
@@ -448,11 +451,19 @@ class WorkerSession:
         return True
 
     def probed(self, answered: bool, now: float) -> None:
-        """Return to the first broker if it has `answered`, once the requests that are held are finished."""
+        """Return to the first broker if it has `answered`, as soon as there is credit to spare.
+
+        The requests that are held then are finished before.
+        """
         if self.lost is not None or self.leaving or self._winding_down:
             return
-        if self.failover.probed(answered, now):
-            self._wind_down(now)
+        self.failover.probed(answered, now)
+        if answered:
+            self._note_use(now)
+
+    def _note_use(self, now: float) -> None:
+        if self.failover.returning:
+            self.failover.use(full=len(self.held) >= self.credit, now=now)
 
     # ── messages to send, and timers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -496,6 +507,8 @@ class WorkerSession:
         if now >= self._leave_by:
             self._close("closed", now)
             return
+        if now >= self.failover.leave_at() and not (self.leaving or self._winding_down):
+            self._wind_down(now)
         self._watch_handlers(now)
         if self.alive and heartbeats.beat(now):
             self._send([*self._route, self._header] if self._x1 else wire.heartbeat(self._route, self._header))
@@ -533,8 +546,8 @@ class WorkerSession:
         if self.lost is not None:
             return self.connect_at()
         due = min(self.heartbeats.deadline(), self._leave_by)
-        if self.failover.several and not (self.leaving or self._winding_down):
-            due = min(due, self.failover.probe_at)
+        if self._several and not (self.leaving or self._winding_down):
+            due = min(due, self.failover.probe_at, self.failover.leave_at())
         if self._active_at:
             due = min(due, next(iter(self._active_at.values())) + self.handler_timeout)
         return min(due, self._slow_at())

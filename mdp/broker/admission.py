@@ -35,15 +35,19 @@ class Admission:
         if role.request_bytes + charge > role.max_request_bytes:
             return Drop.ROLE_MEMORY_FULL
         waiting, schedule = service.waiting, service.schedule
-        if request.addressed and not schedule.can_pass_on(request):
-            return Drop.NO_BROKER
-        if client.link is None:
-            if waiting < schedule.room:
-                return None
-        elif waiting < schedule.capacity:
+        if waiting < (schedule.room if client.link is None else schedule.capacity):
             return None
-        if not (request.options.wait or service.available or (schedule.remotes and schedule.can_pass_on(request))):
-            return Drop.NO_WORKER
+        return self._refusal_to_wait(request, waiting)
+
+    def _refusal_to_wait(self, request: Request, waiting: int) -> Drop | None:
+        """Return why `request` cannot wait together with the `waiting` others, or None."""
+        registry, service, client = self._registry, request.service, request.client
+        schedule, role = service.schedule, client.role
+        if not service.available and not schedule.can_pass_on(request):
+            if request.way is not None and request.way.addressed:
+                return Drop.NO_BROKER
+            if not request.options.wait:
+                return Drop.NO_WORKER
         if service.name not in registry.services and not schedule.remotes:
             if len(registry.services) >= self._max_services:
                 return Drop.TOO_MANY_SERVICES

@@ -119,7 +119,7 @@ REPORTS: Final[dict[Drop, Report]] = {
     ),
     Drop.LINKS_LOST: Report(
         Code.WORKER_LOST.value,
-        "the links over which it was passed to other brokers broke {request.link_losses} times (max_attempts)",
+        "the links over which it was passed to other brokers broke {request.way.losses} times (max_attempts)",
     ),
     Drop.TOO_LARGE_FOR_LINK: Report(
         Code.TOO_LARGE.value, "its options or the number of its frames are too large to be passed to another broker"

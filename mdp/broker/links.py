@@ -74,9 +74,32 @@ class Link:
     """One link, from this broker's point of view."""
 
     __slots__ = (
-        "announced", "attempts", "backoff", "batch", "client", "dirty", "heartbeat_at", "identity", "instance", "key",
-        "kind", "last_seen", "name", "opens", "penalty", "received", "remotes", "retry_at", "role", "sent", "standby",
-        "state", "trouble", "up_since", "where",
+        "announced",
+        "attempts",
+        "backoff",
+        "batch",
+        "client",
+        "dirty",
+        "heartbeat_at",
+        "identity",
+        "instance",
+        "key",
+        "kind",
+        "last_seen",
+        "name",
+        "opens",
+        "penalty",
+        "received",
+        "remotes",
+        "retry_at",
+        "role",
+        "sent",
+        "standby",
+        "state",
+        "trouble",
+        "untried",
+        "up_since",
+        "where",
     )  # fmt: skip
 
     def __init__(self, identity: bytes, kind: Kind, role: Role, *, opens: bool, where: str = "") -> None:
@@ -120,6 +143,8 @@ class Link:
         """The pause after the link was ended last, in seconds, until it has lasted for `LASTING`."""
         self.trouble = ""
         """Why it is not up."""
+        self.untried = False
+        """It has neither been up nor failed yet."""
         self.sent = 0
         """Number of requests passed on over it so far."""
         self.received = 0
@@ -151,6 +176,8 @@ class Links:
         """Those that this broker has opened and that the other broker has not accepted yet."""
         self.withdrawn_services: list[Service] = []
         """Services that can no longer be reached over some link.  The broker empties it."""
+        self.untried = 0
+        """Number of links that this broker opens and that have neither been up nor failed yet."""
         self.withdrawn = False
         """Nothing is announced any longer, since this broker is draining."""
         self._limits = limits
@@ -168,9 +195,6 @@ class Links:
         self._due: float | None = None
         """When `tick` or `due` has something to do, or earlier; None if there are no links."""
 
-    def __len__(self) -> int:
-        return len(self.by_identity)
-
     def at(self, identity: bytes) -> Link | None:
         """Return the link whose messages have this first frame, if it is up."""
         link = self.by_identity.get(identity)
@@ -178,12 +202,13 @@ class Links:
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, kind: Kind, role: Role, where: str) -> Link:
-        """Add a link that this broker opens."""
+    def add(self, kind: Kind, role: Role, where: str, identity: bytes) -> Link:
+        """Add a link that this broker opens.  Without an `identity`, it gets one that is unique among links only."""
         self._opened += 1
-        # Like the prefix of a port (`ports`): no identity at the main ROUTER is so long and begins with a 0 byte.
-        link = Link(b"\0link%04d" % self._opened, kind, role, opens=True, where=where)
+        link = Link(identity or b"uplink-%d" % self._opened, kind, role, opens=True, where=where)
         link.key = (self.name, self._opened)
+        link.untried = True
+        self.untried += 1
         self.by_identity[link.identity] = link
         self._plan()
         return link
@@ -286,6 +311,7 @@ class Links:
     def up(self, link: Link, now: float) -> None:
         """Record that both brokers have agreed on the link."""
         link.state = State.UP
+        self._tried(link)
         link.trouble = ""
         link.backoff = BACKOFF[0]
         link.last_seen = link.up_since = now
@@ -297,6 +323,10 @@ class Links:
             f" at {link.where}" if link.where else "",
         )  # fmt: skip
         self._choose(link.name)
+
+    def _tried(self, link: Link) -> None:
+        self.untried -= link.untried
+        link.untried = False
 
     def _choose(self, name: str) -> None:
         """Decide which of the links to a broker is used; the other broker decides alike."""
@@ -318,6 +348,7 @@ class Links:
         was_up = link.state is State.UP
         self._note_down(link, why, was_up, now)
         link.state = State.DOWN
+        self._tried(link)
         link.trouble = why
         link.batch = None
         self.opening.pop(link.identity, None)
@@ -548,7 +579,7 @@ def _parse(body: bytes) -> dict[str, Any] | None:
     name, instance, number = hello.get("name"), hello.get("instance"), hello.get("link", 0)
     if not isinstance(name, str) or not isinstance(instance, str) or not valid_name(name) or len(instance) > 64:
         return None
-    if not isinstance(number, int) or isinstance(number, bool) or hello.setdefault("kind", "peer") not in set(Kind):
+    if not isinstance(number, int) or isinstance(number, bool) or hello.setdefault("kind", "peer") not in list(Kind):
         return None
     hello["link"] = number
     return hello
@@ -556,5 +587,8 @@ def _parse(body: bytes) -> dict[str, Any] | None:
 
 def valid_name(name: str) -> bool:
     """Return whether `name` can be a broker's name: printable, without spaces, of at most `MAX_BROKER_NAME` bytes."""
-    raw = name.encode(errors="replace")
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError:  # lone surrogates
+        return False
     return 0 < len(raw) <= MAX_BROKER_NAME and " " not in name and wire.valid_service(BROKER + raw)

@@ -33,8 +33,9 @@ from .given_up import GivenUp
 from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
 from .links import BROKER, HELLO, Kind, Link, Links, State
 from .outgoing import Outgoing
-from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker, key_of
+from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Way, Worker, key_of
 from .roles import Role, Roles
+from .scheduling import is_pinned
 
 MS_PER_SECOND: Final = 1000
 ROUNDING_MS: Final = 0.001
@@ -42,6 +43,7 @@ ROUNDING_MS: Final = 0.001
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
+LINK_HEADERS: Final = (wire.CL1, wire.WL1)
 
 _CANCEL_TO_WORKER: Final = 8
 """The command byte of a batched CANCEL to a worker."""
@@ -84,10 +86,11 @@ class Broker:
         self._given_up = GivenUp()
         self._outgoing = Outgoing()
         self._admission = Admission(self.limits, self.registry)
-        rng = random.Random(self._first_address)  # noqa: S311 - jitter, not cryptography
-        instance = f"{self._first_address:x}"
+        instance = secrets.token_hex(8) if first_address is None else f"{first_address:x}"
+        rng = random.Random(instance)  # noqa: S311 - jitter, not cryptography
         self.links = Links(name, instance, self.limits, self.registry, self._outgoing, self._journal, rng)
-        # Copies of the limits that are checked for each message.
+        # What is looked at for each message.
+        self._linked, self._opening = self.links.by_identity, self.links.opening
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
         self._batched = False
         """Whether the current message is in the batched form."""
@@ -113,8 +116,8 @@ class Broker:
         Without access control there is no role: everybody may do everything.
         """
         self._role = self.roles.everyone if role is None else role
-        if self.links.opening:
-            link = self.links.opening.get(message[0])
+        if self._opening:
+            link = self._opening.get(message[0])
             if link is not None:
                 self.links.answered(link, message, now)
                 return
@@ -152,29 +155,32 @@ class Broker:
         self._batched = True
         if found.header == wire.CX1 and len(self._given_up) and self._given_up.includes(key_of(found.route), now):
             return
-        if found.bare and found.header != wire.CL1 and found.header != wire.WL1:
-            self._heartbeat(wire.Heartbeat(found.route, found.header), now)
-        elif found.header == wire.CX1:
+        if found.header == wire.CX1 and not found.bare:
             client = self._x1_client(found.route)
             for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
                 if isinstance(command, wire.Request):
                     self._request(command, client, now)
                 else:
                     self._on[type(command)](command, now)
-        elif found.header != wire.WX1:
+        elif found.header == wire.WX1 and not found.bare:
+            self._take_worker_batch(message, found, now)
+        elif found.header in LINK_HEADERS:
             self._take_from_link(message, found, now)
         else:
-            refusals = self._refusals
-            for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
-                if isinstance(command, wire.Reply):
-                    self._reply(command, now)
-                else:
-                    self._on[type(command)](command, now)
-                if self._refusals != refusals:
-                    return  # one DISCONNECT is enough
-            worker = self._worker(found.route)
-            if worker is not None:
-                worker.last_seen = now  # even if nothing in it was valid
+            self._heartbeat(wire.Heartbeat(found.route, found.header), now)
+
+    def _take_worker_batch(self, message: Message, found: wire.Batched, now: float) -> None:
+        refusals = self._refusals
+        for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
+            if isinstance(command, wire.Reply):
+                self._reply(command, now)
+            else:
+                self._on[type(command)](command, now)
+            if self._refusals != refusals:
+                return  # one DISCONNECT is enough
+        worker = self._worker(found.route)
+        if worker is not None:
+            worker.last_seen = now  # even if nothing in it was valid
 
     def flush(self, now: float) -> list[Message]:
         """End the turn: dispatch the requests that can be, and return the messages to send."""
@@ -190,10 +196,10 @@ class Broker:
                     self.failed(now)
                     service.unsettled = False
                     registry.touch(service)
-            if len(self.links):
+            if self._linked:
                 for service in unsettled:
                     self.links.changed(service)
-        if len(self.links):
+        if self._linked:
             self.links.announce(now)
         self.turn += 1
         return self._outgoing.take()
@@ -220,7 +226,7 @@ class Broker:
             else:
                 self._beat(worker, now)
         self._lose(lost, now)
-        if len(self.links):
+        if self._linked:
             for link in self.links.tick(now):
                 why = f"silent for {self.limits.patience:g} s"
                 self._lose_link(link, why if link.name else f"it does not answer as a broker; {why}", now)
@@ -396,17 +402,12 @@ class Broker:
             self._report(request, denial, now)
             self.registry.refuse(request)
             return
+        if options.broker is not None and self._address(request):
+            own = False
         self._admit(request, own, client.role, now)
 
     def _admit(self, request: Request, own: bool, user: Role, now: float) -> None:
         """Answer, accept or refuse a request that `user` may make.  `own` tells that the broker itself answers it."""
-        broker = request.options.broker
-        if broker is not None:
-            request.pinned = broker == self.name
-            if not request.pinned:
-                own = False
-                request.addressed = request.service.name
-                request.service = self.registry.service(BROKER + broker.encode())
         if own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
@@ -418,6 +419,17 @@ class Broker:
             self.registry.accept(request, now)
             return
         self.registry.refuse(request)
+
+    def _address(self, request: Request) -> bool:
+        """Address a request to the broker that its options name.  Return whether that is another one than this."""
+        broker, name = request.options.broker, request.service.name
+        way = request.way = request.way or Way()
+        way.pinned = broker == self.name
+        if broker is None or way.pinned:
+            return False
+        way.addressed = name
+        request.service = self.registry.service(BROKER + broker.encode())
+        return True
 
     def _authorise(self, request: Request) -> Drop | None:
         """Write into the options of `request` on whose behalf it is made.  Return why it is not allowed, or None."""
@@ -465,66 +477,63 @@ class Broker:
     # ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _settle(self, service: Service, now: float) -> None:
-        """Dispatch the requests of a service, as far as its workers have credit."""
-        registry, schedule = self.registry, service.schedule
-        arrived: list[Request] = []
+        """Dispatch the requests of a service, as far as workers have credit, here or at other brokers."""
+        schedule = service.schedule
+        if len(service.arrived) <= schedule.room and not schedule.waiting:
+            self._dispatch_arrived(service, now)
+        else:
+            self._dispatch_waiting(service, now)
+        if self._admission.draining:
+            self._dismiss_idle(service, now)
+        self.registry.settled(service)
+
+    def _dispatch_arrived(self, service: Service, now: float) -> None:
+        """Dispatch what has arrived in this turn.  There is credit for all, so the order of clients does not matter."""
+        schedule = service.schedule
+        arrived, service.arrived = service.arrived, []
         taken = 0
         request: Request | None = None
         try:
-            if len(service.arrived) <= schedule.capacity and not schedule.waiting:
-                # There is credit for all, so the order of clients does not matter.
-                arrived, service.arrived = service.arrived, []
-                for request in arrived:
-                    taken += 1
-                    worker = schedule.next_worker()
-                    assert worker is not None  # noqa: S101 - there is credit for all
+            for request in arrived:
+                taken += 1
+                worker = schedule.next_worker()
+                if worker is not None:
                     self._dispatch(worker, request, now)
-            elif schedule.beyond and not schedule.waiting:
-                arrived, service.arrived = service.arrived, []
-                for request in arrived:
-                    taken += 1
-                    self._dispatch_anywhere(request, now)
-            else:
-                registry.queue_arrived(service, now)
-                while (pair := registry.take_next(service)) is not None:
-                    request, worker = pair
-                    if now < request.deadline:
-                        self._dispatch(worker, request, now)
-                    else:
-                        self._finish(request, Drop.TTL_PASSED, now)
-                while schedule.beyond and schedule.waiting:
-                    passed_on = registry.take_next_remote(service)
-                    if passed_on is None:
-                        break
-                    request, remote = passed_on
-                    if now < request.deadline:
-                        self._pass_on(remote, request, now)
-                    else:
-                        self._finish(request, Drop.TTL_PASSED, now)
-            if self._admission.draining and not service.waiting:
-                self._dismiss_idle(service, now)
+                elif (remote := schedule.next_remote(request)) is not None:
+                    self._pass_on(remote, request, now)
+                else:  # what other brokers can take may not come from there
+                    self.registry.enqueue(request, now)
         except Exception:
             service.arrived = arrived[taken:]
             if request is not None:
                 self._recover(request, now)
             raise
-        registry.settled(service)
 
-    def _dispatch_anywhere(self, request: Request, now: float) -> None:
-        """Give a request that has just arrived to a local worker, pass it on to another broker, or queue it."""
-        schedule = request.service.schedule
-        worker = schedule.next_worker()
-        if worker is not None:
-            self._dispatch(worker, request, now)
-            return
-        remote = schedule.next_remote(request)
-        if remote is None:
-            self.registry.enqueue(request, now)
-        else:
-            self._pass_on(remote, request, now)
+    def _dispatch_waiting(self, service: Service, now: float) -> None:
+        """Dispatch what waits, local workers first; what has arrived in this turn is queued before (C20)."""
+        registry, schedule = self.registry, service.schedule
+        registry.queue_arrived(service, now)
+        request: Request | None = None
+        try:
+            while (pair := registry.take_next(service)) is not None:
+                request, worker = pair
+                if now < request.deadline:
+                    self._dispatch(worker, request, now)
+                else:
+                    self._finish(request, Drop.TTL_PASSED, now)
+            while schedule.beyond and (passed_on := registry.take_next_remote(service)) is not None:
+                request, remote = passed_on
+                if now < request.deadline:
+                    self._pass_on(remote, request, now)
+                else:
+                    self._finish(request, Drop.TTL_PASSED, now)
+        except Exception:
+            if request is not None:
+                self._recover(request, now)
+            raise
 
     def _dismiss_idle(self, service: Service, now: float) -> None:
-        """Send the workers of `service` that hold nothing away, to another broker."""
+        """Send the workers of `service` that hold nothing away, to another broker: for them, no request waits."""
         while (worker := service.schedule.idle_worker()) is not None:
             self._dismiss(worker, now)
 
@@ -584,7 +593,8 @@ class Broker:
         ttl = 0
         if request.deadline < NEVER:
             ttl = min(max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS)), batch.MAX_TTL_MS)
-        raw = wire.options_for_link(request.options, request.via, self.name, request.attempts)
+        via = () if request.way is None else request.way.via
+        raw = wire.options_for_link(request.options, via, self.name, request.attempts)
         if len(raw) > wire.MAX_OPTIONS or len(request.body) > batch.MAX_BODY_FRAMES:
             self._finish(request, Drop.TOO_LARGE_FOR_LINK, now)
             return
@@ -807,7 +817,7 @@ class Broker:
             # A client asks whether the broker is there.
             if self._client(command.route) is None:
                 return
-            if self.draining:
+            if self.draining or self.links.untried:  # not before what other brokers offer can be reached
                 self._outgoing.add(wire.disconnect(command.route, wire.CX1))
             elif self._batched:
                 self._outgoing.add([*command.route, wire.CX1])
@@ -980,9 +990,9 @@ class Broker:
             self._finish(request, Drop.LOST_AFTER_PARTIAL, now)
         elif request.attempts >= self.limits.max_attempts:
             self._finish(request, Drop.WORKERS_LOST, now)
-        elif request.link_losses >= self.limits.max_attempts:
+        elif request.way is not None and request.way.losses >= self.limits.max_attempts:
             self._finish(request, Drop.LINKS_LOST, now)
-        elif request.addressed and not request.service.schedule.can_pass_on(request):
+        elif request.way is not None and request.way.addressed and not request.service.schedule.can_pass_on(request):
             self._finish(request, Drop.NO_BROKER, now)
         elif not (request.options.wait or request.service.available or request.service.schedule.can_pass_on(request)):
             self._finish(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
@@ -994,13 +1004,13 @@ class Broker:
 
     # ── links to other brokers (C44) ─────────────────────────────────────────────────────────────────────────────────
 
-    def add_link(self, kind: str, now: float, role: Role | None = None, where: str = "") -> bytes:
+    def add_link(self, kind: str, role: Role | None = None, where: str = "", identity: bytes = b"") -> bytes:
         """Add a link that this broker opens, to a `peer` or to its `parent`; return the identity of its messages.
 
-        `role` is the role of the other broker's key, and `where` its endpoint, for people.
+        `role` is the role of the other broker's key, and `where` its endpoint, for people.  An `identity` must be one
+        that no peer can have or guess.
         """
-        del now
-        return self.links.add(Kind(kind), self.roles.everyone if role is None else role, where).identity
+        return self.links.add(Kind(kind), self.roles.everyone if role is None else role, where, identity).identity
 
     def links_due(self, now: float) -> list[bytes]:
         """Return the identities of the links for which a new connection is to be opened now."""
@@ -1088,7 +1098,7 @@ class Broker:
         only_ttl = given.ttl_apart and not way.raw
         options = wire.Options(way.raw, given.ttl, wait, only_ttl, given.ttl_apart, broker=given.broker)
         request = Request(client, wire.CX1, service, command.body, number=number, options=options, deadline=deadline)
-        request.via = way.via
+        request.way = Way(way.via)
         request.attempts = way.attempts
         denial, user = self._authorise_passed(request, way.user)
         if denial is not None:
@@ -1096,6 +1106,8 @@ class Broker:
         elif self.name in way.via or len(way.via) >= MAX_HOPS:
             self._report(request, Drop.NO_WORKER, now)
         else:
+            if given.broker is not None and self._address(request):
+                own = False
             self._admit(request, own, user, now)
             return
         self.registry.refuse(request)
@@ -1124,7 +1136,7 @@ class Broker:
         number, client = request.number, request.client
         streamed = request.attempt is not None and request.attempt.streamed
         ended = reason is Drop.WORKERS_LOST and request.attempts >= self.limits.max_attempts
-        if streamed or ended or request.pinned or not isinstance(number, int):
+        if streamed or ended or is_pinned(request) or not isinstance(number, int):
             return False
         if request.attempts:
             # The other broker may give it to another worker, but counts those that have died.
@@ -1217,7 +1229,8 @@ class Broker:
         self._client_gone(link.client, now)
         for attempt in reversed(attempts):  # each goes to the front
             if not attempt.abandoned:
-                attempt.request.link_losses += 1
+                way = attempt.request.way = attempt.request.way or Way()
+                way.losses += 1
                 self._place_again(attempt, now)
         self._drop_unreachable(now)
 

@@ -116,12 +116,28 @@ class Collected:
         self.size += size_of(body)
 
 
+class Way:
+    """The way of a request over several brokers (C44)."""
+
+    __slots__ = ("addressed", "losses", "pinned", "via")
+
+    def __init__(self, via: tuple[str, ...] = ()) -> None:
+        self.via = via
+        """The names of the brokers that it has passed before this one."""
+        self.addressed = EMPTY
+        """The name of its service, if it is addressed to another broker: then `service` stands for that broker."""
+        self.pinned = False
+        """It is addressed to this broker, so it is not passed on."""
+        self.losses = 0
+        """Number of links that broke while it was at the other broker."""
+
+
 class Request(TimerNode):
     """A client's request that waits or is held by a worker."""
 
     __slots__ = (
-        "addressed", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header",
-        "late", "link_losses", "number", "options", "pinned", "queued", "service", "via",
+        "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header", "late",
+        "number", "options", "queued", "service", "way",
     )  # fmt: skip
 
     def __init__(
@@ -162,14 +178,8 @@ class Request(TimerNode):
         """Number of workers that received it and did not release it."""
         self.attempts = 0
         """Number of workers that died while they held it (C17); from the first on, it is a suspect."""
-        self.link_losses = 0
-        """Number of links that broke while it was at the other broker."""
-        self.addressed = EMPTY
-        """The name of its service, if it is addressed to another broker: then `service` stands for that broker."""
-        self.pinned = False
-        """It is addressed to this broker, so it is not passed on."""
-        self.via: tuple[str, ...] = ()
-        """The names of the brokers that it has passed before this one."""
+        self.way: Way | None = None
+        """What there is to know about its way over several brokers; None if nothing yet."""
         charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size_of(body) + len(options.raw)
         self.charge = charge + len(number) if isinstance(number, bytes) else charge
         """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
@@ -177,7 +187,7 @@ class Request(TimerNode):
     @property
     def name(self) -> bytes:
         """The name of the service that its client called."""
-        return self.addressed or self.service.name
+        return self.service.name if self.way is None else self.way.addressed or self.service.name
 
     @property
     def route(self) -> Route:

@@ -21,9 +21,16 @@ if TYPE_CHECKING:
     from .registry import Client, Remote, Request, Worker
 
 
+def is_pinned(request: Request) -> bool:
+    """Return whether `request` is addressed to this broker, so that only its own workers may do it."""
+    return request.way is not None and request.way.pinned
+
+
 def may_pass(request: Request, link: Link) -> bool:
     """Return whether `request` may be passed on over `link`: not to where it has been (C44)."""
-    return request.client.link is not link and link.name not in request.via
+    if request.client.link is link:
+        return False
+    return request.way is None or link.name not in request.way.via
 
 
 class Turn(Node):
@@ -183,13 +190,13 @@ class Schedule:
 
     def queue_of(self, request: Request) -> FairQueue:
         """Return the queue to which `request` belongs."""
-        if request.pinned:
+        if is_pinned(request):
             return self.pinned
         return self.suspects if request.attempts else self.queue
 
     def can_pass_on(self, request: Request) -> bool:
         """Return whether another broker may do `request`, whether it has credit now or not."""
-        return not request.pinned and any(may_pass(request, remote.link) for remote in self.remotes)
+        return not is_pinned(request) and any(may_pass(request, remote.link) for remote in self.remotes)
 
     def update(self, worker: Worker) -> None:
         """Record that the credit, load or suspects of a worker have changed, or that it is leaving."""
@@ -219,7 +226,7 @@ class Schedule:
     def next_remote(self, request: Request) -> Remote | None:
         """Return where to pass `request` on to, or None."""
         best: Remote | None = None
-        if request.pinned:
+        if is_pinned(request):
             return None
         for remote in self.remotes:
             if remote.free and may_pass(request, remote.link) and (best is None or remote.precedes(best)):

@@ -16,19 +16,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from errno import EAGAIN
 from types import FrameType, TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import zmq
 
 from ..access import Access, load
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, BindError, SettingError
-from ..keys import ClientKeys
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
 from ..wire import Message, service_name
 from .connections import default_max_connections
-from .link_port import LinkPort
+from .link_ports import LinkPorts, LinkTo
 from .links import valid_name
 from .machine import Broker
 from .outbox import Outbox
@@ -43,8 +42,6 @@ MAX_TURN_MESSAGES: Final = 100
 """Maximum number of messages taken in before the replies are sent."""
 MONITOR_INTERVAL: Final = 0.01
 """Seconds between two checks for ended connections while messages keep coming."""
-LINK_INTERVAL: Final = 0.002
-"""Seconds between two looks at the connections of links while messages keep coming."""
 PORT_INTERVAL: Final = 0.0005
 """Seconds between two checks for messages at ports while messages keep coming at the main ROUTER."""
 LAST_TURNS: Final = 10
@@ -55,16 +52,6 @@ OUTBOX_RETRY: Final = 0.01
 """Seconds until the next attempt to send to a slow peer."""
 
 log = logging.getLogger("zmdp.broker")
-
-
-class LinkTo(NamedTuple):
-    """Another broker to which a broker opens a link."""
-
-    kind: str
-    """What it is to this broker: "peer" or "parent"."""
-    endpoint: str
-    key: bytes | None = None
-    """Its public key in Z85; None without access control."""
 
 
 class Server:
@@ -116,17 +103,11 @@ class Server:
         self._check_at = 0.0
         """When to find out again which ports are ready, while messages keep coming."""
         self._outbox = Outbox(self.limits, self._ports)
-        self._links: dict[bytes, LinkTo] = {}
-        """The other brokers, by the identities of their links."""
-        self._tend_at = 0.0
-        """When to look after their connections again."""
+        self._links: LinkPorts | None = None
         self._stops = 0
         self._reload = False
-        self._ipc_mode = ipc_mode
         self._tick_at = 0.0
-        self._wake_in, self._wake_out = sockets.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._wake_in, self._wake_out = _pair()
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         self._closed = False
@@ -153,75 +134,24 @@ class Server:
         self._poller = _Poller(self._main, self._wake_out)
         try:
             if access is not None:
-                self.gate = Gate(self._context, access, log)
-                self.gate.counts = self.connections.counts
-                self._poller.add_gate(self.gate.descriptor)
-                self._main.protect(self.gate)
-                self._grant(access, time.monotonic())
+                self._protect(access)
             self.endpoints = [self._main.bind(endpoint, ipc_mode) for endpoint in binds]
             self.pirate_endpoints = [
                 self._open_pirate(endpoint, service, ipc_mode)
                 for (endpoint, _), service in zip(pirates, services, strict=True)
             ]
-            for link in links:
-                self._add_link(link)
+            if links:
+                self._links = LinkPorts(self.broker, links, self._context, access, self._users)
         except BaseException:
             self.close()
             raise
 
-    def _add_link(self, link: LinkTo) -> None:
-        """Open a link to another broker, as soon as it can be reached.  Raises `SettingError` if it may not be."""
-        if self.gate is None and link.key is not None:
-            raise SettingError(f"the link to {link.endpoint} has a key, but this broker has none: use --access FILE")
-        if self.gate is not None and link.key is None:
-            raise SettingError(
-                f"the link to {link.endpoint} needs the public key of that broker: {link.endpoint}=FILE.key"
-            )
-        role = self._role_of(link)
-        if self.gate is not None and not role.link:
-            raise SettingError(
-                f"the key of the broker at {link.endpoint} has no role with link = true in {self.gate.access.path}: "
-                f"`mdp-keys allow ROLE KEY` adds it to one"
-            )
-        self._links[self.broker.add_link(link.kind, time.monotonic(), role, link.endpoint)] = link
-
-    def _role_of(self, link: LinkTo) -> Role:
-        """Return the role of another broker's key."""
-        roles = self.broker.roles
-        return roles.everyone if self._users is None else self._users.get(link.key or b"", roles.nobody)
-
-    def _open_link(self, identity: bytes, now: float) -> None:
-        link = self._links[identity]
-        role, keys = self._role_of(link), None
-        if self.gate is not None and link.key is not None:
-            own = self.gate.access
-            keys = ClientKeys(own.public_key, own.secret_key, link.key)
-        try:
-            port = LinkPort(self.broker, identity, link.endpoint, keys, role, self._context, self.limits)
-        except zmq.ZMQError as error:
-            self._send_all(self.broker.link_failed(identity, str(error), now), now)
-            return
-        self.add_port(port)
-        self._send_all(self.broker.link_opened(identity, now, role), now)
-
-    def _tend_links(self, now: float) -> bool:
-        """Open and close connections of links as the machine asks for.  Return whether anything was done."""
-        self._tend_at = now + LINK_INTERVAL
-        done = False
-        for identity in self._links:
-            port = self._ports.get(identity)
-            if isinstance(port, LinkPort) and port.ended is not None and not port.ready:
-                self._send_all(self.broker.link_failed(identity, port.ended, now), now)
-        for identity in self.broker.links_to_close():
-            port = self._ports.get(identity)
-            if port is not None:
-                self._outbox.drop(identity)
-                self.remove_port(port)
-                done = True
-        for identity in self.broker.links_due(now):
-            self._open_link(identity, now)
-            done = True
-        return done
+    def _protect(self, access: Access) -> None:
+        self.gate = Gate(self._context, access, log)
+        self.gate.counts = self.connections.counts
+        self._poller.add_gate(self.gate.descriptor)
+        self._main.protect(self.gate)
+        self._grant(access, time.monotonic())
 
     def _open_pirate(self, endpoint: str, service: bytes, ipc_mode: int) -> str:
         """Listen for clients of `service` that have no header, and their workers; return the actual endpoint."""
@@ -272,9 +202,7 @@ class Server:
             if deadline is not None and deadline <= now:
                 self._tick(now)
                 more = True
-            if self._probe(now):
-                more = True
-            if self._links and now >= self._tend_at and self._tend_links(now):
+            if self._tend(now):
                 more = True
             if self._admit(now):
                 more = True
@@ -396,12 +324,36 @@ class Server:
         for port in list(self._ports.values()):
             port.look(now)
 
-    def _probe(self, now: float) -> bool:
-        """Send HEARTBEATs to peers that may be gone.  Return whether messages may have arrived because of that."""
+    def _tend(self, now: float) -> bool:
+        """Look after connections: send HEARTBEATs to peers that may be gone, open and close those of links.
+
+        Return whether messages may have arrived because of that.
+        """
         more = self._probe_at(self._main, now)
         for port in self._watched:
             more |= self._probe_at(port, now) or port.ready
+        if self._links is not None and self._links.is_due(now):
+            more |= self._tend_links(self._links, now)
         return more
+
+    def _tend_links(self, links: LinkPorts, now: float) -> bool:
+        """Open and close connections of links as the machine asks for.  Return whether anything was done."""
+        for identity, why in links.ended(self._ports):
+            self._send_all(self.broker.link_failed(identity, why, now), now)
+        closed, opened = self.broker.links_to_close(), self.broker.links_due(now)
+        for identity in closed:
+            port = self._ports.get(identity)
+            if port is not None:
+                self._outbox.drop(identity)
+                self.remove_port(port)
+        for identity in opened:
+            link = links.open(identity)
+            if isinstance(link, str):
+                self._send_all(self.broker.link_failed(identity, link, now), now)
+            else:
+                self.add_port(link)
+                self._send_all(self.broker.link_opened(identity, now, link.role), now)
+        return bool(closed or opened)
 
     def _probe_at(self, port: Port, now: float) -> bool:
         identities = port.to_probe(now)
@@ -493,6 +445,8 @@ class Server:
         self._main.grant(access, self._users)
         for port in self._ports.values():
             port.grant(access, self._users)
+        if self._links is not None:
+            self._links.grant(self._users)
         return messages
 
     def _reload_access(self, now: float) -> None:
@@ -536,7 +490,8 @@ class Server:
     def _sleep(self, timeout: int | None) -> None:
         if self._poller.wait(timeout):
             self._look(time.monotonic())
-            self._tend_at = 0.0
+            if self._links is not None:
+                self._links.look_at_once()
         if self._poller.woken:
             self._clear_wake()
 
@@ -655,6 +610,14 @@ class _Poller:
             if port is not None:
                 port.ready = True
         return has_events
+
+
+def _pair() -> tuple[sockets.socket, sockets.socket]:
+    """Return two sockets that are connected to each other and do not block."""
+    pair = sockets.socketpair()
+    for each in pair:
+        each.setblocking(False)
+    return pair
 
 
 def default_name(binds: Sequence[str]) -> str:

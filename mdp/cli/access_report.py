@@ -20,6 +20,7 @@ def as_text(access: Access) -> str:
             ("mmi", role.mmi),
             ("admin", _yes(role.admin)),
             ("on behalf", _yes(role.on_behalf)),
+            ("link", _yes(role.link)),
             ("limits", ", ".join(limits) or "none"),
         ]
         text.append(_table(f"role {name}", rows))
@@ -38,7 +39,7 @@ def key_rows(access: Access) -> list[dict[str, str]]:
 
 
 def _settings(role: Permissions) -> dict[str, Any]:
-    names = ("call", "offer", "mmi", "admin", "on_behalf", *(limit.name for limit in LIMITS))
+    names = ("call", "offer", "mmi", "admin", "on_behalf", "link", *(limit.name for limit in LIMITS))
     return {name: getattr(role, name) for name in names}
 
 

@@ -16,7 +16,8 @@ from typing import Any, Final, NoReturn
 import click
 
 from ..access import Access, load
-from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, LinkTo, Server, default_name
+from ..broker.link_ports import LinkTo
+from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, default_name
 from ..certificates import public_key
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, SettingError
@@ -190,15 +191,14 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
 )
 @click.option(
     "--name",
-    help="Name of this broker among those it is linked to; also in mmi.broker.  [default: the host's name and the first "
-    "port]",
+    help="Name of this broker among those it is linked to.  [default: the host's name and the first port]",
 )
 @click.option(
     "--peer",
     type=_Link("peer"),
     multiple=True,
-    help="Another broker to exchange requests with, and with --access its public key: a file, or the key itself. Can be "
-    "repeated.",
+    help="Another broker to exchange requests with; with --access, and its public key: a file, or the key itself. "
+    "Can be repeated.",
 )
 @click.option(
     "--parent",

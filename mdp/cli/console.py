@@ -269,23 +269,6 @@ def brokers_option(help_: str, *, default: bool = True) -> Decorator:
     )
 
 
-def brokers_option(help_: str, *, default: bool = True) -> Decorator:
-    """Return the decorator for `--broker` of a command that fails over; the command gets a tuple of endpoints.
-
-    Without `default`, it may be empty.
-    """
-    return click.option(
-        "--broker",
-        type=Endpoints(),
-        multiple=True,
-        callback=all_endpoints,
-        default=[DEFAULT_ENDPOINT] if default else None,
-        envvar="MDP_BROKER",
-        show_envvar=True,
-        help=with_default(help_, DEFAULT_ENDPOINT),
-    )
-
-
 def heartbeat_options(*, default: bool = True) -> Decorator:
     """Return the decorator for `--heartbeat` and `--liveness` of a worker; without `default`, they may be None."""
     heartbeat = click.option(

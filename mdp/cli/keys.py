@@ -109,6 +109,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--admin/--no-admin", default=None, help="It may fetch, close and cancel what belongs to others.")
 @click.option("--on-behalf/--no-on-behalf", default=None, help="It may ask on behalf of other roles.")
+@click.option("--link/--no-link", default=None, help="It is for other brokers, which may be linked to this one.")
 @_limit_options
 def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> None:
     """Give ROLE to each KEY, and permissions to ROLE.

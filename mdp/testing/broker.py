@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import zmq
 
 from ..access import Access
+from ..broker.link_ports import LinkTo
 from ..broker.server import Server
 from ..limits import Limits
 
@@ -21,6 +22,8 @@ def running_broker(
     context: zmq.Context[zmq.Socket[bytes]] | None = None,
     access: Access | None = None,
     pirates: Sequence[tuple[str, str | bytes]] = (),
+    name: str = "",
+    links: Sequence[LinkTo] = (),
 ) -> Iterator[Server]:
     """Run a broker in a thread, by default on a free loopback port; its endpoint is `server.endpoints[0]`.
 
@@ -31,7 +34,14 @@ def running_broker(
     """
     endpoints: Sequence[str] = binds or (FREE_PORT,)
     with Server(
-        endpoints, pirates=pirates, limits=limits, drain_timeout=drain_timeout, context=context, access=access
+        endpoints,
+        pirates=pirates,
+        limits=limits,
+        drain_timeout=drain_timeout,
+        context=context,
+        access=access,
+        name=name,
+        links=links,
     ) as server:
         thread = threading.Thread(target=server.run, name="zmdp-broker", daemon=True)
         thread.start()

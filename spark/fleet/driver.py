@@ -381,7 +381,7 @@ class Fleet:
         try:
             answer = loads(client.request("mmi.services", wire.service_name(self.settings.service))[0])
             row: Mapping[str, Any] = next(iter(answer["services"]), {})
-            return Load(*(int(row.get(each, 0)) for each in ("queued", "workers", "idle", "running", "dispatched")))
+            return Load.from_row(row)
         except ZmdpError:
             return None
         except (ValueError, TypeError, LookupError, AttributeError) as error:

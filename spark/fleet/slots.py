@@ -36,9 +36,17 @@ class Load:
     idle: int = 0
     """Workers that can take another request.  Such a worker may hold requests, as prefetching workers do."""
     running: int = 0
-    """Requests held by workers."""
+    """Requests held by workers, except those of other brokers."""
     dispatched: int = 0
     """Requests dispatched since the service was created."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Load":
+        """Return the load that the broker reports.  Raises `ValueError` or `TypeError` if it is malformed."""
+        queued, workers, idle, running, dispatched, remote = (
+            int(row.get(name, 0)) for name in ("queued", "workers", "idle", "running", "dispatched", "remote_running")
+        )
+        return cls(queued, workers, idle, max(0, running - remote), dispatched)
 
 
 @dataclass(frozen=True)

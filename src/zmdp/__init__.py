@@ -2,6 +2,7 @@
 
 - `Client`, `AsyncClient`: call services
 - `Worker`, `AsyncWorker`: offer services
+- `FreelanceClient`, `AsyncFreelanceClient`, `FreelanceWorker`, `AsyncFreelanceWorker`: the same without a broker
 - `ServiceError`: what a handler raises to fail with a code of its own, and what its callers then get
 - `Titanic`, `AsyncTitanic`: submit requests that outlive their callers (Titanic keeps them in SQL)
 
@@ -24,15 +25,19 @@ from typing import TYPE_CHECKING, Any
 from .pure import PURE, prefer_sources
 
 if TYPE_CHECKING:
-    from .clients import AsyncClient, Client
+    from .clients import AsyncClient, AsyncFreelanceClient, Client, FreelanceClient
     from .titanic import AsyncTitanic, Titanic
-    from .workers import AsyncWorker, ServiceError, Worker
+    from .workers import AsyncFreelanceWorker, AsyncWorker, FreelanceWorker, ServiceError, Worker
 
 __all__ = [
     "AsyncClient",
+    "AsyncFreelanceClient",
+    "AsyncFreelanceWorker",
     "AsyncTitanic",
     "AsyncWorker",
     "Client",
+    "FreelanceClient",
+    "FreelanceWorker",
     "ServiceError",
     "Titanic",
     "Worker",
@@ -42,9 +47,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncClient": "clients",
+    "AsyncFreelanceClient": "clients",
+    "AsyncFreelanceWorker": "workers",
     "AsyncTitanic": "titanic",
     "AsyncWorker": "workers",
     "Client": "clients",
+    "FreelanceClient": "clients",
+    "FreelanceWorker": "workers",
     "ServiceError": "workers",
     "Titanic": "titanic",
     "Worker": "workers",

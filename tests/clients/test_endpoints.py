@@ -37,6 +37,14 @@ def test_which_endpoint_is_next(count, losses, used):
     assert followed(count, *losses) == used
 
 
+def test_leaving_and_returning():
+    endpoints = Endpoints("ABC")
+    assert (endpoints.current, endpoints.first, endpoints.at_first) == ("A", "A", True)
+    used = [endpoints.advance() for _ in range(4)]
+    assert (used, endpoints.at_first) == (["B", "C", "A", "B"], False)  # not "ABAB": A may drain as well
+    assert (endpoints.restart(), endpoints.current, endpoints.at_first) == ("A", "A", True)
+
+
 def test_a_client_returns_to_the_first_broker():
     """It does not go on to the third, which it has never tried."""
     with ExitStack() as ends, ExitStack() as first_ends, ExitStack() as second_ends:

@@ -7,10 +7,11 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.processes import broker, free_endpoint, process, run
+from support.processes import broker, eventually, free_endpoint, process, run
 
 from zmdp.clients import Client
 from zmdp.mdp.broker.drops import Drop
@@ -214,6 +215,55 @@ def test_the_programs_of_the_pirates_page(tmp_path):
             assert run(*shlex.split(command), MDP_BROKER=main).stdout.decode().splitlines() == printed
 
 
+def test_the_pair_of_the_page_about_brokers():
+    """The programs run in parallel, and the calls print what the page shows."""
+    started, *_ = blocks("docs/brokers.md", "sh")
+    (session,) = blocks("docs/brokers.md", "console")
+    left, right = (free_endpoint() for _ in range(2))
+
+    def words(line):
+        return shlex.split(line.replace("tcp://127.0.0.1:5555", left).replace("tcp://127.0.0.1:5556", right))
+
+    with ExitStack() as stack:
+        running = [stack.enter_context(process(*words(line))) for line in started.splitlines()]
+        assert len(running) == 3
+        running[0].line("linked to broker right")
+        with Client(left, timeout=20) as client:
+            answer = json.loads(client.request("mmi.brokers")[0])
+            mmi = (ROOT / "docs" / "mmi.md").read_text()
+            assert [key for key in (*answer["links"][0], *answer["brokers"][0]) if f"`{key}`" not in mmi] == []
+        for command, *printed in sessions(session.splitlines()):
+            assert run(*words(command)).stdout.decode().splitlines() == printed
+
+
+def test_the_tree_of_the_page_about_brokers():
+    _, _, started, *_ = blocks("docs/brokers.md", "sh")
+    lines = started.splitlines()
+    ports = {port: free_endpoint() for port in ("5555", "5565", "5575")}
+    with ExitStack() as stack:
+        for line in lines:
+            told = re.sub(r"tcp://127\.0\.0\.1:(\d+)", lambda found: ports[found[1]], line)
+            stack.enter_context(process(*shlex.split(told)))
+        client = stack.enter_context(Client(ports["5565"], timeout=20))
+
+        def names():
+            return [each["name"] for each in json.loads(client.request("mmi.brokers")[0])["brokers"]]
+
+        eventually(lambda: names() == ["root", "south"])
+
+
+def test_the_troubles_of_the_page_about_brokers_are_those_that_brokers_have():
+    page = (ROOT / "docs" / "brokers.md").read_text()
+    (table,) = re.findall(r"^\| trouble \| remedy \|\n.*?\n(.*?)^$", page, re.MULTILINE | re.DOTALL)
+    told = [row.split("|")[1].strip() for row in table.splitlines()]
+    files = ("broker/links.py", "broker/link_ports.py", "broker/machine.py", "transport/reach.py")
+    code = "".join((ROOT / "mdp" / path).read_text() for path in files)
+    code = re.sub(r'"\s+f?"', "", code)
+    for row in told:
+        for part in re.split("…|, ", row):
+            assert part.strip() in code, row
+
+
 def test_the_command_of_the_mmi_page(endpoint):
     (session,) = blocks("docs/mmi.md", "console")
     ((command, *printed),) = sessions(session.splitlines())
@@ -260,10 +310,12 @@ def test_every_key_of_the_answers_is_documented(endpoint):
     page = (ROOT / "docs" / "mmi.md").read_text()
     with Client(endpoint) as client:
         client.request("echo")  # now there is a worker to report
-        for question in ("mmi.services", "mmi.workers", "mmi.stats", "mmi.broker"):
+        for question in ("mmi.services", "mmi.workers", "mmi.stats", "mmi.broker", "mmi.brokers"):
             answer = json.loads(client.request(question)[0])
             rows = next((value for value in answer.values() if isinstance(value, list)), [{}])
-            missing = [key for key in (*answer, *rows[0]) if f"`{key}`" not in page and f'"{key}"' not in page]
+            missing = [
+                key for key in (*answer, *(rows or [{}])[0]) if f"`{key}`" not in page and f'"{key}"' not in page
+            ]
             assert missing == []
 
 

@@ -72,3 +72,20 @@ def test_the_access_file(folder):
     access = parse(text, folder / "access.toml")
     assert access.keys_of("shop") == ["shop.key", "web.key"]
     assert access.roles["shop"].may_call(b"spark.sql")
+
+
+def test_the_access_file_of_linked_brokers(folder):
+    for name in ("left", "right"):
+        create_keys(name, folder)
+    (folder / "left.toml").write_text(next(block for block in blocks("toml") if "left.key_secret" in block))
+    access = load(folder / "left.toml")
+    assert access.roles["brokers"].link
+    words = shlex.split(
+        blocks("sh")[2].replace(BIND, "tcp://127.0.0.1:*").replace("tcp://right:5555", "tcp://127.0.0.1:1")
+    )
+    with process(*words, cwd=folder) as started:
+        started.line("no link to broker tcp://127.0.0.1:1 yet: nothing is listening there")
+    (command,) = re.findall(r"`(mdp-keys allow brokers [^`]*)`", PAGE)
+    (folder / "left.toml").write_text('secret_key = "left.key_secret"\n')
+    assert run(*shlex.split(command)).returncode == 0
+    assert load(folder / "left.toml").roles["brokers"] == access.roles["brokers"]

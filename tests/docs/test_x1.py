@@ -33,7 +33,7 @@ from zmdp.workers.session import WorkerSession
 PAGE = (Path(__file__).parents[2] / "docs" / "x1.md").read_text()
 EXAMPLES = re.findall(r"^```x1 (\S+)(?: (\S+))?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-HEADERS = {wire.CX1, wire.WX1, wire.C02, wire.W02}
+HEADERS = {wire.CX1, wire.WX1, wire.C02, wire.W02, wire.CL1, wire.WL1}
 FIRST_ADDRESS, NEXT_FIRST_ADDRESS = 417, 5301
 """The first addresses of the broker and of the restarted broker."""
 
@@ -55,7 +55,7 @@ class World:
     def __init__(self, service):
         self.said = []
         self._now = 1000.0
-        self._broker = Broker(now=self._now, first_address=FIRST_ADDRESS)
+        self._broker = Broker(now=self._now, name="east", first_address=FIRST_ADDRESS)
         self._brokers = [self._broker]
         if service:
             self._hear("worker", [b"", wire.WX1, b"\1", service.encode()])
@@ -400,7 +400,8 @@ def test_the_options_of_ready_are_those_that_the_broker_reads():
     options = [key.strip("`") for key, *_ in rows("Credit")]
     ready = wire.ready_with((), b"echo", b"{%s}" % b",".join(b'"%s":7' % key.encode() for key in options[:1]))
     assert ready.credit == 7
-    assert set(options) == set(wire.Ready._fields) - {"route", "header", "service"}
+    of_links = {"hops", "free"}
+    assert set(options) == set(wire.Ready._fields) - {"route", "header", "service"} - of_links
 
 
 def test_every_reason_for_which_a_message_is_invalid_is_named():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from zmdp.mdp import compiled
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mmi import answers
@@ -76,7 +77,11 @@ def test_any_other_mmi_is_not_implemented(broker, name):  # C26
 
 def service(name, **values):
     """Return a row of `mmi.services`."""
-    return {"name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "dispatched": 0, **values}
+    return {
+        "name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "dispatched": 0,
+        "remote_credit": 0, "remote_free": 0, "remote_running": 0,
+        "hops": 0 if values.get("workers") else None, **values,
+    }  # fmt: skip
 
 
 ECHO = service("echo", workers=2, idle=1, credit=1, running=1, dispatched=1)
@@ -184,6 +189,7 @@ def test_mmi_stats_reports_failures_by_reason(broker):  # C15
 def test_mmi_broker_reports_version_and_limits(broker):
     assert ask(broker, b"mmi.broker", b"", now=10.5) == {
         "name": "zmdp",
+        "broker": "broker",
         "version": version("zmdp"),
         "compiled": compiled.parts(),
         "up_seconds": 10.5,
@@ -244,6 +250,115 @@ def test_mmi_stats_reports_late_replies():  # C32
         broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"], now=0)
         broker.receive([b"w", b"MDPWX1", b"\x04", b"1", b"", b"x"], now=0)
     assert ask(broker, b"mmi.stats", b"")["late"] == 2
+
+
+# ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Pair:
+    """The brokers a and b; a has opened a link to b, as a peer."""
+
+    def __init__(self):
+        self.a, self.b = (Broker(now=0, name=name, first_address=number) for name, number in (("a", 1), ("b", 100)))
+        self.link = self.a.add_link("peer", None, "tcp://b")
+        self.deliver("a", self.a.link_opened(self.link, 0), 0)
+
+    def deliver(self, sender, messages, now):
+        """Deliver what `sender` sends to the other, and so on."""
+        for message in messages:
+            if sender == "a" and message[0] == self.link:
+                self.deliver("b", self.b.receive([b"link", *message[1:]], now), now)
+            elif sender == "b" and message[0] == b"link":
+                self.deliver("a", self.a.receive([self.link, *message[1:]], now), now)
+
+    def receive(self, name, *message, now):
+        """Let a broker take in a message, and both their heartbeats and announcements a second later."""
+        self.deliver(name, getattr(self, name).receive(list(message), now), now)
+        for each in "ab":
+            self.deliver(each, getattr(self, each).tick(now + 1), now + 1)
+
+
+def request(number, service, **options):
+    return [b"x", b"%d" % number, b"", b"MDPCX1", b"\x01", service, json.dumps(options).encode(), b"x"]
+
+
+def test_what_other_brokers_offer_is_listed():
+    pair = Pair()
+    pair.receive("b", b"w", *READY["X1"], b"echo", b'{"credit":3}', now=1)
+    assert ask(pair.a, b"mmi.service", b"echo") == b"200"
+    elsewhere = service("echo", remote_credit=3, remote_free=3, hops=1)
+    assert ask(pair.a, b"mmi.services", b"") == {"services": [elsewhere], "more": 0}
+    pair.receive("a", *request(1, b"echo"), now=2)
+    elsewhere |= {"running": 1, "remote_running": 1, "remote_free": 2, "dispatched": 1}
+    assert ask(pair.a, b"mmi.services", b"echo") == {"services": [elsewhere], "more": 0}
+    pair.receive("a", b"v", *READY["X1"], b"echo", b'{"credit":7}', now=3)
+    assert ask(pair.a, b"mmi.services", b"") == {
+        "services": [elsewhere | {"workers": 1, "idle": 1, "credit": 7, "hops": 0}],
+        "more": 0,
+    }
+
+
+def test_a_service_that_no_broker_offers_any_longer_is_unavailable():
+    pair = Pair()
+    pair.receive("b", b"w", *READY["X1"], b"echo", now=1)
+    pair.receive("b", b"w", b"MDPWX1", b"\x06", now=2)
+    assert ask(pair.a, b"mmi.service", b"echo") == b"404"
+    assert ask(pair.a, b"mmi.services", b"") == {"services": [], "more": 0}
+
+
+def test_the_names_of_brokers_are_no_services():
+    pair = Pair()
+    pair.receive("a", *request(1, b"echo", broker="b"), now=1)
+    assert ask(pair.a, b"mmi.service", b"mmi.broker.b") == b"404"
+    assert ask(pair.a, b"mmi.services", b"mmi.broker.b") == {"services": [], "more": 0}
+
+
+def link(**values):
+    """Return a row of `mmi.brokers`."""
+    return {
+        "broker": "", "kind": "peer", "endpoint": "", "state": "up", "trouble": "", "up_seconds": 10.5, "services": 0,
+        "outstanding_there": 0, "outstanding_here": 0, "sent": 0, "received": 0, **values,
+    }  # fmt: skip
+
+
+def test_links_are_listed():
+    pair = Pair()
+    pair.receive("b", b"w", *READY["X1"], b"echo", now=1)
+    pair.receive("a", *request(1, b"echo"), now=2)
+    assert ask(pair.a, b"mmi.brokers", b"", now=10.5) == {
+        "name": "a",
+        "links": [link(broker="b", endpoint="tcp://b", services=1, outstanding_there=1, sent=1)],
+        "brokers": [{"name": "b", "hops": 1, "over": "b"}],
+        "more": 0,
+    }
+    assert ask(pair.b, b"mmi.brokers", b"", now=10.5) == {
+        "name": "b",
+        "links": [link(broker="a", outstanding_here=1, received=1)],
+        "brokers": [{"name": "a", "hops": 1, "over": "a"}],
+        "more": 0,
+    }
+
+
+def test_a_link_that_is_down_says_why():
+    pair = Pair()
+    pair.a.link_failed(pair.link, "nothing is listening there", 4)
+    row = link(broker="b", endpoint="tcp://b", state="down", trouble="nothing is listening there", up_seconds=0)
+    assert ask(pair.a, b"mmi.brokers", b"") == {"name": "a", "links": [row], "brokers": [], "more": 0}
+
+
+def test_a_broker_without_links():
+    assert ask(Broker(now=0), b"mmi.brokers", b"") == {"name": "broker", "links": [], "brokers": [], "more": 0}
+
+
+@pytest.mark.parametrize(("mmi", "code"), [("none", b"403"), ("service", b"403"), ("all", None)])
+def test_a_role_needs_mmi_all_to_ask_about_links(mmi, code):
+    broker = Broker(now=0)
+    broker.grant({"shop": Permissions(name="shop", mmi=mmi)}, 0)
+    (answered,) = broker.receive(request(1, b"mmi.brokers"), 0, broker.roles.named("shop"))
+    if code is None:
+        assert json.loads(answered[-1])["name"] == "broker"
+    else:
+        assert answered[4:7] == [b"\x04", b"mmi.brokers", code]
 
 
 def test_mmi_does_not_import_the_broker():

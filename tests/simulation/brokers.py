@@ -85,7 +85,7 @@ class LinkedBroker(BrokerShell):
             machine.grant(settings.roles, world.now)
         self._settings = settings
         role = machine.roles.named("brokers") if settings.roles else None
-        self._targets = {machine.add_link(kind, world.now, role, to.name): to for kind, to in links}
+        self._targets = {machine.add_link(kind, role, to.name): to for kind, to in links}
         self._wrong = wrong
         self._dealers: dict[bytes, Dealer] = {}
         """The connections that this broker has opened, by the identity of the link."""

@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 from support.processes import broker, eventually, process
-from support.titanics import BEATS, connected, lease, operate, row, running_bench, serving, state, stored
+from support.titanics import BEATS, LIMITS, connected, lease, operate, row, running_bench, serving, state, stored
 
 from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, WorkerLost
+from zmdp.mdp.broker.drops import REPORTS, Drop
+from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.mmi import answers
@@ -127,6 +129,50 @@ def test_the_broker_gets_twice_the_credit_of_a_worker(bench, titanic, url):
     bench.until(lambda: services(bench)["slow"]["running"] == 0)
     worker.credit(50)
     assert sorted(int(given(worker)[1]) for _ in range(45)) == list(range(5, 50))
+
+
+@on_sqlite
+def test_what_the_workers_of_other_brokers_can_take_counts(url):
+    together = threading.Barrier(5, timeout=20)
+
+    def far(request):
+        together.wait()  # with fewer than five at a time, it never returns
+        return b"done"
+
+    with running_broker(name="b", limits=LIMITS, drain_timeout=0.0) as b:
+        link = LinkTo("peer", b.endpoints[0])
+        with running_broker(name="a", limits=LIMITS, links=[link], drain_timeout=0.0) as a, ExitStack() as stack:
+            stack.enter_context(serving(a.endpoints[0], url))
+            client = stack.enter_context(Client(a.endpoints[0], timeout=20, retries=0))
+            stack.enter_context(Worker("far", far, broker=b.endpoints[0], concurrency=5, **BEATS))
+            tickets = [Titanic(client).submit("far", b"%d" % number) for number in range(20)]
+            assert [ticket.result(timeout=20) for ticket in tickets] == [[b"done"]] * 20
+
+
+@pytest.mark.parametrize(
+    ("row", "capacity"),
+    [
+        ({"credit": 3, "running": 2}, 5),  # a broker without links
+        ({"credit": 3, "running": 2, "remote_credit": 0, "remote_running": 0}, 5),
+        ({"credit": 0, "running": 2, "remote_credit": 4, "remote_running": 2}, 4),
+        ({"credit": 1, "running": 3, "remote_credit": 4, "remote_running": 1}, 7),
+    ],
+)
+def test_the_capacity_of_a_service(row, capacity):
+    assert dispatcher._capacity(row) == capacity
+
+
+@on_sqlite
+def test_titanics_own_services_can_be_addressed_at_a_broker(titanic, client, bench, url):
+    name = json.loads(client.request("mmi.broker")[0])["broker"]
+    status, uuid = client.request("titanic.request", b"echo", b"body", options={"broker": name})
+    assert status == b"200"
+    answer(bench.x1_worker(b"echo"))
+    while (status := client.request("titanic.reply", uuid, options={"broker": name}))[0] == b"300":
+        pass
+    assert status == [b"200", b"done"]
+    assert "broker" not in json.dumps(stored(url), default=str)
+    assert client.request("titanic.close", uuid, options={"broker": name}) == [b"200"]
 
 
 @on_sqlite
@@ -463,6 +509,7 @@ def test_workers_lost_within_streams_count_too(bench, url, client):
     [
         (WorkerLost("", code=502, text="its worker was lost, and this was attempt 3 of 3 (max_attempts)"), 3),
         (StreamInterrupted("", code=502, text="its worker was lost after a PARTIAL"), 1),
+        (WorkerLost("", code=502, text=REPORTS[Drop.LINKS_LOST].text), 0),
         (StreamInterrupted("the broker is gone"), 0),
         (RetryLater("", code=503, text="the broker shut down"), 0),
         (ServiceError(502, "this was attempt 3 of 3"), 0),  # a handler's own

@@ -13,6 +13,7 @@ from zmdp.mdp.defaults import DEFAULT_ENDPOINT
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.wire import batch
 from zmdp.workers.credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
+from zmdp.workers.failover import SPARE_SECONDS
 from zmdp.workers.request import Request
 from zmdp.workers.session import UNHEARD_PATIENCE_SECONDS, WorkerSession
 
@@ -1183,22 +1184,60 @@ def test_workers_of_mdp_do_not_probe(protocol: str) -> None:
     assert not session.probe_due(1000.0)
 
 
-def test_an_idle_worker_returns_at_once() -> None:
+def reported(session: WorkerSession, now: float) -> float:
+    """Report that the first broker is back; return when an idle session acts on that."""
+    session.probed(True, now)
+    return now + SPARE_SECONDS
+
+
+def back(session: WorkerSession, now: float = 101.0) -> float:
+    """The same, after the session has asked for a probe."""
+    assert session.probe_due(now)
+    reported(session, now)
+    assert sent(session) == []
+    return now + SPARE_SECONDS
+
+
+def test_an_idle_worker_returns_as_soon_as_the_broker_could_have_sent_it_more() -> None:
     session = at_second()
-    assert session.probe_due(101.0)
-    session.probed(True, 101.5)
+    then = back(session)
+    session.tick(then - 0.01)
+    session.take_messages()  # a HEARTBEAT
+    assert session.deadline() == then
+    session.tick(then)
     assert sent(session) == [("DISCONNECT",)]
     session.receive(disconnect("X1"), 101.6)
     assert (moved(session), session.failover.moved) == ((A, 101.6), f"the broker at {A} is back")
 
 
+def test_a_worker_without_credit_to_spare_does_not_return() -> None:
+    # Requests may wait at the broker that it would leave
+    session = at_second(credit=2)
+    session.receive(works(1, 2), 100.5)
+    one, two = session.begin(100.5), session.begin(100.5)
+    assert one is not None
+    assert two is not None
+    back(session)
+    session.tick(103.0)
+    assert sent(session) == [("HEARTBEAT",)]
+    session.final(one, [b"y"], 103.0)
+    session.receive(works(3), 103.02)  # the broker had more
+    session.tick(103.9)
+    assert session.begin(103.9) is not None
+    session.final(two, [b"y"], 103.9)
+    session.take_messages()
+    assert session.deadline() == 103.9 + SPARE_SECONDS
+    session.tick(103.9 + SPARE_SECONDS)
+    assert sent(session) == [("DISCONNECT",)]
+
+
 def test_a_worker_finishes_what_it_has_begun_before_it_returns() -> None:
-    session = at_second()
+    session = at_second(credit=5)
+    session.controller.concurrency = 2
     session.receive(works(1, 2, 3, 4), 100.5)
     begun = [session.begin(100.5), session.begin(100.5)]
-    assert session.probe_due(101.0)
-    session.probed(True, 101.0)
-    assert sent(session) == [("RELEASE", 4), ("RELEASE", 3), ("DISCONNECT",)]
+    session.tick(back(session))
+    assert sent(session) == [("RELEASE", 4), ("RELEASE", 3), ("DISCONNECT",), ("HEARTBEAT",)]
     session.receive(works(5), 101.1)  # the broker had not read that
     assert sent(session) == [("RELEASE", 5)]
     for request in begun:
@@ -1214,17 +1253,16 @@ def test_a_worker_finishes_what_it_has_begun_before_it_returns() -> None:
 @pytest.mark.parametrize("how", ["silence", "no answer", "end"])
 def test_a_worker_returns_even_if_its_broker_does_not_let_it_go(how: str) -> None:
     session = at_second()
-    session.probe_due(101.0)
-    session.probed(True, 101.0)
+    session.tick(back(session))
     if how == "end":
         session.lose("it closed the connection", 101.5)
     elif how == "silence":
-        session.tick(106.0)
+        session.tick(106.5)
     else:
         session.receive(heartbeat("X1"), 105.9)
-        session.tick(106.0)
+        session.tick(106.5)
     assert session.failover.endpoints.current == A
-    assert session.connect_at() == (101.5 if how == "end" else 106.0)
+    assert session.connect_at() == (101.5 if how == "end" else 106.5)
     assert session.failover.moved == f"the broker at {A} is back"
 
 
@@ -1234,7 +1272,7 @@ def test_a_broker_that_answers_probes_but_not_workers_is_probed_less_and_less() 
     for _ in range(4):
         before, now = now, probed_at(session, now)
         times.append(now - before)
-        session.probed(True, now)
+        session.tick(reported(session, now))
         session.receive(disconnect("X1"), now)
         assert session.failover.endpoints.current == A
         session.connected(now)
@@ -1242,7 +1280,7 @@ def test_a_broker_that_answers_probes_but_not_workers_is_probed_less_and_less() 
         assert session.failover.endpoints.current == B
         hear(session, now)
     assert times == [1, 2, 4, 8]
-    session.probed(True, now)
+    session.tick(reported(session, probed_at(session, now)))
     session.receive(disconnect("X1"), now)
     hear(session, now)  # now the first is of use
     session.lose("it broke", now)

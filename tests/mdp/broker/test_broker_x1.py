@@ -1188,6 +1188,15 @@ def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heart
     assert books(broker) == ([], [], 0, 0, [])
 
 
+def test_a_worker_without_credit_finishes_what_it_holds():
+    broker = broker_with(b"w")
+    feed(broker, request(b"1"), [b"w", b"MDPWX1", b"\x0a", b"0"])
+    assert broker.drain(0) == [go()]
+    assert broker.tick(1.1) == [heartbeat()]
+    assert broker.receive(final(), now=1.2) == [answer(b"1")]
+    assert broker.tick(2.3) == [disconnect()]
+
+
 def test_a_worker_that_was_leaving_is_told_once():
     broker = broker_with(b"w")
     feed(broker, request(b"1"), disconnect(b"w"))

@@ -37,7 +37,7 @@ class Mesh:
     def link(self, name, other, kind="peer", role=None):
         """Have `name` open a link to `other`; return its identity."""
         broker = self.brokers[name]
-        identity = broker.add_link(kind, self.now, broker.roles.named(role) if role else None, f"tcp://{other}")
+        identity = broker.add_link(kind, broker.roles.named(role) if role else None, f"tcp://{other}")
         self.open(name, identity, other)
         return identity
 
@@ -392,7 +392,7 @@ def test_a_request_tells_the_brokers_that_it_has_passed():
     mesh.receive("a1", request())
     (held,) = mesh["b1"].registry.workers.values()
     (attempt,) = held.held.values()
-    assert attempt.request.via == ("a1", "a", "r", "b")
+    assert attempt.request.way.via == ("a1", "a", "r", "b")
 
 
 # ── brokers by name ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -486,7 +486,7 @@ def test_of_two_links_between_two_brokers_one_is_used():
 
 def test_something_that_does_not_know_links_is_no_broker():
     mesh = Mesh("a")
-    identity = mesh["a"].add_link("peer", mesh.now, None, "tcp://old")
+    identity = mesh["a"].add_link("peer", None, "tcp://old")
     mesh["a"].link_opened(identity, mesh.now)
     mesh["a"].receive([identity, b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", b"501"], mesh.now)
     assert trouble(mesh, "a") == ["that broker does not know links, or its answer is malformed"]

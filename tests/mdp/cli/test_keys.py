@@ -98,9 +98,11 @@ def test_allow_adds_keys_and_patterns_and_replaces_other_permissions(access):
     assert load(access).keys_of("shop") == ["shop.key", "web.key"]
     assert (role.call, role.offer, role.mmi, role.on_behalf) == (("*", "a"), ("b.*",), "none", True)
     assert (role.connections, role.request_bytes, role.outstanding) == (9, 8, None)
-    keys("allow", "shop", "--no-on-behalf", "--admin", "--access", "access.toml")
+    keys("allow", "shop", "--no-on-behalf", "--admin", "--link", "--access", "access.toml")
     role = load(access).roles["shop"]
-    assert (role.on_behalf, role.admin, role.mmi) == (False, True, "all")
+    assert (role.on_behalf, role.admin, role.mmi, role.link) == (False, True, "all", True)
+    keys("allow", "shop", "--no-link", "--access", "access.toml")
+    assert not load(access).roles["shop"].link
 
 
 def test_allow_takes_a_key_itself_and_keeps_files_relative_to_the_access_file(access, monkeypatch):
@@ -258,17 +260,19 @@ def check(*options):
 
 
 def test_check_prints_who_may_do_what(access):
-    keys("allow", "shop", "--connections", "3", "--offer", "spark.*", "--access", "access.toml")
+    keys("allow", "shop", "--connections", "3", "--offer", "spark.*", "--link", "--access", "access.toml")
     code, out, err = check("--access", str(access))
     assert (code, err) == (0, "")
     rows = {line[2:12].strip(): line[12:].strip() for line in out.splitlines() if line.startswith("  ")}
     assert rows["may call"] == "*"
     assert rows["may offer"] == "spark.*"
     assert rows["limits"] == "3 connections"
+    assert (rows["on behalf"], rows["link"]) == ("no", "yes")
     code, out, _ = check("--json", "--access", str(access))
     assert code == 0
     assert json.loads(out)["roles"]["shop"]["keys"] == ["shop.key"]
     assert json.loads(out)["roles"]["shop"]["connections"] == 3
+    assert json.loads(out)["roles"]["shop"]["link"] is True
     secret = load(access).secret_key.decode()
     assert secret not in out
 

@@ -502,7 +502,7 @@ def test_a_command_shows_what_it_says():
     command = wire.Request((b"id",), C02, b"echo", [b"x"])
     assert repr(command) == (
         "Request((b'id',), b'MDPC02', b'echo', [b'x'], "
-        "Options(b'', None, True, False, False, False, None), None, None, 0)"
+        "Options(b'', None, True, False, False, False, None, None), None, None, 0)"
     )
     assert command != wire.Reply((b"id",), W02, True, b"c", [b"x"])
     assert command != 1
@@ -599,6 +599,7 @@ FROM_BROKER = {
         wire.Error((b"one", b""), CX1, b"one", 7, b"a\xffb", [b"\xff"]),
     ),
     "X1 client's HEARTBEAT": ([b"", CX1, b"\x06"], wire.Heartbeat((b"",), CX1)),
+    "X1 client's DISCONNECT": ([b"", CX1, b"\x07"], wire.Disconnect((b"",), CX1)),
     "X1 FINAL without a number": ([CX1, b"\x03", b"echo", b"x"], wire.Reply((), CX1, True, None, [b"x"], b"echo")),
     "X1 REQUEST": ([WX1, b"\x02", b"12", b"", b"", b"x"], wire.Request((), WX1, b"", [b"x"], NO_OPTIONS, 12)),
     "X1 REQUEST with options": (
@@ -638,6 +639,7 @@ NOT_FROM_BROKER = {
     "X1 client, command CANCEL": ([CX1, b"\x05", b"echo"], Reason.UNKNOWN_COMMAND),
     "X1 client, command 8": ([CX1, b"\x08", b"echo", b"x"], Reason.UNKNOWN_COMMAND),
     "X1 client, HEARTBEAT with more": ([CX1, b"\x06", b""], Reason.TOO_MANY_FRAMES),
+    "X1 client, DISCONNECT with more": ([CX1, b"\x07", b""], Reason.TOO_MANY_FRAMES),
     "X1 FINAL without body": ([CX1, b"\x03", b"echo"], Reason.TOO_FEW_FRAMES),
     "ERROR without text": ([CX1, b"\x04", b"echo", b"404"], Reason.TOO_FEW_FRAMES),
     "ERROR with two details": ([CX1, b"\x04", b"echo", b"404", b"text", b"1", b"2"], Reason.TOO_MANY_FRAMES),

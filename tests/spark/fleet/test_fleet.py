@@ -128,6 +128,13 @@ def test_a_lease_reports_an_unreachable_broker(spark):
 # ── a fleet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_fleet_uses_whichever_of_its_brokers_answers(spark, endpoint, client):
+    nowhere = "tcp://127.0.0.1:1"
+    with running(spark, [nowhere, endpoint]) as fleet:
+        assert int(client.request("pid")[0]) != os.getpid()
+        assert fleet.status()["broker"] == f"{nowhere}, {endpoint}"
+
+
 def test_a_fleet_serves_reports_its_status_and_drains(spark, endpoint, client):
     with running(spark, endpoint) as fleet:
         pid = int(client.request("pid")[0])

@@ -171,6 +171,13 @@ def busy(queued=0, idle=0, workers=1, dispatched=0, running=None):
     return Load(queued=queued, workers=workers, idle=idle, running=held, dispatched=dispatched)
 
 
+def test_the_load_that_a_broker_reports():
+    row = {"queued": 1, "workers": 2, "idle": 3, "running": 9, "dispatched": 5}
+    assert Load.from_row(row) == Load(1, 2, 3, 9, 5)
+    assert Load.from_row(row | {"remote_running": 4}) == Load(1, 2, 3, 5, 5)  # other brokers' workers are no slots
+    assert Load.from_row({}) == Load()
+
+
 def test_a_lasting_queue_doubles_the_slots():
     fleet = slots(maximum=6)
     serving(fleet)

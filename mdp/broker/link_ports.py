@@ -1,23 +1,36 @@
 """The connections of links that this broker opens: a DEALER for each, which is replaced when its connection ends."""
 
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from ..access import Access
+from ..errors import SettingError
 from ..keys import ClientKeys
 from ..limits import Limits
 from ..transport.multipart import receive, send
 from ..transport.reach import HANDSHAKE_FAILED, why_refused
 from ..wire import Message
 from .machine import Broker
-from .ports import HANDSHAKE_MS, LINGER_MS, Port, keep_alive
+from .ports import HANDSHAKE_MS, LINGER_MS, Port, keep_alive, new_prefix
 from .roles import Role
 
+LINK_INTERVAL: Final = 0.002
+"""Seconds between two looks at the connections while messages keep coming."""
 RECONNECT_IVL_MS: Final = 3_600_000
 """ZeroMQ's own reconnection interval: so long that the machine has the connection replaced first."""
 _EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED
+
+_ENDED: Final = (
+    "the program that listens there ended the handshake: is it a broker? Does it need a key (--access FILE, and its "
+    "public key after the endpoint: ENDPOINT=FILE.key)?"
+)
+_OTHER_KEY: Final = (
+    "the program that listens there ended the handshake: its public key is not %s, or it was started without --access, "
+    "or it is no broker"
+)
 
 
 class LinkPort(Port):
@@ -43,7 +56,8 @@ class LinkPort(Port):
         """Whether anything has arrived."""
         self._broker = broker
         self._keys = keys
-        self._role = role
+        self.role = role
+        """The role of the other broker's key."""
         self._closed = False
         self._socket = context.socket(zmq.DEALER)
         try:
@@ -74,7 +88,7 @@ class LinkPort(Port):
 
     def deliver(self, message: Message, now: float) -> None:
         """Let the machine take in a message that `receive` returned."""
-        self._broker.take(message, now, self._role)
+        self._broker.take(message, now, self.role)
 
     def send(self, message: Message) -> int:
         """Send `message` to the other broker."""
@@ -97,7 +111,7 @@ class LinkPort(Port):
         """Use the role that `users` has for the other broker's key from now on."""
         del access
         role = self._broker.roles.nobody if self._keys is None else users.get(self._keys.server)
-        if role is not self._role:
+        if role is not self.role:
             self.ended = "the role of its key has changed"
 
     def look(self, now: float) -> None:
@@ -109,14 +123,14 @@ class LinkPort(Port):
             if self.ended is None:
                 self.ended = self._why(event["event"], event["value"])
 
-    def _why(self, event: int, value: int) -> str:
+    def _why(self, event: int, value: int) -> str | None:
         if self.heard:
             return "the other broker closed the connection"
-        refusal = why_refused(event, value, self._keys)
-        if refusal is not None:
-            return refusal
-        if event == zmq.Event.DISCONNECTED:
-            return "the program that listens there closed the connection: is it a broker?"
+        if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return why_refused(event, value, self._keys)
+        if event & (HANDSHAKE_FAILED | zmq.Event.DISCONNECTED):
+            # Which of the two sides ends the handshake first is left to chance, and with it the event.
+            return _ENDED if self._keys is None else _OTHER_KEY % self._keys.server.decode()
         return "nothing is listening there"
 
     def end(self, identity: bytes) -> None:
@@ -131,3 +145,95 @@ class LinkPort(Port):
             self._socket.disable_monitor()
             self._monitor.close(0)
             self._socket.close(LINGER_MS if self._broker.draining else 0)
+
+
+class LinkTo(NamedTuple):
+    """Another broker to which a broker opens a link."""
+
+    kind: str
+    """What it is to this broker: "peer" or "parent"."""
+    endpoint: str
+    key: bytes | None = None
+    """Its public key in Z85; None without access control."""
+
+
+class LinkPorts:
+    """Opens the connections of a broker's links, and finds out when they have ended.
+
+    With access control, `users` has the role of each public key.  Raises `SettingError` if a link has no key then, or
+    one without a role for links.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        links: Sequence[LinkTo],
+        context: zmq.Context[zmq.Socket[bytes]],
+        access: Access | None,
+        users: dict[bytes, Role] | None,
+    ) -> None:
+        self._broker = broker
+        self._context = context
+        self._own = access
+        self._users = users
+        self._links: dict[bytes, LinkTo] = {}
+        self._look_at = 0.0
+        for link in links:
+            role = self._role_of(link)
+            self._check(link, role)
+            self._links[broker.add_link(link.kind, role, link.endpoint, new_prefix())] = link
+
+    def _check(self, link: LinkTo, role: Role) -> None:
+        if self._own is None:
+            if link.key is not None:
+                raise SettingError(
+                    f"the link to {link.endpoint} has a key, but this broker uses none: use --access FILE"
+                )
+        elif link.key is None:
+            raise SettingError(
+                f"the link to {link.endpoint} needs the public key of that broker: {link.endpoint}=FILE.key"
+            )
+        elif not role.link:
+            raise SettingError(
+                f"the key of the broker at {link.endpoint} has no role with link = true in {self._own.path}: "
+                f"`mdp-keys allow ROLE KEY --link` gives it one"
+            )
+
+    def _role_of(self, link: LinkTo) -> Role:
+        roles = self._broker.roles
+        return roles.everyone if self._users is None else self._users.get(link.key or b"", roles.nobody)
+
+    def grant(self, users: dict[bytes, Role]) -> None:
+        """Use these roles for the connections that are opened from now on."""
+        self._users = users
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is time to look after the connections."""
+        if now < self._look_at:
+            return False
+        self._look_at = now + LINK_INTERVAL
+        return True
+
+    def look_at_once(self) -> None:
+        """Look after the connections in the next turn: one may have ended."""
+        self._look_at = 0.0
+
+    def ended(self, ports: Mapping[bytes, Port]) -> Iterator[tuple[bytes, str]]:
+        """Yield the links whose connections have ended, and why, once everything that came over them is taken in."""
+        for identity in self._links:
+            port = ports.get(identity)
+            if isinstance(port, LinkPort) and port.ended is not None and not port.ready:
+                yield identity, port.ended
+
+    def open(self, identity: bytes) -> "LinkPort | str":
+        """Open a connection.  Return its port, or why there is none."""
+        link = self._links[identity]
+        keys = None
+        if self._own is not None and link.key is not None:
+            keys = ClientKeys(self._own.public_key, self._own.secret_key, link.key)
+        try:
+            return LinkPort(
+                self._broker, identity, link.endpoint, keys, self._role_of(link), self._context, self._broker.limits
+            )
+        except zmq.ZMQError as error:
+            return str(error)

@@ -1,0 +1,406 @@
+"""`FreelanceClient` and `AsyncFreelanceClient`: their API, for threads and for asyncio, with real servers."""
+
+import asyncio
+import logging
+import os
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+import zmq
+from support.access import Folder
+from support.freelance import plain_server
+from support.processes import eventually, free_endpoint
+
+from zmdp import AsyncFreelanceClient, FreelanceClient, FreelanceWorker
+from zmdp.clients import freelance_connection
+from zmdp.mdp.access import load
+from zmdp.mdp.errors import (
+    BrokerUnreachable,
+    ClosedError,
+    CodecError,
+    RequestTimeout,
+    ServiceError,
+    SettingError,
+)
+
+
+@pytest.fixture
+def endpoints():
+    return [free_endpoint(), free_endpoint()]
+
+
+@pytest.fixture
+def servers(endpoints):
+    """Two servers, each of which says which one it is."""
+    one, two = endpoints
+    with FreelanceWorker(one, lambda request: [b"one", *request]), FreelanceWorker(two, lambda r: [b"two", *r]):
+        yield endpoints
+
+
+@pytest.fixture
+def add(endpoints):
+    """A server that adds numbers, and fails if it gets something else."""
+    with FreelanceWorker(endpoints[0], sum, codec="json"):
+        yield endpoints[0]
+
+
+def answers(reply, *frames):
+    return reply in ([b"one", *frames], [b"two", *frames])
+
+
+# ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request(servers):
+    with FreelanceClient(servers) as client:
+        reply = client.request(b"x", b"y")
+        assert answers(reply, b"x", b"y")
+        assert reply.service in servers
+        assert answers(client.request(), b"")
+        assert answers(client.request(bytearray(b"x"), memoryview(b"y")), b"x", b"y")
+
+
+def test_values(add):
+    with FreelanceClient(add) as client:
+        assert client.call([1, 2, 3]) == 6
+        with pytest.raises(ServiceError) as caught:
+            client.call(["a"])
+        assert (caught.value.code, caught.value.service) == (500, add)
+        with pytest.raises(CodecError):
+            client.call(object())
+        with pytest.raises(SettingError):
+            client.call([1], codec="pickle")
+
+
+def test_many_threads_and_many_futures(servers, pool):
+    with FreelanceClient(servers) as client:
+        replies = list(pool.map(lambda n: client.request(b"%d" % n), range(2000)))
+        assert all(answers(reply, b"%d" % n) for n, reply in enumerate(replies))
+        futures = [client.submit(b"%d" % n) for n in range(2000)]
+        assert all(answers(future.result(), b"%d" % n) for n, future in enumerate(futures))
+
+
+def test_a_request_without_a_server():
+    missing = free_endpoint()
+    with FreelanceClient(missing, timeout=0.05) as client:
+        with pytest.raises(BrokerUnreachable, match="no server could be reached at"):
+            client.request(b"x")
+        with pytest.raises(TimeoutError):
+            client.request(b"x", timeout=0.01)
+        assert client.ping(0.01) == {missing: None}
+        assert [tuple(each) for each in client.servers()] == [(missing, False, None, 0)]
+
+
+def test_a_server_under_another_name_cannot_be_reached(endpoints):
+    """Its routing id is not the endpoint (C46)."""
+    other = endpoints[0].replace("127.0.0.1", "localhost")
+    with FreelanceWorker(endpoints[0], list), FreelanceClient(other, timeout=0.3) as client:
+        with pytest.raises(BrokerUnreachable, match="is this its public name"):
+            client.request(b"x")
+
+
+def test_a_server_that_starts_later(endpoints):
+    with FreelanceClient(endpoints) as client:
+        future = client.submit(b"x", timeout=30.0)
+        with FreelanceWorker(endpoints[1], list):
+            assert future.result() == [b"x"]
+
+
+def test_a_server_that_is_restarted(endpoints):
+    (endpoint, _) = endpoints
+    with FreelanceClient(endpoint) as client:
+        for number in range(3):
+            with FreelanceWorker(endpoint, lambda request, number=number: b"%d" % number):
+                assert client.request(b"x", timeout=30.0) == [b"%d" % number]
+
+
+def test_servers_and_pings(servers):
+    with FreelanceClient(servers) as client:
+        trips = client.ping(10.0)
+        assert trips.keys() == set(servers)
+        assert all(0 < seconds < 10 for seconds in trips.values())
+        states = client.servers()
+        assert {state.endpoint for state in states} == set(servers)
+        assert all(state.alive and state.outstanding == 0 and state.silence < 10 for state in states)
+
+
+def test_a_future_that_is_cancelled_is_forgotten(endpoints):
+    with plain_server(endpoints[0], lambda frames: [b"PONG"] if frames == [b"PING"] else None) as received:
+        with FreelanceClient(endpoints[0]) as client:
+            future = client.submit(b"x")
+            eventually(lambda: [b"1", b"x"] in received)
+            assert client.servers()[0].outstanding == 1
+            assert future.cancel()
+            assert future.cancel()
+            assert client.servers()[0].outstanding == 0
+            with pytest.raises(CancelledError):
+                future.result()
+
+
+def test_a_request_that_waits_for_its_turn_is_sent_when_another_is_cancelled(endpoints):
+    (endpoint, _) = endpoints
+    with plain_server(endpoint, lambda frames: [b"PONG"] if frames == [b"PING"] else None) as received:
+        with FreelanceClient(endpoint, max_outstanding=1, timeout=600.0, ping=300.0, ttl=500.0) as client:
+            first = client.submit(b"x")
+            client.submit(b"y")
+            eventually(lambda: [b"1", b"x"] in received)
+            assert [b"2", b"y"] not in received
+            first.cancel()
+            eventually(lambda: [b"2", b"y"] in received)
+
+        async def main():
+            limits = {"max_outstanding": 1, "timeout": 600.0, "ping": 300.0, "ttl": 500.0}
+            async with AsyncFreelanceClient(endpoint, **limits) as client:
+                tasks = [asyncio.create_task(client.request(body)) for body in (b"v", b"w")]
+                await asyncio.to_thread(eventually, lambda: [b"1", b"v"] in received)
+                assert [b"2", b"w"] not in received
+                tasks[0].cancel()
+                await asyncio.to_thread(eventually, lambda: [b"2", b"w"] in received)
+                tasks[1].cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(main())
+
+
+def test_callbacks_may_use_the_client(servers):
+    done = threading.Event()
+    replies = []
+    with FreelanceClient(servers) as client:
+
+        def again(future):
+            replies.append(future.result())
+            client.submit(b"second").add_done_callback(lambda second: (replies.append(second.result()), done.set()))
+
+        client.submit(b"first").add_done_callback(again)
+        assert done.wait(10)
+    assert answers(replies[0], b"first")
+    assert answers(replies[1], b"second")
+
+
+def test_closing_ends_what_is_outstanding():
+    client = FreelanceClient(free_endpoint())
+    future = client.submit(b"x")
+    client.close()
+    client.close()
+    with pytest.raises(ClosedError):
+        future.result()
+    for use in (lambda: client.request(b"x"), client.servers, client.ping):
+        with pytest.raises(ClosedError, match="this client was closed"):
+            use()
+
+
+def test_a_client_may_be_closed_in_a_callback(servers):
+    closed = threading.Event()
+    client = FreelanceClient(servers)
+    client.submit(b"x").add_done_callback(lambda future: (client.close(), closed.set()))
+    assert closed.wait(10)
+    client._thread.join(10)
+    assert not client._thread.is_alive()
+
+
+def test_a_forked_process_may_not_use_the_client(servers):
+    with FreelanceClient(servers) as client:
+        assert answers(client.request(b"x"), b"x")
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                client.request(b"x")
+            except ClosedError:
+                client.close()  # does nothing
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert answers(client.request(b"x"), b"x")
+
+
+def test_inproc():
+    with zmq.Context() as context:
+        with (
+            FreelanceWorker("inproc://server", list, context=context),
+            FreelanceClient("inproc://server", context=context) as client,
+        ):
+            assert client.request(b"x") == [b"x"]
+
+
+def test_ipc(tmp_path):
+    endpoint = f"ipc://{tmp_path}/server"
+    with FreelanceWorker(endpoint, list), FreelanceClient(endpoint) as client:
+        assert client.request(b"x") == [b"x"]
+
+
+def test_a_context_that_is_terminated_ends_the_client(caplog):
+    context = zmq.Context()
+    client = FreelanceClient(free_endpoint(), context=context)
+    future = client.submit(b"x")
+    with caplog.at_level(logging.WARNING):
+        context.term()
+        with pytest.raises(ClosedError):
+            future.result(10)
+    client.close()
+    assert "the ZeroMQ context was terminated" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ([[]], {}),
+        ([7], {}),
+        (["tcp://127.0.0.1"], {}),
+        (["nonsense"], {}),
+        ([["tcp://127.0.0.1:1", "tcp://127.0.0.1:x"]], {}),
+        (["tcp://127.0.0.1:1"], {"timeout": 0}),
+        (["tcp://127.0.0.1:1"], {"timeout": None}),
+        (["tcp://127.0.0.1:1"], {"ping": 0}),
+        (["tcp://127.0.0.1:1"], {"ttl": 1}),
+        (["tcp://127.0.0.1:1"], {"codec": "pickle"}),
+        (["tcp://127.0.0.1:1"], {"key": "amy.key_secret"}),
+    ],
+)
+@pytest.mark.parametrize("kind", [FreelanceClient, AsyncFreelanceClient])
+def test_invalid_settings(kind, arguments, settings):
+    with pytest.raises(SettingError):
+        kind(*arguments, **settings)
+
+
+def test_invalid_arguments(servers):
+    with FreelanceClient(servers) as client:
+        with pytest.raises(SettingError, match="frame 0 is of type str"):
+            client.request("x")
+        with pytest.raises(SettingError, match="timeout is -1"):
+            client.request(b"x", timeout=-1)
+        with pytest.raises(SettingError, match="timeout is 0"):
+            client.ping(0)
+
+
+# ── asyncio ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_asyncio_many_requests(servers):
+    async def main():
+        async with AsyncFreelanceClient(servers) as client:
+            replies = await asyncio.gather(*(client.request(b"%d" % n) for n in range(3000)))
+            assert all(answers(reply, b"%d" % n) for n, reply in enumerate(replies))
+            trips = await client.ping(10.0)
+            assert None not in trips.values()
+            assert all(state.alive for state in client.servers())
+
+    asyncio.run(main())
+
+
+def test_asyncio_values_and_errors(add):
+    async def main():
+        async with AsyncFreelanceClient(add) as client:
+            assert await client.call([1, 2, 3]) == 6
+            with pytest.raises(ServiceError):
+                await client.call(["a"])
+        async with AsyncFreelanceClient(free_endpoint(), timeout=0.05) as client:
+            with pytest.raises(BrokerUnreachable):
+                await client.request(b"x")
+
+    asyncio.run(main())
+
+
+def test_asyncio_cancelling_and_closing(endpoints):
+    mute = plain_server(endpoints[0], lambda frames: [b"PONG"] if frames == [b"PING"] else None)
+
+    async def main(received):
+        client = AsyncFreelanceClient(endpoints[0])
+        tasks = [asyncio.create_task(client.request(b"x")) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(eventually, lambda: received)
+        tasks[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        assert client._session.outstanding == 1
+        await client.close()
+        await client.close()
+        with pytest.raises(ClosedError):
+            await tasks[1]
+        with pytest.raises(ClosedError):
+            await client.request(b"x")
+
+    with mute as received:
+        asyncio.run(main(received))
+
+
+def test_asyncio_a_client_belongs_to_one_event_loop(servers):
+    client = AsyncFreelanceClient(servers)
+
+    async def use():
+        return await client.request(b"x")
+
+    assert answers(asyncio.run(use()), b"x")
+    with pytest.raises(SettingError, match="another event loop"):
+        asyncio.run(use())
+    asyncio.run(client.close())
+
+
+def test_asyncio_a_timeout_of_the_caller(endpoints):
+    async def main():
+        async with AsyncFreelanceClient(endpoints) as client:
+            with pytest.raises(TimeoutError) as caught:
+                async with asyncio.timeout(0.01):
+                    await client.request(b"x")
+            assert not isinstance(caught.value, RequestTimeout)
+            assert client._session.outstanding == 0
+
+    asyncio.run(main())
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path)
+
+
+def keyed(folder, name, server="broker"):
+    settings = folder.settings(name, server)
+    return {"key": settings["key"], "server_key": settings["broker_key"]}
+
+
+def test_keys_and_roles(folder, endpoints):
+    (endpoint, _) = endpoints
+    with FreelanceWorker(endpoint, whose, access=load(folder.access)) as worker:
+        with FreelanceClient(endpoint, **keyed(folder, "shop")) as client:
+            assert client.request(b"x") == [b"shop"]
+        with FreelanceClient(endpoint, **keyed(folder, "resizer")) as client:
+            with pytest.raises(ServiceError, match="the role resizer may not call 'freelance'") as caught:
+                client.request(b"x")
+            assert caught.value.code == 403
+        with FreelanceClient(endpoint, **keyed(folder, "stranger"), timeout=0.5) as client:
+            with pytest.raises(BrokerUnreachable, match="refuses this key, which it does not know"):
+                client.request(b"x")
+        with FreelanceClient(endpoint, timeout=0.5) as client:
+            with pytest.raises(BrokerUnreachable, match="--key"):
+                client.request(b"x")
+        (server,) = worker._connections
+        assert server.session.dropped["unknown-key"]
+
+
+def whose(request):
+    return request.user.encode()
+
+
+def test_a_client_that_was_refused_tries_again(folder, endpoints, monkeypatch):
+    monkeypatch.setattr(freelance_connection, "REFUSED_RETRY_SECONDS", 0.05)
+    (endpoint, _) = endpoints
+    with FreelanceClient(endpoint, **keyed(folder, "stranger")) as client:
+        with FreelanceWorker(endpoint, whose, access=load(folder.access)):
+            with pytest.raises(BrokerUnreachable, match="refuses this key"):
+                client.request(b"x", timeout=0.5)
+        folder.write('[roles.stranger]\nkeys = ["stranger.key"]\ncall = ["*"]')
+        with FreelanceWorker(endpoint, whose, access=load(folder.access)):
+            assert client.request(b"x", timeout=30.0) == [b"stranger"]
+
+
+def test_the_wrong_key_of_a_server(folder, endpoints):
+    (endpoint, _) = endpoints
+    with FreelanceWorker(endpoint, whose, access=load(folder.access)):
+        with FreelanceClient(endpoint, **keyed(folder, "shop", "operator"), timeout=0.5) as client:
+            with pytest.raises(BrokerUnreachable):
+                client.request(b"x")

@@ -1,0 +1,288 @@
+"""FLP (C46) over real sockets, with frames written by hand on one side."""
+
+import asyncio
+import threading
+
+import pytest
+import zmq
+from support.freelance import Caller, agent, plain_server
+from support.processes import eventually, free_endpoint
+
+from zmdp.clients import AsyncFreelanceClient, FreelanceClient
+from zmdp.mdp.errors import BindError, RequestTimeout
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.wire import error_body
+from zmdp.workers import FreelanceWorker
+from zmdp.workers import freelance_connection as module
+
+MARK = b"the end"
+
+
+@pytest.fixture
+def endpoint():
+    return free_endpoint()
+
+
+@pytest.fixture
+def server(endpoint):
+    with FreelanceWorker(endpoint, list) as worker:
+        yield worker
+
+
+def serving(endpoint, handler=list, **settings):
+    return FreelanceWorker(endpoint, handler, **settings)
+
+
+# ── our server, a caller by hand ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_c46_ping_is_answered_by_pong_from_the_endpoint(server, endpoint):
+    with Caller(endpoint) as caller:
+        caller.send(endpoint, b"PING")
+        assert caller.recv() == [endpoint.encode(), b"PONG"]
+
+
+@pytest.mark.parametrize("control", [b"1", b"", b"PING", b"\x00\xff" * 50])
+@pytest.mark.parametrize("body", [[b""], [b"x"], [b"a", b"", b"b"]])
+def test_c46_the_first_frame_returns_unmodified_before_the_reply(server, endpoint, control, body):
+    with Caller(endpoint) as caller:
+        caller.send(endpoint, control, *body)
+        assert caller.recv() == [endpoint.encode(), control, *body]
+
+
+def test_c46_ping_is_answered_while_the_only_handler_runs(endpoint):
+    running, go_on = threading.Event(), threading.Event()
+
+    def wait(request):
+        running.set()
+        go_on.wait()
+        return request
+
+    with serving(endpoint, wait), Caller(endpoint) as caller:
+        try:
+            caller.send(endpoint, b"1", b"x")
+            assert running.wait(10)
+            for _ in range(3):
+                caller.send(endpoint, b"PING")
+                assert caller.recv() == [endpoint.encode(), b"PONG"]
+        finally:
+            go_on.set()
+        assert caller.recv() == [endpoint.encode(), b"1", b"x"]
+
+
+def test_messages_that_are_no_commands_are_dropped(server, endpoint):
+    with Caller(endpoint) as caller:
+        for frames in ([b""], [b"garbage"], [b"PONG"], [b"1"], [b"PING "], [b"\x00"]):
+            caller.send(endpoint, *frames)
+        caller.send(endpoint, b"9", MARK)
+        assert caller.recv() == [endpoint.encode(), b"9", MARK]
+
+
+def test_a_request_of_too_many_frames_is_dropped(server, endpoint):
+    with Caller(endpoint) as caller:
+        caller.send(endpoint, b"1", *[b"x"] * (2 * Limits().max_frames))
+        caller.send(endpoint, b"2", MARK)
+        assert caller.recv() == [endpoint.encode(), b"2", MARK]
+
+
+def test_a_frame_that_is_too_large_ends_the_connection_of_its_sender_only(server, endpoint):
+    with Caller(endpoint) as caller, Caller(endpoint) as other:
+        caller.send(endpoint, b"1", bytes(Limits().max_message + 1))
+        other.send(endpoint, b"2", MARK)
+        assert other.recv() == [endpoint.encode(), b"2", MARK]
+        caller.send(endpoint, b"3", MARK)  # it has reconnected
+        assert caller.recv() == [endpoint.encode(), b"3", MARK]
+
+
+def test_a_failure_is_three_readable_frames(endpoint):
+    def fail(request):
+        raise ValueError("no good")
+
+    with serving(endpoint, fail), Caller(endpoint) as caller:
+        caller.send(endpoint, b"1", b"x")
+        assert caller.recv() == [endpoint.encode(), b"1", *error_body(500, "ValueError: no good")]
+
+
+def test_the_parts_of_a_stream_arrive_in_one_reply(endpoint):
+    def count(request):
+        yield b"one"
+        yield [b"two", b"three"]
+        return b"done"
+
+    with serving(endpoint, count), Caller(endpoint) as caller:
+        caller.send(endpoint, b"1", b"x")
+        assert caller.recv() == [endpoint.encode(), b"1", b"one", b"two", b"three", b"done"]
+
+
+def test_a_plain_req_socket_can_call(server, endpoint):
+    """Its empty delimiter is the control frame."""
+    with zmq.Context() as context, context.socket(zmq.REQ) as req:
+        req.set(zmq.LINGER, 0)
+        req.connect(endpoint)
+        req.send_multipart([b"a", b"b"])
+        assert req.poll(10_000)
+        assert req.recv_multipart() == [b"a", b"b"]
+
+
+def test_a_client_that_never_reads_does_not_hold_up_others(endpoint, monkeypatch):
+    monkeypatch.setattr(module, "MAX_UNSENT_BYTES", 1 << 20)
+    reply = bytes(1 << 20)
+    with serving(endpoint, lambda request: reply) as worker:
+        (server,) = worker._connections
+        with Caller(endpoint, receive_limit=1) as lazy, Caller(endpoint) as other:
+            for number in range(40):
+                lazy.send(endpoint, b"%d" % number, b"x")
+            eventually(lambda: server.session.dropped["slow-reader"])
+            other.send(endpoint, b"1", b"x")
+            assert other.recv()[1:] == [b"1", reply]
+            assert server._unsent.bytes < 3 << 20
+        other_drops = set(server.session.dropped) - {"slow-reader", "client-gone"}
+        assert not other_drops
+
+
+def test_a_client_that_reads_late_gets_every_reply(server, endpoint):
+    with Caller(endpoint, receive_limit=1) as caller:
+        for number in range(5000):
+            caller.send(endpoint, b"%d" % number, bytes(1000))
+        (connection,) = server._connections
+        eventually(lambda: connection.session._last_address == 5000 and not connection.session.waiting)
+        assert [caller.recv()[1] for _ in range(5000)] == [b"%d" % number for number in range(5000)]
+    assert not connection.session.dropped
+
+
+def test_a_client_cannot_abort_the_server_with_a_chosen_routing_id(server, endpoint):
+    """C39: libzmq numbers peers from a start that must not be guessed."""
+    with zmq.Context() as context, Caller(endpoint) as caller:
+        sockets = []
+        for number in range(64):
+            socket = context.socket(zmq.DEALER)
+            socket.set(zmq.LINGER, 0)
+            socket.set(zmq.ROUTING_ID, number.to_bytes(4, "big") + b"x")
+            socket.connect(endpoint)
+            socket.send_multipart([b"1", b"x"])
+            sockets.append(socket)
+        for socket in sockets:
+            assert socket.poll(10_000)
+            assert socket.recv_multipart() == [b"1", b"x"]
+            socket.close()
+        caller.send(endpoint, b"2", MARK)
+        assert caller.recv() == [endpoint.encode(), b"2", MARK]
+
+
+def test_the_guides_client_calls_our_server(server, endpoint):
+    """It sends a request again whenever something arrives, so the server may handle it more than once."""
+    missing = free_endpoint()
+    for number in (1, 2, 3):
+        assert agent([endpoint], [b"random", b"name"], number) == [b"random", b"name"]
+    assert agent([endpoint, missing], [b"x"], 4) == [b"x"]
+
+
+def test_a_port_in_use(server, endpoint):
+    with pytest.raises(BindError, match="another program is listening there"):
+        serving(endpoint).start()
+
+
+# ── our client, a server by hand ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_c46_our_client_calls_the_guides_server(endpoint):
+    with plain_server(endpoint) as received, FreelanceClient(endpoint) as client:
+        for number in range(1, 101):
+            assert client.request(b"random", b"name") == [b"OK"]
+            assert [b"%d" % number, b"random", b"name"] in received
+        assert client.ping()[endpoint] is not None
+        assert client.servers()[0].alive
+    assert [b"PING"] in received
+    assert len([frames for frames in received if frames != [b"PING"]]) == 100
+
+
+def test_our_asyncio_client_calls_the_guides_server(endpoint):
+    async def main():
+        async with AsyncFreelanceClient(endpoint) as client:
+            return [await client.request(b"x"), await client.request(b"y", b"z")]
+
+    with plain_server(endpoint) as received:
+        assert asyncio.run(main()) == [[b"OK"], [b"OK"]]
+    assert [b"1", b"x"] in received
+    assert [b"2", b"y", b"z"] in received
+
+
+def test_c46_our_client_has_no_routing_id_of_its_own(endpoint):
+    """A server cannot reply after the client has left: its id is new with each connection."""
+    ids = set()
+    for _ in range(2):
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.set(zmq.ROUTING_ID, endpoint.encode())
+            socket.set(zmq.LINGER, 0)
+            eventually(lambda: bound(socket, endpoint))
+            with FreelanceClient(endpoint) as client:
+                client.submit(b"x")
+                assert socket.poll(10_000)
+                identity = socket.recv_multipart()[0]
+                assert len(identity) == 5
+                assert identity.startswith(b"\0")
+                ids.add(identity)
+
+
+def bound(socket, endpoint):
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        lambda number: [number],
+        lambda number: [b""],
+        lambda number: [b"0", b"x"],
+        lambda number: [number + b" ", b"x"],
+        lambda number: [b"PING", b"x"],
+        lambda number: [b"", *[b"x"] * 3000],
+    ],
+)
+def test_answers_that_make_no_sense_are_ignored(endpoint, junk):
+    def answer(frames):
+        if frames == [b"PING"]:
+            return [b"PONG"]
+        return junk(frames[0]) if frames[1] == b"junk" else [frames[0], b"OK"]
+
+    with plain_server(endpoint, answer), FreelanceClient(endpoint) as client:
+        wrong = client.submit(b"junk", timeout=0.5)
+        assert client.request(b"x") == [b"OK"]
+        with pytest.raises(RequestTimeout):
+            wrong.result()
+
+
+def test_a_server_that_answers_pings_but_no_requests_costs_its_share_of_the_time(endpoint):
+    other = free_endpoint()
+    mute = plain_server(endpoint, lambda frames: [b"PONG"] if frames == [b"PING"] else None)
+    with mute as received, FreelanceClient([endpoint, other], timeout=20.0) as client:
+        eventually(lambda: client.servers()[0].alive)
+        future = client.submit(b"x", timeout=1.0)
+        eventually(lambda: [b"1", b"x"] in received)
+        with plain_server(other):
+            assert future.result() == [b"OK"]
+            assert client.request(b"y") == [b"OK"]  # and now it is not asked first
+    assert not [frames for frames in received if b"y" in frames]
+
+
+def test_the_other_server_has_the_request_as_soon_as_the_connection_ends(endpoint):
+    other = free_endpoint()
+    began = threading.Event()
+
+    def answer(frames):
+        if frames == [b"PING"]:
+            return [b"PONG"]
+        began.set()
+        return None
+
+    with FreelanceClient([endpoint, other]) as client:
+        with plain_server(endpoint, answer):
+            eventually(lambda: client.servers()[0].alive)
+            future = client.submit(b"x", timeout=600.0)
+            assert began.wait(10)
+        with plain_server(other):
+            assert future.result(30) == [b"OK"]  # long before its share of the time, five minutes, has passed

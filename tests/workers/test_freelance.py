@@ -1,0 +1,410 @@
+"""`FreelanceWorker` and `AsyncFreelanceWorker`: handlers of every kind, settings, and how they end."""
+
+import asyncio
+import logging
+import socket
+import threading
+
+import pytest
+import zmq
+from support.freelance import Caller
+from support.processes import eventually, free_endpoint
+
+from zmdp.clients import AsyncFreelanceClient, FreelanceClient
+from zmdp.mdp.errors import BindError, ClosedError, ServiceError, SettingError
+from zmdp.workers import (
+    AsyncFreelanceWorker,
+    AsyncWorker,
+    Final,
+    FreelanceWorker,
+    Worker,
+    current_request,
+    freelance_connection,
+)
+from zmdp.workers.freelance import freelance_worker
+
+
+@pytest.fixture
+def endpoint():
+    return free_endpoint()
+
+
+def port_of(endpoint):
+    return endpoint.rpartition(":")[2]
+
+
+# ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_handlers_run_at_the_same_time(endpoint):
+    together = threading.Barrier(4)
+
+    def meet(request):
+        together.wait(20)
+        return request
+
+    with FreelanceWorker(endpoint, meet, concurrency=4), FreelanceClient(endpoint) as client:
+        futures = [client.submit(b"%d" % n, timeout=30.0) for n in range(4)]
+        assert [future.result() for future in futures] == [[b"%d" % n] for n in range(4)]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_many_requests(endpoint, concurrency):
+    with FreelanceWorker(endpoint, list, concurrency=concurrency), FreelanceClient(endpoint) as client:
+        futures = [client.submit(b"%d" % n) for n in range(3000)]
+        assert [future.result() for future in futures] == [[b"%d" % n] for n in range(3000)]
+
+
+def test_what_handlers_may_return(endpoint):
+    results = iter([None, b"x", [b"a", b"b"], Final(b"last"), iter([b"p", Final(b"q")]), "text"])
+    with FreelanceWorker(endpoint, lambda request: next(results)), FreelanceClient(endpoint) as client:
+        replies = [client.request() for _ in range(5)]
+        assert replies == [[b""], [b"x"], [b"a", b"b"], [b"last"], [b"p", b"q"]]
+        with pytest.raises(ServiceError, match="expected bytes, a list of bytes, or None"):
+            client.request()
+
+
+def test_a_codec_and_the_current_request(endpoint):
+    def handler(value):
+        return [value, current_request().service, current_request().user]
+
+    worker = FreelanceWorker(endpoint, handler, codec="json", service="lookup")
+    with worker, FreelanceClient(endpoint) as client:
+        assert client.call({"a": 1}) == [{"a": 1}, "lookup", ""]
+        with pytest.raises(ServiceError) as caught:
+            client.request(b"not JSON")
+        assert caught.value.code == 400
+
+
+def test_an_error_of_the_handler(endpoint):
+    def fail(request):
+        raise ServiceError(409, "sold out")
+
+    with FreelanceWorker(endpoint, fail), FreelanceClient(endpoint) as client:
+        with pytest.raises(ServiceError) as caught:
+            client.request(b"x")
+        assert (caught.value.code, caught.value.text) == (409, "sold out")
+
+
+def test_the_guides_loop(endpoint):
+    ended = threading.Event()
+    with FreelanceWorker(endpoint) as worker:
+
+        def serve():
+            reply = None
+            while (request := worker.recv(reply, timeout=20)) is not None:
+                worker.send_partial(b"part")
+                reply = request
+            ended.set()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with FreelanceClient(endpoint) as client:
+            assert client.request(b"x") == [b"part", b"x"]
+            assert client.request(b"y") == [b"part", b"y"]
+        worker.stop()
+        assert ended.wait(10)
+        thread.join()
+
+
+def test_stop_finishes_what_has_begun(endpoint):
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait(request):
+        began.set()
+        go_on.wait(20)
+        return request
+
+    worker = FreelanceWorker(endpoint, wait)
+    worker.start()
+    with Caller(endpoint) as caller:
+        caller.send(endpoint, b"1", b"x")
+        assert began.wait(10)
+        caller.send(endpoint, b"2", b"y")
+        (server,) = worker._connections
+        eventually(lambda: server.session.waiting)
+        worker.stop()
+        eventually(lambda: server.session.dropped["stopping"])
+        assert not worker.wait(0.0)
+        go_on.set()
+        assert worker.wait(10)
+        assert caller.recv() == [endpoint.encode(), b"1", b"x"]
+        assert not caller.socket.poll(0)
+
+
+def test_the_last_reply_arrives_even_if_it_is_large(endpoint):
+    large = bytes(20 << 20)
+    worker = FreelanceWorker(endpoint)
+    with Caller(endpoint) as caller:
+        thread = threading.Thread(target=lambda: (worker.recv(), worker.stop(), worker.recv(large), worker.close()))
+        thread.start()
+        caller.send(endpoint, b"1", b"x")
+        assert caller.recv() == [endpoint.encode(), b"1", large]
+        thread.join()
+
+
+def test_what_is_dropped_is_logged_at_a_bounded_rate(endpoint, logged, monkeypatch):
+    monkeypatch.setattr(freelance_connection, "LOG_SECONDS", 0.1)
+    with FreelanceWorker(endpoint, list), Caller(endpoint) as caller:
+        caller.send(endpoint, b"garbage")
+        assert logged("freelance: dropped messages: 1 malformed")
+        caller.send(endpoint, b"1", *[b"x"] * 2000)
+        assert logged("freelance: dropped messages: 1 too-large")
+
+
+def test_a_worker_starts_once(endpoint):
+    worker = FreelanceWorker(endpoint, list)
+    with worker:
+        with pytest.raises(ClosedError):
+            worker.start()
+    with worker.copy() as copied, FreelanceClient(endpoint) as client:
+        assert client.request(b"x") == [b"x"]
+    assert (copied.endpoint, copied.service) == (endpoint, b"freelance")
+    other = free_endpoint()
+    assert (worker.copy(broker=other).endpoint, worker.copy(broker=other).bind) == (other, other)
+
+
+def test_a_context_that_is_terminated_ends_the_worker(endpoint, logged):
+    context = zmq.Context()
+    worker = FreelanceWorker(endpoint, list, context=context)
+    worker.start()
+    context.term()
+    assert worker.wait(10)
+    assert logged("the ZeroMQ context was terminated")
+
+
+# ── asyncio ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_asyncio_handlers(endpoint):
+    waiting = []
+
+    async def handler(request):
+        if request[0] == b"fail":
+            raise ServiceError(404, "no such user")
+        if request[0] == b"cancelled":
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await task
+        waiting.append(request)
+        while len(waiting) < 3:  # until others have come
+            await asyncio.sleep(0)
+        return request
+
+    async def main():
+        async with AsyncFreelanceWorker(endpoint, handler), AsyncFreelanceClient(endpoint) as client:
+            replies = await asyncio.gather(*(client.request(b"%d" % n) for n in range(3)))
+            assert replies == [[b"0"], [b"1"], [b"2"]]
+            for body, code in ((b"fail", 404), (b"cancelled", 500)):
+                with pytest.raises(ServiceError) as caught:
+                    await client.request(body)
+                assert caught.value.code == code
+            assert await client.ping(10.0) != {endpoint: None}
+
+    asyncio.run(main())
+
+
+def test_asyncio_generators(endpoint):
+    closed = []
+
+    async def count(request):
+        try:
+            yield b"one"
+            yield [b"two", b"three"]
+            if request[0] == b"final":
+                yield Final(b"last")
+        finally:
+            closed.append(request[0])
+
+    async def main():
+        async with AsyncFreelanceWorker(endpoint, count), AsyncFreelanceClient(endpoint) as client:
+            assert await client.request(b"x") == [b"one", b"two", b"three", b""]
+            assert await client.request(b"final") == [b"one", b"two", b"three", b"last"]
+
+    asyncio.run(main())
+    assert closed == [b"x", b"final"]
+
+
+def test_asyncio_stop_finishes_what_has_begun(endpoint):
+    async def main():
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        async def wait(request):
+            began.set()
+            await go_on.wait()
+            return request
+
+        worker = AsyncFreelanceWorker(endpoint, wait, concurrency=1)
+        worker.start()
+        async with AsyncFreelanceClient(endpoint) as client:
+            first = asyncio.ensure_future(client.request(b"x"))
+            await began.wait()
+            worker.stop()
+            waiting = asyncio.ensure_future(worker.wait())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            go_on.set()
+            assert await first == [b"x"]
+            await waiting
+
+    asyncio.run(main())
+
+
+def test_asyncio_run_can_be_cancelled(endpoint):
+    async def main():
+        worker = AsyncFreelanceWorker(endpoint, echo)
+        running = asyncio.ensure_future(worker.run())
+        async with AsyncFreelanceClient(endpoint) as client:
+            assert await client.request(b"x") == [b"x"]
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+
+
+async def echo(request):
+    return request
+
+
+def test_asyncio_a_port_in_use(endpoint):
+    async def main():
+        with pytest.raises(BindError, match="another program is listening there"):
+            AsyncFreelanceWorker(endpoint, echo).start()
+
+    with FreelanceWorker(endpoint, list):
+        asyncio.run(main())
+
+
+def test_asyncio_many_requests_with_limited_concurrency(endpoint):
+    running = 0
+
+    async def handler(request):
+        nonlocal running
+        running += 1
+        assert running <= 7
+        await asyncio.sleep(0)
+        running -= 1
+        return request
+
+    async def main():
+        async with AsyncFreelanceWorker(endpoint, handler, concurrency=7), AsyncFreelanceClient(endpoint) as client:
+            replies = await asyncio.gather(*(client.request(b"%d" % n) for n in range(2000)))
+            assert replies == [[b"%d" % n] for n in range(2000)]
+
+    asyncio.run(main())
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "public", ["tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://[::]:5555", "tcp://127.0.0.1:*", "tcp://127.0.0.1:0"]
+)
+def test_a_wildcard_is_not_a_public_endpoint(public):
+    with pytest.raises(SettingError, match=r"--freelance tcp://server1:5555 --bind tcp://\*:5555"):
+        FreelanceWorker(public, list)
+
+
+def test_a_wildcard_with_a_public_endpoint(endpoint):
+    worker = FreelanceWorker(endpoint, list, bind=f"tcp://*:{port_of(endpoint)}", insecure=True)
+    with worker, FreelanceClient(endpoint) as client:
+        assert client.request(b"x") == [b"x"]
+
+
+def test_a_name_as_public_endpoint(endpoint):
+    named = f"tcp://localhost:{port_of(endpoint)}"
+    with FreelanceWorker(named, list), FreelanceClient(named) as client:
+        assert client.request(b"x") == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("bind", "text"),
+    [
+        ("tcp://*:{}", "refused to listen on tcp://\\*:.*--insecure"),
+        ("tcp://192.0.2.1:{}", "refused to listen on"),
+        ("tcp://127.0.0.1:{}", None),
+    ],
+)
+def test_other_machines_may_connect_only_with_access_control(endpoint, bind, text):
+    worker = FreelanceWorker(endpoint, list, bind=bind.format(port_of(endpoint)))
+    if text is None:
+        worker.start()
+        worker.stop()
+        assert worker.wait(10)
+    else:
+        with pytest.raises(BindError, match=text):
+            worker.start()
+
+
+@pytest.mark.parametrize(
+    ("public", "text"),
+    [
+        ("tcp://192.0.2.1:{}", "it is not an address of this machine; if it is the public one, add --bind"),
+        ("tcp://no-such-host.invalid:{}", "the name no-such-host.invalid has no address"),
+    ],
+)
+def test_an_address_of_another_machine(endpoint, public, text):
+    with pytest.raises(BindError, match=text):
+        FreelanceWorker(public.format(port_of(endpoint)), list, insecure=True).start()
+
+
+def test_an_ipc_path_in_use(tmp_path):
+    endpoint = f"ipc://{tmp_path}/server"
+    with FreelanceWorker(endpoint, list), FreelanceClient(endpoint) as client:
+        with pytest.raises(BindError, match="another program is listening there"):
+            FreelanceWorker(endpoint, list).start()
+        assert client.request(b"x") == [b"x"]
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(f"{tmp_path}/old")
+    with FreelanceWorker(f"ipc://{tmp_path}/old", list), FreelanceClient(f"ipc://{tmp_path}/old") as client:
+        assert client.request(b"x") == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        (["tcp://127.0.0.1"], {}),
+        ([7], {}),
+        (["ipc://" + "x" * 300], {}),
+        (["tcp://127.0.0.1:5555"], {"bind": "tcp://127.0.0.1"}),
+        (["tcp://127.0.0.1:5555"], {"service": "mmi.x y\0"}),
+        (["tcp://127.0.0.1:5555"], {"concurrency": 0}),
+        (["tcp://127.0.0.1:5555"], {"codec": "pickle"}),
+    ],
+)
+def test_invalid_settings(arguments, settings):
+    with pytest.raises(SettingError):
+        FreelanceWorker(*arguments, list, **settings)
+
+
+def test_handlers_of_the_wrong_kind(endpoint):
+    with pytest.raises(SettingError):
+        FreelanceWorker(endpoint, echo)
+    with pytest.raises(SettingError):
+        AsyncFreelanceWorker(endpoint, list)
+
+
+def test_a_worker_becomes_a_server(endpoint):
+    for worker, kind in (
+        (Worker("echo", list, concurrency=3, codec="json", name="me"), FreelanceWorker),
+        (AsyncWorker("echo", echo, concurrency=3, codec="json", name="me"), AsyncFreelanceWorker),
+    ):
+        server = freelance_worker(worker, endpoint, bind="tcp://*:5555", insecure=True)
+        assert type(server) is kind
+        assert (server.endpoint, server.bind, server.broker, server.insecure) == (
+            endpoint, "tcp://*:5555", endpoint, True,
+        )  # fmt: skip
+        assert (server.service, server.concurrency, server.codec, server.name) == (b"echo", 3, "json", "me")
+
+
+def test_errors_of_the_gate_leave_nothing_open(endpoint, tmp_path, caplog):
+    from support.access import Folder
+
+    from zmdp.mdp.access import load
+
+    access = load(Folder(tmp_path).access)
+    with zmq.Context() as context, caplog.at_level(logging.WARNING):
+        with FreelanceWorker(endpoint, list, access=access, context=context):
+            with pytest.raises(BindError, match="has a ZAP handler already"):
+                FreelanceWorker(free_endpoint(), list, access=access, context=context).start()

@@ -1,0 +1,218 @@
+"""The server's state machine for FLP (C46): PINGs, control frames, limits, PARTIALs, failures."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmdp.mdp.wire import error_body, parse_error
+from zmdp.workers import freelance_session as module
+from zmdp.workers.freelance_session import FreelanceServerSession
+from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed
+
+SMALL = {"max_message": 1000, "max_frames": 10}
+
+
+def session(**settings):
+    return FreelanceServerSession(b"echo", **settings)
+
+
+def taken(server):
+    """Return everything that is to be sent."""
+    found = []
+    while (message := server.take_message()) is not None:
+        found.append(message)
+    return found
+
+
+def test_a_ping_is_answered_at_once():
+    server = session()
+    server.receive([b"amy", b"1", b"slow"])
+    assert server.begin() == [b"slow"]
+    server.receive([b"amy", b"PING"])
+    assert taken(server) == [[b"amy", b"PONG"]]
+
+
+def test_the_control_frame_returns_unmodified():
+    server = session(concurrency=4)
+    for control in (b"1", b"", b"PING", bytes(range(256))):
+        server.receive([b"amy", control, b"a", b"b"])
+        request = server.begin()
+        assert request == [b"a", b"b"]
+        server.finish(request, [b"c", b"d"])
+        assert taken(server) == [[b"amy", control, b"c", b"d"]]
+
+
+def test_what_a_handler_sees_of_a_request():
+    server = session()
+    server.receive([b"amy", b"1", b"x"], "shop")
+    request = server.begin()
+    assert (request.service, request.client, request.user, request.attempt) == ("echo", b"1", "shop", 1)
+    assert (request.headers, request.deadline, request.cancelled) == ({}, None, False)
+    server.finish(request, [b""])
+    server.receive([b"amy", b"1", b"x"])
+    request = server.begin()
+    assert (request.client, request.user, request.options) == (b"2", "", {})
+
+
+def test_requests_begin_in_order_and_no_more_than_handlers():
+    server = session(concurrency=2)
+    for number in (b"1", b"2", b"3"):
+        server.receive([b"amy", number, number])
+    first, second = server.begin(), server.begin()
+    assert (first, second, server.begin(), server.waiting) == ([b"1"], [b"2"], None, 1)
+    server.finish(second, [b"two"])
+    assert server.begin() == [b"3"]
+    assert taken(server) == [[b"amy", b"2", b"two"]]
+
+
+def test_two_requests_with_the_same_control_frame_are_two_requests():
+    server = session(concurrency=2)
+    server.receive([b"amy", b"1", b"x"])
+    server.receive([b"amy", b"1", b"x"])
+    for request in (server.begin(), server.begin()):
+        server.finish(request, [b"y"])
+    assert taken(server) == [[b"amy", b"1", b"y"]] * 2
+
+
+def test_parts_arrive_with_the_last_one():
+    server = session()
+    server.receive([b"amy", b"1", b"x"])
+    request = server.begin()
+    assert server.partial(request, [b"a"])
+    assert server.partial(request, [b"b", b"c"])
+    assert taken(server) == []
+    server.finish(request, [b"d"])
+    assert taken(server) == [[b"amy", b"1", b"a", b"b", b"c", b"d"]]
+
+
+def test_parts_that_are_too_large_together():
+    server = session()
+    part = [bytes(MAX_BODY // 2)]
+    for parts in ([part] * 4, [[b""]] * (MAX_BODY_FRAMES + 7), [part, part]):
+        server.receive([b"amy", b"1", b"x"])
+        request = server.begin()
+        for each in parts:
+            server.partial(request, each)
+        server.finish(request, [b"x"])
+        ((_, _, *body),) = taken(server)
+        code, text = parse_error(body)
+        assert code == 413
+        assert "the parts of the reply together have more than" in text
+
+
+def test_a_failure_after_parts_is_a_failure():
+    server = session()
+    server.receive([b"amy", b"1", b"x"])
+    request = server.begin()
+    server.partial(request, [b"a"])
+    server.finish(request, Failed(500, "ValueError: no good"))
+    assert taken(server) == [[b"amy", b"1", *error_body(500, "ValueError: no good")]]
+
+
+def test_what_is_no_command_is_dropped_and_counted():
+    server = session(**SMALL)
+    for message in ([b"amy"], [b"amy", b""], [b"amy", b"1"], [b"amy", b"PONG"]):
+        server.receive(message)
+    assert server.dropped == {module.MALFORMED: 4}
+    server.receive([b"amy", b"1", bytes(1001)])
+    server.receive([b"amy", b"1", *[b""] * 9])
+    assert server.dropped == {module.MALFORMED: 4, module.TOO_LARGE: 2}
+    assert (server.waiting, taken(server)) == (0, [])
+    server.receive([b"amy", b"1", *[b""] * 8])
+    assert server.waiting == 1
+
+
+def test_the_number_of_waiting_requests_is_limited():
+    server = session(max_waiting=2)
+    for _ in range(5):
+        server.receive([b"amy", b"1", b"x"])
+    assert (server.waiting, server.dropped) == (2, {module.QUEUE_FULL: 3})
+    server.receive([b"amy", b"PING"])
+    assert taken(server) == [[b"amy", b"PONG"]]
+    server.finish(server.begin(), [b"y"])
+    server.receive([b"amy", b"1", b"x"])
+    assert server.waiting == 2
+
+
+def test_the_memory_of_waiting_requests_is_limited():
+    server = session(max_waiting_bytes=10_000)
+    for _ in range(100):
+        server.receive([b"amy", b"1", bytes(2000)])
+    assert server.waiting == 4
+    for _ in range(100):  # each takes memory, even if it is empty
+        server.receive([b"amy", b"", b""])
+    assert server.waiting < 10
+    while (request := server.begin()) is not None:
+        server.finish(request, [b""])
+    for _ in range(100):
+        server.receive([b"amy", b"1", bytes(2000)])
+    assert server.waiting == 4
+
+
+def test_a_role_that_may_not_call_is_told_so():
+    server = session()
+    server.receive([b"amy", b"1", b"x"], "intern", allowed=False)
+    server.receive([b"amy", b"PING"], "intern", allowed=False)
+    assert taken(server) == [[b"amy", b"1", *error_body(403, "the role intern may not call 'echo'")], [b"amy", b"PONG"]]
+    assert server.begin() is None
+
+
+def test_leaving_finishes_what_has_begun():
+    server = session()
+    for number in (b"1", b"2", b"3"):
+        server.receive([b"amy", number, b"x"])
+    request = server.begin()
+    server.leave()
+    server.receive([b"amy", b"4", b"x"])
+    server.receive([b"amy", b"PING"])
+    assert (server.begin(), server.ended, taken(server)) == (None, False, [])
+    assert server.dropped == {module.STOPPING: 4}
+    server.finish(request, [b"y"])
+    assert not server.ended
+    assert taken(server) == [[b"amy", b"1", b"y"]]
+    assert server.ended
+
+
+def test_a_request_that_is_abandoned_gets_no_reply():
+    server = session()
+    server.receive([b"amy", b"1", b"x"])
+    request = server.begin()
+    server.abandon(request)
+    server.finish(request, [b"y"])
+    assert not server.partial(request, [b"y"])
+    assert taken(server) == []
+    server.leave()
+    assert server.ended
+
+
+def test_the_requests_of_a_client_that_is_gone_are_cancelled():
+    server = session(concurrency=3)
+    for client in (b"amy", b"ben"):
+        server.receive([client, b"1", b"x"])
+    amy, ben = server.begin(), server.begin()
+    server.gone(b"amy")
+    assert (amy.cancelled, ben.cancelled) == (True, False)
+    assert (server.partial(amy, [b"a"]), server.partial(ben, [b"a"])) == (False, True)
+    server.not_read()
+    assert server.dropped == {module.CLIENT_GONE: 1, module.SLOW_READER: 1}
+
+
+FRAMES = st.lists(st.binary(max_size=5) | st.sampled_from([b"PING", b"PONG"]), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"amy", b"ben"]), FRAMES), max_size=30), st.integers(1, 3))
+def test_each_request_gets_one_reply_and_each_ping_one_pong(messages, concurrency):
+    server = session(concurrency=concurrency)
+    expected = Counter()
+    for client, frames in messages:
+        server.receive([client, *frames])
+        if len(frames) > 1:
+            expected[(client, *frames)] += 1
+        elif frames == [b"PING"]:
+            expected[client, b"PONG"] += 1
+    while (request := server.begin()) is not None:
+        server.finish(request, list(request))
+    assert Counter(map(tuple, taken(server))) == expected
+    server.leave()
+    assert server.ended

@@ -1,0 +1,304 @@
+"""A Freelance server's socket: its session on a ROUTER that clients connect to, and who may connect."""
+
+import ctypes
+import ipaddress
+import logging
+import math
+import os
+import secrets
+import socket as sockets
+from collections import Counter
+from errno import EADDRINUSE, EADDRNOTAVAIL, EAGAIN
+from pathlib import Path
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+
+from ..mdp.access import Access
+from ..mdp.errors import BindError, SettingError
+from ..mdp.limits import Limits
+from ..mdp.transport.multipart import Unsent, receive, send
+from ..mdp.transport.sockets import Context, checked_endpoint
+from .freelance_session import FreelanceServerSession
+
+MAX_MESSAGES: Final = 100
+"""Messages taken in before requests are started and replies are sent."""
+MAX_UNSENT_BYTES: Final = Limits().max_outbox_bytes
+"""Memory of the replies that clients have not read yet; beyond it, those to slow readers are dropped."""
+LINGER_MS: Final = 3_000
+"""Time for the last replies, which may be large, to be sent after closing."""
+HANDSHAKE_MS: Final = 5_000
+LOG_SECONDS: Final = 10.0
+"""Interval in which dropped messages are logged, at most once."""
+MAX_ENDPOINT_BYTES: Final = 255
+"""Length of the longest routing id."""
+
+_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+_ZAP_DOMAIN: Final = b"zmdp"
+_WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - these are refused
+
+log = logging.getLogger("zmdp.worker")
+
+
+def public_endpoint(endpoint: object) -> str:
+    """Return `endpoint`, by which clients know a server.  Raises `SettingError` if they cannot connect to it."""
+    checked = checked_endpoint(endpoint)
+    host, port = _host(checked)
+    if host in _WILDCARDS or port in {"*", "0"}:
+        raise SettingError(
+            f"clients cannot connect to {checked}: a Freelance server needs the address and port that its clients use, "
+            f"and listens elsewhere if told so: --freelance tcp://server1:5555 --bind tcp://*:5555 (in Python, bind=)"
+        )
+    if len(checked.encode()) > MAX_ENDPOINT_BYTES:
+        raise SettingError(f"{checked[:60]}… is too long to be a server's name: at most {MAX_ENDPOINT_BYTES} bytes")
+    return checked
+
+
+def check_local(endpoint: str) -> None:
+    """Raise `BindError` if other machines can reach `endpoint`."""
+    host, port = _host(endpoint)
+    if port and not _is_loopback(host):
+        raise BindError(
+            f"refused to listen on {endpoint}, where other machines may connect, without access control: use --access "
+            f"FILE to admit known keys only, or --insecure to admit everybody (in Python, access= or insecure=True)"
+        )
+
+
+def _host(endpoint: str) -> tuple[str, str]:
+    """Return the host and the port of a tcp:// endpoint; empty for others."""
+    if not endpoint.startswith("tcp://"):
+        return "", ""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), port
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in {"localhost", "lo"}  # libzmq accepts the name of an interface too
+
+
+def _numeric(endpoint: str) -> str:
+    """Return `endpoint` with the address of its host instead of a name, which ZeroMQ cannot listen on."""
+    host, port = _host(endpoint)
+    if not host or host == "*" or host in {name for _, name in sockets.if_nameindex()}:
+        return endpoint
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            return f"tcp://{sockets.getaddrinfo(host, None, sockets.AF_INET)[0][4][0]}:{port}"
+        except (OSError, UnicodeError):
+            raise BindError(f"cannot listen on {endpoint}: the name {host} has no address") from None
+    return endpoint
+
+
+class _Sources:
+    """Limits the frames of a message, and has the key of its sender, for `multipart.receive`."""
+
+    def __init__(self, *, secured: bool, max_frames: int) -> None:
+        self.secured = secured
+        self.user = b""
+        self.max_frames = max_frames
+        self.known = self
+
+    def __contains__(self, identity: object) -> bool:
+        return True  # nothing is remembered of clients
+
+    def add(self, identity: bytes, descriptor: int) -> None:
+        """Not called: every client is known."""
+
+    def offender(self, descriptor: int) -> None:
+        """Ignore the rest of a message of too many frames; the session drops what was received of it."""
+
+
+class _Gate:
+    """Admits the connections whose keys an access file lists: answers libzmq's requests (ZAP, RFC 27)."""
+
+    def __init__(self, context: Context, access: Access) -> None:
+        self._access = access
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)
+        try:
+            self._socket.bind(_ZAP_ENDPOINT)
+        except zmq.ZMQError:
+            self._socket.close()
+            raise BindError("cannot check keys: this ZeroMQ context has a ZAP handler already; use another") from None
+        self.descriptor = int(self._socket.get(zmq.FD))
+        self.refused = 0
+
+    def protect(self, socket: zmq.Socket[bytes]) -> None:
+        """Let `socket` accept only the connections that this handler admits."""
+        socket.set(zmq.CURVE_SERVER, 1)
+        socket.set(zmq.CURVE_SECRETKEY, self._access.secret_key)
+        socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler, admit nobody instead of everybody
+
+    def answer(self) -> None:
+        """Answer the requests that have arrived."""
+        while (message := receive(self._socket)) is not None:
+            key = b""
+            match message:
+                case [_, b"", b"1.0", _, domain, _, _, b"CURVE", credentials] if domain == _ZAP_DOMAIN:
+                    key = z85.encode(credentials) if len(credentials) == 32 else b""
+                case [_, b"", _, _, _, *_]:
+                    pass
+                case _:  # libzmq sends none: it has no place for an answer
+                    continue
+            admitted = key in self._access.keys
+            self.refused += not admitted
+            status, text = (b"200", b"OK") if admitted else (b"400", b"not admitted")
+            send(self._socket, [*message[:4], status, text, key if admitted else b"", b""])
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._socket.close()
+
+
+class FreelanceServerConnection:
+    """The socket of a server, which listens on `bind` and whose routing id is its public `endpoint`.
+
+    Raises `BindError` if it cannot listen.  Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        session: FreelanceServerSession,
+        endpoint: str,
+        bind: str,
+        context: Context,
+        *,
+        access: Access | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self.session = session
+        self.closed = False
+        self._endpoint = endpoint
+        self._access = access
+        self._unsent = Unsent()
+        limits = Limits()
+        self._sources = _Sources(secured=access is not None, max_frames=limits.max_frames)
+        self._logged: Counter[str] = Counter()
+        self._log_at = math.inf
+        self._may_log_at = 0.0
+        self._gate: _Gate | None = None
+        if access is None and not insecure:
+            check_local(bind)
+        # libzmq numbers clients from a start that it takes from libc's `rand`, which it never seeds, and aborts if a
+        # client has claimed the next number (C39).
+        ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
+        self._socket = context.socket(zmq.ROUTER)
+        try:
+            self._socket.set(zmq.ROUTING_ID, endpoint.encode())
+            self._socket.set(zmq.ROUTER_MANDATORY, 1)
+            self._socket.set(zmq.SNDHWM, 0)  # what clients have not read is limited in bytes: see `flush`
+            self._socket.set(zmq.LINGER, LINGER_MS)
+            self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            self._socket.set(zmq.MAXMSGSIZE, limits.max_message)
+            self._socket.set(zmq.TCP_KEEPALIVE, 1)
+            self._socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
+            self._socket.set(zmq.BACKLOG, 1024)
+            if access is not None:
+                self._gate = _Gate(context, access)
+                self._gate.protect(self._socket)
+            self._bind(bind)
+        except BaseException:
+            self.close(0)
+            raise
+        self.descriptors = [int(self._socket.get(zmq.FD))]
+        """When one of them is readable, `step` is due.  They report changes only, so `step` reads everything."""
+        if self._gate is not None:
+            self.descriptors.append(self._gate.descriptor)
+            self._gate.answer()  # libzmq signals the descriptor only after a first read has found nothing
+
+    def _bind(self, bind: str) -> None:
+        try:
+            if bind.startswith("ipc://") and _in_use(bind.removeprefix("ipc://")):
+                raise zmq.ZMQError(EADDRINUSE)  # libzmq would take the path over
+            self._socket.bind(_numeric(bind))
+        except zmq.ZMQError as error:
+            hint = zmq.strerror(error.errno or 0)
+            if error.errno == EADDRINUSE:
+                hint = "another program is listening there: choose another endpoint"
+            elif error.errno == EADDRNOTAVAIL:
+                hint = "it is not an address of this machine; if it is the public one, add --bind (in Python, bind=)"
+            raise BindError(f"cannot listen on {bind}: {hint}") from None
+
+    def step(self, now: float) -> bool:
+        """Receive, and send what there is to send.  Return whether to call it again immediately."""
+        session, socket, sources = self.session, self._socket, self._sources
+        if self._gate is not None:
+            self._gate.answer()
+        more = True
+        for _ in range(MAX_MESSAGES):
+            message = receive(socket, False, sources)
+            if message is None:
+                more = False
+                break
+            if self._access is None:
+                session.receive(message)
+            else:
+                role = self._access.keys.get(sources.user)
+                allowed = role is not None and self._access.roles[role].may_call(session.service)
+                session.receive(message, role or "", allowed=allowed)
+        sent = self.flush()
+        self._log_drops(now)
+        return more or sent  # sending may consume the descriptor's signal that something has arrived
+
+    def flush(self) -> bool:
+        """Send what there is to send, without waiting for slow readers.  Return whether there was anything."""
+        found = False
+        while (message := self.session.take_message()) is not None:
+            found = True
+            if self._unsent.bytes > MAX_UNSENT_BYTES:
+                self._unsent.settle()
+                if self._unsent.bytes > MAX_UNSENT_BYTES and self._unsent.waiting().get(message[0]):
+                    self.session.not_read()
+                    continue
+            errno = send(self._socket, message, self._unsent)
+            if errno == EAGAIN:
+                self.session.not_read()
+            elif errno:
+                self.session.gone(message[0])
+                self._unsent.forget(message[0])
+        return found
+
+    @property
+    def log_at(self) -> float:
+        """When `step` has something to log."""
+        return self._log_at
+
+    def _log_drops(self, now: float) -> None:
+        dropped = self.session.dropped
+        if self._gate is not None and self._gate.refused:
+            dropped["unknown-key"] = self._gate.refused
+        if dropped == self._logged:
+            return
+        if now < self._may_log_at:
+            self._log_at = self._may_log_at
+            return
+        self._log_at, self._may_log_at = math.inf, now + LOG_SECONDS
+        since = ", ".join(f"{count} {reason}" for reason, count in (dropped - self._logged).items())
+        self._logged = Counter(dropped)
+        log.warning("%s: dropped messages: %s", self.session.service.decode(), since)
+
+    def close(self, linger: int = LINGER_MS) -> None:
+        """Close the socket; the last replies have so many milliseconds to be sent."""
+        if not self.closed:
+            self.closed = True
+            self._socket.close(linger)
+            if self._gate is not None:
+                self._gate.close()
+
+
+def _in_use(path: str) -> bool:
+    if path.startswith(("@", "*")) or not Path(path).is_socket():
+        return False
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False  # left behind by a process that is gone
+        return True

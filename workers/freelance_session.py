@@ -1,0 +1,189 @@
+"""A server's side of FLP (C46) as a state machine: requests from any number of clients, without a broker.
+
+It uses no socket and no clock.  The shell calls `receive`, starts the requests that `begin` returns, and reports what
+came of them with `partial` and `finish`.  It sends what `take_message` returns, and reports with `sent` whether ZeroMQ
+has accepted it.
+
+The machine answers a PING immediately, whatever the handlers do.  It holds a limited number of requests, and of bytes,
+and ignores those beyond the limit: clients then try another server.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+from ..mdp import wire
+from ..mdp.codes import Code
+from ..mdp.limits import Limits
+from ..mdp.wire import Invalid, Message, flp
+from .handling import MAX_BODY, MAX_BODY_FRAMES, Failed
+from .request import Request
+
+MAX_WAITING: Final = 10_000
+"""Maximum number of requests that wait for a handler."""
+MAX_WAITING_BYTES: Final = 1 << 28
+"""Maximum memory of these requests."""
+FRAME_COST_BYTES: Final = 100
+"""Memory charged for each frame, in addition to its content."""
+
+MALFORMED: Final = "malformed"
+TOO_LARGE: Final = "too-large"
+QUEUE_FULL: Final = "queue-full"
+STOPPING: Final = "stopping"
+CLIENT_GONE: Final = "client-gone"
+SLOW_READER: Final = "slow-reader"
+
+
+class _Held:
+    """A request, and where its reply goes."""
+
+    __slots__ = ("control", "cost", "oversized", "partials", "partials_bytes", "peer", "request")
+
+    def __init__(self, peer: bytes, control: bytes, request: Request, cost: int) -> None:
+        self.peer = peer
+        self.control = control
+        self.request = request
+        self.cost = cost
+        self.partials: list[bytes] = []
+        self.partials_bytes = 0
+        self.oversized = False
+        """The PARTIALs together exceed the limits of a reply."""
+
+
+class FreelanceServerSession:
+    """One server's exchange with its clients; `service` is the name that its requests show to the handler."""
+
+    def __init__(
+        self,
+        service: bytes,
+        *,
+        concurrency: int = 1,
+        max_waiting: int = MAX_WAITING,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        max_message: int = Limits().max_message,
+        max_frames: int = Limits().max_frames,
+    ) -> None:
+        self.service = service
+        self.leaving = False
+        self.dropped: Counter[str] = Counter()
+        """Number of requests, replies and other messages that were dropped, by reason."""
+        self._name = service.decode()
+        self._concurrency = concurrency
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
+        self._max_message = max_message
+        self._max_frames = max_frames
+        self._last_address = 0
+        self._waiting: deque[_Held] = deque()
+        self._waiting_bytes = 0
+        self._running: dict[int, _Held] = {}
+        """By the address of the request, which the handler may see."""
+        self._messages: deque[Message] = deque()
+
+    # ── what clients send ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, message: Message, user: str = "", *, allowed: bool = True) -> None:
+        """Process a message: with access control, from a client of the role `user`, which may make requests or not."""
+        command = flp.decode_client(message)
+        size = sum(map(len, message))
+        if size > self._max_message or len(message) > self._max_frames:
+            self.dropped[TOO_LARGE] += 1
+        elif isinstance(command, Invalid):
+            self.dropped[MALFORMED] += 1
+        elif self.leaving:
+            self.dropped[STOPPING] += 1  # a PING as well: clients should prefer other servers
+        elif isinstance(command, flp.Ping):
+            self._messages.append(flp.pong(command.peer))
+        elif not allowed:
+            text = f"the role {user} may not call {self._name!r}"
+            self._messages.append(flp.exchange(command.peer, command.control, wire.error_body(Code.NOT_ALLOWED, text)))
+        else:
+            cost = size + FRAME_COST_BYTES * len(message)
+            if len(self._waiting) >= self._max_waiting or self._waiting_bytes + cost > self._max_waiting_bytes:
+                self.dropped[QUEUE_FULL] += 1
+                return
+            self._last_address += 1
+            options = wire.Options(wire.encode_options({"user": user})) if user else wire.NO_OPTIONS
+            request = Request(command.body, service=self._name, client=self._last_address, options=options)
+            self._waiting.append(_Held(command.peer, command.control, request, cost))
+            self._waiting_bytes += cost
+
+    def leave(self) -> None:
+        """Take no more requests, and drop those that have not begun: their clients try other servers."""
+        self.leaving = True
+        self.dropped[STOPPING] += len(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that have not begun."""
+        return len(self._waiting)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no request is left after `leave`, and everything has been sent."""
+        return self.leaving and not self._running and not self._messages
+
+    # ── what the handlers do ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self) -> Request | None:
+        """Return the next request for a handler, or None if there is none or enough handlers are running."""
+        if not self._waiting or len(self._running) >= self._concurrency:
+            return None
+        held = self._waiting.popleft()
+        self._waiting_bytes -= held.cost
+        self._running[self._address(held.request)] = held
+        return held.request
+
+    def partial(self, request: Request, body: Sequence[bytes]) -> bool:
+        """Keep a PARTIAL for the reply: FLP has only one (C24).  Return False if the client is known to be gone."""
+        held = self._running.get(self._address(request))
+        if held is None or request.cancelled:
+            return False
+        held.partials += body
+        held.partials_bytes += sum(map(len, body))
+        if held.partials_bytes > MAX_BODY or len(held.partials) > MAX_BODY_FRAMES:
+            held.oversized = True  # the reply will be an error: nothing needs to be kept for it
+            held.partials.clear()
+        return True
+
+    def finish(self, request: Request, outcome: Sequence[bytes] | Failed) -> None:
+        """Send the reply: the PARTIALs followed by the handler's result, or its failure."""
+        held = self._running.pop(self._address(request), None)
+        if held is None:
+            return
+        if isinstance(outcome, Failed):
+            body: Sequence[bytes] = wire.error_body(outcome.code, outcome.text)
+        else:
+            body = [*held.partials, *outcome]
+            size = held.partials_bytes + sum(map(len, outcome))
+            if held.oversized or size > MAX_BODY or len(body) > MAX_BODY_FRAMES:
+                text = f"the parts of the reply together have more than {MAX_BODY} bytes or {MAX_BODY_FRAMES} frames"
+                body = wire.error_body(Code.TOO_LARGE, text)
+        self._messages.append(flp.exchange(held.peer, held.control, body))
+
+    def abandon(self, request: Request) -> None:
+        """End a request without a reply: its client tries another server."""
+        self._running.pop(self._address(request), None)
+
+    def _address(self, request: Request) -> int:
+        address = request.address
+        return address if isinstance(address, int) else 0
+
+    # ── messages to send ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take_message(self) -> Message | None:
+        """Return the next message to send, or None."""
+        return self._messages.popleft() if self._messages else None
+
+    def gone(self, peer: bytes) -> None:
+        """Report that a client could not be sent a message because it is gone: nobody waits for its requests."""
+        self.dropped[CLIENT_GONE] += 1
+        for held in self._running.values():
+            if held.peer == peer:
+                held.request.cancelled = True
+
+    def not_read(self) -> None:
+        """Report that a message was dropped because its client does not read."""
+        self.dropped[SLOW_READER] += 1
