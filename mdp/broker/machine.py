@@ -986,6 +986,8 @@ class Broker:
     def _place_again(self, attempt: Attempt, now: float) -> None:
         """Queue a request that was released, or whose worker was lost, if it may be retried (C17)."""
         request = attempt.request
+        # While it was at another broker, its service may have been forgotten, and become known again.
+        request.service = self.registry.service(request.service.name)
         if attempt.streamed:
             self._finish(request, Drop.LOST_AFTER_PARTIAL, now)
         elif request.attempts >= self.limits.max_attempts:
@@ -1200,8 +1202,8 @@ class Broker:
         """
         remote, request = attempt.worker, attempt.request
         assert isinstance(remote, Remote)  # noqa: S101 - it was at another broker
-        self.registry.update_remote(remote, 0, 0, remote.hops)
         self.registry.release(attempt)
+        self.registry.update_remote(remote, 0, 0, remote.hops)
         if attempt.abandoned:
             return
         if died > request.attempts:
