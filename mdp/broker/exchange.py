@@ -236,8 +236,8 @@ class Exchange:
         """
         remote, request = attempt.worker, attempt.request
         assert isinstance(remote, Remote)  # noqa: S101 - it was at another broker
-        self._registry.update_remote(remote, 0, 0, remote.hops)
         self._registry.release(attempt)
+        self._registry.update_remote(remote, 0, 0, remote.hops)
         if attempt.abandoned:
             return
         if died > request.attempts:

@@ -410,7 +410,7 @@ class Registry:
         """Make the broker look at `service` at the end of its turn."""
         if not service.unsettled:
             service.unsettled = True
-            if service.name not in self.services:
+            if service.name not in self.services and self.reachable.get(service.name, service) is service:
                 self.services[service.name] = service
                 if not service.schedule.remotes:
                     self.unserved[service] = None
@@ -422,7 +422,7 @@ class Registry:
         self._forget_if_empty(service)
 
     def _forget_if_empty(self, service: Service) -> None:
-        if not (service.workers or service.waiting or service.unsettled):
+        if not (service.workers or service.waiting or service.unsettled or service.running):
             self.forget(service)
 
     def forget(self, service: Service) -> None:
@@ -523,9 +523,8 @@ class Registry:
     def remove_remote(self, remote: Remote) -> None:
         """Record that a service cannot be reached over a link any longer.  Requests that are there go on."""
         service = remote.service
-        remote.announced(0, 0, 1)
-        remote.may_hold = remote.wanted = 0
-        self._update(remote)
+        remote.leaving = True
+        self._update(remote)  # which also keeps the service, to which these requests may return
         service.schedule.remotes.remove(remote)
         if not service.schedule.remotes:
             self.reachable.pop(service.name, None)

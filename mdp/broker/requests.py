@@ -235,6 +235,8 @@ class Requests:
     def place_again(self, attempt: Attempt, now: float) -> None:
         """Queue a request that was released, or whose worker was lost, if it may be retried (C17)."""
         request = attempt.request
+        # While it was at another broker, its service may have been forgotten, and become known again.
+        request.service = self._registry.service(request.service.name)
         if attempt.streamed:
             self.finish(request, Drop.LOST_AFTER_PARTIAL, now)
         elif request.attempts >= self._limits.max_attempts:

@@ -32,7 +32,7 @@ ROLES = {
 """The role of a connection, by the first letter of its peer's name."""
 
 
-class Endpoints:
+class NextBroker:
     """Connects a peer to one of several brokers: each time that it connects, to the next one."""
 
     def __init__(self, networks: Sequence[Network]) -> None:

@@ -1,14 +1,15 @@
 """The X1 client, driven as its shell drives it: concurrent calls, over one connection after the other."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import GRACE, Call, ClientSession, Outcome
+from zmdp.clients.session import GRACE, Call, ClientSession, OldConnection, Outcome
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
+from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import (
     BrokerUnreachable,
     ClosedError,
@@ -21,10 +22,11 @@ from zmdp.mdp.errors import (
     WorkerLost,
 )
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.network import Dealer
+from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Message, batch
 
 from .actors import LONGEST_TURN, MILLISECOND, Process, Stage, Stream, tells_failure
+from .probing import Probe
 from .proxies import Proxy, Socket
 from .reading import Peer, hear
 from .referee import EPSILON, GRAIN
@@ -82,8 +84,10 @@ class Asked:
     """What has arrived for it on this connection."""
     handed_out: Stream
     """What the caller has received."""
-    sent: bool = False
-    """Whether it was sent on this connection."""
+    at: Socket | None = None
+    """The connection over which it was sent last; None while it has none."""
+    placed: float = 0.0
+    """When it last lost its connection while there was another."""
     ended: bool = False
     """Whether its FINAL or ERROR arrived on this connection."""
     over: bool = False
@@ -118,9 +122,14 @@ class CallerProcess(Process):
         liveness: int = 5,
         cancels: float = 0.0,
         connect: Callable[..., Socket] = Dealer,
+        networks: Sequence[Network] = (),
     ) -> None:
         super().__init__(world, name)
-        self.session = ClientSession(heartbeat=heartbeat, liveness=liveness, rng=world.rng)
+        self._networks = {network.name: network for network in networks}
+        """The brokers among which the session chooses; if there are none, `connect` chooses."""
+        self.session = ClientSession(
+            Endpoints(list(self._networks)) if networks else None, heartbeat=heartbeat, liveness=liveness, rng=world.rng
+        )
         self.replies = 0
         self._choose = choose
         self._pause = pause
@@ -130,6 +139,8 @@ class CallerProcess(Process):
         self._proxied = isinstance(getattr(connect, "__self__", None), Proxy)
         """It cannot notice that the proxy's connection to the broker ends, except by a timeout."""
         self._dealer: Socket | None = None
+        self._old: dict[Socket, OldConnection] = {}
+        """Connections that the session has left, and over which it still waits for replies."""
         self._connected_at = 0.0
         self._flush_due = False
         self._asked: dict[Any, Asked] = {}
@@ -179,9 +190,14 @@ class CallerProcess(Process):
         self.world.note(f"{self.name} cancels {asked.call.number}")
         self.world.events["X1 call cancelled"] += 1
         self.session.cancel(asked.call)
-        asked.to_cancel = self.session.lost is None
+        asked.to_cancel = self._is_connected(asked)
         self._over(asked)
         self._settle()
+
+    def _is_connected(self, asked: Asked) -> bool:
+        """Return whether the connection over which a call was sent works; if it has none, whether there is one."""
+        old = self._old.get(asked.at) if asked.at is not None else None
+        return self.session.lost is None if old is None else old.closed is None
 
     def _over(self, asked: Asked) -> None:
         asked.over = True
@@ -190,10 +206,15 @@ class CallerProcess(Process):
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _connect(self) -> None:
-        self._dealer = self._connect_to(self.world.network, self.name, self._arrived, lost=self._lost)
+        session, endpoint = self.session, "the broker"
+        if self._networks:
+            endpoint = session.next_endpoint() if self._connected_at else session.endpoints.current
+            self._dealer = Dealer(self._networks[endpoint], self.name, self._arrived, lost=self._lost)
+        else:
+            self._dealer = self._connect_to(self.world.network, self.name, self._arrived, lost=self._lost)
         self.world.events["X1 client connected"] += 1
         self._connected_at = self.world.now
-        self.session.connected("the broker", self.world.now)
+        session.connected(endpoint, self.world.now)
         self._settle()
 
     def _lost(self, dealer: Socket, reason: str) -> None:
@@ -203,16 +224,20 @@ class CallerProcess(Process):
         if dealer is self._dealer:
             self.session.lose(reason, self.world.now)
             self._settle()
+        elif dealer in self._old:
+            self.world.events["X1 client: old connection lost"] += 1
+            self.session.lose_old(self._old[dealer], reason, self.world.now)
+            self._settle()
 
     def _arrived(self, dealer: Socket, message: Message) -> None:
         self.do(partial(self._receive, dealer, message))
 
     def _receive(self, dealer: Socket, message: Message) -> None:
-        if dealer is not self._dealer:
+        if dealer is not self._dealer and dealer not in self._old:
             return  # it was closed while this process hung
         found = wire.decode_broker(message)
         if isinstance(found, wire.Disconnect):  # it has no other form; with one broker it changes nothing
-            self.session.receive(message, self.world.now)
+            self._process(dealer, message)
             self._settle()
             return
         check(isinstance(found, wire.Batched), f"{self.name} got {message}, which is not in the form that it speaks")
@@ -223,12 +248,19 @@ class CallerProcess(Process):
         for command in commands:
             check(isinstance(command, wire.Reply | wire.Error), f"{self.name} got {command}, which is no reply")
             asked = self._asked.get(command.id)
-            check(asked is not None and asked.sent, f"X1: {self.name} got {command}, which it did not ask for here")
+            check(
+                asked is not None and asked.at is dealer,
+                f"X1: {self.name} got {command}, which it did not ask for here",
+            )
             assert asked is not None
             check(not asked.ended, f"X1: {self.name} got {command} after the end of that request")
-            asked.heard = self.world.now
             last = isinstance(command, wire.Error) or command.final
             asked.ended = last
+            if self._is_refused(asked, command, over=command.id in over):
+                self.world.events["X1 client: sent to the next broker"] += 1
+                asked.at, asked.ended, asked.placed = None, False, self.world.now
+                continue
+            asked.heard = self.world.now
             if command.id not in over and (last or asked.wish.stream):
                 expected.append((asked, command))
             if isinstance(command, wire.Error):
@@ -236,9 +268,22 @@ class CallerProcess(Process):
             elif not asked.wish.is_mmi:
                 asked.came.add(command.body)
                 check(asked.came.ended == command.final, f"C3: {command} is not what the worker sent")
-        self.session.receive(message, self.world.now)
+        self._process(dealer, message)
         self._check_outcomes(expected)
         self._settle()
+
+    def _process(self, dealer: Socket, message: Message) -> None:
+        if dealer is self._dealer:
+            self.session.receive(message, self.world.now)
+        else:
+            self.world.events["X1 client: reply over an old connection"] += 1
+            self.session.receive_old(self._old[dealer], message, self.world.now)
+
+    def _is_refused(self, asked: Asked, command: Any, *, over: bool) -> bool:
+        """Return whether a draining broker refuses a call, which the session then sends to another."""
+        refused = isinstance(command, wire.Error) and command.code == Code.DRAINING and not command.detail
+        streamed = asked.wish.stream and asked.handed_out.parts + asked.came.parts > 0
+        return refused and self.session.several and not (streamed or over)
 
     def _check_outcomes(self, expected: list[tuple[Asked, Any]]) -> None:
         """Check that the session delivers what has arrived, and nothing else."""
@@ -274,6 +319,7 @@ class CallerProcess(Process):
         for call, outcome in self.session.events:
             self._hand_out(self._asked[call.number], outcome)
         self.session.events.clear()
+        self._settle_old()
         if self.session.lost is not None:
             self._close()
         elif self.world.chance(0.5):
@@ -282,17 +328,54 @@ class CallerProcess(Process):
             self._flush_due = True
             self.later(self.world.rng.uniform(0, LONGEST_TURN), self._flush_later)
         self._check_punctual()
+        endpoint = self.session.take_probe(self.world.now)
+        if endpoint is not None:
+            self.world.events["X1 client: probe"] += 1
+            Probe(self._networks[endpoint], self.name, lambda answered: self.do(partial(self._probed, answered)))
+
+    def _probed(self, answered: bool) -> None:
+        self.world.events["X1 client: returns"] += answered
+        self.session.probed(answered, self.world.now)
+        self._settle()
+
+    def _settle_old(self) -> None:
+        """Send what there is to send over old connections, and close those that have ended."""
+        for dealer, old in list(self._old.items()):
+            for message in old.take_messages():
+                for command in hear([b"?", *message], UNLIMITED).commands:
+                    self._check_sent(command, dealer)
+                dealer.send(message)
+            silent = [number for number, asked in self._asked.items() if asked.to_cancel and asked.at is dealer]
+            check(not silent, f"X1: {self.name} did not send CANCEL of {silent}")
+            if old.closed is not None:
+                self.world.note(f"{self.name} closes an old connection: {old.closed}")
+                del self._old[dealer]
+                dealer.close(flush=True)
+                self._displace(dealer)
+
+    def _displace(self, dealer: Socket) -> None:
+        """A connection has ended: what was sent there has no connection."""
+        for asked in self._asked.values():
+            if asked.at is dealer:
+                asked.at, asked.placed = None, self.world.now
+                asked.ended = asked.to_cancel = False
+                asked.came = Stream(asked.came.number)
 
     def _close(self) -> None:
         check(not self.session.take_messages(), f"X1: {self.name} sends something, but is not connected")
         if self._dealer is None:
             return
         self.world.note(f"{self.name}: {self.session.lost}")
+        left = self.session.take_left()
+        if left is not None:
+            self.world.events["X1 client moved"] += 1
+            self._old[self._dealer] = left
+            self._dealer = None
+            self._settle_old()
+            return
         self._dealer.close()
+        self._displace(self._dealer)
         self._dealer = None
-        for asked in self._asked.values():
-            asked.sent = asked.ended = asked.to_cancel = False
-            asked.came = Stream(asked.came.number)
 
     def _flush_later(self) -> None:
         self._flush_due = False
@@ -306,14 +389,14 @@ class CallerProcess(Process):
             check(heard.batched, f"X1: {self.name} sends {message} in the framed form")
             self.world.events["batch of a client"] += len(heard.commands) > 1
             for command in heard.commands:
-                self._check_sent(command)
+                self._check_sent(command, self._dealer)
             self._dealer.send(message)
-        forgotten = [number for number, asked in self._open.items() if not asked.sent]
+        forgotten = [number for number, asked in self._open.items() if asked.at is None]
         check(not forgotten, f"X1: {self.name} is connected and does not send {forgotten}")
-        silent = [number for number, asked in self._asked.items() if asked.to_cancel]
+        silent = [number for number, asked in self._asked.items() if asked.to_cancel and asked.at not in self._old]
         check(not silent, f"X1: {self.name} did not send CANCEL of {silent}")
 
-    def _check_sent(self, command: Any) -> None:
+    def _check_sent(self, command: Any, dealer: Socket) -> None:
         """Check that a request is sent under its number, once per connection, and never after a part was delivered."""
         if isinstance(command, wire.Heartbeat):
             return
@@ -322,22 +405,22 @@ class CallerProcess(Process):
         check(asked is not None, "X1: {} sends {} under a number of no call", self.name, command)
         assert asked is not None
         if isinstance(command, wire.Cancel):
-            check(asked.sent, "X1: {} cancels {}, which it has not sent here", self.name, command)
+            check(asked.at is dealer, "X1: {} cancels {}, which it has not sent here", self.name, command)
             asked.to_cancel = False
             return
         check(command.service == asked.wish.service, "X1: {} sends {} to another service", self.name, command)
         check(not asked.over or asked.to_cancel, "X1: {} sends {}, which is over", self.name, command)
-        check(not asked.sent, "X1: {} sends {} a second time on a connection", self.name, command)
+        check(asked.at is None, "X1: {} sends {} a second time on a connection", self.name, command)
         check(not asked.handed_out.parts, "C17: {} sends {} after a part of its reply", self.name, command)
         check(command.body == asked.body, "X1: {} sends {}, which is not {}", self.name, command, asked.body)
         wish, options = asked.wish, command.options
         check(options.wait == wish.wait, "X1: {} sends {} with another wait", self.name, command)
         check((options.ttl is None) == (wish.timeout is None), "X1: {} sends {} with another ttl", self.name, command)
         if options.ttl is not None:
-            packed_at = max(asked.began, self._connected_at)
+            packed_at = max(asked.began, self._connected_at, asked.placed)
             left = max(asked.deadline - packed_at, MILLISECOND)
             check(abs(options.ttl - left) <= MILLISECOND, "X1: {} sends {}, {} s are left", self.name, command, left)
-        asked.sent = True
+        asked.at = dealer
         self.world.events["X1 request sent again"] += asked.began + LONGEST_TURN < self.world.now
 
     # ── the caller ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -362,13 +445,13 @@ class CallerProcess(Process):
         code = getattr(outcome, "code", None)
         if isinstance(outcome, StreamInterrupted):
             check(asked.handed_out.parts > 0, f"X1: {outcome!r} though no part was handed out")
-            if self.session.lost is not None:
+            if not self._is_connected(asked):
                 self._over(asked)
                 return
         if isinstance(outcome, RequestTimeout | BrokerUnreachable | StreamInterrupted) and code is None:
             passed = now >= asked.due - EPSILON
-            check(passed, f"X1: {self.name} gave up {asked.call.number} at {now}, before {asked.due}")
-            asked.to_cancel = self.session.lost is None
+            check(passed, f"X1: {self.name} gave up {asked.call.number} at {now}, before {asked.due}: {outcome!r}")
+            asked.to_cancel = self._is_connected(asked)
         self._over(asked)
 
     def _check_punctual(self) -> None:
@@ -391,7 +474,8 @@ class CallerProcess(Process):
             and self._dealer.path[0] not in given_up
             and not self._proxied
         ):
-            silent = [number for number, asked in self._asked.items() if asked.sent and not asked.ended]
+            here = [(number, asked) for number, asked in self._asked.items() if asked.at is self._dealer]
+            silent = [number for number, asked in here if not asked.ended]
             check(not silent, f"X1: {self.name} got neither FINAL nor ERROR for {silent}")
 
     def tick(self) -> None:
@@ -407,17 +491,21 @@ class CallerProcess(Process):
         """Close the client, which cancels outstanding calls."""
         self.session.close(partial(ClosedError, "this client was closed"))
         for call, _ in self.session.events:
-            self._asked[call.number].to_cancel = self.session.lost is None
+            asked = self._asked[call.number]
+            asked.to_cancel = self._is_connected(asked)
         self._settle()
         if self.session.lost is None:
             self._flush()
         check(self.idle, f"X1: calls of {self.name} outlive it: {list(self._open)}")
         self.world.events["X1 client closed"] += 1
-        if self._dealer is not None:
-            self._dealer.close(flush=True)
+        for dealer in self._dealers():
+            dealer.close(flush=True)
         super().die()
 
     def die(self) -> None:
         super().die()
-        if self._dealer is not None:
-            self._dealer.close(silent=self.world.chance(0.3))
+        for dealer in self._dealers():
+            dealer.close(silent=self.world.chance(0.3))
+
+    def _dealers(self) -> list[Socket]:
+        return [*self._old] if self._dealer is None else [self._dealer, *self._old]

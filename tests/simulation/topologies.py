@@ -14,7 +14,7 @@ from zmdp.mdp.testing.network import START, Dealer, Link, Network
 from zmdp.mdp.wire import Message
 
 from .actors import BrokerShell, Habits, Process, WorkerProcess
-from .brokers import Endpoints, Kind, LinkedBroker, Settings
+from .brokers import Kind, LinkedBroker, NextBroker, Settings
 from .callers import CallerProcess, Wish
 from .liars import Liar
 from .pirates import PirateProcess
@@ -175,10 +175,13 @@ class LinkedSimulation(Scenario):
         name = self.world.rng.choice([*self._settings.brokers, "nobody"])
         return replace(wish, timeout=5.0, options={**wish.options, "broker": name})
 
-    def _way(self) -> Endpoints:
+    def _some(self) -> list[Network]:
+        """Choose the brokers that a peer may connect to, in the order of preference."""
+        return self.world.rng.sample(self.networks, self.world.rng.randint(1, min(3, len(self.networks))))
+
+    def _way(self) -> NextBroker:
         """Choose the brokers that a peer connects to, one after the other."""
-        rng = self.world.rng
-        return Endpoints(rng.sample(self.networks, rng.randint(1, min(3, len(self.networks)))))
+        return NextBroker(self._some())
 
     def _worker_maker(self, name: str, service: bytes) -> Callable[[], Process]:
         rng = self.world.rng
@@ -210,7 +213,7 @@ class LinkedSimulation(Scenario):
             heartbeat=rng.choice([0.3, 1.0, 3.0]),
             liveness=rng.choice([2, 3, 5]),
             cancels=rng.choice([0, 0.3]),
-            connect=self._way(),
+            networks=self._some(),
         )
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -351,7 +354,7 @@ class LinkedSimulation(Scenario):
         for client in self.clients:
             self._serve([(client, world.rng.choice(served))])
         callers = {
-            name: CallerProcess(world, f"d{name}", self._wish, 1.0, connect=Endpoints([broker.network]))
+            name: CallerProcess(world, f"d{name}", self._wish, 1.0, connect=NextBroker([broker.network]))
             for name, broker in self.brokers.items()
         }
         self._serve_once([(caller, service) for caller in callers.values() for service in served])
