@@ -306,9 +306,7 @@ def test_at_most_max_attempts_workers_die_of_a_request_at_all_brokers_together()
     sent = mesh.receive("a", request())
     died = 0
     while not any(message[0] == b"c" for message in sent["a"]):
-        ((name, worker),) = [
-            (name, worker) for name in "bc" for worker in (b"w1", b"w2") if work(sent[name], worker)
-        ]
+        ((name, worker),) = [(name, worker) for name in "bc" for worker in (b"w1", b"w2") if work(sent[name], worker)]
         mesh.sent = sent = {each: [] for each in mesh.brokers}
         turn = mesh[name].turn
         mesh.route(name, mesh[name].unreachable(worker, turn, mesh.now))
@@ -410,8 +408,7 @@ def test_a_request_is_addressed_to_a_broker_by_name():
         (address,) = work(mesh.receive("a1", request(broker=name))[name])
         assert mesh.receive(name, final(address))["a1"] == [answer()]
     assert mesh.ask("b1", b"mmi.brokers")["brokers"] == [
-        {"name": name, "hops": hops, "over": "b"}
-        for name, hops in (("b", 1), ("r", 2), ("a", 3), ("a1", 4), ("a2", 4))
+        {"name": name, "hops": hops, "over": "b"} for name, hops in (("b", 1), ("r", 2), ("a", 3), ("a1", 4), ("a2", 4))
     ]
     sent = mesh.receive("b1", request(service=b"mmi.broker", broker="a2"))
     assert json.loads(sent["b1"][0][-1])["broker"] == "a2"
@@ -423,9 +420,7 @@ def test_an_unknown_broker_is_502():
     mesh.receive("a", request(broker="b"))
     mesh.receive("a", request(b"2", broker="b"))
     sent = mesh.cut("a", mesh.identity)
-    assert sorted(sent["a"]) == [
-        error(502, "broker b cannot be reached from here", number) for number in (b"1", b"2")
-    ]
+    assert sorted(sent["a"]) == [error(502, "broker b cannot be reached from here", number) for number in (b"1", b"2")]
 
 
 def test_what_is_addressed_to_a_broker_is_not_passed_on():
@@ -571,9 +566,7 @@ def test_a_broker_refuses_what_its_own_file_does_not_allow():
 def test_only_a_role_with_link_may_link():
     mesh = Mesh("a", "b", permissions={**ACCESS, "brokers": Permissions("brokers", call=("*",))})
     mesh.link("a", "b", role="brokers")
-    assert trouble_of(mesh) == [
-        "role brokers may not link brokers: it needs link = true in the broker's access file"
-    ]
+    assert trouble_of(mesh) == ["role brokers may not link brokers: it needs link = true in the broker's access file"]
 
 
 def trouble_of(mesh):
@@ -597,3 +590,64 @@ def test_a_client_cannot_write_what_only_brokers_can():
     mesh = pair()
     sent = mesh.receive("a", request(via=["b"], attempts=7, user="admin"))
     assert sent["b"][0][5] == b""
+
+
+# ── a broker that has just started ───────────────────────────────────────────────────────────────────────────────────
+
+PROBE = [b"c", b"", b"MDPCX1", b"\x06"]
+COMES_BACK, STAYS_AWAY = [b"c", b"", b"MDPCX1", b"\x06"], [b"c", b"", b"MDPCX1", b"\x07"]
+
+
+def held_back(other="b", kind="peer"):
+    """Return a mesh in which a asks for a link to another broker, and the messages that it has sent for that."""
+    mesh = Mesh("a", other)
+    mesh.receive(other, ready())
+    broker = mesh["a"]
+    identity = broker.add_link(kind, None, "tcp://other")
+    mesh._ends["a", identity], mesh._ends[other, b"link"] = (other, b"link"), ("a", identity)
+    return mesh, identity
+
+
+def probed(mesh):
+    """Return how a broker answers the probe of a client that may come back to it."""
+    (answer,) = mesh.receive("a", PROBE)["a"]
+    return answer
+
+
+def test_a_broker_answers_probes_only_when_its_links_have_announced_everything():
+    mesh, identity = held_back()
+    asked = mesh["a"].link_opened(identity, mesh.now)
+    assert probed(mesh) == STAYS_AWAY
+    hello, announced = mesh["b"].receive([b"link", *asked[0][1:]], mesh.now)
+    mesh.route("b", [hello])
+    assert mesh["a"].links.at(identity)
+    assert probed(mesh) == STAYS_AWAY  # it is linked, but a request with `wait: false` would fail here
+    mesh.route("b", [announced])
+    assert probed(mesh) == COMES_BACK
+    assert mesh.receive("a", request(wait=False))["b"]
+
+
+def test_a_broker_whose_link_fails_answers_probes():
+    mesh, identity = held_back()
+    mesh["a"].link_opened(identity, mesh.now)
+    assert probed(mesh) == STAYS_AWAY
+    mesh["a"].link_failed(identity, "nothing is listening there", mesh.now)
+    assert probed(mesh) == COMES_BACK
+
+
+def test_a_second_link_between_two_brokers_does_not_delay_answers_to_probes():
+    mesh = pair()
+    mesh.link("a", "b")
+    mesh.wait()
+    assert probed(mesh) == COMES_BACK
+
+
+def test_a_link_to_a_broker_that_drains_does_not_delay_answers_to_probes_for_long():
+    mesh, identity = held_back()
+    mesh.route("b", mesh["b"].drain(mesh.now))
+    mesh.route("a", mesh["a"].link_opened(identity, mesh.now))
+    assert mesh["a"].links.at(identity)
+    mesh.wait()
+    assert probed(mesh) == STAYS_AWAY
+    mesh.wait(mesh["a"].limits.heartbeat)
+    assert probed(mesh) == COMES_BACK
