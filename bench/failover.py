@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import signal
 import socket
 import subprocess
@@ -51,6 +52,8 @@ PARTS = 3
 SHOWN = 5
 """Errors that are printed."""
 
+Times = list[tuple[float, float]]
+
 
 async def echo(request: Any) -> list[bytes]:
     return list(request)
@@ -63,7 +66,8 @@ async def parts(request: Any) -> Any:
 
 
 async def serve(endpoints: Sequence[str]) -> None:
-    """Run a worker of each service."""
+    """Run a worker of each service, which does not tell each time that it moves."""
+    logging.disable(logging.WARNING)
     async with AsyncWorker("echo", echo, broker=endpoints), AsyncWorker("parts", parts, broker=endpoints) as worker:
         await worker.wait()
 
@@ -173,25 +177,24 @@ class Load:
         return right and count == PARTS
 
 
-async def end_in_turn(victims: list[Broker], load: Load, options: argparse.Namespace) -> list[float]:
-    """End one broker after the other and start it again; return when each was ended."""
+async def end_in_turn(victims: list[Broker], load: Load, options: argparse.Namespace) -> Times:
+    """End one broker after the other and start it again; return when, and how long it took until it had ended."""
     began = time.monotonic()
-    ends: list[float] = []
+    ends: Times = []
     while time.monotonic() < began + options.seconds or len(load.took) < options.calls:
         victim = victims[len(ends) % len(victims)]
-        ends.append(time.monotonic())
+        end = time.monotonic()
+        await victim.end(signal.SIGKILL if options.how == "kill" else signal.SIGTERM)
+        ends.append((end, time.monotonic() - end))
         if options.how == "kill":
-            await victim.end(signal.SIGKILL)
             await asyncio.sleep(AWAY)
-        else:
-            await victim.end(signal.SIGTERM)
         await victim.start()
-        await asyncio.sleep(max(ends[-1] + options.every - time.monotonic(), 0.0))
+        await asyncio.sleep(max(end + options.every - time.monotonic(), 0.0))
     return ends
 
 
-async def measure(system: System, options: argparse.Namespace) -> tuple[Load, list[float], list[tuple[float, float]]]:
-    """Return the load, when brokers were ended, and the quiet periods."""
+async def measure(system: System, options: argparse.Namespace) -> tuple[Load, Times, Times]:
+    """Return the load, what `end_in_turn` returns, and the quiet periods."""
     async with AsyncExitStack() as stack:
         for broker in system.brokers:
             stack.push_async_callback(broker.end, signal.SIGKILL)
@@ -228,21 +231,22 @@ def p99(took: list[float]) -> float:
     return sorted(took)[int(len(took) * 0.99)] if took else float("nan")
 
 
-def within(calls: list[tuple[float, float]], began: float, ended: float) -> list[float]:
+def within(calls: Times, began: float, ended: float) -> list[float]:
     """Return how long the calls took that began in a period; `calls` are sorted."""
     return [took for _, took in calls[bisect_left(calls, (began,)) : bisect_left(calls, (ended,))]]
 
 
-def report(load: Load, ends: list[float], quiet: list[tuple[float, float]], options: argparse.Namespace) -> bool:
+def report(load: Load, ends: Times, quiet: Times, options: argparse.Namespace) -> bool:
     """Print the figures; return whether no call failed and no reply was wrong."""
     calls = sorted(zip(load.began, load.took, strict=True))
     normal = p99([took for period in quiet for took in within(calls, *period)])
-    around = [within(calls, end - AROUND, end + AROUND) for end in ends]
+    around = [within(calls, end - AROUND, end + AROUND) for end, _ in ends]
     near = p99([took for each in around for took in each])
     worst = max((p99(each) for each in around if each), default=float("nan"))
     failed = load.failed.total()
     what = "killed" if options.how == "kill" else "drained"
-    print(f"{len(ends)} brokers {what}; {options.outstanding} requests outstanding, {options.streams} of them streams")
+    print(f"{len(ends)} times a broker was {what}, which took up to {max(took for _, took in ends):.3f} s; "
+          f"{options.outstanding} requests outstanding, {options.streams} of them streams")  # fmt: skip
     print(f"calls: {len(calls) + failed:,}, failed: {failed} (target 0), wrong replies: {load.wrong} (target 0), "
           f"streams broken off after a part: {load.broken_off}")  # fmt: skip
     for text, count in load.failed.most_common(SHOWN):
