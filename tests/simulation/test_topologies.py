@@ -68,6 +68,11 @@ def test_a_seed_is_repeated_message_by_message(topology: str) -> None:
     assert trace_of(topology, 1) == lines
 
 
+def run_until_it_fails(topology: str, mutant: Callable[..., Any]) -> None:
+    for seed in (link_mutants.FIRST_SEEDS.get(mutant, 0), *range(MUTANT_SEEDS)):
+        LinkedSimulation(topology, seed).run()
+
+
 @pytest.mark.skipif(COMPILED, reason="compiled machines cannot be patched: ZMDP_PURE=1 runs this test")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -79,6 +84,5 @@ def test_a_broken_link_is_found_out(
     monkeypatch.setattr(owner, name, mutant)
     command = rf"python tests/simulate\.py --brokers {topology} --seed \d+ --trace"
     with pytest.raises(Failed, match=command) as caught:
-        for seed in (link_mutants.FIRST_SEEDS.get(mutant, 0), *range(MUTANT_SEEDS)):
-            LinkedSimulation(topology, seed).run()
+        run_until_it_fails(topology, mutant)
     assert rule in str(caught.value)
