@@ -36,6 +36,7 @@ class Limits:
         "Maximum memory of all requests together, waiting or held by workers; of one connection, half.",
     )
     max_services: int = _setting(10_000, "services", "Maximum number of services with a worker or a waiting request.")
+    max_links: int = _setting(64, "links", "Maximum number of links to other brokers.")
     max_unserved: int = _setting(
         1000, "services", "Maximum number of services without a worker that one client may name."
     )

@@ -269,8 +269,10 @@ class Links:
         if client.role.restricted and not client.role.link:
             text = f"role {client.role.name} may not link brokers: it needs link = true in the broker's access file"
             return None, text
-        if client.requests:
-            return None, "a connection with outstanding requests cannot become a link"
+        if client.requests or identity in self.by_identity:
+            return None, "a connection that is a link already, or has outstanding requests, cannot become a link"
+        if len(self.by_identity) >= self._limits.max_links:
+            return None, f"broker {self.name} has {self._limits.max_links} links already (max-links)"
         name, instance = hello["name"], hello["instance"]
         trouble = self._trouble_with(name, instance)
         if trouble:
@@ -506,10 +508,11 @@ class Links:
 
     def _may_announce(self, link: Link, name: bytes, hops: int, now: float) -> bool:
         """Return whether the other broker may announce a service that it has not announced before."""
-        if len(link.remotes) >= self._limits.max_services or hops > MAX_HOPS:
-            why = "it has announced as many services as this broker keeps (max-services)"
-            if hops > MAX_HOPS:
-                why = f"it is more than {MAX_HOPS} links away"
+        reachable = self._registry.reachable
+        if hops > MAX_HOPS:
+            why = f"it is more than {MAX_HOPS} links away"
+        elif len(reachable) >= self._limits.max_services and name not in reachable:
+            why = "other brokers have announced as many services as this one keeps (max-services)"
         elif name.startswith(BROKER):
             return True
         elif name.startswith(wire.MMI):

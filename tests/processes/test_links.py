@@ -339,7 +339,7 @@ def test_a_peer_that_claims_to_reach_everything():
             peer.say(b"MDPWL1", *(announced(name) for name in names))
             peer.taken()
             assert json.loads(client.request("mmi.brokers")[0])["brokers"] == []  # there is no room for them
-            running.line("it has announced as many services as this broker keeps (max-services)")
+            running.line("other brokers have announced as many services as this one keeps (max-services)")
             lines = running.stderr.count("ignored service")
             assert 0 < lines <= 10
         eventually(lambda: services_of_none(at))

@@ -484,6 +484,34 @@ def test_of_two_links_between_two_brokers_one_is_used():
     assert len(work(sent["b"])) == 1  # over the other link
 
 
+def test_a_link_cannot_become_another():
+    mesh = pair()
+    hello = {"name": "c", "instance": "c", "link": 1}
+    message = request(client=b"link-1", service=b"mmi.link", body=json.dumps(hello).encode())
+    (refused,) = mesh["b"].receive(message, mesh.now)
+    assert b"cannot become a link" in refused[-1]
+    assert len(work(mesh.receive("a", request())["b"])) == 1
+
+
+def test_links_are_limited():
+    mesh = Mesh("a", "b", "c", limits=Limits(max_links=1))
+    mesh.link("b", "a")
+    mesh.link("c", "a")
+    assert trouble(mesh, "c") == ["broker a has 1 links already (max-links)"]
+
+
+def test_what_other_brokers_announce_is_limited():
+    mesh = Mesh("a", "b", "c", limits=Limits(max_services=4))
+    mesh.link("a", "b")
+    mesh.link("a", "c")
+    for name in "bc":
+        for service in (b"one", b"two", b"three"):
+            mesh.receive(name, ready(b"w-" + service, service))
+    for _ in range(3):
+        mesh.wait()
+    assert len(mesh["a"].registry.reachable) == 4
+
+
 def test_something_that_does_not_know_links_is_no_broker():
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://old")
