@@ -4,6 +4,7 @@
 PYTHON ?= python3
 SEEDS ?= 10000
 KILLS ?= 200
+SECONDS ?= 120
 AMOUNT ?= 50000
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark test test-spark java lint unit sim crash attack bench bench-more clean help
+.PHONY: demo demo-spark test test-spark java lint unit sim crash attack failover bench bench-more clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +30,7 @@ help:
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
 	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and PostgreSQL; nothing may be lost"
 	@echo "make attack          attack a broker in every way there is; a canary's calls must not fail, memory must stay bounded"
+	@echo "make failover        kill and drain linked brokers under load, for minutes; no call may fail"
 	@echo "make bench           measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery and others"
 	@echo "make bench-more      measure recovery, Titanic and Spark"
 	@echo "make clean           remove everything that these targets create"
@@ -119,6 +121,11 @@ crash: $(VENV)/dev.installed
 
 attack: $(VENV)/dev.installed
 	PYTHONPATH=tests $(BIN)/python -m attacks --amount $(AMOUNT)
+
+failover: $(VENV)/dev.installed
+	$(BIN)/python bench/failover.py --how kill --seconds $(SECONDS)
+	$(BIN)/python bench/failover.py --how drain --seconds $(SECONDS)
+	$(BIN)/python bench/failover.py --tree --seconds $(SECONDS)
 
 bench: $(VENV)/bench.installed
 	$(BIN)/python bench/suite.py $(if $(GUIDE),--guide $(GUIDE))

@@ -144,7 +144,7 @@ class Link:
         self.trouble = ""
         """Why it is not up."""
         self.untried = False
-        """It has neither been up nor failed yet."""
+        """It has not failed yet, nor has the other broker announced all that it offers."""
         self.sent = 0
         """Number of requests passed on over it so far."""
         self.received = 0
@@ -177,7 +177,8 @@ class Links:
         self.withdrawn_services: list[Service] = []
         """Services that can no longer be reached over some link.  The broker empties it."""
         self.untried = 0
-        """Number of links that this broker opens and that have neither been up nor failed yet."""
+        """Number of links that this broker opens and whose first attempt is not over: until they have failed, or the
+        other broker has announced all that it offers."""
         self.withdrawn = False
         """Nothing is announced any longer, since this broker is draining."""
         self._limits = limits
@@ -311,7 +312,6 @@ class Links:
     def up(self, link: Link, now: float) -> None:
         """Record that both brokers have agreed on the link."""
         link.state = State.UP
-        self._tried(link)
         link.trouble = ""
         link.backoff = BACKOFF[0]
         link.last_seen = link.up_since = now
@@ -334,6 +334,8 @@ class Links:
         links.sort(key=_key)
         for at, link in enumerate(links):
             link.standby = at > 0
+            if link.standby:
+                self._tried(link)  # nothing is announced over it
             link.dirty.update(dict.fromkeys([*link.announced, *self._announceable()]))
         self._dirty = True
         self._plan()
@@ -476,15 +478,18 @@ class Links:
         return other is not link and (link.kind is Kind.CHILD or other.kind is Kind.CHILD)
 
     def _announceable(self) -> list[bytes]:
+        """Return what may be announced over a new link; this broker's name is last, and shows that this is all."""
         registry = self._registry
         local = [service.name for service in registry.services.values() if service.available]
-        return [self._own, *local, *registry.reachable]
+        return [*local, *registry.reachable, self._own]
 
     def heard(self, link: Link, command: wire.Ready, now: float) -> bool:
         """Take in an announcement.  Return False if it tells that the brokers are linked in a circle."""
         name, hops = command.service, command.hops
         if name == self._own:
             return False
+        if link.untried and name == BROKER + link.name.encode():
+            self._tried(link)
         remote = link.remotes.get(name)
         if not hops:
             if remote is not None:
@@ -539,6 +544,7 @@ class Links:
             elif link.state is State.UP and now >= link.heartbeat_at:
                 link.heartbeat_at = now + self._limits.heartbeat
                 self._outgoing.add([link.identity, wire.WL1])
+                self._tried(link)  # a broker that drains announces nothing
         self._plan()
         return silent
 

@@ -26,16 +26,16 @@ from ..codes import Code
 from ..limits import Limits
 from ..timers import Timers
 from ..wire import Message, Reason, batch
-from ..wire.options import MAX_HOPS
 from .admission import Admission
-from .drops import NOT_PLACED, REPORTS, Drop, text_of
+from .drops import Drop
+from .exchange import Exchange
 from .given_up import GivenUp
 from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
-from .links import BROKER, HELLO, Kind, Link, Links, State
+from .links import BROKER, HELLO, Kind, Links, State
 from .outgoing import Outgoing
-from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Way, Worker, key_of
+from .registry import NEVER, Attempt, Client, Registry, Request, Service, Way, Worker, key_of
+from .requests import Requests
 from .roles import Role, Roles
-from .scheduling import is_pinned
 
 MS_PER_SECOND: Final = 1000
 ROUNDING_MS: Final = 0.001
@@ -73,14 +73,9 @@ class Broker:
         self.roles = Roles()
         self.registry = Registry(self.limits.expiry)
         self.stats = Stats()
-        self.turn = 0
-        """The number of the current turn."""
         self._journal = Journal(logger or logging.getLogger("zmdp.broker"))
-        # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.
-        self._doubtful_after = max(self.limits.patience - 1.5 * self.limits.heartbeat, self.limits.heartbeat)
         self._beats: Timers[Worker] = Timers(self.limits.heartbeat / 20)
         self._first_address = secrets.randbits(60) if first_address is None else first_address
-        self._next_address = self._first_address
         self._workers_seen = 0
         self._refusals = 0
         self._given_up = GivenUp()
@@ -89,6 +84,13 @@ class Broker:
         instance = secrets.token_hex(8) if first_address is None else f"{first_address:x}"
         rng = random.Random(instance)  # noqa: S311 - jitter, not cryptography
         self.links = Links(name, instance, self.limits, self.registry, self._outgoing, self._journal, rng)
+        self._requests = Requests(
+            name, self._first_address, self.limits, self.registry, self.stats, self.links, self._outgoing, self._journal
+        )  # fmt: skip
+        self._exchange = Exchange(
+            name, self.limits, self.registry, self.roles, self.stats, self.links, self._requests, self._outgoing,
+            self._journal, self.admit,
+        )  # fmt: skip
         # What is looked at for each message.
         self._linked, self._opening = self.links.by_identity, self.links.opening
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
@@ -165,7 +167,7 @@ class Broker:
         elif found.header == wire.WX1 and not found.bare:
             self._take_worker_batch(message, found, now)
         elif found.header in LINK_HEADERS:
-            self._take_from_link(message, found, now)
+            self._exchange.take(message, found, self._role, now)
         else:
             self._heartbeat(wire.Heartbeat(found.route, found.header), now)
 
@@ -191,7 +193,10 @@ class Broker:
             unsettled, registry.unsettled = registry.unsettled, []
             for service in unsettled:
                 try:
-                    self._settle(service, now)
+                    self._requests.settle(service, now)
+                    if self._admission.draining:
+                        self._dismiss_idle(service, now)
+                    registry.settled(service)
                 except Exception:  # noqa: BLE001 - a bug, which must not affect other services
                     self.failed(now)
                     service.unsettled = False
@@ -201,8 +206,13 @@ class Broker:
                     self.links.changed(service)
         if self._linked:
             self.links.announce(now)
-        self.turn += 1
+        self._requests.turn += 1
         return self._outgoing.take()
+
+    @property
+    def turn(self) -> int:
+        """The number of the current turn."""
+        return self._requests.turn
 
     def receive(self, message: Message, now: float, role: Role | None = None) -> list[Message]:
         """A turn of one message: return what to send because of it."""
@@ -212,7 +222,7 @@ class Broker:
     def tick(self, now: float) -> list[Message]:
         """Return what to send because of the time: heartbeats, and the consequences of silent workers and expiries."""
         self._journal.flush(now)
-        self._queue_all_arrived(now)
+        self._requests.queue_all_arrived(now)
         lost: list[tuple[Worker, Loss]] = []
         for worker in self._beats.pop_due(now):
             oversized_reply_at = worker.oversized_reply_at
@@ -220,7 +230,7 @@ class Broker:
                 lost.append((worker, Loss.SILENT))
             elif oversized_reply_at is not None and worker.held and now >= oversized_reply_at + self.limits.patience:
                 for attempt in list(worker.held.values()):
-                    self._drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
+                    self._requests.drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
                 self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, now, worker.role)
                 lost.append((worker, Loss.REFUSED))
             else:
@@ -229,10 +239,10 @@ class Broker:
         if self._linked:
             for link in self.links.tick(now):
                 why = f"silent for {self.limits.patience:g} s"
-                self._lose_link(link, why if link.name else f"it does not answer as a broker; {why}", now)
+                self._exchange.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
         for request in self.registry.expiries.pop_due(now):
             # C12
-            self._drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
+            self._requests.drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
         return self.flush(now)
 
     def deadline(self) -> float | None:
@@ -277,18 +287,14 @@ class Broker:
         return self._gone(identity, now)
 
     def _gone(self, identity: bytes, now: float) -> list[Message]:
-        self._queue_all_arrived(now)
+        self._requests.queue_all_arrived(now)
         link = self.links.by_identity.get(identity)
         if link is not None and link.state is not State.DOWN:
-            self._lose_link(link, "the connection has ended", now)
+            self._exchange.lose(link, "the connection has ended", now)
         for client in self.registry.clients_at(identity):
-            self._client_gone(client, now)
+            self._requests.client_gone(client, now)
         self._lose([(worker, Loss.UNREACHABLE) for worker in self.registry.workers_at(identity)], now)
         return self.flush(now)
-
-    def _client_gone(self, client: Client, now: float) -> None:
-        for request in [*client.running, *self.registry.waiting_for(client)]:
-            self._drop(request, Drop.CLIENT_GONE, now)
 
     def failed(self, now: float) -> None:
         """Count and log the current exception, which is a bug in the broker, with its traceback."""
@@ -307,7 +313,7 @@ class Broker:
                 self._expel(worker.route, worker.header, Refusal.NOT_ALLOWED, now, worker.role, worker.service.name)
         for link in list(self.links.by_identity.values()):
             if link.state is State.UP and link.role.restricted and not link.role.link:
-                self._end_link(link, f"role {link.role.name} may not link brokers any longer", now)
+                self._exchange.end(link, f"role {link.role.name} may not link brokers any longer", now)
         return self.flush(now)
 
     def drain(self, now: float) -> list[Message]:
@@ -337,9 +343,9 @@ class Broker:
 
     def close(self, now: float) -> list[Message]:
         """Return an ERROR for every X1 request and a DISCONNECT to every worker; end the machine."""
-        self._queue_all_arrived(now)
+        self._requests.queue_all_arrived(now)
         for request in self.registry.numbered:
-            self._drop(request, Drop.CLOSING, now)
+            self._requests.drop(request, Drop.CLOSING, now)
         for worker in list(self.registry.workers.values()):
             if farewell := wire.disconnect(worker.route, worker.header):
                 self._outgoing.say(worker, farewell)
@@ -395,26 +401,26 @@ class Broker:
             number=number, delimited=delimited, options=options, deadline=deadline,
         )  # fmt: skip
         if own and name == HELLO:
-            self._link_asked(request, now)
+            self._exchange.asked(request, now)
             self.registry.refuse(request)
             return
         if (client.role.restricted or options.claims) and (denial := self._authorise(request)) is not None:
-            self._report(request, denial, now)
+            self._requests.report(request, denial, now)
             self.registry.refuse(request)
             return
-        if options.broker is not None and self._address(request):
-            own = False
-        self._admit(request, own, client.role, now)
+        self.admit(request, own, client.role, now)
 
-    def _admit(self, request: Request, own: bool, user: Role, now: float) -> None:
+    def admit(self, request: Request, own: bool, user: Role, now: float) -> None:
         """Answer, accept or refuse a request that `user` may make.  `own` tells that the broker itself answers it."""
+        if request.options.broker is not None and self._address(request):
+            own = False
         if own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self.stats.mmi += 1
             body = answers.answer(request.service.name, list(request.body), self, now, user.sees)
             self._outgoing.reply(request, True, body)
         elif (drop := self._admission.refusal(request, now)) is not None:
-            self._report(request, drop, now)
+            self._requests.report(request, drop, now)
         else:
             self.registry.accept(request, now)
             return
@@ -451,7 +457,7 @@ class Broker:
         request = client.numbered.get(command.id)
         if request is not None and command.service in {None, request.name}:
             self.registry.queue_arrived(request.service, now)
-            self._drop(request, Drop.CANCELLED, now)
+            self._requests.drop(request, Drop.CANCELLED, now)
         elif request is not None or not self.registry.ended_lately(client, command.id):
             invalid = wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id, command.service or b"")
             self._invalid(invalid, now)
@@ -459,7 +465,7 @@ class Broker:
 
     def _invalid(self, command: wire.Invalid, now: float) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.
-        self._count_invalid(command.reason, now)
+        self._requests.count_invalid(command.reason, now)
         if command.route and not self._given_up.includes(key_of(command.route), now):
             code, text = Code.MALFORMED, f"malformed: {command.reason}"
             if command.over_limit:
@@ -470,67 +476,7 @@ class Broker:
                 return
             self._outgoing.error(client, command.id, command.service, code.value, text.encode(), [])
 
-    def _count_invalid(self, reason: Reason, now: float) -> None:
-        self.stats.invalid[reason] += 1
-        self._journal.note(now, logging.WARNING, reason, "ignored an invalid message: %s", reason)
-
     # ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _settle(self, service: Service, now: float) -> None:
-        """Dispatch the requests of a service, as far as workers have credit, here or at other brokers."""
-        schedule = service.schedule
-        if len(service.arrived) <= schedule.room and not schedule.waiting:
-            self._dispatch_arrived(service, now)
-        else:
-            self._dispatch_waiting(service, now)
-        if self._admission.draining:
-            self._dismiss_idle(service, now)
-        self.registry.settled(service)
-
-    def _dispatch_arrived(self, service: Service, now: float) -> None:
-        """Dispatch what has arrived in this turn.  There is credit for all, so the order of clients does not matter."""
-        schedule = service.schedule
-        arrived, service.arrived = service.arrived, []
-        taken = 0
-        request: Request | None = None
-        try:
-            for request in arrived:
-                taken += 1
-                worker = schedule.next_worker()
-                if worker is not None:
-                    self._dispatch(worker, request, now)
-                elif (remote := schedule.next_remote(request)) is not None:
-                    self._pass_on(remote, request, now)
-                else:  # what other brokers can take may not come from there
-                    self.registry.enqueue(request, now)
-        except Exception:
-            service.arrived = arrived[taken:]
-            if request is not None:
-                self._recover(request, now)
-            raise
-
-    def _dispatch_waiting(self, service: Service, now: float) -> None:
-        """Dispatch what waits, local workers first; what has arrived in this turn is queued before (C20)."""
-        registry, schedule = self.registry, service.schedule
-        registry.queue_arrived(service, now)
-        request: Request | None = None
-        try:
-            while (pair := registry.take_next(service)) is not None:
-                request, worker = pair
-                if now < request.deadline:
-                    self._dispatch(worker, request, now)
-                else:
-                    self._finish(request, Drop.TTL_PASSED, now)
-            while schedule.beyond and (passed_on := registry.take_next_remote(service)) is not None:
-                request, remote = passed_on
-                if now < request.deadline:
-                    self._pass_on(remote, request, now)
-                else:
-                    self._finish(request, Drop.TTL_PASSED, now)
-        except Exception:
-            if request is not None:
-                self._recover(request, now)
-            raise
 
     def _dismiss_idle(self, service: Service, now: float) -> None:
         """Send the workers of `service` that hold nothing away, to another broker: for them, no request waits."""
@@ -543,109 +489,7 @@ class Broker:
             self._outgoing.say(worker, farewell)
         self._forget(worker, Loss.CLOSING, now)
 
-    def _recover(self, request: Request, now: float) -> None:
-        """Queue a request again that could not be dispatched because of a bug, as if its worker had died."""
-        if request.attempt is not None:
-            self.registry.release(request.attempt)
-        request.attempts += 1
-        if request.attempts < self.limits.max_attempts:
-            self.registry.enqueue(request, now, front=True)
-        else:
-            self._finish(request, Drop.WORKERS_LOST, now)
-
-    def _queue_all_arrived(self, now: float) -> None:
-        for service in self.registry.unsettled:
-            self.registry.queue_arrived(service, now)
-
-    def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
-        self.stats.dispatched += 1
-        address = self._next_address
-        self._next_address += 1
-        doubtful = now - worker.last_seen > self._doubtful_after
-        self.registry.assign(request, worker, address, self.turn, doubtful=doubtful)
-        worker.oversized_reply_at = None
-        worker.last_sent = now
-        ttl = None
-        if request.deadline < NEVER:
-            ttl = max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS))
-        options = request.options
-        if worker.dialect and request.header != wire.CX1:
-            options = wire.LEGACY_OPTIONS[request.header]
-            if request.client.role.restricted:
-                options = wire.signed(options, request.client.role.signature)
-        if worker.batched and len(request.body) <= batch.MAX_BODY_FRAMES:
-            raw, beside = wire.options_without_ttl(options), ttl or 0
-            if beside > batch.MAX_TTL_MS:
-                raw, beside = wire.options_with(options, ttl, 1), 0
-            if len(raw) <= wire.MAX_OPTIONS:  # options that were encoded again may have become longer
-                packed = self._outgoing.batch_for(worker, worker.route, wire.WX1)
-                packed.request_to_worker(address, beside, request.handed, raw, request.body)
-                return
-        if request.handed > 1 or (ttl is not None and (request.late or options.ttl_apart)):
-            raw = wire.options_with(options, ttl, request.handed)
-        else:
-            raw = options.raw
-        self._outgoing.say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
-
-    def _pass_on(self, remote: Remote, request: Request, now: float) -> None:
-        """Pass a request on to another broker, as its client (C44)."""
-        link = remote.link
-        ttl = 0
-        if request.deadline < NEVER:
-            ttl = min(max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS)), batch.MAX_TTL_MS)
-        via = () if request.way is None else request.way.via
-        raw = wire.options_for_link(request.options, via, self.name, request.attempts)
-        if len(raw) > wire.MAX_OPTIONS or len(request.body) > batch.MAX_BODY_FRAMES:
-            self._finish(request, Drop.TOO_LARGE_FOR_LINK, now)
-            return
-        self.stats.dispatched += 1
-        link.sent += 1
-        address = self._next_address
-        self._next_address += 1
-        self.registry.assign(request, remote, address, self.turn, doubtful=False)
-        records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
-        records.request_to_broker(address, ttl, request.name, raw, request.body)
-
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def _drop(self, request: Request, reason: Drop, now: float) -> None:
-        """Drop a request wherever it is.  An X1 worker that holds it is sent CANCEL, and may still finish it."""
-        attempt = request.attempt
-        if attempt is None:
-            self._finish(request, reason, now)
-        elif not attempt.abandoned:
-            self._finish(request, reason, now)
-            worker = attempt.worker
-            if isinstance(worker, Remote):
-                link = worker.link
-                records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
-                records.signal(_CANCEL_TO_BROKER, attempt.address)
-            elif worker.header == wire.WX1:
-                worker.last_sent = now
-                if worker.batched:
-                    self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
-                else:
-                    self._outgoing.add(wire.cancel_to_worker(worker.route, attempt.address))
-
-    def _finish(self, request: Request, reason: Drop, now: float) -> None:
-        """End a request for its client, and report why."""
-        self._report(request, reason, now)
-        self.registry.drop(request)
-
-    def _report(self, request: Request, reason: Drop, now: float) -> None:
-        """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry."""
-        name, report = request.name, REPORTS[reason]
-        if request.client.link is not None and reason in NOT_PLACED and self._return(request, reason):
-            return
-        if request.header == wire.CX1 and report.code is not None:
-            text = text_of(reason, request, self.limits).encode()
-            self._outgoing.error(request.client, request.number, name, report.code, text, [])
-        self.stats.dropped[reason] += 1
-        level = logging.INFO if report.quiet else logging.WARNING
-        role = request.client.role
-        by = f" (role {role.name})" if role.restricted else ""
-        line = "dropped a request for service %s%s: %s"
-        self._journal.note(now, level, f"drop-{reason}", line, name, by, reason)
 
     # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -707,7 +551,7 @@ class Broker:
         if service is None:
             return False
         for request in service.schedule.requests:
-            self._drop(request, Drop.TOO_MANY_SERVICES, now)
+            self._requests.drop(request, Drop.TOO_MANY_SERVICES, now)
         registry.forget(service)
         return True
 
@@ -723,50 +567,12 @@ class Broker:
         self.registry.release(attempt)
         if not attempt.abandoned:
             attempt.request.handed -= 1
-            self._place_again(attempt, now)
+            self._requests.place_again(attempt, now)
 
     def _reply(self, command: wire.Reply, now: float) -> None:
         attempt = self._attempt(command, now)
         if attempt is not None:
-            self._replied(attempt, command, now)
-
-    def _replied(self, attempt: Attempt, command: wire.Reply, now: float) -> None:
-        request = attempt.request
-        if not command.final:
-            self.stats.partials += 1
-            if attempt.abandoned:
-                pass
-            elif request.header in wire.ONE_REPLY:
-                drop = self._collect(attempt, command.body)
-                if drop is not None:
-                    self._drop(request, drop, now)
-            else:
-                attempt.streamed = True
-                self._outgoing.reply(request, False, command.body)
-            return
-        self.stats.replies += 1
-        self.registry.release(attempt)
-        if attempt.abandoned:
-            return
-        body = command.body
-        if attempt.collected is not None:
-            attempt.collected.add(body)
-            if not self._fits(attempt.collected):
-                self._finish(request, Drop.REPLY_TOO_LARGE, now)
-                return
-            body = attempt.collected.frames
-        self._outgoing.reply(request, True, body)
-        self.registry.drop(request)
-
-    def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
-        """Add to the one reply of a 0.1 or PPP client (C24); return why its request must be dropped, or None."""
-        if not self._fits(self.registry.collect(attempt, body)):
-            return Drop.REPLY_TOO_LARGE
-        return Drop.MEMORY_FULL if self.registry.request_bytes > self.limits.max_request_bytes else None
-
-    def _fits(self, collected: Collected) -> bool:
-        """Return whether a reply is within the limits of a message."""
-        return collected.size <= self._max_message and len(collected.frames) <= self._max_frames
+            self._requests.replied(attempt, command, now)
 
     def _error(self, command: wire.Error, now: float) -> None:
         attempt = self._attempt(command, now)
@@ -776,23 +582,11 @@ class Broker:
         if not detail and command.code in BROKER_CODES:
             detail = [b""]  # so that the client does not attribute it to the broker
         self.registry.release(attempt)
-        self._ended_by(attempt, command.code, command.text, detail, now)
-
-    def _ended_by(self, attempt: Attempt, code: int, text: bytes, detail: list[bytes], now: float) -> None:
-        """End a request, which is released, with an ERROR."""
-        request = attempt.request
-        self.stats.errors += 1
-        if attempt.abandoned:
-            return
-        if request.header == wire.CX1:
-            self._outgoing.error(request.client, request.number, request.name, code, text, detail)
-        else:
-            self._report(request, Drop.HANDLER_FAILED, now)
-        self.registry.drop(request)
+        self._requests.ended_by(attempt, command.code, command.text, detail, now)
 
     def _oversized(self, command: wire.Oversized, now: float) -> None:
         """Count a reply over the limits as invalid, and drop its request, whose reply is incomplete."""
-        self._count_invalid(command.reason, now)
+        self._requests.count_invalid(command.reason, now)
         worker = None if self._is_foreign(command) else self._worker(command.route)
         if worker is None or worker.header != command.header:
             return
@@ -804,10 +598,10 @@ class Broker:
             worker.last_seen = now
             self.registry.release(attempt)
             if not attempt.abandoned:
-                self._finish(request, Drop.REPLY_TOO_LARGE, now)
+                self._requests.finish(request, Drop.REPLY_TOO_LARGE, now)
             return
         if command.kind is wire.PARTIAL or request.header == wire.CX1:
-            self._drop(request, Drop.REPLY_TOO_LARGE, now)
+            self._requests.drop(request, Drop.REPLY_TOO_LARGE, now)
         if command.kind is not wire.PARTIAL:
             worker.oversized_reply_at = now  # it may still send one that fits (C15); if not, `tick` ends it
 
@@ -834,7 +628,7 @@ class Broker:
                 if command.text:
                     self.links.ended(link, now)
                     why = f"the other broker has ended it: {command.text.decode(errors='replace')}"
-                self._lose_link(link, why, now)
+                self._exchange.lose(link, why, now)
             return
         # C10: at any time, even before READY.
         worker = None if self._is_foreign(command) else self._worker(command.route)
@@ -846,7 +640,7 @@ class Broker:
             worker.last_seen = now
             self.registry.leave(worker)
             if not worker.service.available:
-                self._drop_no_wait(worker.service, now)
+                self._requests.drop_no_wait(worker.service, now)
             if not worker.held:
                 self._left(worker, now)
 
@@ -866,7 +660,7 @@ class Broker:
             attempt = worker.held.get(address)
             if attempt is not None:
                 return attempt
-            if self._first_address <= address < self._next_address:
+            if self._first_address <= address < self._requests.next_address:
                 self.stats.late += 1  # C32: late or duplicated; it matches no live request
                 return None
         self._unexpected(command, Refusal.WRONG_CLIENT if worker.held else Refusal.NO_REQUEST, now)
@@ -953,7 +747,7 @@ class Broker:
         attempts = [attempt for worker, reason in lost for attempt in self._forget(worker, reason, now)]
         for attempt in reversed(attempts):  # each goes to the front
             if not attempt.abandoned:
-                self._place_again(attempt, now)
+                self._requests.place_again(attempt, now)
 
     def _forget(self, worker: Worker, reason: Loss, now: float) -> list[Attempt]:
         """Forget a worker; return what it held, which must be placed again or dropped."""
@@ -971,38 +765,8 @@ class Broker:
             elif not (attempt.doubtful and reason is Loss.SILENT):
                 attempt.request.attempts += 1
         if not worker.service.available:
-            self._drop_no_wait(worker.service, now)
+            self._requests.drop_no_wait(worker.service, now)
         return attempts
-
-    def _drop_no_wait(self, service: Service, now: float) -> None:
-        """Drop the requests that must not wait, since the last worker of their service is gone."""
-        self.registry.queue_arrived(service, now)
-        for request in list(service.no_wait):
-            if service.schedule.can_pass_on(request):
-                continue
-            # 404 tells the client that no worker has begun with the request.
-            self._drop(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
-
-    def _place_again(self, attempt: Attempt, now: float) -> None:
-        """Queue a request that was released, or whose worker was lost, if it may be retried (C17)."""
-        request = attempt.request
-        # While it was at another broker, its service may have been forgotten, and become known again.
-        request.service = self.registry.service(request.service.name)
-        if attempt.streamed:
-            self._finish(request, Drop.LOST_AFTER_PARTIAL, now)
-        elif request.attempts >= self.limits.max_attempts:
-            self._finish(request, Drop.WORKERS_LOST, now)
-        elif request.way is not None and request.way.losses >= self.limits.max_attempts:
-            self._finish(request, Drop.LINKS_LOST, now)
-        elif request.way is not None and request.way.addressed and not request.service.schedule.can_pass_on(request):
-            self._finish(request, Drop.NO_BROKER, now)
-        elif not (request.options.wait or request.service.available or request.service.schedule.can_pass_on(request)):
-            self._finish(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
-        elif now >= request.deadline:
-            self._finish(request, Drop.TTL_PASSED, now)
-        else:
-            self.stats.redispatched += 1
-            self.registry.enqueue(request, now, front=True)
 
     # ── links to other brokers (C44) ─────────────────────────────────────────────────────────────────────────────────
 
@@ -1028,221 +792,10 @@ class Broker:
 
     def link_failed(self, identity: bytes, why: str, now: float) -> list[Message]:
         """Record that the connection for a link has ended, and why, or that there could be none."""
-        self._queue_all_arrived(now)
-        self._lose_link(self.links.by_identity[identity], why, now)
+        self._requests.queue_all_arrived(now)
+        self._exchange.lose(self.links.by_identity[identity], why, now)
         return self.flush(now)
 
     def links_to_close(self) -> list[bytes]:
         """Return the identities of links that this broker has opened, and whose connections are to be closed now."""
         return self.links.to_close()
-
-    def _link_asked(self, request: Request, now: float) -> None:
-        """Answer another broker that asks for a link over one of its connections."""
-        link, refusal = None, "only X1 has links"
-        if request.header == wire.CX1:
-            link, refusal = self.links.asked(request.client, list(request.body))
-        if link is None:
-            self.stats.dropped[Drop.NOT_ALLOWED] += 1
-            self._journal.note(now, logging.WARNING, "link-refused", "refused a link: %s", refusal)
-            if request.header == wire.CX1:
-                number, code = request.number, Code.NOT_ALLOWED.value
-                self._outgoing.error(request.client, number, HELLO, code, refusal.encode(), [])
-            return
-        self._outgoing.reply(request, True, self.links.answer())
-        self.links.up(link, now)
-
-    def _take_from_link(self, message: Message, found: wire.Batched, now: float) -> None:
-        """Take in what another broker says, as a client of this one or as a worker."""
-        link = self.links.at(message[0])
-        if link is None or link.role is not self._role:
-            # For example, one that was given up because it was silent.
-            self._outgoing.add(wire.disconnect(found.route, wire.WL1, b"this connection is not a link any longer"))
-            return
-        link.last_seen = now
-        if found.bare:
-            return
-        if found.header == wire.CL1:
-            for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
-                if isinstance(command, wire.Request):
-                    self._passed_on(link, command, now)
-                elif isinstance(command, wire.Cancel):
-                    self._cancelled_by(link, command, now)
-                else:
-                    self._invalid_on_link(link, command, now)
-            return
-        for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
-            if isinstance(command, wire.Ready):
-                if not self.links.heard(link, command, now):
-                    self._end_circle(link, now)
-                    return
-                self._drop_unreachable(now)
-            elif isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
-                self._answered_by(link, command, now)
-            else:
-                self._count_invalid(Reason.UNKNOWN_COMMAND, now)
-
-    def _passed_on(self, link: Link, command: wire.Request, now: float) -> None:
-        """Take in a request that another broker passes on."""
-        client, given, number = link.client, command.options, command.id
-        self.stats.requests += 1
-        link.received += 1
-        way = wire.passed(given.raw)
-        if way is None or number in client.numbered:
-            reason = Reason.BAD_OPTIONS if way is None else Reason.NUMBER_IN_USE
-            self._invalid_on_link(link, wire.Invalid(reason, command.route, number, command.service), now)
-            return
-        name = command.service
-        own = name.startswith(wire.MMI)
-        service = Service(name) if own else self.registry.service(name)
-        deadline = NEVER if given.ttl is None else now + given.ttl
-        # A request waits at the first broker, unless it is addressed to this one or there are workers here.
-        wait = given.wait and given.broker == self.name
-        only_ttl = given.ttl_apart and not way.raw
-        options = wire.Options(way.raw, given.ttl, wait, only_ttl, given.ttl_apart, broker=given.broker)
-        request = Request(client, wire.CX1, service, command.body, number=number, options=options, deadline=deadline)
-        request.way = Way(way.via)
-        request.attempts = way.attempts
-        denial, user = self._authorise_passed(request, way.user)
-        if denial is not None:
-            self._report(request, denial, now)
-        elif self.name in way.via or len(way.via) >= MAX_HOPS:
-            self._report(request, Drop.NO_WORKER, now)
-        else:
-            if given.broker is not None and self._address(request):
-                own = False
-            self._admit(request, own, user, now)
-            return
-        self.registry.refuse(request)
-
-    def _authorise_passed(self, request: Request, name: str | None) -> tuple[Drop | None, Role]:
-        """Write into the options of a request from another broker on whose behalf it is made, as this broker sees it.
-
-        `name` is the role that the first broker has found.  Return why the request is not allowed, or None, and the
-        role.
-        """
-        role = user = request.client.role
-        if not role.restricted:
-            return None, role
-        if name is not None:
-            user = self.roles.named(name)
-            request.options = wire.signed(request.options, user.signature)
-        elif not role.may_call(request.service.name):
-            return Drop.NOT_ALLOWED, user
-        return (None if user.may_call(request.service.name) else Drop.USER_NOT_ALLOWED), user
-
-    def _return(self, request: Request, reason: Drop) -> bool:
-        """Return a request that cannot be done here to the broker that passed it on, for others may do it.
-
-        Return False if none may.
-        """
-        number, client = request.number, request.client
-        streamed = request.attempt is not None and request.attempt.streamed
-        ended = reason is Drop.WORKERS_LOST and request.attempts >= self.limits.max_attempts
-        if streamed or ended or is_pinned(request) or not isinstance(number, int):
-            return False
-        if request.attempts:
-            # The other broker may give it to another worker, but counts those that have died.
-            text = b"%d" % request.attempts
-            self._outgoing.error(client, number, request.name, Code.WORKER_LOST.value, text, [])
-        else:
-            self._outgoing.release(client, number)
-        self.stats.dropped[reason] += 1
-        if client.link is not None:
-            self.links.announce_again(client.link, request.service.name)
-        return True
-
-    def _cancelled_by(self, link: Link, command: wire.Cancel, now: float) -> None:
-        request = link.client.numbered.get(command.id)
-        if request is not None:
-            self.registry.queue_arrived(request.service, now)
-            self._drop(request, Drop.CANCELLED, now)
-        elif not self.registry.ended_lately(link.client, command.id):
-            self._count_invalid(Reason.UNKNOWN_NUMBER, now)
-
-    def _invalid_on_link(self, link: Link, command: wire.Invalid, now: float) -> None:
-        self._count_invalid(command.reason, now)
-        if isinstance(command.id, int) and command.route:
-            code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
-            text = f"broker {self.name}: malformed: {command.reason}".encode()
-            self._outgoing.error(link.client, command.id, command.service, code.value, text, [])
-
-    def _answered_by(
-        self, link: Link, command: wire.Reply | wire.Error | wire.Release | wire.Oversized, now: float
-    ) -> None:
-        """Take in what another broker says about a request that was passed on to it."""
-        attempt = link.attempts.get(command.id) if isinstance(command.id, int) else None
-        if attempt is None:
-            self.stats.late += 1  # C32
-        elif isinstance(command, wire.Reply):
-            self._replied(attempt, command, now)
-        elif isinstance(command, wire.Release):
-            self._returned(attempt, 0, now)
-        elif isinstance(command, wire.Oversized):
-            self._count_invalid(command.reason, now)
-            if command.kind is wire.PARTIAL:
-                self._drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
-                return
-            self.registry.release(attempt)
-            if not attempt.abandoned:
-                self._finish(attempt.request, Drop.REPLY_TOO_LARGE, now)
-        elif command.code == Code.WORKER_LOST and not command.detail and command.text.isdigit():
-            self._returned(attempt, int(command.text[:9]), now)
-        else:
-            self.registry.release(attempt)
-            if attempt.streamed and command.code == Code.DRAINING and not command.detail:
-                if not attempt.abandoned:
-                    self._finish(attempt.request, Drop.LOST_AFTER_PARTIAL, now)
-            else:
-                self._ended_by(attempt, command.code, command.text, command.detail, now)
-
-    def _returned(self, attempt: Attempt, died: int, now: float) -> None:
-        """Place a request again that another broker has returned, where `died` workers died of it in total.
-
-        That broker gets no more requests for the service until it announces credit again.
-        """
-        remote, request = attempt.worker, attempt.request
-        assert isinstance(remote, Remote)  # noqa: S101 - it was at another broker
-        self.registry.release(attempt)
-        self.registry.update_remote(remote, 0, 0, remote.hops)
-        if attempt.abandoned:
-            return
-        if died > request.attempts:
-            request.attempts = died
-        else:
-            request.handed -= 1
-        self._place_again(attempt, now)
-
-    def _end_circle(self, link: Link, now: float) -> None:
-        """End a link because the brokers are linked in a circle."""
-        why = f"broker {link.name} reaches a broker named {self.name}: the brokers are linked in a circle, or two have "
-        why += "the same name"
-        self._end_link(link, why, now)
-
-    def _end_link(self, link: Link, why: str, now: float) -> None:
-        """End a link, and tell the other broker why."""
-        self._outgoing.add(wire.disconnect((link.identity,), wire.WL1, why.encode()))
-        self.links.ended(link, now)
-        self._lose_link(link, why, now)
-
-    def _lose_link(self, link: Link, why: str, now: float) -> None:
-        """Place the requests again that were passed on over a link, and drop those that came over it."""
-        self._queue_all_arrived(now)  # else what has arrived in this turn would not be found
-        attempts = self.links.down(link, why, now)
-        self._client_gone(link.client, now)
-        for attempt in reversed(attempts):  # each goes to the front
-            if not attempt.abandoned:
-                way = attempt.request.way = attempt.request.way or Way()
-                way.losses += 1
-                self._place_again(attempt, now)
-        self._drop_unreachable(now)
-
-    def _drop_unreachable(self, now: float) -> None:
-        """Drop the requests that must not wait, for services that can no longer be reached over some link."""
-        while self.links.withdrawn_services:
-            service = self.links.withdrawn_services.pop()
-            if not service.available:
-                self._drop_no_wait(service, now)
-            if service.name.startswith(BROKER) and not service.schedule.remotes:
-                self.registry.queue_arrived(service, now)
-                for request in service.schedule.requests:
-                    self._drop(request, Drop.NO_BROKER, now)

@@ -304,7 +304,7 @@ class Load:
             self._ask()
 
     def _ask(self):
-        self._client.ask(b"0.01").add_done_callback(self._again)
+        self._client.ask(b"0.1").add_done_callback(self._again)
 
     def _again(self, call):
         error = call.exception()
@@ -351,13 +351,12 @@ def test_no_call_fails_while_each_of_two_brokers_is_restarted(kind, how, quick_p
         client = ends.enter_context(client_of(kind, pair.endpoints, heartbeat=0.1, liveness=20))
         load = Load(client)
         load.until(first)
-        for _ in range(2):
-            how(pair, 0)
-            load.until(second)
-            pair.restart(0)
-            load.until(first)
-            how(pair, 1)
-            pair.restart(1)
-            load.until(first)
+        how(pair, 0)
+        load.until(second)
+        pair.restart(0)
+        load.until(first)
+        how(pair, 1)
+        pair.restart(1)
+        load.until(first)
         outcomes = load.stop()
         assert outcomes.keys() == {"ok"}

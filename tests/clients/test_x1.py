@@ -35,7 +35,7 @@ def test_the_garbage_collector_may_close_a_stream_anywhere(endpoint):
     gc.set_threshold(20)  # so that it runs within the client, time and again
     try:
         with Client(endpoint) as client:
-            for _ in range(100):
+            for _ in range(30):
                 cycle = {"stream": client.stream("count")}
                 cycle["itself"] = cycle
                 next(cycle["stream"])

@@ -1,16 +1,16 @@
-"""Keys, roles and limits of a real `mdp-broker --access`: each row of the table in docs/security.md, over real sockets.
+"""Keys, roles and limits of a broker with an access file: each row of the table in docs/security.md, over real sockets.
 
 Roles that a test does not describe otherwise have `mmi = "all"`, since peers ask the broker to find out that nothing
 arrives (`Peer.sync`).
 """
 
 import json
-import signal
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import zmq
@@ -26,11 +26,14 @@ from support.peers import (
     X1Client,
     X1Worker,
 )
-from support.processes import TIMEOUT_SECONDS, Process, broker, eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import proxied
 from zmq.utils.monitor import recv_monitor_message
 
+from zmdp.mdp import access
 from zmdp.mdp.keys import ClientKeys, create_keys, load_keys
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
 
 CLIENTS = [Client, OldClient, X1Client, BatchClient]
 X1_CLIENTS = [X1Client, BatchClient]
@@ -42,8 +45,44 @@ OPS = {"admin": True}
 Roles = dict[str, Any]
 
 
+class Log(logging.Handler):
+    """What the brokers of a test have logged, from INFO on, while the block runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._lines: list[str] = []
+        self._logger = logging.getLogger("zmdp.broker")
+        self._level = self._logger.level
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._changed:
+            self._lines.append(record.getMessage())
+            self._changed.notify_all()
+
+    def line(self, text: str, count: int = 1) -> None:
+        """Wait for `count` lines that contain `text`."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: sum(text in each for each in self._lines) >= count, TIMEOUT_SECONDS)
+            assert found, (text, self._lines)
+
+    @property
+    def text(self) -> str:
+        with self._changed:
+            return "\n".join(self._lines)
+
+    def __enter__(self) -> Self:
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.INFO)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
+
+
 class Guarded:
-    """A broker process with access control, and the keys and peers of a test.
+    """A broker with access control, and the keys and peers of a test.
 
     Each role has a key with its own name.
     """
@@ -54,9 +93,10 @@ class Guarded:
         self._stack = stack
         create_keys("broker", folder)
         self._write(roles)
-        options = ("--access", str(folder / "access.toml"), "--heartbeat", "60")
-        self.process: Process
-        self.process, self.endpoint = stack.enter_context(broker(*options))
+        self.log = stack.enter_context(Log())
+        limits, keys = Limits(heartbeat=60.0), access.load(folder / "access.toml")
+        self.server = stack.enter_context(running_broker(limits=limits, drain_timeout=0.0, access=keys))
+        self.endpoint = self.server.endpoints[0]
         self._reloads = 0
 
     def _write(self, roles: Roles) -> None:
@@ -73,9 +113,9 @@ class Guarded:
     def reload(self, roles: Roles) -> None:
         """Replace the access file, and wait until the broker has read it."""
         self._write(roles)
-        self.process.send_signal(signal.SIGHUP)
+        self.server.reload()
         self._reloads += 1
-        self.process.line("reloaded", count=self._reloads)
+        self.log.line("reloaded", count=self._reloads)
 
     def keys(self, name: str) -> ClientKeys:
         """Return the keys of that name, which are made when they are first asked for."""
@@ -151,9 +191,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             return guarded[-1]
 
         yield run
-        for each in guarded:
-            assert each.process.poll() is None, each.process.stderr
-            assert "internal error" not in each.process.stderr
+        assert [each.server.broker.stats.internal_errors for each in guarded] == [0] * len(guarded)
 
 
 def held(worker: Any, *body: bytes) -> bytes:
@@ -186,14 +224,14 @@ def test_only_a_known_key_connects_and_only_to_the_broker_it_expects(start: Star
     assert guarded.attempt(shop) == zmq.EVENT_HANDSHAKE_SUCCEEDED
     for keys in (None, stranger, wrong_broker, stolen):
         assert guarded.attempt(keys) != zmq.EVENT_HANDSHAKE_SUCCEEDED
-    assert f"unknown key {stranger.public.decode()}" in guarded.process.stderr
-    assert shop.public.decode() not in guarded.process.stderr
+    assert f"unknown key {stranger.public.decode()}" in guarded.log.text
+    assert shop.public.decode() not in guarded.log.text
 
 
 def test_a_request_of_an_unknown_key_never_arrives(start: Start) -> None:
     guarded = start(shop=SHOP)
     guarded.connect(Client, "stranger").request(b"mmi.else", b"")
-    guarded.process.line("unknown key")
+    guarded.log.line("unknown key")
     assert guarded.stats()["mmi"] == 1  # this one
     guarded.reload({"ops": OPS, "shop": SHOP, "stranger": {}})
     guarded.connect(Client, "stranger").sync()  # libzmq gives up a connection that is refused, so it takes another
@@ -205,7 +243,7 @@ def test_each_role_has_its_maximum_of_connections(start: Start) -> None:
     others = [guarded.connect(Client, "mall").sync() for _ in range(4)]
     third = guarded.connect(Client, "shop")
     third.request(b"mmi.else", b"")
-    guarded.process.line("ended a connection of role shop, which may have 2")
+    guarded.log.line("ended a connection of role shop, which may have 2")
     for client in (*kept, *others):
         client.sync()
     kept[0].close()
@@ -520,8 +558,8 @@ def test_an_invalid_file_changes_nothing(start: Start) -> None:
     guarded = start(shop=SHOP, farm=FARM)
     shop, farm = guarded.connect(X1Client, "shop"), guarded.connect(X1Worker, "farm", b"echo")
     (guarded.folder / "access.toml").write_text("[roles.shop]\nkeys = 3\n")
-    guarded.process.send_signal(signal.SIGHUP)
-    guarded.process.line("reloaded nothing")
+    guarded.server.reload()
+    guarded.log.line("reloaded nothing")
     serve(shop, farm)
     serve(guarded.connect(BatchClient, "shop"), farm)
 

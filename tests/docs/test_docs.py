@@ -229,6 +229,7 @@ def test_the_pair_of_the_page_about_brokers():
         assert len(running) == 3
         running[0].line("linked to broker right")
         with Client(left, timeout=20) as client:
+            eventually(lambda: b"[]" not in client.request("mmi.brokers")[0])
             answer = json.loads(client.request("mmi.brokers")[0])
             mmi = (ROOT / "docs" / "mmi.md").read_text()
             assert [key for key in (*answer["links"][0], *answer["brokers"][0]) if f"`{key}`" not in mmi] == []

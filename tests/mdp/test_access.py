@@ -48,6 +48,7 @@ def test_roles_have_keys_permissions_and_limits(folder):
         offer = ["resize", "spark.*"]
         mmi = "none"
         on_behalf = true
+        link = true
         outstanding = 1000
         queued_requests = 500
         request_bytes = 50_000_000
@@ -59,9 +60,9 @@ def test_roles_have_keys_permissions_and_limits(folder):
     )
     access = load(path)
     assert access.roles["shop"] == Permissions(
-        "shop", ("*",), ("resize", "spark.*"), "none", False, True, 1000, 500, 50_000_000, 20
+        "shop", ("*",), ("resize", "spark.*"), "none", False, True, True, 1000, 500, 50_000_000, 20
     )
-    assert access.roles["web"] == Permissions("web", (), (), "service", False, False, None, None, None, None)
+    assert access.roles["web"] == Permissions("web", (), (), "service", False, False, False, None, None, None, None)
     assert access.keys == {key(folder, "shop").encode(): "shop", UNLISTED.encode(): "shop"}
     assert access.keys_of("shop") == ["shop.key", UNLISTED]
     assert access.public_key == key(folder, "broker").encode()
@@ -159,6 +160,7 @@ def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
         ("[roles.shop]\nmmi = []", "mmi is []: it must be one of none, service, all"),
         ("[roles.shop]\nadmin = 1", "admin is 1: it must be true or false"),
         ("[roles.shop]\non_behalf = 'yes'", "on_behalf is 'yes': it must be true or false"),
+        ("[roles.shop]\nlink = 1", "link is 1: it must be true or false"),
         ("[roles.shop]\nconnections = 0", "connections is 0: it must be a whole number of connections above 0"),
         ("[roles.shop]\nrequest_bytes = 1.5", "request_bytes is 1.5: it must be a whole number of bytes above 0"),
         ("[roles.shop]\noutstanding = true", "outstanding is True: it must be a whole number of requests above 0"),

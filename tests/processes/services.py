@@ -67,3 +67,13 @@ def endless(request):
 def records(request):
     """Fail with a 404 of the service's own."""
     raise ServiceError(404, "no such record")
+
+
+def recorded(request):
+    """Add a line to the second file that the request names, and reply once the first is gone."""
+    gate, begun = (Path(frame.decode()) for frame in request)
+    with begun.open("a") as file:
+        file.write("begun\n")
+    while gate.exists():
+        time.sleep(0.01)
+    return b"done"

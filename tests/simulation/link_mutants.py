@@ -4,10 +4,12 @@ from typing import Any
 
 from zmdp.mdp import wire
 from zmdp.mdp.broker import scheduling
+from zmdp.mdp.broker.exchange import Exchange
 from zmdp.mdp.broker.links import Link, Links
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.outgoing import Outgoing
 from zmdp.mdp.broker.registry import Remote
+from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.broker.roles import Role
 
 _options_for_link = wire.options_for_link
@@ -35,7 +37,7 @@ def anywhere(broker: Broker, request: Any) -> bool:
     return False
 
 
-def role_of_the_link(broker: Broker, request: Any, name: str | None) -> tuple[None, Role]:
+def role_of_the_link(exchange: Exchange, request: Any, name: str | None) -> tuple[None, Role]:
     """A request that was passed on is on behalf of the broker that passed it on."""
     role = request.client.role
     if role.restricted:
@@ -52,12 +54,14 @@ def forget_lost(links: Links, *args: Any, down: Any = Links.down) -> list[Any]:
     return []
 
 
-def take_for_another(broker: Broker, link: Link, command: Any, now: float, answered: Any = Broker._answered_by) -> None:
+def take_for_another(
+    exchange: Exchange, link: Link, command: Any, now: float, answered: Any = Exchange._answered_by
+) -> None:
     """A late or forged reply is taken for that to another request, at whichever broker that is."""
-    others = {number: each for each in broker.links.by_identity.values() for number in each.attempts}
+    others = {number: each for each in exchange._links.by_identity.values() for number in each.attempts}
     if others and command.id not in link.attempts and isinstance(command, wire.Reply):
         command.id, link = next(iter(others.items()))
-    answered(broker, link, command, now)
+    answered(exchange, link, command, now)
 
 
 def place_streams_again(outgoing: Outgoing, request: Any, *rest: Any, reply: Any = Outgoing.reply) -> None:
@@ -67,19 +71,19 @@ def place_streams_again(outgoing: Outgoing, request: Any, *rest: Any, reply: Any
         request.attempt.streamed = False
 
 
-def keep_to_itself(broker: Broker, request: Any, reason: Any, now: float, drop: Any = Broker._drop) -> None:
+def keep_to_itself(requests: Requests, request: Any, reason: Any, now: float, drop: Any = Requests.drop) -> None:
     """CANCEL is not passed on."""
     if request.attempt is not None and isinstance(request.attempt.worker, Remote):
-        broker._finish(request, reason, now)
+        requests.finish(request, reason, now)
     else:
-        drop(broker, request, reason, now)
+        drop(requests, request, reason, now)
 
 
-def do_not_cancel(broker: Broker, link: Link, command: wire.Cancel, now: float) -> None:
+def do_not_cancel(exchange: Exchange, link: Link, command: wire.Cancel, now: float) -> None:
     """A broker ignores CANCEL from another."""
 
 
-def swallow(broker: Broker, request: Any, reason: Any) -> bool:
+def swallow(requests: Requests, request: Any, reason: Any) -> bool:
     """A request that cannot be done is not returned."""
     return True
 
@@ -119,13 +123,13 @@ LINK_MUTANTS = [
     ("tree", wire, "options_for_link", unsigned_way, "C44"),
     ("tree", Remote, "precedes", farthest, "is served by"),
     ("mesh2", Broker, "_address", anywhere, "is served by"),
-    ("mesh2", Broker, "_authorise_passed", role_of_the_link, "is on behalf of"),
+    ("mesh2", Exchange, "_authorise_passed", role_of_the_link, "is on behalf of"),
     ("mesh2", Links, "down", forget_lost, "not recovered"),
-    ("mesh2", Broker, "_answered_by", take_for_another, "C18"),
+    ("mesh2", Exchange, "_answered_by", take_for_another, "C18"),
     ("tree", Outgoing, "reply", place_streams_again, "C17"),
-    ("mesh2", Broker, "_drop", keep_to_itself, "does not cancel"),
-    ("mesh2", Broker, "_cancelled_by", do_not_cancel, "does not end"),
-    ("tree", Broker, "_return", swallow, "C44"),
+    ("mesh2", Requests, "drop", keep_to_itself, "does not cancel"),
+    ("mesh2", Exchange, "_cancelled_by", do_not_cancel, "does not end"),
+    ("tree", Requests, "_return", swallow, "C44"),
     ("tree", Links, "_announce", never_withdraw, "can still be reached"),
     ("mesh2", Links, "changed", announce_once, "can still be reached"),
     ("mesh2", Links, "tick", silent, "time stands still"),

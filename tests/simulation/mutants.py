@@ -13,6 +13,7 @@ from zmdp.mdp.broker.given_up import GivenUp
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.outgoing import Outgoing
 from zmdp.mdp.broker.registry import NEVER, Registry, key_of
+from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.wire.batch_python import Batch
 from zmdp.workers.session import WorkerSession
@@ -88,17 +89,17 @@ def dispatch_late(registry: Registry, request: Any, now: float, *, front: bool =
     _enqueue(registry, request, now, front=front)
 
 
-def no_ttl(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
+def no_ttl(requests: Requests, worker: Any, request: Any, now: float, dispatch: Any = Requests._dispatch) -> None:
     """The time of a request stands still while a worker has it."""
-    dispatch(broker, worker, request, now)
-    broker.registry.expiries.clear(request)
+    dispatch(requests, worker, request, now)
+    requests._registry.expiries.clear(request)
 
 
-def old_address(broker: Broker, worker: Any, request: Any, now: float, dispatch: Any = Broker._dispatch) -> None:
+def old_address(requests: Requests, worker: Any, request: Any, now: float, dispatch: Any = Requests._dispatch) -> None:
     """An address is given out to worker after worker."""
-    dispatch(broker, worker, request, now)
-    if broker._next_address % 3 == 0:
-        broker._next_address -= 1
+    dispatch(requests, worker, request, now)
+    if requests.next_address % 3 == 0:
+        requests.next_address -= 1
 
 
 def same_options(given: wire.Options, ttl: float | None, attempt: int) -> bytes:
@@ -128,7 +129,7 @@ def lost_reply(packed: Batch, command: int, number: int, body: Any, reply: Any =
 # ── the end of workers and requests ──────────────────────────────────────────────────────────────────────────────────
 
 
-def forget_request(broker: Broker, attempt: Any, now: float) -> None:
+def forget_request(requests: Requests, attempt: Any, now: float) -> None:
     """The request is lost with its worker."""
 
 
@@ -158,7 +159,7 @@ def any_address(broker: Broker, command: Any, now: float, attempt: Any = Broker.
 
 def no_late(broker: Broker, command: Any, now: float, attempt: Any = Broker._attempt) -> Any:
     """A worker that replies too late is disconnected."""
-    broker._first_address = broker._next_address
+    broker._first_address = broker._requests.next_address
     return attempt(broker, command, now)
 
 
@@ -223,31 +224,31 @@ def without_cancel(packed: Batch, command: int, number: int, signal: Any = Batch
         signal(packed, command, number)
 
 
-def cancel_to_all(broker: Broker, request: Any, *args: Any, drop: Any = Broker._drop) -> None:
+def cancel_to_all(requests: Requests, request: Any, *args: Any, drop: Any = Requests.drop) -> None:
     """CANCEL goes to a worker that does not speak X1."""
-    drop(broker, request, *args)
+    drop(requests, request, *args)
     attempt = request.attempt
     if attempt is not None and attempt.worker.header == wire.W02:
-        broker._outgoing.add([*attempt.worker.route, wire.WX1, b"\x08", b"%d" % attempt.address, b""])
+        requests._outgoing.add([*attempt.worker.route, wire.WX1, b"\x08", b"%d" % attempt.address, b""])
 
 
-def twice(broker: Broker, request: Any, reason: Drop, now: float, report: Any = Broker._report) -> None:
+def twice(requests: Requests, request: Any, reason: Drop, now: float, report: Any = Requests.report) -> None:
     """An X1 client is told twice."""
-    report(broker, request, reason, now)
+    report(requests, request, reason, now)
     if request.header == wire.CX1:
-        broker._outgoing.error(request.client, request.number, request.service.name, 408, b"again", [])
+        requests._outgoing.error(request.client, request.number, request.service.name, 408, b"again", [])
 
 
-def never(broker: Broker, request: Any, reason: Drop, now: float) -> None:
+def never(requests: Requests, request: Any, reason: Drop, now: float) -> None:
     """An X1 client is not told."""
-    broker.stats.dropped[reason] += 1
+    requests._stats.dropped[reason] += 1
 
 
-def tell_all(broker: Broker, request: Any, reason: Drop, now: float, report: Any = Broker._report) -> None:
+def tell_all(requests: Requests, request: Any, reason: Drop, now: float, report: Any = Requests.report) -> None:
     """A client that does not speak X1 is told too."""
-    report(broker, request, reason, now)
+    report(requests, request, reason, now)
     if request.header == wire.C02:
-        broker._outgoing.add(
+        requests._outgoing.add(
             wire.error_to_client((*request.client.path, b"1", b""), request.service.name, 500, b"it failed")
         )
 
@@ -431,13 +432,13 @@ MUTANTS = [
     (Schedule, "update", over_credit, "C6: "),
     (Broker, "_credit", without_credit, "C"),
     (Registry, "enqueue", dispatch_late, "lives on after its time has passed"),
-    (Broker, "_dispatch", no_ttl, "lives on after its time has passed"),
-    (Broker, "_dispatch", old_address, "C32"),
+    (Requests, "_dispatch", no_ttl, "lives on after its time has passed"),
+    (Requests, "_dispatch", old_address, "C32"),
     (wire, "options_with", same_options, "X1: "),
     (Batch, "request_to_worker", first_attempt, "is told to be the attempt"),
     (Batch, "request_to_worker", lost_record, "C12"),
     (Batch, "reply", lost_reply, "C3, C18, C32"),
-    (Broker, "_place_again", forget_request, "was lost"),
+    (Requests, "place_again", forget_request, "was lost"),
     (Outgoing, "reply", restream, "WORKER_LOST"),
     (Registry, "_forget_if_empty", keep_service, "nothing is left"),
     (Broker, "_attempt", any_address, "C3, C18, C32"),
@@ -451,10 +452,10 @@ MUTANTS = [
     (Registry, "workers_at", one_worker, "a probe of"),
     (Broker, "_heartbeat_to", staticmethod(framed_beat), "in the other form"),
     (Batch, "signal", without_cancel, "X1: CANCEL"),
-    (Broker, "_drop", cancel_to_all, "X1: CANCEL"),
-    (Broker, "_report", twice, "X1: ERROR"),
-    (Broker, "_report", never, "X1: ERROR"),
-    (Broker, "_report", tell_all, "X1: ERROR"),
+    (Requests, "drop", cancel_to_all, "X1: CANCEL"),
+    (Requests, "report", twice, "X1: ERROR"),
+    (Requests, "report", never, "X1: ERROR"),
+    (Requests, "report", tell_all, "X1: ERROR"),
     (Broker, "_error", tell_late, "X1: ERROR"),
     (Admission, "refusal", patient, "X1: ERROR"),
     (Broker, "_authorise", allow_all, "has the options"),

@@ -15,6 +15,8 @@ from typing import Any
 BIN = Path(sys.executable).parent
 TIMEOUT_SECONDS = 20.0
 """How long tests wait for something that must happen."""
+POLL_SECONDS = 0.005
+"""The pause between two looks: without it, who waits for a process would take the processor that it needs."""
 
 
 class Process:
@@ -127,4 +129,5 @@ def eventually(condition: Callable[[], Any], timeout: float = TIMEOUT_SECONDS) -
     until = time.monotonic() + timeout
     while not (value := condition()):
         assert time.monotonic() < until, f"the condition was still false after {timeout} s"
+        time.sleep(POLL_SECONDS)
     return value

@@ -13,6 +13,7 @@ from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
+from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.limits import Limits
 
 # ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1213,7 +1214,7 @@ def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monk
     broker = broker_with()
     for name, service in ((b"w", b"echo"), (b"v", b"sum")):
         broker.receive([name, b"MDPW02", b"\x01", service], now=0)
-    dispatch, failures = Broker._dispatch, [b"1"]
+    dispatch, failures = Requests._dispatch, [b"1"]
 
     def failing(self, worker, request, now):
         dispatch(self, worker, request, now)
@@ -1221,7 +1222,7 @@ def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monk
             self._outgoing._messages.pop()
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(broker, "_dispatch", MethodType(failing, broker))
+    monkeypatch.setattr(broker._requests, "_dispatch", MethodType(failing, broker._requests))
     for client, service, body in ((b"c", b"echo", b"1"), (b"d", b"sum", b"2")):
         broker.take([client, b"MDPC02", b"\x01", service, body], 0)
     assert [message[-1] for message in broker.flush(0)] == [b"2"]
@@ -1239,7 +1240,7 @@ def test_a_request_that_always_fails_to_be_dispatched_is_dropped(monkeypatch):
     def failing(self, worker, request, now):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(broker, "_dispatch", MethodType(failing, broker))
+    monkeypatch.setattr(broker._requests, "_dispatch", MethodType(failing, broker._requests))
     broker.take(request(), 0)
     for _ in range(4):
         assert broker.flush(0) == []

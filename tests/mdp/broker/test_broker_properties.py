@@ -834,7 +834,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def tick(self):
         turn = self.broker.turn
         sent = self.broker.tick(self.now)
-        self.broker.turn, after = turn, self.broker.turn  # the model dispatches in the turn that is over
+        self.broker._requests.turn, after = turn, self.broker.turn  # the model dispatches in the turn that is over
         # C13: HEARTBEAT to whom nothing else was sent for an interval, and to nobody else
         for worker, hired in self.hired.items():
             beat = worker.frames() if hired.batched else worker.frames(worker.command("HEARTBEAT"))
@@ -854,7 +854,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for asked in self.running():
             self.expire(asked, math.inf)
         self.end_turn(sent, in_order=False)
-        self.broker.turn = after
+        self.broker._requests.turn = after
         for worker, hired in self.hired.items():
             assert self.now < hired.seen + self.patience(worker) + GRAIN
             assert self.now < hired.sent + HEARTBEAT + GRAIN
@@ -993,7 +993,7 @@ class BrokerMachine(RuleBasedStateMachine):
             missed_from = turn - (missed or 0)
             sent = self.broker.unreachable(peer.identity, missed_from, self.now)
             self.ignored.pop(peer.identity, None)
-        self.broker.turn, after = turn, self.broker.turn
+        self.broker._requests.turn, after = turn, self.broker.turn
         for asked in [each for each in self.waiting() if each.client == peer]:
             self.take_out(asked)
         for asked in self.running():
@@ -1002,7 +1002,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if peer in self.hired:
             self.lose(peer, missed=math.inf if gone else missed_from)
         self.end_turn(sent, in_order=False)
-        self.broker.turn = after
+        self.broker._requests.turn = after
 
     # ── what clients say ─────────────────────────────────────────────────────────────────────────────────────────────
 

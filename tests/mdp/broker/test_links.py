@@ -590,3 +590,64 @@ def test_a_client_cannot_write_what_only_brokers_can():
     mesh = pair()
     sent = mesh.receive("a", request(via=["b"], attempts=7, user="admin"))
     assert sent["b"][0][5] == b""
+
+
+# ── a broker that has just started ───────────────────────────────────────────────────────────────────────────────────
+
+PROBE = [b"c", b"", b"MDPCX1", b"\x06"]
+COMES_BACK, STAYS_AWAY = [b"c", b"", b"MDPCX1", b"\x06"], [b"c", b"", b"MDPCX1", b"\x07"]
+
+
+def held_back(other="b", kind="peer"):
+    """Return a mesh in which a asks for a link to another broker, and the messages that it has sent for that."""
+    mesh = Mesh("a", other)
+    mesh.receive(other, ready())
+    broker = mesh["a"]
+    identity = broker.add_link(kind, None, "tcp://other")
+    mesh._ends["a", identity], mesh._ends[other, b"link"] = (other, b"link"), ("a", identity)
+    return mesh, identity
+
+
+def probed(mesh):
+    """Return how a broker answers the probe of a client that may come back to it."""
+    (answer,) = mesh.receive("a", PROBE)["a"]
+    return answer
+
+
+def test_a_broker_answers_probes_only_when_its_links_have_announced_everything():
+    mesh, identity = held_back()
+    asked = mesh["a"].link_opened(identity, mesh.now)
+    assert probed(mesh) == STAYS_AWAY
+    hello, announced = mesh["b"].receive([b"link", *asked[0][1:]], mesh.now)
+    mesh.route("b", [hello])
+    assert mesh["a"].links.at(identity)
+    assert probed(mesh) == STAYS_AWAY  # it is linked, but a request with `wait: false` would fail here
+    mesh.route("b", [announced])
+    assert probed(mesh) == COMES_BACK
+    assert mesh.receive("a", request(wait=False))["b"]
+
+
+def test_a_broker_whose_link_fails_answers_probes():
+    mesh, identity = held_back()
+    mesh["a"].link_opened(identity, mesh.now)
+    assert probed(mesh) == STAYS_AWAY
+    mesh["a"].link_failed(identity, "nothing is listening there", mesh.now)
+    assert probed(mesh) == COMES_BACK
+
+
+def test_a_second_link_between_two_brokers_does_not_delay_answers_to_probes():
+    mesh = pair()
+    mesh.link("a", "b")
+    mesh.wait()
+    assert probed(mesh) == COMES_BACK
+
+
+def test_a_link_to_a_broker_that_drains_does_not_delay_answers_to_probes_for_long():
+    mesh, identity = held_back()
+    mesh.route("b", mesh["b"].drain(mesh.now))
+    mesh.route("a", mesh["a"].link_opened(identity, mesh.now))
+    assert mesh["a"].links.at(identity)
+    mesh.wait()
+    assert probed(mesh) == STAYS_AWAY
+    mesh.wait(mesh["a"].limits.heartbeat)
+    assert probed(mesh) == COMES_BACK

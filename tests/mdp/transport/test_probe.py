@@ -84,9 +84,9 @@ def test_a_broker_that_starts_in_the_meantime(probing):
         assert outcome(probe) is True
 
 
-@pytest.mark.parametrize("endpoint", [free_endpoint(), "ipc:///tmp/no broker is here"])
-def test_nobody_listens(probing, endpoint):
-    probe = probing(endpoint)
+@pytest.mark.parametrize("where", [free_endpoint, lambda: "ipc:///tmp/no broker is here"], ids=["tcp", "ipc"])
+def test_nobody_listens(probing, where):
+    probe = probing(where())
     assert probe.deadline() == 100.0 + PROBE_TIMEOUT_SECONDS
     assert probe.outcome(probe.deadline() - 0.001) is None
     assert probe.outcome(probe.deadline()) is False

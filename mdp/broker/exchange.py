@@ -1,0 +1,247 @@
+"""What passes over links: requests and answers, from and to other brokers (C44).
+
+`Links` (`links`) knows the other brokers and what they offer; `Requests` knows what happens to requests.
+"""
+
+import logging
+from collections.abc import Callable
+
+from .. import wire
+from ..codes import Code
+from ..limits import Limits
+from ..wire import Message, Reason, batch
+from ..wire.options import MAX_HOPS
+from .drops import Drop
+from .journal import Journal, Stats
+from .links import BROKER, HELLO, Link, Links
+from .outgoing import Outgoing
+from .registry import NEVER, Attempt, Registry, Remote, Request, Service, Way
+from .requests import Requests
+from .roles import Role, Roles
+
+Admit = Callable[[Request, bool, Role, float], None]
+"""Answers, accepts or refuses a request; see `Broker.admit`."""
+
+
+class Exchange:
+    """The dialog of one broker, whose name is `name`, with those to which it is linked."""
+
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        registry: Registry,
+        roles: Roles,
+        stats: Stats,
+        links: Links,
+        requests: Requests,
+        outgoing: Outgoing,
+        journal: Journal,
+        admit: Admit,
+    ) -> None:
+        self._name = name
+        self._registry = registry
+        self._roles = roles
+        self._stats = stats
+        self._links = links
+        self._requests = requests
+        self._outgoing = outgoing
+        self._journal = journal
+        self._admit = admit
+        self._max_message, self._max_frames = limits.max_message, limits.max_frames
+
+    # ── links ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def asked(self, request: Request, now: float) -> None:
+        """Answer another broker that asks for a link over one of its connections."""
+        link, refusal = None, "only X1 has links"
+        if request.header == wire.CX1:
+            link, refusal = self._links.asked(request.client, list(request.body))
+        if link is None:
+            self._stats.dropped[Drop.NOT_ALLOWED] += 1
+            self._journal.note(now, logging.WARNING, "link-refused", "refused a link: %s", refusal)
+            if request.header == wire.CX1:
+                number, code = request.number, Code.NOT_ALLOWED.value
+                self._outgoing.error(request.client, number, HELLO, code, refusal.encode(), [])
+            return
+        self._outgoing.reply(request, True, self._links.answer())
+        self._links.up(link, now)
+
+    def take(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
+        """Take in what another broker says, as a client of this one or as a worker."""
+        link = self._links.at(message[0])
+        if link is None or link.role is not role:
+            # For example, one that was given up because it was silent.
+            self._outgoing.add(wire.disconnect(found.route, wire.WL1, b"this connection is not a link any longer"))
+            return
+        link.last_seen = now
+        if found.bare:
+            return
+        if found.header == wire.CL1:
+            for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
+                if isinstance(command, wire.Request):
+                    self._passed_on(link, command, now)
+                elif isinstance(command, wire.Cancel):
+                    self._cancelled_by(link, command, now)
+                else:
+                    self._invalid_on_link(link, command, now)
+            return
+        for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
+            if isinstance(command, wire.Ready):
+                if not self._links.heard(link, command, now):
+                    self._end_circle(link, now)
+                    return
+                self._drop_unreachable(now)
+            elif isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
+                self._answered_by(link, command, now)
+            else:
+                self._requests.count_invalid(Reason.UNKNOWN_COMMAND, now)
+
+    def end(self, link: Link, why: str, now: float) -> None:
+        """End a link, and tell the other broker why."""
+        self._outgoing.add(wire.disconnect((link.identity,), wire.WL1, why.encode()))
+        self._links.ended(link, now)
+        self.lose(link, why, now)
+
+    def _end_circle(self, link: Link, now: float) -> None:
+        """End a link because the brokers are linked in a circle."""
+        why = (
+            f"broker {link.name} reaches a broker named {self._name}: the brokers are linked in a circle, or two have "
+        )
+        why += "the same name"
+        self.end(link, why, now)
+
+    def lose(self, link: Link, why: str, now: float) -> None:
+        """Place the requests again that were passed on over a link, and drop those that came over it."""
+        self._requests.queue_all_arrived(now)  # else what has arrived in this turn would not be found
+        attempts = self._links.down(link, why, now)
+        self._requests.client_gone(link.client, now)
+        for attempt in reversed(attempts):  # each goes to the front
+            if not attempt.abandoned:
+                way = attempt.request.way = attempt.request.way or Way()
+                way.losses += 1
+                self._requests.place_again(attempt, now)
+        self._drop_unreachable(now)
+
+    def _drop_unreachable(self, now: float) -> None:
+        """Drop the requests that must not wait, for services that can no longer be reached over some link."""
+        while self._links.withdrawn_services:
+            service = self._links.withdrawn_services.pop()
+            if not service.available:
+                self._requests.drop_no_wait(service, now)
+            if service.name.startswith(BROKER) and not service.schedule.remotes:
+                self._registry.queue_arrived(service, now)
+                for request in service.schedule.requests:
+                    self._requests.drop(request, Drop.NO_BROKER, now)
+
+    # ── what another broker says as a client ──────────────────────────────────────────────────────────────────────────
+
+    def _passed_on(self, link: Link, command: wire.Request, now: float) -> None:
+        """Take in a request that another broker passes on."""
+        client, given, number = link.client, command.options, command.id
+        self._stats.requests += 1
+        link.received += 1
+        way = wire.passed(given.raw)
+        if way is None or number in client.numbered:
+            reason = Reason.BAD_OPTIONS if way is None else Reason.NUMBER_IN_USE
+            self._invalid_on_link(link, wire.Invalid(reason, command.route, number, command.service), now)
+            return
+        name = command.service
+        own = name.startswith(wire.MMI)
+        service = Service(name) if own else self._registry.service(name)
+        deadline = NEVER if given.ttl is None else now + given.ttl
+        # A request waits at the first broker, unless it is addressed to this one or there are workers here.
+        wait = given.wait and given.broker == self._name
+        only_ttl = given.ttl_apart and not way.raw
+        options = wire.Options(way.raw, given.ttl, wait, only_ttl, given.ttl_apart, broker=given.broker)
+        request = Request(client, wire.CX1, service, command.body, number=number, options=options, deadline=deadline)
+        request.way = Way(way.via)
+        request.attempts = way.attempts
+        denial, user = self._authorise_passed(request, way.user)
+        if denial is not None:
+            self._requests.report(request, denial, now)
+        elif self._name in way.via or len(way.via) >= MAX_HOPS:
+            self._requests.report(request, Drop.NO_WORKER, now)
+        else:
+            self._admit(request, own, user, now)
+            return
+        self._registry.refuse(request)
+
+    def _authorise_passed(self, request: Request, name: str | None) -> tuple[Drop | None, Role]:
+        """Write into the options of a request from another broker on whose behalf it is made, as this broker sees it.
+
+        `name` is the role that the first broker has found.  Return why the request is not allowed, or None, and the
+        role.
+        """
+        role = user = request.client.role
+        if not role.restricted:
+            return None, role
+        if name is not None:
+            user = self._roles.named(name)
+            request.options = wire.signed(request.options, user.signature)
+        elif not role.may_call(request.service.name):
+            return Drop.NOT_ALLOWED, user
+        return (None if user.may_call(request.service.name) else Drop.USER_NOT_ALLOWED), user
+
+    def _cancelled_by(self, link: Link, command: wire.Cancel, now: float) -> None:
+        request = link.client.numbered.get(command.id)
+        if request is not None:
+            self._registry.queue_arrived(request.service, now)
+            self._requests.drop(request, Drop.CANCELLED, now)
+        elif not self._registry.ended_lately(link.client, command.id):
+            self._requests.count_invalid(Reason.UNKNOWN_NUMBER, now)
+
+    def _invalid_on_link(self, link: Link, command: wire.Invalid, now: float) -> None:
+        self._requests.count_invalid(command.reason, now)
+        if isinstance(command.id, int) and command.route:
+            code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
+            text = f"broker {self._name}: malformed: {command.reason}".encode()
+            self._outgoing.error(link.client, command.id, command.service, code.value, text, [])
+
+    # ── what another broker says as a worker ──────────────────────────────────────────────────────────────────────────
+
+    def _answered_by(
+        self, link: Link, command: wire.Reply | wire.Error | wire.Release | wire.Oversized, now: float
+    ) -> None:
+        """Take in what another broker says about a request that was passed on to it."""
+        attempt = link.attempts.get(command.id) if isinstance(command.id, int) else None
+        if attempt is None:
+            self._stats.late += 1  # C32
+        elif isinstance(command, wire.Reply):
+            self._requests.replied(attempt, command, now)
+        elif isinstance(command, wire.Release):
+            self._returned(attempt, 0, now)
+        elif isinstance(command, wire.Oversized):
+            self._requests.count_invalid(command.reason, now)
+            if command.kind is wire.PARTIAL:
+                self._requests.drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
+                return
+            self._registry.release(attempt)
+            if not attempt.abandoned:
+                self._requests.finish(attempt.request, Drop.REPLY_TOO_LARGE, now)
+        elif command.code == Code.WORKER_LOST and not command.detail and command.text.isdigit():
+            self._returned(attempt, int(command.text[:9]), now)
+        else:
+            self._registry.release(attempt)
+            if attempt.streamed and command.code == Code.DRAINING and not command.detail:
+                if not attempt.abandoned:
+                    self._requests.finish(attempt.request, Drop.LOST_AFTER_PARTIAL, now)
+            else:
+                self._requests.ended_by(attempt, command.code, command.text, command.detail, now)
+
+    def _returned(self, attempt: Attempt, died: int, now: float) -> None:
+        """Place a request again that another broker has returned, where `died` workers died of it in total.
+
+        That broker gets no more requests for the service until it announces credit again.
+        """
+        remote, request = attempt.worker, attempt.request
+        assert isinstance(remote, Remote)  # noqa: S101 - it was at another broker
+        self._registry.release(attempt)
+        self._registry.update_remote(remote, 0, 0, remote.hops)
+        if attempt.abandoned:
+            return
+        if died > request.attempts:
+            request.attempts = died
+        else:
+            request.handed -= 1
+        self._requests.place_again(attempt, now)

@@ -1,0 +1,335 @@
+"""What happens to accepted requests: they are dispatched, answered, placed again, and dropped.
+
+`Broker` (`machine`) and `Exchange` say what peers and other brokers have said; the registry keeps the books.
+"""
+
+import logging
+import math
+from typing import Final
+
+from .. import wire
+from ..codes import Code
+from ..limits import Limits
+from ..wire import Reason, batch
+from .drops import NOT_PLACED, REPORTS, Drop, text_of
+from .journal import Journal, Stats
+from .links import Links
+from .outgoing import Outgoing
+from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker
+from .scheduling import is_pinned
+
+MS_PER_SECOND: Final = 1000
+ROUNDING_MS: Final = 0.001
+"""Rounding error, in milliseconds, allowed for in the difference of two times."""
+
+_CANCEL_TO_WORKER: Final = 8
+"""The command byte of a batched CANCEL to a worker."""
+_CANCEL_TO_BROKER: Final = 5
+"""The command byte of a batched CANCEL to a broker."""
+
+
+class Requests:
+    """The requests of one broker, whose name is `name`.
+
+    `first_address` is the address of the first dispatch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        first_address: int,
+        limits: Limits,
+        registry: Registry,
+        stats: Stats,
+        links: Links,
+        outgoing: Outgoing,
+        journal: Journal,
+    ) -> None:
+        self.turn = 0
+        """The number of the broker's current turn."""
+        self.next_address = first_address
+        """The address of the next dispatch."""
+        self._name = name
+        self._limits = limits
+        self._registry = registry
+        self._stats = stats
+        self._links = links
+        self._outgoing = outgoing
+        self._journal = journal
+        # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.
+        self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
+        self._max_message, self._max_frames = limits.max_message, limits.max_frames
+
+    # ── dispatching ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def settle(self, service: Service, now: float) -> None:
+        """Dispatch the requests of a service, as far as workers have credit, here or at other brokers."""
+        schedule = service.schedule
+        if len(service.arrived) <= schedule.room and not schedule.waiting:
+            self._dispatch_arrived(service, now)
+        else:
+            self._dispatch_waiting(service, now)
+
+    def _dispatch_arrived(self, service: Service, now: float) -> None:
+        """Dispatch what has arrived in this turn.  There is credit for all, so the order of clients does not matter."""
+        schedule = service.schedule
+        arrived, service.arrived = service.arrived, []
+        taken = 0
+        request: Request | None = None
+        try:
+            for request in arrived:
+                taken += 1
+                worker = schedule.next_worker()
+                if worker is not None:
+                    self._dispatch(worker, request, now)
+                elif (remote := schedule.next_remote(request)) is not None:
+                    self._pass_on(remote, request, now)
+                else:  # what other brokers can take may not come from there
+                    self._registry.enqueue(request, now)
+        except Exception:
+            service.arrived = arrived[taken:]
+            if request is not None:
+                self._recover(request, now)
+            raise
+
+    def _dispatch_waiting(self, service: Service, now: float) -> None:
+        """Dispatch what waits, local workers first; what has arrived in this turn is queued before (C20)."""
+        registry, schedule = self._registry, service.schedule
+        registry.queue_arrived(service, now)
+        request: Request | None = None
+        try:
+            while (pair := registry.take_next(service)) is not None:
+                request, worker = pair
+                if now < request.deadline:
+                    self._dispatch(worker, request, now)
+                else:
+                    self.finish(request, Drop.TTL_PASSED, now)
+            while schedule.beyond and (passed_on := registry.take_next_remote(service)) is not None:
+                request, remote = passed_on
+                if now < request.deadline:
+                    self._pass_on(remote, request, now)
+                else:
+                    self.finish(request, Drop.TTL_PASSED, now)
+        except Exception:
+            if request is not None:
+                self._recover(request, now)
+            raise
+
+    def _recover(self, request: Request, now: float) -> None:
+        """Queue a request again that could not be dispatched because of a bug, as if its worker had died."""
+        if request.attempt is not None:
+            self._registry.release(request.attempt)
+        request.attempts += 1
+        if request.attempts < self._limits.max_attempts:
+            self._registry.enqueue(request, now, front=True)
+        else:
+            self.finish(request, Drop.WORKERS_LOST, now)
+
+    def queue_all_arrived(self, now: float) -> None:
+        """Queue everything that has arrived in this turn, since workers or clients are about to be lost."""
+        for service in self._registry.unsettled:
+            self._registry.queue_arrived(service, now)
+
+    def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
+        self._stats.dispatched += 1
+        address = self.next_address
+        self.next_address += 1
+        doubtful = now - worker.last_seen > self._doubtful_after
+        self._registry.assign(request, worker, address, self.turn, doubtful=doubtful)
+        worker.oversized_reply_at = None
+        worker.last_sent = now
+        ttl = None
+        if request.deadline < NEVER:
+            ttl = max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS))
+        options = request.options
+        if worker.dialect and request.header != wire.CX1:
+            options = wire.LEGACY_OPTIONS[request.header]
+            if request.client.role.restricted:
+                options = wire.signed(options, request.client.role.signature)
+        if worker.batched and len(request.body) <= batch.MAX_BODY_FRAMES:
+            raw, beside = wire.options_without_ttl(options), ttl or 0
+            if beside > batch.MAX_TTL_MS:
+                raw, beside = wire.options_with(options, ttl, 1), 0
+            if len(raw) <= wire.MAX_OPTIONS:  # options that were encoded again may have become longer
+                packed = self._outgoing.batch_for(worker, worker.route, wire.WX1)
+                packed.request_to_worker(address, beside, request.handed, raw, request.body)
+                return
+        if request.handed > 1 or (ttl is not None and (request.late or options.ttl_apart)):
+            raw = wire.options_with(options, ttl, request.handed)
+        else:
+            raw = options.raw
+        self._outgoing.say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
+
+    def _pass_on(self, remote: Remote, request: Request, now: float) -> None:
+        """Pass a request on to another broker, as its client (C44)."""
+        link = remote.link
+        ttl = 0
+        if request.deadline < NEVER:
+            ttl = min(max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS)), batch.MAX_TTL_MS)
+        via = () if request.way is None else request.way.via
+        raw = wire.options_for_link(request.options, via, self._name, request.attempts)
+        if len(raw) > wire.MAX_OPTIONS or len(request.body) > batch.MAX_BODY_FRAMES:
+            self.finish(request, Drop.TOO_LARGE_FOR_LINK, now)
+            return
+        self._stats.dispatched += 1
+        link.sent += 1
+        address = self.next_address
+        self.next_address += 1
+        self._registry.assign(request, remote, address, self.turn, doubtful=False)
+        records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
+        records.request_to_broker(address, ttl, request.name, raw, request.body)
+
+    # ── what workers and other brokers answer ─────────────────────────────────────────────────────────────────────────
+
+    def replied(self, attempt: Attempt, command: wire.Reply, now: float) -> None:
+        """Pass a PARTIAL or FINAL on to the client."""
+        request = attempt.request
+        if not command.final:
+            self._stats.partials += 1
+            if attempt.abandoned:
+                pass
+            elif request.header in wire.ONE_REPLY:
+                drop = self._collect(attempt, command.body)
+                if drop is not None:
+                    self.drop(request, drop, now)
+            else:
+                attempt.streamed = True
+                self._outgoing.reply(request, False, command.body)
+            return
+        self._stats.replies += 1
+        self._registry.release(attempt)
+        if attempt.abandoned:
+            return
+        body = command.body
+        if attempt.collected is not None:
+            attempt.collected.add(body)
+            if not self._fits(attempt.collected):
+                self.finish(request, Drop.REPLY_TOO_LARGE, now)
+                return
+            body = attempt.collected.frames
+        self._outgoing.reply(request, True, body)
+        self._registry.drop(request)
+
+    def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
+        """Add to the one reply of a 0.1 or PPP client (C24); return why its request must be dropped, or None."""
+        if not self._fits(self._registry.collect(attempt, body)):
+            return Drop.REPLY_TOO_LARGE
+        return Drop.MEMORY_FULL if self._registry.request_bytes > self._limits.max_request_bytes else None
+
+    def _fits(self, collected: Collected) -> bool:
+        """Return whether a reply is within the limits of a message."""
+        return collected.size <= self._max_message and len(collected.frames) <= self._max_frames
+
+    def ended_by(self, attempt: Attempt, code: int, text: bytes, detail: list[bytes], now: float) -> None:
+        """End a request, which is released, with an ERROR."""
+        request = attempt.request
+        self._stats.errors += 1
+        if attempt.abandoned:
+            return
+        if request.header == wire.CX1:
+            self._outgoing.error(request.client, request.number, request.name, code, text, detail)
+        else:
+            self.report(request, Drop.HANDLER_FAILED, now)
+        self._registry.drop(request)
+
+    def place_again(self, attempt: Attempt, now: float) -> None:
+        """Queue a request that was released, or whose worker was lost, if it may be retried (C17)."""
+        request = attempt.request
+        # While it was at another broker, its service may have been forgotten, and become known again.
+        request.service = self._registry.service(request.service.name)
+        if attempt.streamed:
+            self.finish(request, Drop.LOST_AFTER_PARTIAL, now)
+        elif request.attempts >= self._limits.max_attempts:
+            self.finish(request, Drop.WORKERS_LOST, now)
+        elif request.way is not None and request.way.losses >= self._limits.max_attempts:
+            self.finish(request, Drop.LINKS_LOST, now)
+        elif request.way is not None and request.way.addressed and not request.service.schedule.can_pass_on(request):
+            self.finish(request, Drop.NO_BROKER, now)
+        elif not (request.options.wait or request.service.available or request.service.schedule.can_pass_on(request)):
+            self.finish(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
+        elif now >= request.deadline:
+            self.finish(request, Drop.TTL_PASSED, now)
+        else:
+            self._stats.redispatched += 1
+            self._registry.enqueue(request, now, front=True)
+
+    # ── the end of a request ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def drop(self, request: Request, reason: Drop, now: float) -> None:
+        """Drop a request wherever it is.  An X1 worker that holds it is sent CANCEL, and may still finish it."""
+        attempt = request.attempt
+        if attempt is None:
+            self.finish(request, reason, now)
+        elif not attempt.abandoned:
+            self.finish(request, reason, now)
+            worker = attempt.worker
+            if isinstance(worker, Remote):
+                link = worker.link
+                records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
+                records.signal(_CANCEL_TO_BROKER, attempt.address)
+            elif worker.header == wire.WX1:
+                worker.last_sent = now
+                if worker.batched:
+                    self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
+                else:
+                    self._outgoing.add(wire.cancel_to_worker(worker.route, attempt.address))
+
+    def finish(self, request: Request, reason: Drop, now: float) -> None:
+        """End a request for its client, and report why."""
+        self.report(request, reason, now)
+        self._registry.drop(request)
+
+    def report(self, request: Request, reason: Drop, now: float) -> None:
+        """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry."""
+        name, report = request.name, REPORTS[reason]
+        if request.client.link is not None and reason in NOT_PLACED and self._return(request, reason):
+            return
+        if request.header == wire.CX1 and report.code is not None:
+            text = text_of(reason, request, self._limits).encode()
+            self._outgoing.error(request.client, request.number, name, report.code, text, [])
+        self._stats.dropped[reason] += 1
+        level = logging.INFO if report.quiet else logging.WARNING
+        role = request.client.role
+        by = f" (role {role.name})" if role.restricted else ""
+        line = "dropped a request for service %s%s: %s"
+        self._journal.note(now, level, f"drop-{reason}", line, name, by, reason)
+
+    def _return(self, request: Request, reason: Drop) -> bool:
+        """Return a request that cannot be done here to the broker that passed it on, for others may do it.
+
+        Return False if none may.
+        """
+        number, client = request.number, request.client
+        streamed = request.attempt is not None and request.attempt.streamed
+        ended = reason is Drop.WORKERS_LOST and request.attempts >= self._limits.max_attempts
+        if streamed or ended or is_pinned(request) or not isinstance(number, int):
+            return False
+        if request.attempts:
+            # The other broker may give it to another worker, but counts those that have died.
+            text = b"%d" % request.attempts
+            self._outgoing.error(client, number, request.name, Code.WORKER_LOST.value, text, [])
+        else:
+            self._outgoing.release(client, number)
+        self._stats.dropped[reason] += 1
+        if client.link is not None:
+            self._links.announce_again(client.link, request.service.name)
+        return True
+
+    def drop_no_wait(self, service: Service, now: float) -> None:
+        """Drop the requests that must not wait, since the last worker of their service is gone."""
+        self._registry.queue_arrived(service, now)
+        for request in list(service.no_wait):
+            if service.schedule.can_pass_on(request):
+                continue
+            # 404 tells the client that no worker has begun with the request.
+            self.drop(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
+
+    def client_gone(self, client: Client, now: float) -> None:
+        """Drop the requests of a client that is no longer connected."""
+        for request in [*client.running, *self._registry.waiting_for(client)]:
+            self.drop(request, Drop.CLIENT_GONE, now)
+
+    def count_invalid(self, reason: Reason, now: float) -> None:
+        """Count and log an invalid message (C15)."""
+        self._stats.invalid[reason] += 1
+        self._journal.note(now, logging.WARNING, reason, "ignored an invalid message: %s", reason)

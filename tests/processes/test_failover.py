@@ -1,0 +1,352 @@
+"""Linked brokers as processes that are killed and drained under load: no call fails, and every reply is the right one.
+
+`bench/failover.py` does the same at length, and measures it.
+"""
+
+import asyncio
+import json
+import signal
+from collections import Counter
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.access import Folder
+from support.processes import broker, eventually, free_endpoint, process
+
+from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceNotFound, StreamInterrupted, ZmdpError
+from zmdp.workers import AsyncWorker, Final, Worker
+
+HERE = Path(__file__).parent
+BEATS = {"heartbeat": 0.5, "liveness": 30}
+"""Only the end of a connection is noticed, however slow the machine is."""
+OPTIONS = ("--heartbeat", "0.5", "--liveness", "30")
+TIMEOUT = 60.0
+OUTSTANDING, STREAMS = 500, 20
+PARTS = 3
+kill, drain = signal.SIGKILL, signal.SIGTERM
+
+
+class Brokers:
+    """Brokers in processes; `links` has the options of each, with other brokers' names in place of endpoints."""
+
+    def __init__(self, ends, links, *options):
+        self._ends = ends
+        self._options = (*OPTIONS, *options)
+        self.endpoints = {name: free_endpoint() for name in links}
+        self._links = {
+            name: [self._with_endpoint(option) for option in options] for name, options in links.items()
+        }  # fmt: skip
+        self.processes = {}
+        for name in links:
+            self.start(name)
+
+    def _with_endpoint(self, option):
+        name, *key = option.split("=")
+        return "=".join([self.endpoints.get(name, name), *key])
+
+    def start(self, name):
+        options = ("--name", name, *self._links[name], *self._options)
+        self.processes[name], _ = self._ends.enter_context(broker(*options, bind=self.endpoints[name]))
+
+    def end(self, name, how):
+        assert self.processes[name].end(how) == (0 if how is drain else -kill)
+
+    def restart(self, name, how):
+        """End a broker and start it again; return once it is linked."""
+        self.end(name, how)
+        self.start(name)
+        self.await_links(name)
+
+    def await_links(self, name, **keys):
+        """Wait until a broker reaches all the others."""
+        with Client(self.endpoints[name], timeout=TIMEOUT, **BEATS, **keys) as client:
+            eventually(lambda: reached(client) == self.endpoints.keys() - {name})
+
+
+def reached(client):
+    """Return the names of the brokers that the client's broker reaches."""
+    return {row["name"] for row in json.loads(client.request("mmi.brokers")[0])["brokers"]}
+
+
+def pair(ends, *options):
+    return Brokers(ends, {"a": ["--peer", "b"], "b": ["--peer", "a"]}, *options)
+
+
+def at(*endpoints):
+    """Return the options of a command that knows several brokers."""
+    return [option for endpoint in endpoints for option in ("--broker", endpoint)]
+
+
+# ── under load ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def parts(request):
+    """Reply in parts, each with the request and its own number."""
+    for number in range(PARTS - 1):
+        yield [*request, b"%d" % number]
+    yield Final([*request, b"%d" % (PARTS - 1)])
+
+
+class Load:
+    """Many calls at once, some of them streams, and what has become of them."""
+
+    def __init__(self, clients):
+        self._clients = clients
+        self.outcomes = Counter()
+        self._stopped = False
+        self._reached = asyncio.Event()
+        self._wanted = 0
+        self._callers = [asyncio.create_task(self._call(number)) for number in range(OUTSTANDING)]
+
+    async def _call(self, number):
+        client = self._clients[number % len(self._clients)]
+        ask = self._stream if number < STREAMS else self._request
+        count = 0
+        while not self._stopped:
+            count += 1
+            try:
+                outcome = await ask(client, b"%d %d" % (number, count))
+            except ZmdpError as error:
+                outcome = f"{type(error).__name__}: {error}"
+            self.outcomes[outcome] += 1
+            if self.outcomes.total() >= self._wanted:
+                self._reached.set()
+
+    async def _request(self, client, body):
+        reply = await client.request("echo", body)
+        return "right" if reply == [body] else f"wrong: {reply} to {body}"
+
+    async def _stream(self, client, body):
+        count = 0
+        try:
+            async for part in client.stream("parts", body):
+                if part != [body, b"%d" % count]:
+                    return f"wrong: part {part} after {count} of {body}"
+                count += 1
+        except StreamInterrupted:
+            return "broken off" if 0 < count < PARTS else f"broken off after {count} parts"
+        return "right" if count == PARTS else f"wrong: {count} parts"
+
+    async def more(self, count):
+        """Wait until so many more calls have ended."""
+        self._wanted = self.outcomes.total() + count
+        self._reached.clear()
+        async with asyncio.timeout(TIMEOUT):
+            await self._reached.wait()
+
+    async def stop(self):
+        """End the calls that are outstanding; return how many ended in which way."""
+        self._stopped = True
+        async with asyncio.timeout(TIMEOUT):
+            await asyncio.gather(*self._callers)
+        return self.outcomes
+
+
+@pytest.mark.parametrize("how", [kill, drain])
+def test_no_call_fails_while_the_brokers_of_a_pair_end_in_turn(how, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.session.PROBE_INTERVAL", (0.05, 0.1))
+
+    async def scenario(brokers, ends):
+        a, b = brokers.endpoints.values()
+        orders = ([a, b], [b, a])
+        for order in orders:
+            await ends.enter_async_context(AsyncWorker("parts", parts, broker=order, **BEATS))
+        clients = [
+            await ends.enter_async_context(AsyncClient(order, timeout=TIMEOUT, **BEATS)) for order in orders
+        ]  # fmt: skip
+        load = Load(clients)
+        await load.more(1000)
+        for name in ("a", "b", "a", "b"):
+            await asyncio.to_thread(brokers.restart, name, how)
+            await load.more(1000)
+        return await load.stop()
+
+    async def run(brokers):
+        async with AsyncExitStack() as ends:
+            return await scenario(brokers, ends)
+
+    with ExitStack() as ends:
+        brokers = pair(ends)
+        a, b = brokers.endpoints.values()
+        ends.enter_context(process("mdworker", "zmdp.workers.echo:worker", *at(a, b), *OPTIONS))
+        ends.enter_context(process("mdworker", "zmdp.workers.echo:worker", *OPTIONS, MDP_BROKER=f"{b} {a}"))
+        outcomes = asyncio.run(run(brokers))
+        assert outcomes.keys() <= ({"right", "broken off"} if how is kill else {"right"}), outcomes
+        assert outcomes["right"] > 5000
+
+
+@pytest.mark.parametrize(("worker_at", "ends_first"), [("a", "a"), ("b", "b"), ("b", "a")])
+def test_a_long_request_is_finished_once_while_its_broker_drains(tmp_path, worker_at, ends_first):
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    gate.touch()
+    with ExitStack() as ends:
+        brokers = pair(ends)
+        a, b = brokers.endpoints.values()
+        order = (a, b) if worker_at == "a" else (b, a)
+        brokers.await_links("a")
+        ends.enter_context(
+            process("mdworker", "services:recorded", "--service", "recorded", *at(*order), *OPTIONS, cwd=HERE)
+        )
+        client = ends.enter_context(Client([a, b], timeout=TIMEOUT, **BEATS))
+        reply = client.submit("recorded", str(gate).encode(), str(begun).encode())
+        eventually(begun.exists)
+        draining = brokers.processes[ends_first]
+        draining.send_signal(drain)
+        draining.line("draining: ")
+        ends.enter_context(Worker("echo", list, broker=[a, b], **BEATS))
+        assert client.request("echo", b"new") == [b"new"]
+        assert client.endpoint == (b if ends_first == "a" else a)
+        assert draining.poll() is None
+        assert not reply.done()
+        gate.unlink()
+        assert reply.result() == [b"done"]
+        assert draining.wait() == 0
+        assert begun.read_text() == "begun\n"
+
+
+# ── a tree ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LEAVES = ["c", "d", "e", "f"]
+TREE = {
+    "root": [],
+    "left": ["--parent", "root"], "right": ["--parent", "root"],
+    "c": ["--parent", "left"], "d": ["--parent", "left"], "e": ["--parent", "right"], "f": ["--parent", "right"],
+}  # fmt: skip
+
+
+def test_a_tree_of_seven_brokers():
+    with ExitStack() as ends:
+        brokers = Brokers(ends, TREE)
+        clients = {}
+        for name in LEAVES:
+            endpoint = brokers.endpoints[name]
+            ends.enter_context(Worker(f"at.{name}", partial(signed, name.encode()), broker=endpoint, **BEATS))
+            clients[name] = ends.enter_context(Client(endpoint, timeout=TIMEOUT, **BEATS))
+        call_all(clients)
+        for inner, how, inside, outside in (
+            ("left", kill, "c", "e"), ("right", drain, "f", "d"), ("root", kill, "d", "e"),
+        ):  # fmt: skip
+            brokers.end(inner, how)
+            cut_off = clients[inside]
+            far = f"at.{outside}"
+            eventually(lambda client=cut_off, name=outside: name not in reached(client))
+            waiting = [cut_off.submit(far, b"waits"), clients[outside].submit(f"at.{inside}", b"waits")]
+            assert cut_off.request(f"at.{inside}", b"x") == [inside.encode(), b"x"]
+            with pytest.raises(ServiceNotFound):
+                cut_off.request(far, b"x", wait=False)
+            assert not any(each.done() for each in waiting)
+            brokers.start(inner)
+            replies = [each.result(TIMEOUT) for each in waiting]
+            assert replies == [[outside.encode(), b"waits"], [inside.encode(), b"waits"]]
+            call_all(clients)
+
+
+def signed(name, request):
+    """Reply with the name of the broker at which the worker is, and the request."""
+    return [name, *request]
+
+
+def call_all(clients):
+    """Call every service from every leaf."""
+    calls = [
+        (at, caller, client.submit(f"at.{at}", caller.encode())) for caller, client in clients.items() for at in LEAVES
+    ]
+    for at, caller, reply in calls:
+        assert reply.result(TIMEOUT) == [at.encode(), caller.encode()]
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_commands_with_several_brokers(tmp_path, in_this_process):
+    with ExitStack() as ends:
+        brokers = pair(ends)
+        a, b = brokers.endpoints.values()
+        either, both = at(a, b), f"{a} {b}"
+        titanic = ends.enter_context(process("titanic", "serve", "--db", str(tmp_path / "db"), *either, *OPTIONS))
+        ends.enter_context(process("mdworker", "zmdp.workers.echo:worker", *either, *OPTIONS))
+        titanic.line("titanic.close: serving at ")
+        tickets = []
+
+        def submit(text):
+            result = in_this_process("titanic", "request", "echo", text, "--timeout", str(TIMEOUT), MDP_BROKER=both)
+            assert result.returncode == 0, result
+            tickets.append((result.stdout.decode().strip(), text.encode()))
+
+        submit("before")
+        for name, how in (("a", kill), ("b", drain)):
+            brokers.end(name, how)
+            submit(f"without {name}")
+            for arguments, env in ((either, {}), ((), {"MDP_BROKER": both})):
+                result = in_this_process("mdclient", "call", "echo", name, *arguments, **env)
+                assert (result.returncode, result.stdout) == (0, name.encode()), result
+            brokers.start(name)
+            brokers.await_links(name)
+            submit(f"after {name}")
+        for uuid, text in tickets:
+            result = in_this_process("titanic", "reply", uuid, "--wait", "--timeout", str(TIMEOUT), *either)
+            assert (result.returncode, result.stdout) == (0, text), result
+        assert titanic.end() == 0
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ACCESS = """
+secret_key = "broker.key_secret"
+[roles.shop]
+keys = ["shop.key"]
+call = [{services}]
+[roles.operator]
+keys = ["operator.key"]
+call = ["*"]
+admin = true
+[roles.resizer]
+keys = ["resizer.key"]
+offer = ["*"]
+[roles.brokers]
+keys = ["broker.key"]
+call = ["*"]
+offer = ["*"]
+link = true
+"""
+
+
+def test_a_role_is_the_same_at_every_broker(tmp_path):
+    """Both brokers have the same key, since clients that know both have one key for all brokers."""
+    folder = Folder(tmp_path)
+    key = tmp_path / "broker.key"
+    for name, services in (("a", '"*"'), ("b", '"who"')):
+        (tmp_path / f"{name}.toml").write_text(ACCESS.format(services=services))
+    with ExitStack() as ends:
+        brokers = Brokers(ends, {
+            name: ["--access", str(tmp_path / f"{name}.toml"), "--peer", f"{other}={key}"]
+            for name, other in ("ab", "ba")
+        })  # fmt: skip
+        a, b = brokers.endpoints.values()
+        for name in "ab":
+            brokers.await_links(name, **folder.settings("operator"))
+        for service in ("who", "other"):
+            ends.enter_context(Worker(service, who, broker=b, **BEATS, **folder.settings("resizer")))
+        shops = [
+            ends.enter_context(Client(order, timeout=TIMEOUT, **BEATS, **folder.settings("shop")))
+            for order in ([a, b], [b, a])
+        ]
+        operator = ends.enter_context(Client(a, timeout=TIMEOUT, **BEATS, **folder.settings("operator")))
+        assert [shop.request("who") for shop in shops] == [[b"shop"], [b"shop"]]
+        assert operator.request("who") == [b"operator"]
+        assert operator.request("other") == [b"operator"]
+        why = ["the role on whose behalf role brokers asks may not call it", "role shop may not call it"]
+        for shop, text in zip(shops, why, strict=True):  # only b's file forbids it
+            with pytest.raises(RequestRejected, match=text) as refused:
+                shop.request("other")
+            assert refused.value.code == 403
+        brokers.end("a", kill)
+        assert shops[0].request("who") == [b"shop"]
+        assert shops[0].endpoint == b
+
+
+def who(request):
+    """Reply with the role of the caller."""
+    return request.user.encode()
