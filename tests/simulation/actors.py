@@ -8,7 +8,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from zmdp.workers.credit import BLOCKING_STEP_SECONDS, CreditController
 from zmdp.workers.request import Request
 from zmdp.workers.session import WorkerSession
 
+from .probing import Probe
 from .proxies import Socket
 from .referee import Referee
 from .rules import check
@@ -356,14 +357,18 @@ class WorkerProcess(Process):
         liveness: int,
         habits: Habits,
         connect: Callable[..., Socket] = Dealer,
+        networks: Sequence[Network] = (),
     ) -> None:
         super().__init__(world, name)
+        self._networks = {network.name: network for network in networks}
+        """The brokers among which the session chooses; if there are none, `connect` chooses."""
         self.service = service
         self._awaits = kind == "asyncio"
         controller = CreditController(concurrency, prefetch=kind == "threads") if protocol == "X1" else None
         self.session = WorkerSession(
             service, protocol=protocol, heartbeat=heartbeat, liveness=liveness, controller=controller,
             handler_timeout=HANDLER_TIMEOUT, options=b'{"name":"%s"}' % name.encode(), rng=world.rng,
+            endpoints=[network.name for network in networks] or [world.network.name],
         )  # fmt: skip
         self.habits = habits
         self._x1 = protocol == "X1"
@@ -395,12 +400,14 @@ class WorkerProcess(Process):
         """Perform what is due: connect, start handlers, and send, now or soon."""
         session, now = self.session, self.world.now
         if self.dealer is None and now >= session.connect_at():
-            self.dealer = self._connect(self.world.network, self.name, self._arrived)
+            self.dealer = self._open()
             session.connected(now)
         if now >= session.deadline():
             before = session.lost
             session.tick(now)
             self.world.events["broker silent for a worker"] += before is None and "silent" in str(session.lost)
+        if session.probe_due(now):
+            self._probe()
         self._look()
         while self.alive and (request := session.begin(now)) is not None:
             self._begin(request)
@@ -413,6 +420,33 @@ class WorkerProcess(Process):
             self.world.note(f"{self.name} has left")
             self.world.events["worker process left"] += 1
             self.alive = False
+
+    def _open(self) -> Socket:
+        if not self._networks:
+            return self._connect(self.world.network, self.name, self._arrived)
+        network = self._networks[self.session.failover.endpoints.current]
+        lost = self._lost if self.session.failover.several else None
+        return Dealer(network, self.name, self._arrived, lost=lost)
+
+    def _lost(self, dealer: Socket, reason: str) -> None:
+        self.do(partial(self._connection_lost, dealer, reason))
+
+    def _connection_lost(self, dealer: Socket, reason: str) -> None:
+        if dealer is self.dealer and self.session.lost is None:
+            self.world.events["worker moves on"] += 1
+            self.session.lose(reason, self.world.now)
+            self._step()
+
+    def _probe(self) -> None:
+        """Find out whether the first broker is back."""
+        self.world.events["worker: probe"] += 1
+        network = self._networks[self.session.failover.endpoints.first]
+        Probe(network, self.name, lambda answered: self.do(partial(self._probed, answered)))
+
+    def _probed(self, answered: bool) -> None:
+        self.world.events["worker returns"] += answered
+        self.session.probed(answered, self.world.now)
+        self._step()
 
     def _flush_later(self) -> None:
         self._flush_due = False

@@ -152,6 +152,7 @@ class LinkedBroker(BrokerShell):
             self._open(identity)
         check(not self.machine.stats.internal_errors, "{} has a bug, which it logs", self.name)
         self._check_cancelled()
+        self._check_services()
 
     def _open(self, identity: bytes) -> None:
         check(identity not in self._dealers, "{} opens a link twice", self.name)
@@ -209,6 +210,14 @@ class LinkedBroker(BrokerShell):
             for address, attempt in link.attempts.items():
                 if attempt.abandoned and crossing is not None and address in crossing.passed_on:
                     check(crossing.passed_on[address], "C44: {} does not cancel {}", self.name, attempt.request.body)
+
+    def _check_services(self) -> None:
+        """Check that there is one service of each name, and that it counts what other brokers may be given."""
+        registry = self.machine.registry
+        for name, service in {**registry.services, **registry.reachable}.items():
+            check(registry.services.get(name, service) is service, "{}: there are two services {!r}", self.name, name)
+            beyond = sum(remote.free for remote in service.schedule.remotes)
+            check(service.schedule.beyond == beyond, "{}: wrong count of free credit for {!r}", self.name, name)
 
     def check_idle(self) -> None:
         """Check that no request is at another broker or came from one."""

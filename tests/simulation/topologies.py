@@ -196,7 +196,7 @@ class LinkedSimulation(Scenario):
             heartbeat=rng.choice([0.4, self.limits.heartbeat, 3.0]),
             liveness=rng.choice([2, 3, 5]),
             habits=self.habits,
-            connect=self._way(),
+            networks=self._some(),
         )
 
     def _client_maker(self, name: str) -> Callable[[], Process]:
