@@ -17,7 +17,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark test test-spark java lint unit sim crash attack failover bench bench-more clean help
+.PHONY: demo demo-spark test test-spark java lint unit covered sim crash attack failover bench bench-more clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -90,13 +90,18 @@ test-spark: $(VENV)/dev.installed java
 UNIT := $(shell find tests/mdp -name 'test_*.py') tests/mmi tests/clients/test_legacy_session.py tests/clients/test_session.py tests/workers/test_session.py
 # Those that count instructions take five times as long while coverage counts as well.
 COUNTED := tests/mdp/broker/test_cost.py tests/mdp/broker/test_work.py
-BROKER := $(wildcard tests/mdp/broker/test_broker*.py)
+# Half of the others, for one of two processes.
+HALF := $(wildcard tests/mdp/broker/test_broker*.py tests/mdp/wire/test_*.py)
 
-# Conformance tests wait for the broker's clock while the simulator keeps the cores busy, hence three processes.  In the
-# order of their names no long file is left for the end, as it would be in xdist's own order.
-test: java lint unit
-	ZMDP_PURE=1 $(BIN)/pytest -n 3 $(COUNTED) tests/conformance tests/simulation
-	$(BIN)/pytest -n 3 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(UNIT:%=--ignore=%)
+# What is slow in one of these mostly waits for the other: mypy and coverage, the simulator and the broker's clock, Java
+# and the processes that the commands' tests start.  So they run at the same time.  All tests on Spark share one
+# process and its session.  In the order of their names no long file is left for the end, as it would be in xdist's.
+test: java $(VENV)/dev.installed
+	@$(MAKE) --no-print-directory -j 2 lint covered
+	ZMDP_PURE=1 $(BIN)/pytest -n 3 --dist worksteal tests/simulation $(COUNTED) tests/conformance
+	$(BIN)/pytest -m "not spark_long" tests/spark & spark=$$!; \
+	$(BIN)/pytest -n 3 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests --ignore=tests/spark; rest=$$?; \
+	wait $$spark && exit $$rest
 
 lint: $(VENV)/dev.installed
 	$(BIN)/ruff check
@@ -104,13 +109,15 @@ lint: $(VENV)/dev.installed
 	$(BIN)/mypy -p zmdp
 	$(BIN)/python docs/check_width.py
 
-unit: $(VENV)/dev.installed
-	$(BIN)/coverage erase
-	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(BROKER) & broker=$$!; \
-	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(filter-out $(BROKER) $(COUNTED),$(UNIT)) && wait $$broker
-	$(BIN)/coverage combine -q
-	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/admission.py,*/mdp/broker/given_up.py,*/mdp/broker/machine.py,*/mdp/broker/outgoing.py,*/mdp/broker/registry.py,*/mdp/broker/roles.py,*/mdp/broker/scheduling.py,*/clients/session.py,*/clients/legacy_session.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
+unit: covered
 	$(BIN)/pytest -n 2 $(UNIT)
+
+covered: $(VENV)/dev.installed
+	$(BIN)/coverage erase
+	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(HALF) & half=$$!; \
+	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(filter-out $(HALF) $(COUNTED),$(UNIT)) && wait $$half
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/admission.py,*/mdp/broker/exchange.py,*/mdp/broker/given_up.py,*/mdp/broker/links.py,*/mdp/broker/machine.py,*/mdp/broker/outgoing.py,*/mdp/broker/registry.py,*/mdp/broker/requests.py,*/mdp/broker/roles.py,*/mdp/broker/scheduling.py,*/clients/session.py,*/clients/legacy_session.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
 
 sim: $(VENV)/dev.installed
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,10 @@ def endpoint():
     return free_endpoint()
 
 
-def call(*arguments, stdin=b"", **env):
-    return run("mdclient", "call", *arguments, stdin=stdin, **env)
+@pytest.fixture
+def call(in_this_process):
+    """`call(*arguments)` is `mdclient call` in this process."""
+    return partial(in_this_process, "mdclient", "call")
 
 
 # ── servers that are killed ──────────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +156,7 @@ def test_what_is_served_is_logged(endpoint):
         assert running.end() == 0
 
 
-def test_a_function_needs_no_service_name(endpoint):
+def test_a_function_needs_no_service_name(call, endpoint):
     with server(endpoint, "builtins:list") as running:
         running.line("offering freelance at")
         assert call("--freelance", endpoint, "x").stdout == b"x"
@@ -190,26 +193,26 @@ def test_invalid_usage_of_mdworker(options, code, text):
     assert done.returncode == code
 
 
-def test_a_public_name_and_another_place_to_listen(endpoint):
+def test_a_public_name_and_another_place_to_listen(call, endpoint):
     port = endpoint.rpartition(":")[2]
     with server(endpoint, ECHO, "--bind", f"tcp://*:{port}", "--insecure"):
         assert call("--freelance", endpoint, "x").stdout == b"x"
 
 
-def test_keys(endpoint, tmp_path):
+def test_keys(call, endpoint, tmp_path):
     folder = Folder(tmp_path)
     with server(endpoint, ECHO, "--access", str(folder.access)):
         keys = {"MDP_KEY": str(tmp_path / "shop.key_secret"), "MDP_BROKER_KEY": str(tmp_path / "broker.key")}
-        assert call("--freelance", endpoint, "x", **keys).stdout == b"x"
         done = call("--freelance", endpoint, "x")
         assert done.returncode == 5
         assert b"--key" in done.stderr
+        assert call("--freelance", endpoint, "x", **keys).stdout == b"x"
 
 
 # ── mdclient ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_reply_is_printed_as_without_freelance(endpoint):
+def test_the_reply_is_printed_as_without_freelance(call, endpoint):
     missing = free_endpoint()
     with server(endpoint):
         assert call("--freelance", endpoint, "hello").stdout == b"hello"
@@ -223,7 +226,7 @@ def test_the_reply_is_printed_as_without_freelance(endpoint):
         assert printed == {"service": endpoint, "final": True, "frames": ["a", "b"]}
 
 
-def test_exit_codes_of_mdclient(endpoint, tmp_path):
+def test_exit_codes_of_mdclient(call, endpoint, tmp_path):
     path = tmp_path / "held"
     with server(endpoint, "builtins:sum"):
         done = call("--freelance", endpoint, "x")
@@ -236,7 +239,7 @@ def test_exit_codes_of_mdclient(endpoint, tmp_path):
         assert f"no reply from {endpoint} within 1 s" in done.stderr.decode()
 
 
-def test_no_server(endpoint):
+def test_no_server(call, endpoint):
     done = call("--freelance", endpoint, "x")
     assert done.returncode == 5
     assert done.stderr.decode().splitlines() == [
@@ -264,7 +267,7 @@ def test_wait_waits_for_a_server(endpoint):
         ([], "Missing argument 'SERVICE'"),
     ],
 )
-def test_invalid_usage_of_mdclient(arguments, text):
+def test_invalid_usage_of_mdclient(call, arguments, text):
     done = call(*arguments)
     assert done.returncode == 2
     (line,) = done.stderr.decode().splitlines()

@@ -197,11 +197,11 @@ def events_of(first: int, seeds: int) -> Counter[str]:
 
 
 COMPILED = compiled.parts()["machines"]
-"""Whether the machines are compiled; then a few seeds suffice, because all run with ZMDP_PURE=1."""
+"""Whether the machines are compiled.  Half of the seeds run compiled, the others with ZMDP_PURE=1."""
 
 
-# The test that follows runs the first seeds, unless the machines are compiled.
-@pytest.mark.parametrize("first", range(0, 100, CHUNK) if COMPILED else range(EXPLORED, SEEDS, CHUNK))
+# The test that follows runs the first seeds.
+@pytest.mark.parametrize("first", range(SEEDS // 2, SEEDS, CHUNK) if COMPILED else range(EXPLORED, SEEDS // 2, CHUNK))
 def test_no_rule_is_broken(first: int) -> None:
     assert events_of(first, CHUNK)["client got its reply"] > 0
 
