@@ -141,6 +141,7 @@ def test_messages_from_many_peers_at_many_ports():
 def test_connections_are_limited_for_all_sockets_together():
     with Server((TCP,), pirates=[(TCP, "echo")], limits=Limits(max_connections=2)) as server, running(server):
         one, two = RawPeer(server.endpoints[0]), RawPeer(server.pirate_endpoints[0])
+        eventually(lambda: server.connections.totals.open == 2)
         for count, endpoint in enumerate((server.endpoints[0], server.pirate_endpoints[0]), 1):
             with RawPeer(endpoint, handshake=False) as other:
                 other.wait_for_end()
