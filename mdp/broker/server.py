@@ -213,6 +213,7 @@ class Server:
                 if drain_until is None:
                     drain_until = now + self._drain_timeout
                     self._start_drain(now)
+                    more = True  # sending may have hidden from the descriptor that something has arrived
                 if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
                     break
             if not more and not self._gone:
