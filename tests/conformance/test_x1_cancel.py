@@ -138,9 +138,11 @@ def test_the_broker_remembers_thousands_of_ended_requests_but_not_all(bench: Ben
         client.final(b"mmi.service", b"404", number=b"%d" % number)
     client.cancel(b"mmi.service", number=b"1")
     client.nothing()
-    for _ in range(10_000):
-        client.request(b"mmi.service", b"echo")
-        client.recv()
+    for _ in range(2):
+        for _ in range(5000):
+            client.request(b"mmi.service", b"echo")
+        for _ in range(5000):
+            client.recv()
     client.cancel(b"mmi.service", number=b"1")
     client.error(b"mmi.service", b"400", number=b"1")
 

@@ -5,6 +5,7 @@ import io
 import json
 import threading
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import batch_jobs
@@ -448,13 +449,25 @@ def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoi
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def submit(at, *arguments, code=0):
-    done = run("mdp-spark", "submit", *arguments, "--broker", at)
-    assert done.returncode == code, done.stderr
-    return done.stdout.decode().splitlines(), done.stderr.decode()
+@pytest.fixture
+def command(in_this_process):
+    """`command(*arguments)` is `mdp-spark` in this process."""
+    return partial(in_this_process, "mdp-spark")
 
 
-def test_submit_sql(at, folder):
+@pytest.fixture
+def submit(command):
+    """`submit(at, *arguments)` is `mdp-spark submit`; returns the lines of its output, and what it says beside it."""
+
+    def submitted(at, *arguments, code=0):
+        done = command("submit", *arguments, "--broker", at)
+        assert done.returncode == code, done.stderr
+        return done.stdout.decode().splitlines(), done.stderr.decode()
+
+    return submitted
+
+
+def test_submit_sql(submit, at, folder):
     assert submit(at, "sql", "SELECT :n AS n, 'ä' AS t", "--arg", "n=3")[0] == ['{"n": 3, "t": "ä"}']
     (line,), _ = submit(at, "sql", "SELECT 1 AS n", "--json")
     assert json.loads(line)["data"] == [{"n": 1}]
@@ -465,7 +478,7 @@ def test_submit_sql(at, folder):
     assert "the result (3000 rows) is too large to send" in progress
 
 
-def test_submit_job(at):
+def test_submit_job(submit, at):
     assert submit(at, "job", "rows", '{"n": 2}')[0] == ['{"id": 0}', '{"id": 1}']
     lines, progress = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
     assert json.loads(lines[0])["given"] == {"a": 1, "b": "x"}
@@ -476,51 +489,51 @@ def test_submit_job(at):
     assert "NAME=VALUE" in submit(at, "job", "rows", "--arg", "n", code=2)[1]
 
 
-def test_errors_of_submit(at):
+def test_errors_of_submit(submit, command, at):
     assert "require --durable" in submit(at, "sql", "SELECT 1", "--detach", code=2)[1]
     assert "no batch offers 'other.sql'" in submit(at, "sql", "SELECT 1", "--prefix", "other", code=4)[1]
     assert "not a query" in submit(at, "sql", "SELEC 1", code=6)[1]
     nobody = "tcp://127.0.0.1:9"
-    done = run("mdp-spark", "submit", "sql", "SELECT 1", "--broker", nobody)
+    done = command("submit", "sql", "SELECT 1", "--broker", nobody)
     assert (done.returncode, nobody in done.stderr.decode()) == (5, True)
 
 
-def test_submit_a_durable_job(at, tmp_path):
+def test_submit_a_durable_job(submit, command, at, tmp_path):
     lines, progress = submit(at, "job", "streaming", "--durable", "--idempotency-key", "k1")
     assert lines == ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     assert '{"step": 0}' in progress
     uuid = progress.splitlines()[0].removeprefix("submitted as ")
     assert submit(at, "job", "streaming", "--durable", "--idempotency-key", "k1", "--detach")[0] == [uuid]
-    again = run("mdp-spark", "status", uuid, "--broker", at)
+    again = command("status", uuid, "--broker", at)
     assert again.stdout.decode().splitlines() == lines
 
 
-def test_titanic_can_be_queried_as_a_table(at, client):
+def test_titanic_can_be_queried_as_a_table(submit, at, client):
     submit(at, "sql", "SELECT 1 AS n", "--durable")
     found = rows(client, "SELECT service, state, count(*) AS n FROM history WHERE service = 'spark.sql' GROUP BY ALL")
     assert [(row["service"], row["state"]) for row in found] == [("spark.sql", "done")]
 
 
-def test_waiting_for_and_cancelling_a_durable_job(at, spark, tmp_path):
+def test_waiting_for_and_cancelling_a_durable_job(submit, command, at, spark, tmp_path):
     (uuid,), _ = submit(at, "job", "gated", json.dumps({"folder": str(tmp_path)}), "--durable", "--detach")
     running_now = pids(tmp_path)
-    done = run("mdp-spark", "status", uuid, "--broker", at)
+    done = command("status", uuid, "--broker", at)
     assert (done.returncode, "has no result yet" in done.stderr.decode()) == (3, True)
-    assert run("mdp-spark", "cancel", uuid, "--broker", at).returncode == 0
+    assert command("cancel", uuid, "--broker", at).returncode == 0
     eventually(lambda: free(spark))
     eventually(lambda: not any(map(alive, running_now)))
-    assert run("mdp-spark", "cancel", uuid, "--broker", at).returncode == 4
-    assert run("mdp-spark", "status", uuid, "--broker", at).returncode == 4
+    assert command("cancel", uuid, "--broker", at).returncode == 4
+    assert command("status", uuid, "--broker", at).returncode == 4
 
 
-def test_status(at, client, tmp_path):
+def test_status(submit, command, at, client, tmp_path):
     future = client.submit("spark.job", *frames("gated", {"folder": str(tmp_path), "tasks": 2}))
     pids(tmp_path)
-    shown = run("mdp-spark", "status", "--broker", at).stdout.decode()
+    shown = command("status", "--broker", at).stdout.decode()
     assert "batch batch on" in shown
     assert "0/2 tasks" in shown
     assert "gated(folder=" in shown
-    (driver,) = json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)
+    (driver,) = json.loads(command("status", "--json", "--broker", at).stdout)
     (job,) = driver["running"]
     assert (driver["kind"], driver["tables"], job["tasks"], job["cancelled"]) == (
         "batch", ["history", "missing", "people"], 2, False,
@@ -529,18 +542,20 @@ def test_status(at, client, tmp_path):
     assert json.loads(future.result()[-1]) == 2
 
 
-def test_control_commands_for_unknown_drivers_and_jobs(at, client):
-    assert run("mdp-spark", "drain", "nobody", "--broker", at).returncode == 4
-    assert run("mdp-spark", "drain", "a b", "--broker", at).returncode == 2
-    assert run("mdp-spark", "cancel", "0" * 16, "--broker", at).returncode == 4
+def test_control_commands_for_unknown_drivers_and_jobs(command, at, client):
+    assert command("drain", "nobody", "--broker", at).returncode == 4
+    assert command("drain", "a b", "--broker", at).returncode == 2
+    assert command("cancel", "0" * 16, "--broker", at).returncode == 4
     for asked in (b"", b"3", b"{}", b'{"op": "fly"}', b"\xff"):
         with pytest.raises(ServiceError, match="one of: status, cancel, drain") as raised:
             client.request("spark.control.batch", asked)
         assert raised.value.code == 422
 
 
-def test_drain(spark, endpoint, tmp_path):
+def test_drain(command, spark, endpoint, tmp_path):
     with ExitStack() as stack:
         driver = stack.enter_context(running(spark, endpoint, tmp_path, name="other"))
-        assert run("mdp-spark", "drain", "other", "--broker", endpoint).returncode == 0
+        client = stack.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS))
+        eventually(lambda: client.available(f"{control.PREFIX}other"))
+        assert command("drain", "other", "--broker", endpoint).returncode == 0
         assert driver.draining.is_set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from support.access import Folder
-from support.fleets import HERE, LOCAL_CLUSTER, SMALL, SPARK_TIMEOUT_SECONDS
+from support.fleets import HERE, SMALL, SPARK_TIMEOUT_SECONDS
 from support.processes import eventually, process, run
 from support.titanics import LIMITS
 
@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+ONE_EXECUTOR = ("--master", "local-cluster[1,1,1024]", "--reserve", "0")
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_executors_get_the_key_and_nobody_sees_it(folder, endpoint):
     """Neither in a command, nor in an environment, a file, a log, or what Spark records for its web page."""
     events = folder.path / "events"
     events.mkdir()
-    arguments = ("fleet_handlers:pid", "--service", "pid", "--name", "fleet-keys", *QUICK, *LOCAL_CLUSTER, *SMALL,
+    arguments = ("fleet_handlers:pid", "--service", "pid", "--name", "fleet-keys", *QUICK, *ONE_EXECUTOR, *SMALL,
                  "--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir={events}")  # fmt: skip
     secret = read_secret(folder.path / "driver.key_secret").secret
     with process(*command(folder, endpoint, "fleet", *arguments), cwd=HERE) as running:
