@@ -87,15 +87,15 @@ class Exchange:
                     self._invalid_on_link(link, command, now)
             return
         for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
-            if isinstance(command, wire.Ready):
-                if not self._links.heard(link, command, now):
-                    self._end_circle(link, now)
-                    return
-                self._drop_unreachable(now)
-            elif isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
+            if isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
                 self._answered_by(link, command, now)
-            else:
+            elif not isinstance(command, wire.Ready):
                 self._requests.count_invalid(Reason.UNKNOWN_COMMAND, now)
+            elif self._links.heard(link, command, now):
+                self._drop_unreachable(now)
+            else:
+                self._end_circle(link, now)
+                return
 
     def end(self, link: Link, why: str, now: float) -> None:
         """End a link, and tell the other broker why."""

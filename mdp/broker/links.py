@@ -38,6 +38,8 @@ BROKER: Final = b"mmi.broker."
 MAX_BROKER_NAME: Final = 64
 ANNOUNCE_INTERVAL: Final = 0.05
 """Minimum seconds between two announcements over a link."""
+FREE_INTERVAL: Final = 0.25
+"""The same for services of which nothing has changed but the free credit, which does so all the time."""
 MAX_ANNOUNCED: Final = 1000
 """Maximum number of services in an announcement; others follow in the next."""
 MAX_REFUSED: Final = 30.0
@@ -189,6 +191,7 @@ class Links:
         self._opened = 0
         self._to_close: list[bytes] = []
         self._announce_at = 0.0
+        self._free_at = 0.0
         self._changed: dict[bytes, None] = {}
         """Services whose announcements over all links may have to change."""
         self._dirty = False
@@ -417,6 +420,9 @@ class Links:
             return
         self._announce_at = now + ANNOUNCE_INTERVAL
         self._dirty = False
+        free_too = now >= self._free_at
+        if free_too:
+            self._free_at = now + FREE_INTERVAL
         changed, self._changed = self._changed, {}
         for link in self.by_identity.values():
             if link.state is not State.UP:
@@ -424,27 +430,31 @@ class Links:
             link.dirty.update(changed)
             names = list(link.dirty)[:MAX_ANNOUNCED]
             for name in names:
-                del link.dirty[name]
-                self._announce(link, name)
+                if self._announce(link, name, free_too):
+                    del link.dirty[name]
             if link.dirty:
                 self._dirty = True
 
-    def _announce(self, link: Link, name: bytes) -> None:
+    def _announce(self, link: Link, name: bytes, free_too: bool) -> bool:
+        """Announce what has changed of a service.  Return whether nothing is left to announce of it."""
         credit, free, hops = offer = self._offer(link, name)
         before = link.announced.get(name)
         if not hops:
             if before is None:
-                return
+                return True
             del link.announced[name]
         elif offer == before:
-            return
+            return True
         else:
             if before is None and len(link.announced) >= self._limits.max_services:
-                return
+                return True
+            if before is not None and before[0] == credit and before[2] == hops and not free_too:
+                return False
             link.announced[name] = offer
         client = link.client
         batch = self._outgoing.batch_for(client, (link.identity,), wire.WL1)
         batch.ready(credit, name, b'{"hops":%d,"free":%d}' % (hops, free) if hops else b"")
+        return True
 
     def _offer(self, link: Link, name: bytes) -> tuple[int, int, int]:
         """Return the credit, free credit and hops to announce over `link` for a service; no hops if there is none."""

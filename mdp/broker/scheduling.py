@@ -27,8 +27,12 @@ def is_pinned(request: Request) -> bool:
 
 
 def may_pass(request: Request, link: Link) -> bool:
-    """Return whether `request` may be passed on over `link`: not to where it has been (C44)."""
-    if request.client.link is link:
+    """Return whether `request` may be passed on over `link` (C44).
+
+    Not to where it has been; and what came from a peer or the parent, to children only.
+    """
+    source = request.client.link
+    if source is not None and (source is link or not (source.kind == "child" or link.kind == "child")):
         return False
     return request.way is None or link.name not in request.way.via
 

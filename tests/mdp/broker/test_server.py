@@ -1,11 +1,8 @@
 """The server's loop, what can be said of it without its clock."""
 
 import ctypes
-import logging
-import select
 import threading
 import time
-from contextlib import ExitStack
 from errno import EHOSTUNREACH
 from itertools import pairwise
 from types import MethodType
@@ -79,51 +76,6 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
             server.stop()
             thread.join()
         assert server.broker.stats.internal_errors == 1
-
-
-class WhenItDrains(logging.Handler):
-    """Calls a function when the broker begins to drain."""
-
-    def __init__(self, do):
-        super().__init__()
-        self._do = do
-
-    def emit(self, record):
-        if record.getMessage().startswith("draining: "):
-            self._do()
-
-
-def test_a_message_that_arrives_while_a_drain_begins():
-    """Sending the farewells may consume the signal of its arrival, so the socket is asked again."""
-    quiet = Limits(heartbeat=600)  # nothing else is due
-    with Server(("tcp://127.0.0.1:*",), limits=quiet, drain_timeout=600) as server, ExitStack() as stack:
-        worker, client = (stack.enter_context(RawPeer(server.endpoints[0])) for _ in range(2))
-        thread = threading.Thread(target=server.run)
-
-        def ask_again():
-            client.send(b"2", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x")
-            while not server._socket.get(zmq.EVENTS) & zmq.POLLIN:  # consumes the signal, as sending may do
-                assert select.select([server._socket.get(zmq.FD)], [], [], 10)[0]
-
-        handler, logger = WhenItDrains(ask_again), logging.getLogger("zmdp.broker")
-        level = logger.level
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-        thread.start()
-        try:
-            worker.send(b"MDPWX1", b"\x01", b"echo", b"")
-            client.send(b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x")
-            address = worker.recv()[2]
-            server.stop()
-            assert client.recv() == [b"", b"MDPCX1", b"\x07"]
-            assert client.recv()[:6] == [b"2", b"", b"MDPCX1", b"\x04", b"echo", b"503"]
-            worker.send(b"MDPWX1", b"\x04", address, b"", b"done")
-            assert client.recv() == [b"1", b"", b"MDPCX1", b"\x03", b"echo", b"done"]
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(level)
-            server.stop()
-            thread.join()
 
 
 def turn(server):
