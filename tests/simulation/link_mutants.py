@@ -91,10 +91,9 @@ def swallow(requests: Requests, request: Any, reason: Any) -> bool:
 # ── what is announced ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def never_withdraw(links: Links, link: Link, name: bytes, announce: Any = Links._announce) -> None:
+def never_withdraw(links: Links, link: Link, name: bytes, *args: Any, announce: Any = Links._announce) -> bool:
     """A service that is gone is announced still."""
-    if links._offer(link, name)[2]:
-        announce(links, link, name)
+    return not links._offer(link, name)[2] or announce(links, link, name, *args)
 
 
 def announce_once(links: Links, service: Any) -> None:
@@ -122,7 +121,7 @@ LINK_MUTANTS = [
     ("mesh5", scheduling, "may_pass", send_back, "C44"),
     ("tree", wire, "options_for_link", unsigned_way, "C44"),
     ("tree", Remote, "precedes", farthest, "is served by"),
-    ("mesh2", Broker, "_address", anywhere, "is served by"),
+    ("mesh2", Broker, "_address", anywhere, "has not ended with WorkerLost 502"),
     ("mesh2", Exchange, "_authorise_passed", role_of_the_link, "is on behalf of"),
     ("mesh2", Links, "down", forget_lost, "not recovered"),
     ("mesh2", Exchange, "_answered_by", take_for_another, "C18"),
