@@ -605,7 +605,8 @@ def test_mmi_reports_what_a_worker_says_in_ready(bench: Bench, worker_kind: Call
     }  # fmt: skip
     (service,) = json.loads(bench.mmi(b"mmi.services", b"echo"))["services"]
     assert service == {
-        "name": "echo", "workers": 1, "idle": 1, "credit": 5, "running": 2, "queued": 0, "dispatched": 2
+        "name": "echo", "workers": 1, "idle": 1, "credit": 5, "running": 2, "queued": 0, "dispatched": 2,
+        "remote_credit": 0, "remote_free": 0, "remote_running": 0, "hops": 0,
     }  # fmt: skip
 
 

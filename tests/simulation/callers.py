@@ -360,6 +360,8 @@ class CallerProcess(Process):
                 asked.at, asked.placed = None, self.world.now
                 asked.ended = asked.to_cancel = False
                 asked.came = Stream(asked.came.number)
+            elif asked.at is None and dealer is self._dealer:
+                asked.to_cancel = False  # neither the request nor its CANCEL has been sent
 
     def _close(self) -> None:
         check(not self.session.take_messages(), f"X1: {self.name} sends something, but is not connected")

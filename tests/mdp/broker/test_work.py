@@ -135,7 +135,7 @@ INSTRUCTIONS = {
     "0.2, 64 waiting": (lambda: Framed("0.2", 64), 3280),
     "X1, framed": (lambda: Framed("X1", 0), 3480),
     "X1, framed, 64 waiting": (lambda: Framed("X1", 64), 3820),
-    "X1, 1 in a message": (lambda: Batched(1, 0), 4250),
+    "X1, 1 in a message": (lambda: Batched(1, 0), 4400),
     "X1, 64 in a message": (lambda: Batched(64, 0), 2950),
     "X1, 64 in a message, 64 waiting": (lambda: Batched(64, 64), 3410),
 }
