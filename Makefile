@@ -99,7 +99,7 @@ SPARK := $(filter-out %_process.py %_processes.py %/test_fleet_keys.py,$(wildcar
 # process and its session.  In the order of their names no long file is left for the end, as it would be in xdist's.
 test: java $(VENV)/dev.installed
 	@$(MAKE) --no-print-directory -j 2 lint covered
-	ZMDP_PURE=1 $(BIN)/pytest -n 3 --dist worksteal tests/simulation $(COUNTED) tests/conformance
+	ZMDP_PURE=1 $(BIN)/pytest -n 3 --dist worksteal $(COUNTED) tests/simulation tests/conformance
 	$(BIN)/pytest -m "not spark_long" $(SPARK) & spark=$$!; \
 	$(BIN)/pytest -n 3 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(SPARK:%=--ignore=%); rest=$$?; \
 	wait $$spark && exit $$rest
