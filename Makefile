@@ -93,14 +93,17 @@ COUNTED := tests/mdp/broker/test_cost.py tests/mdp/broker/test_work.py
 # Half of the others, for one of two processes.
 HALF := $(wildcard tests/mdp/broker/test_broker*.py tests/mdp/wire/test_*.py)
 
+# Tests on Spark, without those that only start Java processes of their own.
+SPARK := $(filter-out %_process.py %_processes.py %/test_fleet_keys.py,$(wildcard tests/spark/test_*.py tests/spark/*/test_*.py))
+
 # What is slow in one of these mostly waits for the other: mypy and coverage, the simulator and the broker's clock, Java
-# and the processes that the commands' tests start.  So they run at the same time.  All tests on Spark share one
+# and the processes that the tests of commands start.  So they run at the same time.  Tests on Spark share one
 # process and its session.  In the order of their names no long file is left for the end, as it would be in xdist's.
 test: java $(VENV)/dev.installed
 	@$(MAKE) --no-print-directory -j 2 lint covered
-	ZMDP_PURE=1 $(BIN)/pytest -n 3 --dist worksteal tests/simulation $(COUNTED) tests/conformance
-	$(BIN)/pytest -m "not spark_long" tests/spark & spark=$$!; \
-	$(BIN)/pytest -n 3 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests --ignore=tests/spark; rest=$$?; \
+	ZMDP_PURE=1 $(BIN)/pytest -n 3 --dist worksteal $(COUNTED) tests/simulation tests/conformance
+	$(BIN)/pytest -m "not spark_long" $(SPARK) & spark=$$!; \
+	$(BIN)/pytest -n 3 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(SPARK:%=--ignore=%); rest=$$?; \
 	wait $$spark && exit $$rest
 
 lint: $(VENV)/dev.installed

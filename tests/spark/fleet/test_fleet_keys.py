@@ -1,4 +1,4 @@
-"""Spark services with keys: drivers, executors, and pipelines, at a broker that requires them."""
+"""Drivers and executors with keys, at a broker that requires them."""
 
 import json
 import shutil
@@ -15,8 +15,6 @@ from support.titanics import LIMITS
 from zmdp.clients import Client
 from zmdp.mdp.certificates import read_secret
 from zmdp.spark import session
-from zmdp.spark.pipeline import call_service
-from zmdp.workers import Worker
 
 pytestmark = [
     pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
@@ -90,14 +88,3 @@ def test_a_batch(folder, endpoint):
         assert run(*command(folder, endpoint, "cancel", "unknown")).returncode == 4
         assert run(*command(folder, endpoint, "drain", "b", role="operator")).returncode == 0
         assert running.wait() == 0
-
-
-def test_a_pipeline(folder, endpoint, spark):
-    keys = folder.settings("shop")
-    with Worker("shout", lambda request: request[0].upper(), broker=endpoint, **folder.settings("resizer")):
-        replies = call_service(
-            spark.createDataFrame([("a",), ("b",)], ["text"]), "shout", input="text", broker=endpoint,
-            client_key=keys["key"], broker_key=keys["broker_key"],
-        )  # fmt: skip
-        assert sorted(row.reply for row in replies.collect()) == ["A", "B"]
-        assert folder.keys("shop").secret.decode() not in replies._jdf.queryExecution().toString()

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import contextmanager
 
 import pytest
+from support.access import Folder
 from support.processes import eventually, process
 from support.titanics import BEATS, LIMITS, serving
 
@@ -434,3 +435,17 @@ def test_settings_of_the_function(spark):
         register_function(spark, window=0)
     with pytest.raises(SettingError, match="'call me' is not a valid function name"):
         register_function(spark, "call me")
+
+
+def test_a_broker_that_requires_keys(spark, tmp_path):
+    folder = Folder(tmp_path)
+    keys = folder.settings("shop")
+    with folder.broker(limits=LIMITS) as server:
+        endpoint = server.endpoints[0]
+        with Worker("shout", lambda request: request[0].upper(), broker=endpoint, **folder.settings("resizer")):
+            replies = call_service(
+                spark.createDataFrame([("a",), ("b",)], ["text"]), "shout", input="text", broker=endpoint,
+                client_key=keys["key"], broker_key=keys["broker_key"],
+            )  # fmt: skip
+            assert sorted(row.reply for row in replies.collect()) == ["A", "B"]
+            assert folder.keys("shop").secret.decode() not in replies._jdf.queryExecution().toString()
