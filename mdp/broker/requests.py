@@ -13,7 +13,7 @@ from ..limits import Limits
 from ..wire import Reason, batch
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .journal import Journal, Stats
-from .links import Links
+from .links import Link, Links
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker
 from .scheduling import is_pinned
@@ -75,7 +75,6 @@ class Requests:
         schedule = service.schedule
         arrived, service.arrived = service.arrived, []
         taken = 0
-        request: Request | None = None
         try:
             for request in arrived:
                 taken += 1
@@ -88,8 +87,7 @@ class Requests:
                     self._registry.enqueue(request, now)
         except Exception:
             service.arrived = arrived[taken:]
-            if request is not None:
-                self._recover(request, now)
+            self._recover(arrived[taken - 1], now)
             raise
 
     def _dispatch_waiting(self, service: Service, now: float) -> None:
@@ -282,7 +280,8 @@ class Requests:
     def report(self, request: Request, reason: Drop, now: float) -> None:
         """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry."""
         name, report = request.name, REPORTS[reason]
-        if request.client.link is not None and reason in NOT_PLACED and self._return(request, reason):
+        link = request.client.link
+        if link is not None and reason in NOT_PLACED and self._return(request, link, reason):
             return
         if request.header == wire.CX1 and report.code is not None:
             text = text_of(reason, request, self._limits).encode()
@@ -294,8 +293,8 @@ class Requests:
         line = "dropped a request for service %s%s: %s"
         self._journal.note(now, level, f"drop-{reason}", line, name, by, reason)
 
-    def _return(self, request: Request, reason: Drop) -> bool:
-        """Return a request that cannot be done here to the broker that passed it on, for others may do it.
+    def _return(self, request: Request, link: Link, reason: Drop) -> bool:
+        """Return a request that cannot be done here to the broker that passed it on over `link`, for others may do it.
 
         Return False if none may.
         """
@@ -311,8 +310,7 @@ class Requests:
         else:
             self._outgoing.release(client, number)
         self._stats.dropped[reason] += 1
-        if client.link is not None:
-            self._links.announce_again(client.link, request.service.name)
+        self._links.announce_again(link, request.service.name)
         return True
 
     def drop_no_wait(self, service: Service, now: float) -> None:

@@ -329,6 +329,16 @@ def test_a_silent_old_connection_is_asked_and_given_up() -> None:
     assert sent(session) == [request(1), ASKING]
 
 
+def test_an_old_connection_is_not_asked_before_a_heartbeat_is_due() -> None:
+    session, _ = asking()
+    left = leave(session, 100.0)
+    session.receive_old(left, HEARTBEAT, 100.5)
+    session.tick(101.4)
+    assert sent(left) == []
+    session.tick(101.5)
+    assert sent(left) == [ASKING]
+
+
 def test_the_deadline_of_an_old_connection() -> None:
     session, _ = asking()
     leave(session, 100.5)

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
+from zmdp.mdp.broker.links import State
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch
@@ -679,3 +681,694 @@ def test_a_link_to_a_broker_that_drains_does_not_delay_answers_to_probes_for_lon
     assert probed(mesh) == STAYS_AWAY
     mesh.wait(mesh["a"].limits.heartbeat)
     assert probed(mesh) == COMES_BACK
+
+
+# ── what another broker may say ──────────────────────────────────────────────────────────────────────────────────────
+
+AS_CLIENT, AS_WORKER = b"MDPCL1", b"MDPWL1"
+X = (b"x",)
+
+
+class Other:
+    """A broker `a`, and the other end of a link to it, where a test says what no broker of ours would.
+
+    What `a` answers over the link is returned, decoded; what it sends to others is in `sent`.
+    """
+
+    def __init__(self, *, limits=None, permissions=None, opens=False, kind="peer"):
+        self.now = NOW
+        self.sent = []
+        self.broker = Broker(limits, now=NOW, name="a", first_address=1)
+        if permissions:
+            self.broker.grant(permissions, NOW)
+        self.role = self.broker.roles.named("brokers") if permissions else None
+        self.identity = b"x"
+        if opens:
+            self.identity = self.broker.add_link(kind, self.role, "tcp://x", b"x")
+            self.open()
+        else:
+            self.take(request(client=b"x", service=b"mmi.link", body=hello("x", kind=kind)))
+        assert self.link.state is State.UP
+
+    @property
+    def link(self):
+        return self.broker.links.by_identity.get(b"x")
+
+    def open(self):
+        """Establish the link, if it is one that `a` opens."""
+        self.broker.link_opened(b"x", self.now)
+        self.take([b"x", b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", hello("x")])
+
+    def take(self, message):
+        """Have `a` take in a message over the link."""
+        return self._split(self.broker.receive(message, self.now, self.role))
+
+    def say(self, header, *records):
+        """The same for a message of those records."""
+        packed = batch.Batch(X, header)
+        for name, *values in records:
+            getattr(packed, name)(*values)
+        (message,) = packed.messages()
+        return self.take(message)
+
+    def receive(self, *messages):
+        """Have `a` take in messages of others, in a turn."""
+        for message in messages:
+            self.broker.take(message, self.now, self.broker.roles.named("workers") if self.role else None)
+        return self._split(self.broker.flush(self.now))
+
+    def lose(self):
+        """End the connection of the link."""
+        return self._split(self.broker.unreachable(b"x", self.broker.turn, self.now))
+
+    def wait(self, seconds=0.1):
+        self.now += seconds
+        return self._split(self.broker.tick(self.now))
+
+    def _split(self, messages):
+        answers = []
+        self.sent = []
+        for message in messages:
+            if message[0] != b"x":
+                self.sent.append(message)
+            elif message[2:3] == [b"\x09"]:
+                decode = batch.from_client if message[1] == AS_CLIENT else batch.from_worker
+                answers += decode(message, 1, X, 1 << 20, 1000)
+            else:
+                answers.append(message)
+        return answers
+
+
+def hello(name, **more):
+    return json.dumps({"name": name, "instance": name, "link": 1, **more}).encode()
+
+
+def asks(number=1, service=b"echo", body=b"x", ttl=0, **options):
+    """The record of a request that another broker passes on."""
+    return "request_to_broker", number, ttl, service, json.dumps({"via": ["x"], **options}).encode(), [body]
+
+
+def cancels(number=1):
+    return "signal", 5, number
+
+
+def offers(service=b"echo", credit=1, free=None, hops=1):
+    """The record of an announcement."""
+    return "ready", credit, service, b'{"hops":%d,"free":%d}' % (hops, credit if free is None else free)
+
+
+def replies(address, body=b"done", final=True):
+    return "reply", 4 if final else 3, address, [body]
+
+
+def fails(address, code, text, detail=()):
+    return "error", 7, address, code, text, detail
+
+
+def returns(address):
+    return "signal", 11, address
+
+
+def passed_on(address, body=b"x", service=b"echo", **options):
+    raw = json.dumps({"via": ["a"], **options}, separators=(",", ":")).encode()
+    return wire.Request(X, b"MDPCX1", service, [body], wire.parse_options(raw), address)
+
+
+def cancelled(address):
+    return wire.Cancel(X, b"MDPCX1", address)
+
+
+def returned(number=1):
+    return wire.Release(X, b"MDPWX1", number)
+
+
+def refused(code, text, number=1):
+    return wire.Error(X, b"MDPWX1", number, code, text.encode(), [])
+
+
+def done(number=1, body=b"done"):
+    return wire.Reply(X, b"MDPWX1", True, number, [body])
+
+
+def test_another_broker_is_a_client_and_a_worker():
+    other = Other()
+    other.receive(ready())
+    assert other.say(AS_CLIENT, asks()) == []
+    (address,) = work(other.sent)
+    assert other.receive(final(address)) == [done()]
+    assert other.say(AS_WORKER, offers(b"other")) == []
+    assert other.receive(request(service=b"other")) == [passed_on(2, service=b"other")]
+    assert other.say(AS_WORKER, replies(2)) == []
+    assert other.sent == [answer(service=b"other")]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (("request_to_broker", 1, 0, b"echo", b"", [b"x"]), "bad-options"),
+        (asks(via=[]), "bad-options"),
+        (asks(via="x"), "bad-options"),
+        (asks(via=[1]), "bad-options"),
+        (asks(attempts=-1), "bad-options"),
+        (asks(attempts=True), "bad-options"),
+        (asks(user=1), "bad-options"),
+        (asks(broker=1), "bad-options"),
+        (asks(service=b""), "bad-service-name"),
+        (("signal", 99, 1), "unknown-command"),
+    ],
+)
+def test_a_malformed_request_over_a_link_is_answered(record, reason):
+    other = Other()
+    other.receive(ready())
+    assert other.say(AS_CLIENT, record) == [refused(400, f"broker a: malformed: {reason}")]
+    assert other.sent == []
+    assert other.broker.stats.invalid == {reason: 1}
+    assert not other.broker.registry.clients
+
+
+def test_a_number_is_in_use_over_a_link_as_well():
+    other = Other()
+    other.receive(ready())
+    assert other.say(AS_CLIENT, asks(), asks()) == [refused(400, "broker a: malformed: number-in-use")]
+    assert len(work(other.sent)) == 1
+
+
+def test_a_request_over_a_link_has_the_limits_of_every_broker():
+    other = Other(limits=Limits(max_message=1000))
+    other.receive(ready())
+    assert other.say(AS_CLIENT, asks(body=b"x" * 1001)) == [refused(413, "broker a: malformed: too-large")]
+    other.say(AS_CLIENT, asks(body=b"x" * 1000))
+    assert len(work(other.sent)) == 1
+
+
+def test_records_that_cannot_be_attributed_are_counted():
+    other = Other()
+    assert other.take([b"x", AS_CLIENT, b"\x09", b"\0\0\0"]) == []
+    assert other.broker.stats.invalid == {"bad-record": 1}
+    assert other.say(AS_WORKER, ("credit", 5)) == []
+    assert other.broker.stats.invalid == {"bad-record": 1, "unknown-command": 1}
+    assert other.link.state is State.UP
+
+
+def test_a_cancel_over_a_link_may_cross_the_end_of_its_request():
+    other = Other()
+    other.receive(ready())
+    other.say(AS_CLIENT, asks())
+    other.receive(final(work(other.sent)[0]))
+    assert other.say(AS_CLIENT, cancels()) == []
+    assert other.broker.stats.invalid == {}
+    assert other.say(AS_CLIENT, cancels(2)) == []
+    assert other.broker.stats.invalid == {"unknown-number": 1}
+
+
+@pytest.mark.parametrize("via", [[f"b{number}" for number in range(16)], ["b", "a", "x"]], ids=["16 hops", "a circle"])
+def test_a_request_that_has_come_too_far_is_returned(via):
+    other = Other()
+    other.receive(ready())
+    assert other.say(AS_CLIENT, asks(via=via)) == [returned()]
+    assert other.sent == []
+    other.say(AS_CLIENT, asks(via=via[:1] * 15))
+    assert len(work(other.sent)) == 1
+
+
+def test_a_request_does_not_go_back_to_where_it_came_from():
+    other = Other()
+    other.say(AS_WORKER, offers())
+    assert other.say(AS_CLIENT, asks()) == [returned()]
+    assert other.broker.registry.queued == 0
+
+
+def test_a_request_that_may_pass_does_not_wait_for_one_that_may_not():
+    other = Other()
+    other.receive(ready(), request(client=b"busy"))
+    other.say(AS_CLIENT, asks(1, body=b"theirs"))
+    other.receive(request(body=b"ours"))
+    assert other.broker.registry.queued == 2
+    assert other.say(AS_WORKER, offers()) == [passed_on(2, b"ours")]
+    assert other.broker.registry.queued == 1
+    other.receive(final(b"1"))
+    assert len(work(other.sent)) == 1
+
+
+# ── replies over a link ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def passing(**settings):
+    """Return another broker that has been passed the request with the address 1."""
+    other = Other(**settings)
+    other.say(AS_WORKER, offers())
+    assert other.receive(request()) == [passed_on(1)]
+    return other
+
+
+def outstanding(other):
+    registry = other.broker.registry
+    return registry.queued, registry.running
+
+
+def test_a_reply_over_a_link_is_limited():
+    other = passing(limits=Limits(max_message=1000))
+    text = "the reply exceeds the limits of 1000 bytes and 1024 frames"
+    assert other.say(AS_WORKER, replies(1, b"x" * 1001)) == []
+    assert other.sent == [error(413, text)]
+    assert outstanding(other) == (0, 0)
+    other.receive(request(b"2"))
+    assert other.say(AS_WORKER, replies(2, b"x" * 1001, final=False)) == [cancelled(2)]
+    assert other.sent == [error(413, text, b"2")]
+    assert other.say(AS_WORKER, replies(2)) == []
+    assert outstanding(other) == (0, 0)
+    assert other.broker.stats.invalid == {"too-large": 2}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [replies(1), replies(1, b"x" * 1001), fails(1, 500, b"it broke"), fails(1, 503, b"draining"), returns(1)],
+    ids=["reply", "reply over the limits", "error", "draining", "returned"],
+)
+def test_the_end_of_a_cancelled_request_is_for_nobody(end):
+    other = passing(limits=Limits(max_message=1000))
+    other.say(AS_WORKER, replies(1, b"part", final=False))
+    assert other.receive(cancel()) == [cancelled(1)]
+    assert other.sent == [error(499, "cancelled")]
+    assert other.say(AS_WORKER, end) == []
+    assert other.sent == []
+    assert outstanding(other) == (0, 0)
+
+
+def test_a_second_reply_over_a_link_is_late():
+    other = passing()
+    assert other.say(AS_WORKER, replies(1), replies(1), replies(7)) == []
+    assert other.sent == [answer()]
+    assert other.broker.stats.late == 2
+
+
+def test_a_stream_ends_when_the_broker_that_has_it_shuts_down():
+    other = passing()
+    other.say(AS_WORKER, replies(1, b"part", final=False))
+    other.say(AS_WORKER, fails(1, 503, b"the broker shut down before the request was done"))
+    assert other.sent == [error(502, "its worker was lost after a PARTIAL, so it cannot be retried")]
+
+
+def test_a_cancelled_request_is_not_placed_again_when_its_link_breaks():
+    other = passing()
+    other.receive(cancel())
+    other.lose()
+    assert outstanding(other) == (0, 0)
+    assert not other.broker.registry.clients
+
+
+def test_a_reply_in_pieces_is_put_together_for_a_client_that_takes_one():
+    mesh = pair()
+    (address,) = work(mesh.receive("a", [b"c", b"", b"MDPC01", b"echo", b"x"])["b"])
+    assert mesh.receive("b", partial(address))["a"] == []
+    assert mesh.receive("b", final(address))["a"] == [[b"c", b"", b"MDPC01", b"echo", b"part", b"done"]]
+
+
+def test_what_a_client_that_takes_one_reply_gets_through_a_link_is_limited():
+    mesh = Mesh("a", "b", limits=Limits(max_message=1000))
+    mesh.link("a", "b")
+    mesh.receive("b", ready())
+    mesh.wait()
+    (address,) = work(mesh.receive("a", [b"c", b"", b"MDPC01", b"echo", b"x"])["b"])
+    mesh.receive("b", partial(address, body=b"x" * 600))
+    sent = mesh.receive("b", partial(address, body=b"x" * 600))
+    assert sent["a"] == []
+    assert sent["b"] == [[b"w", b"MDPWX1", b"\x08", address, b""]]
+    assert mesh["a"].stats.dropped == {"reply-too-large": 1}
+
+
+# ── requests that cannot be passed on ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_may_be_too_large_for_a_link():
+    other = Other()
+    other.say(AS_WORKER, offers())
+    assert other.receive(request(key="x" * 65_515)) == []
+    assert other.sent == [
+        error(413, "its options or the number of its frames are too large to be passed to another broker")
+    ]
+    assert len(other.receive(request(b"2", key="x" * 65_500))) == 1
+
+
+def test_a_request_whose_links_break_again_and_again_ends():
+    other = Other(limits=Limits(max_attempts=3), opens=True)
+    other.receive(request())
+    for _ in range(3):
+        (passed,) = other.say(AS_WORKER, offers())
+        assert passed.body == [b"x"]
+        assert other.sent == []
+        other.lose()
+        assert other.broker.links_to_close() == [b"x"]
+        sent = other.sent
+        other.now = other.link.retry_at
+        other.open()
+    assert sent == [error(502, "the links over which it was passed to other brokers broke 3 times (max_attempts)")]
+    assert outstanding(other) == (0, 0)
+
+
+def test_a_request_is_not_passed_on_when_its_time_has_passed():
+    other = passing()
+    other.receive(request(b"2", ttl=100), request(b"3"))
+    assert outstanding(other) == (2, 1)
+    other.now += 0.2
+    assert other.say(AS_WORKER, replies(1)) == [passed_on(2)]
+    assert other.sent == [
+        answer(),
+        error(408, "its time passed before a worker was free for it: none offers it", b"2"),
+    ]
+
+
+def test_what_must_not_wait_is_passed_on_when_the_last_local_worker_leaves():
+    other = Other()
+    other.receive(ready())
+    other.say(AS_WORKER, offers(free=0))
+    assert other.receive(request(b"1"), request(b"2", wait=False)) == []
+    assert outstanding(other) == (1, 1)
+    assert [each.body for each in other.receive([b"w", b"MDPWX1", b"\x06"])] == [[b"x"]]
+    assert other.sent == []
+    assert outstanding(other) == (0, 2)
+
+
+def test_what_must_not_wait_waits_for_a_local_worker_when_a_link_breaks():
+    other = Other()
+    other.receive(ready())
+    other.say(AS_WORKER, offers(free=0))
+    other.receive(request(b"1"), request(b"2", wait=False))
+    other.lose()
+    assert other.sent == []
+    assert outstanding(other) == (1, 1)
+    assert b"echo" not in other.broker.registry.reachable
+    other.receive(final(b"1"))
+    assert len(work(other.sent)) == 1
+
+
+def test_requests_for_a_broker_end_when_it_is_withdrawn():
+    other = Other()
+    other.say(AS_WORKER, offers(b"mmi.broker.y"))
+    assert len(other.receive(request(b"1", broker="y"), request(b"2", broker="y"))) == 1
+    assert outstanding(other) == (1, 1)
+    other.say(AS_WORKER, offers(b"mmi.broker.y", hops=0))
+    assert other.sent == [error(502, "broker y cannot be reached from here", b"2")]
+    assert outstanding(other) == (0, 1)
+
+
+def test_a_service_is_reached_over_the_links_that_are_left():
+    mesh = Mesh("a", "b", "c")
+    first = mesh.link("a", "b")
+    mesh.link("a", "c")
+    mesh.receive("b", ready())
+    mesh.receive("c", ready())
+    mesh.wait()
+    mesh.cut("a", first)
+    sent = mesh.receive("a", request(wait=False))
+    assert len(work(sent["c"])) == 1
+    assert mesh.ask("a", b"mmi.services")["services"][0]["remote_credit"] == 1
+
+
+def test_a_near_broker_comes_before_a_freer_one():
+    mesh = Mesh("a", "b", "c", "d")
+    mesh.link("a", "c")
+    mesh.link("d", "c", "parent")
+    mesh.link("a", "b")
+    mesh.receive("b", ready(credit=2))
+    mesh.receive("d", ready(credit=9))
+    for _ in range(3):
+        mesh.wait()
+    sent = mesh.receive("a", *(request(b"%d" % number) for number in range(1, 6)))
+    assert (len(work(sent["b"])), len(work(sent["d"]))) == (2, 3)
+
+
+def test_what_waits_for_this_broker_does_not_hold_up_others():
+    other = Other()
+    other.receive(ready(), request(client=b"busy"))
+    other.receive(*(request(b"%d" % number, body=b"pinned", broker="a") for number in range(1, 4)))
+    other.receive(*(request(b"%d" % number, client=b"d", body=b"any") for number in range(1, 3)))
+    bodies, address = [], b"1"
+    for _ in range(5):
+        other.receive(final(address))
+        (address,) = work(other.sent)
+        bodies += [message[-1] for message in other.sent if message[0] == b"w"]
+    assert sorted(bodies[:2]) == sorted(bodies[2:4]) == [b"any", b"pinned"]
+    other.receive(*(request(b"%d" % number, body=b"pinned", broker="a") for number in range(4, 6)))
+    assert other.say(AS_WORKER, offers(credit=9)) == []  # what is left must not be passed on
+
+
+# ── what another broker may announce ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_not_announced_may_be_withdrawn():
+    other = Other()
+    assert other.say(AS_WORKER, offers(hops=0)) == []
+    assert other.broker.registry.reachable == {}
+    assert other.link.state is State.UP
+
+
+def test_a_service_that_is_too_far_away_is_ignored():
+    other = Other()
+    other.say(AS_WORKER, offers(b"near", hops=16), offers(b"far", hops=17))
+    assert list(other.broker.registry.reachable) == [b"near"]
+
+
+def test_other_brokers_do_not_offer_what_this_one_answers():
+    other = Other()
+    other.say(AS_WORKER, offers(b"mmi.stats"), offers(b"mmi.link"), offers(b"mmi.broker.y"))
+    assert list(other.broker.registry.reachable) == [b"mmi.broker.y"]
+
+
+def test_a_broker_announces_a_limited_number_of_services():
+    mesh = Mesh("a")
+    mesh.start("b", Limits(max_services=2))
+    mesh.link("a", "b")
+    mesh.receive("b", ready(b"w1", b"one"), ready(b"w2", b"two"))
+    for _ in range(3):
+        mesh.wait()
+    assert len(mesh["a"].registry.reachable) == 2
+
+
+def test_many_services_are_announced_in_parts():
+    mesh = Mesh("a", "b")
+    mesh.receive("b", *(ready(b"w%d" % number, b"s%d" % number) for number in range(1500)))
+    mesh.link("a", "b")
+    assert len(mesh["a"].registry.reachable) == 1000
+    assert probed(mesh) == STAYS_AWAY
+    mesh.wait()
+    assert len(mesh["a"].registry.reachable) == 1501
+    assert probed(mesh) == COMES_BACK
+
+
+def test_the_deadline_is_when_something_can_be_announced():
+    mesh = pair()
+    mesh.receive("b", ready(b"w2", b"other"))
+    due = mesh["b"].deadline()
+    assert mesh.now < due <= mesh.now + 0.05
+    assert b"other" not in mesh["a"].registry.reachable
+    mesh.now = due
+    mesh.route("b", mesh["b"].tick(due))
+    assert b"other" in mesh["a"].registry.reachable
+    assert mesh["b"].links.deadline() > due + 0.5
+
+
+# ── establishing and ending a link ───────────────────────────────────────────────────────────────────────────────────
+
+MALFORMED = {
+    "no JSON": b"{",
+    "a list": b"[]",
+    "too deep": b"[" * 100_000,
+    "no UTF-8": b'{"name":"\xff"}',
+    "no name": b'{"instance":"i"}',
+    "name a number": b'{"name":1,"instance":"i"}',
+    "empty name": hello("", instance="i"),
+    "name with a space": hello("b c"),
+    "name too long": hello("b" * 65, instance="i"),
+    "name a lone surrogate": hello("\ud800", instance="i"),
+    "no instance": b'{"name":"b"}',
+    "instance a list": hello("b", instance=["i"]),
+    "instance too long": hello("b", instance="i" * 65),
+    "link in text": hello("b", link="1"),
+    "link true": hello("b", link=True),
+    "unknown kind": hello("b", kind="friend"),
+    "kind a list": hello("b", kind=["peer"]),
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_request_for_a_link_is_refused(body):
+    broker = Broker(now=NOW, name="a")
+    (message,) = broker.receive(request(client=b"x", service=b"mmi.link", body=body), NOW)
+    assert message[6:] == [b"403", b"malformed request for a link, or one through a proxy"]
+    assert broker.links.by_identity == {}
+    assert broker.stats.dropped == {"not-allowed": 1}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_answer_establishes_no_link(body):
+    mesh = Mesh("a")
+    identity = mesh["a"].add_link("peer", None, "tcp://x")
+    mesh["a"].link_opened(identity, mesh.now)
+    assert mesh["a"].receive([identity, b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", body], mesh.now) == []
+    assert trouble(mesh, "a") == ["that broker does not know links, or its answer is malformed"]
+    assert mesh["a"].links_to_close() == [identity]
+
+
+def test_a_link_is_not_asked_for_through_a_proxy():
+    broker = Broker(now=NOW, name="a")
+    message = request(client=b"proxy", service=b"mmi.link", body=hello("b"))
+    (answered,) = broker.receive([b"proxy", b"x", *message[1:]], NOW)
+    assert answered[-1] == b"malformed request for a link, or one through a proxy"
+    assert broker.links.by_identity == {}
+
+
+def test_only_x1_has_links():
+    broker = Broker(now=NOW, name="a")
+    assert broker.receive([b"x", b"MDPC02", b"\x01", b"mmi.link", hello("b")], NOW) == []
+    assert broker.links.by_identity == {}
+    assert broker.stats.dropped == {"not-allowed": 1}
+
+
+def test_an_answer_with_this_brokers_name_establishes_no_link():
+    mesh = Mesh("a")
+    identity = mesh["a"].add_link("peer", None, "tcp://x")
+    mesh["a"].link_opened(identity, mesh.now)
+    mesh["a"].receive([identity, b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", hello("a")], mesh.now)
+    assert trouble(mesh, "a") == ["both brokers are named a: start one with another --name"]
+
+
+def test_only_the_answer_establishes_a_link():
+    mesh = Mesh("a")
+    identity = mesh["a"].add_link("peer", None, "tcp://x")
+    mesh["a"].link_opened(identity, mesh.now)
+    for message in (
+        [b"", b"MDPCX1", b"\x06"],
+        [b"MDPWX1"],
+        [b"1", b"", b"MDPCX1", b"\x02", b"mmi.link", hello("x")],
+        [b"1", b"", b"MDPCX1", b"\x03", b"echo", hello("x")],
+        [b"nonsense"],
+    ):
+        assert mesh["a"].receive([identity, *message], mesh.now) == []
+        assert mesh["a"].links.at(identity) is None
+    assert trouble(mesh, "a") == [""]
+    mesh["a"].receive([identity, b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", hello("x")], mesh.now)
+    assert mesh["a"].links.at(identity).name == "x"
+
+
+def test_a_link_that_is_down_takes_no_messages():
+    other = Other(opens=True)
+    assert other.broker.links.at(b"x") is other.link
+    other.lose()
+    assert other.link.state is State.DOWN
+    assert other.broker.links.at(b"x") is None
+    assert other.say(AS_WORKER, offers()) == [[b"x", AS_WORKER, b"\x06", b"this connection is not a link any longer"]]
+    assert other.broker.registry.reachable == {}
+
+
+def test_a_link_is_told_only_once_that_it_has_ended():
+    other = Other(opens=True)
+    other.say(AS_WORKER, offers())
+    for _ in range(2):
+        assert other.take([b"x", AS_WORKER, b"\x06"]) == []
+        assert other.link.trouble == "the other broker has shut down"
+    assert other.broker.links_to_close() == [b"x"]
+    assert other.broker.receive([b"nobody", AS_WORKER, b"\x06", b"why"], NOW) == []
+
+
+def test_a_link_that_is_ended_again_and_again_pauses_for_longer_and_longer():
+    other = Other(opens=True)
+
+    def pause():
+        other.take([b"x", AS_WORKER, b"\x06", b"enough"])
+        assert other.link.trouble == "the other broker has ended it: enough"
+        seconds = other.link.retry_at - other.now
+        other.now = other.link.retry_at
+        other.open()
+        return seconds
+
+    assert 0.5 <= pause() <= 1.0
+    assert 2.0 <= pause() <= 4.0
+    assert 8.0 <= pause() <= 16.0
+    other.now += 60.0
+    assert 0.5 <= pause() <= 1.0
+
+
+def test_a_link_to_a_broker_that_has_shut_down_is_opened_again_soon():
+    other = Other(opens=True)
+    other.take([b"x", AS_WORKER, b"\x06"])
+    assert other.link.retry_at - other.now <= 0.1
+
+
+def test_a_link_whose_messages_were_lost_ends():
+    other = passing()
+    other._split(other.broker.gone(b"x", other.now))
+    assert other.link is None
+    assert outstanding(other) == (1, 0)
+    assert other.sent == []
+
+
+def test_a_link_is_probed():
+    other = Other()
+    assert other.broker.probe(b"x", other.now) == [[b"x", AS_WORKER]]
+    other.lose()
+    assert other.broker.probe(b"x", other.now) == []
+
+
+def test_a_broker_that_drains_opens_no_links():
+    mesh = Mesh("a")
+    identity = mesh["a"].add_link("peer", None, "tcp://x")
+    assert mesh["a"].links_due(mesh.now) == [identity]
+    mesh["a"].drain(mesh.now)
+    assert mesh["a"].links_due(mesh.now + 100) == []
+    assert mesh["a"].links.deadline() is None
+
+
+def test_a_broker_that_closes_says_so_only_over_links_that_are_up():
+    other = Other()
+    other.broker.add_link("peer", None, "tcp://y")
+    assert other.broker.close(other.now) == [[b"x", AS_WORKER, b"\x06"]]
+
+
+def test_a_link_has_the_role_that_the_other_brokers_key_has_now():
+    broker = Broker(now=NOW, name="a")
+    broker.grant(ACCESS, NOW)
+    role = broker.roles.named("brokers")
+    identity = broker.add_link("peer", broker.roles.named("shop"), "tcp://x", b"x")
+    broker.link_opened(identity, NOW, role)
+    broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", hello("x")], NOW, role)
+    packed = batch.Batch(X, AS_WORKER)
+    packed.ready(1, b"echo", b'{"hops":1,"free":1}')
+    assert broker.receive(packed.messages()[0], NOW, role) == []
+    assert list(broker.registry.reachable) == [b"echo"]  # which a shop may not offer
+
+
+def test_a_link_stays_while_its_role_may_link():
+    mesh = secured()
+    mesh.route("b", mesh["b"].grant(ACCESS, mesh.now))
+    assert trouble_of(mesh) == [""]
+    assert len(work(mesh.receive("a", request(), role="shop")["b"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "text"),
+    [
+        (None, "role brokers may not call it: the broker's access file decides"),
+        *(
+            (user, "the role on whose behalf role brokers asks may not call it: the broker's access file decides")
+            for user in ("workers", "unknown", "")
+        ),
+    ],
+)
+def test_a_request_over_a_link_is_allowed_to_its_user(user, text):
+    other = Other(permissions=ACCESS)
+    other.receive(ready())
+    asked = asks() if user is None else asks(user=user)
+    assert other.say(AS_CLIENT, asked) == [refused(403, text)]
+    assert other.sent == []
+    other.say(AS_CLIENT, asks(user="shop"))
+    assert json.loads(other.sent[0][5]) == {"user": "shop"}
+
+
+def test_a_broker_without_access_control_asks_as_what_its_key_may_do():
+    other = Other(permissions={**ACCESS, "brokers": Permissions("brokers", call=("echo",), link=True)})
+    other.receive(ready(), ready(b"w2", b"other"))
+    assert other.say(AS_CLIENT, asks()) == []
+    assert len(work(other.sent)) == 1
+    (refusal,) = other.say(AS_CLIENT, asks(2, b"other"))
+    assert refusal.code == 403

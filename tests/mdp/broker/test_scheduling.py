@@ -2,7 +2,7 @@
 
 import pytest
 
-from zmdp.mdp.broker.registry import Attempt, Client, Request, Service, Worker
+from zmdp.mdp.broker.registry import Attempt, Client, Request, Service, Way, Worker
 from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.wire import C02, WX1
@@ -22,6 +22,13 @@ class Crowd:
         known = self.clients.setdefault(client, Client(client, EVERYONE))
         made = Request(known, C02, SERVICE, [body])
         made.attempts = attempts
+        return made
+
+    def pinned(self, client, body=b"x"):
+        """A request that is addressed to this broker."""
+        made = self.request(client, body)
+        made.way = Way()
+        made.way.pinned = True
         return made
 
     def worker(self, credit, *, load=0, suspects=0):
@@ -233,3 +240,15 @@ def test_a_suspect_that_nobody_can_take_holds_up_nobody(crowd):  # C17
     worker.suspects = 0
     schedule.update(worker)
     assert schedule.next_pair() == (suspect, worker)
+
+
+def test_requests_that_are_addressed_to_this_broker_take_turns_with_others(crowd):  # C44
+    schedule = Schedule()
+    schedule.update(crowd.worker(9))
+    for body in (b"1", b"2", b"3"):
+        put(schedule, crowd.request(b"c", body))
+    for body in (b"a", b"b", b"c", b"d", b"e"):
+        put(schedule, crowd.pinned(b"d", body))
+    assert schedule.waiting == 8
+    assert b"".join(schedule.next_pair()[0].body[0] for _ in range(8)) == b"a1b2c3de"
+    assert schedule.next_pair() is None

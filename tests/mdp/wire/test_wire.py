@@ -10,12 +10,14 @@ from zmdp.mdp.errors import SettingError
 from zmdp.mdp.wire import (
     C01,
     C02,
+    CL1,
     CX1,
     MAX_NESTING,
     MAX_OPTIONS,
     NO_OPTIONS,
     W01,
     W02,
+    WL1,
     WX1,
     Invalid,
     Options,
@@ -125,6 +127,12 @@ def test_what_a_peer_sent_is_decoded(frames, command):
     assert (type(read), read) == (type(command), command)
 
 
+@pytest.mark.parametrize("path", [[], [b""], [b"hop", b""]], ids=["no envelope", "an empty frame", "a proxy"])
+def test_the_end_of_a_link_may_have_a_text(path):  # C44
+    assert from_peer(*path, WL1, b"\x06") == wire.Disconnect((b"id", *path), WL1)
+    assert from_peer(*path, WL1, b"\x06", b"why") == wire.Disconnect((b"id", *path), WL1, b"why")
+
+
 NOT_FROM_PEER = {
     # C15: too few frames
     "nothing": ([], Reason.TOO_FEW_FRAMES),
@@ -214,6 +222,10 @@ NOT_FROM_PEER = {
     "ERROR, code with a sign": ([WX1, b"\x07", b"c", b"", b"+50", b"text"], Reason.BAD_CODE),
     "ERROR, code of other digits": ([WX1, b"\x07", b"c", b"", "٥0".encode(), b"text"], Reason.BAD_CODE),
     "0.2 worker's ERROR": ([W02, b"\x07", b"c", b"", b"500", b"text"], Reason.UNKNOWN_COMMAND),
+    "end of a link with two texts": ([WL1, b"\x06", b"why", b"why"], Reason.TOO_MANY_FRAMES),  # C44
+    "framed READY over a link": ([WL1, b"\x01", b"echo"], Reason.UNKNOWN_COMMAND),
+    "framed REQUEST over a link": ([b"1", b"", CL1, b"\x01", b"echo", b"", b"x"], Reason.UNKNOWN_COMMAND),
+    "end of a link, from a client": ([CL1, b"\x06"], Reason.UNKNOWN_COMMAND),
 }
 
 
@@ -333,6 +345,11 @@ BAD_READY_OPTIONS = {
     "dialect in text": (b'{"dialect":"0.2"}', Reason.BAD_OPTIONS),
     "pid below 0": (b'{"pid":-1}', Reason.BAD_OPTIONS),
     "pid above 32 bits": (b'{"pid":4294967296}', Reason.BAD_OPTIONS),
+    "hops in text": (b'{"hops":"1"}', Reason.BAD_OPTIONS),
+    "hops true": (b'{"hops":true}', Reason.BAD_OPTIONS),
+    "hops below 0": (b'{"hops":-1}', Reason.BAD_OPTIONS),
+    "free a float": (b'{"hops":1,"free":1.0}', Reason.BAD_OPTIONS),
+    "free above 32 bits": (b'{"hops":1,"free":4294967296}', Reason.BAD_OPTIONS),
 }
 
 
@@ -354,7 +371,7 @@ BATCHED = {  # what stands before the header
 }
 
 
-@pytest.mark.parametrize("header", [CX1, WX1])
+@pytest.mark.parametrize("header", [CX1, WX1, CL1, WL1])
 @pytest.mark.parametrize("envelope", BATCHED.values(), ids=BATCHED)
 def test_a_message_in_the_batched_form_is_for_batch(envelope, header):  # X1
     at = len(envelope) + 1
@@ -859,6 +876,9 @@ BAD_OPTIONS = {
     "headers null": b'{"headers":null}',
     "a header that is a number": b'{"headers":{"a":"1","b":2}}',
     "a header that is null": b'{"headers":{"a":null}}',
+    "on_behalf a list": b'{"on_behalf":["a"]}',
+    "broker a number": b'{"broker":1}',
+    "broker a list": b'{"broker":["a"]}',
     "too deep": nested(MAX_NESTING + 1),
     "much too deep": nested(500),
     "too deep for the parser": nested(30_000),
@@ -880,6 +900,33 @@ def test_the_options_of_a_client_have_a_limit():  # X1
     assert len(raw) == MAX_OPTIONS
     assert sent(raw).options.raw == raw
     assert sent(raw + b" ") == Invalid(Reason.BAD_OPTIONS, (b"id", b""), 1, b"echo")
+
+
+def test_what_a_request_over_a_link_has_passed_is_apart_from_its_options():  # C44
+    raw = b'{"via":["a","b"],"attempts":2,"user":"shop","admin":true,"on_behalf":"x","key":1}'
+    assert wire.passed(raw) == wire.Passed(("a", "b"), 2, "shop", b'{"key":1}')
+    assert wire.passed(b'{"via":["a"]}') == wire.Passed(("a",), 0, None, b"")
+
+
+BAD_WAYS = {
+    "no options": b"",
+    "no JSON": b"{",
+    "no brokers": b'{"key":1}',
+    "not even one": b'{"via":[]}',
+    "in text": b'{"via":"a"}',
+    "a broker that is a number": b'{"via":["a",1]}',
+    "attempts below 0": b'{"via":["a"],"attempts":-1}',
+    "attempts true": b'{"via":["a"],"attempts":true}',
+    "attempts in text": b'{"via":["a"],"attempts":"1"}',
+    "attempts above 32 bits": b'{"via":["a"],"attempts":4294967296}',
+    "a user that is a number": b'{"via":["a"],"user":1}',
+    "a long one": b'{"via":[],"key":"' + b"x" * 300 + b'"}',
+}
+
+
+@pytest.mark.parametrize("raw", BAD_WAYS.values(), ids=BAD_WAYS)
+def test_what_another_broker_says_of_a_requests_way_may_be_malformed(raw):  # C44
+    assert wire.passed(raw) is None
 
 
 LONGER = {"text": '"' + "ü" * 32_000 + '"', "numbers": "[" + ",".join(["1e15"] * 13_000) + "]"}

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmdp.mdp import wire
-from zmdp.mdp.wire import C01, C02, CX1, NO_OPTIONS, W01, W02, WX1
+from zmdp.mdp.wire import C01, C02, CL1, CX1, NO_OPTIONS, W01, W02, WL1, WX1
 
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 TOKENS = [
     b"", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", b"\x07", b"\x08", b"\x09", b"\x0a", b"\x0b",
-    C01, C02, CX1, W01, W02, WX1, b"echo", b"\xff", b"x" * 256, b"1", b"017", b"500",
+    C01, C02, CL1, CX1, W01, W02, WL1, WX1, b"echo", b"\xff", b"x" * 256, b"1", b"017", b"500",
     b'{"ttl":0}', b'{"credit":3}', b"{",
 ]  # fmt: skip
 frame = st.sampled_from(TOKENS) | st.binary(max_size=8)
@@ -43,7 +43,7 @@ def test_any_bytes_are_options_or_not(raw):  # X1
 # ── there and back ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 routing_id = st.binary(min_size=1, max_size=255)
-hop = routing_id.filter(lambda frame: frame not in wire.DIALECTS)
+hop = routing_id.filter(lambda frame: frame not in {*wire.DIALECTS, CL1, WL1})
 envelope = st.just(()) | st.lists(hop, max_size=15).map(lambda hops: (*hops, b""))
 name = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=60).map(str.encode)
 body = st.lists(st.binary(max_size=20), min_size=1, max_size=4)
