@@ -523,6 +523,7 @@ class Server:
         for port in self._ports.values():
             port.close()
         self._main.close()
+        self._poller.close()
         if self.gate is not None:
             self.gate.close()
         self._wake_in.close()
@@ -562,20 +563,14 @@ class _Poller:
         self.woken = False
         """Whether the plain socket was readable after the last wait."""
         self._other = other.fileno()
-        self._monitors: set[int] = set()
+        self._monitor = main.monitor
         self._ports: dict[int, Port] = {}
         """The ports by the descriptors of their sockets."""
-        self._ports_poll = select.poll()
-        """Only their sockets."""
+        self._ports_poll = select.epoll()
+        """The sockets and the monitors of all ports.  However many there are, they are one descriptor to wait for."""
         self._poll = select.poll()
-        self._poll.register(other, select.POLLIN)
-        self._register(main)
-
-    def _register(self, port: Port) -> None:
-        self._poll.register(port.descriptor, select.POLLIN)
-        if port.monitor != NO_MONITOR:
-            self._poll.register(port.monitor, select.POLLIN)
-            self._monitors.add(port.monitor)
+        for descriptor in (self._other, main.descriptor, main.monitor, self._ports_poll.fileno()):
+            self._poll.register(descriptor, select.POLLIN)
 
     def add_gate(self, descriptor: int) -> None:
         """Wait for the gate too."""
@@ -583,34 +578,44 @@ class _Poller:
 
     def add(self, port: Port) -> None:
         """Wait for a port too."""
-        self._register(port)
         self._ports[port.descriptor] = port
-        self._ports_poll.register(port.descriptor, select.POLLIN)
+        self._ports_poll.register(port.descriptor, select.EPOLLIN)
+        if port.monitor != NO_MONITOR:
+            self._ports_poll.register(port.monitor, select.EPOLLIN)
 
     def remove(self, port: Port) -> None:
         """Wait for a port no longer; call it before the port is closed."""
         del self._ports[port.descriptor]
         self._ports_poll.unregister(port.descriptor)
-        self._poll.unregister(port.descriptor)
         if port.monitor != NO_MONITOR:
-            self._monitors.discard(port.monitor)
-            self._poll.unregister(port.monitor)
+            self._ports_poll.unregister(port.monitor)
 
-    def check(self) -> None:
-        """Find out which ports are ready, without waiting."""
+    def check(self) -> bool:
+        """Find out which ports are ready, without waiting.  Return whether one of their monitors has events."""
+        has_events = False
         for descriptor, _ in self._ports_poll.poll(0):
-            self._ports[descriptor].ready = True
+            port = self._ports.get(descriptor)
+            if port is None:
+                has_events = True
+            else:
+                port.ready = True
+        return has_events
 
     def wait(self, timeout: int | None) -> bool:
         """Wait at most `timeout` milliseconds.  Return whether a monitor has events."""
         has_events = self.woken = False
         for descriptor, _ in self._poll.poll(timeout):
-            has_events |= descriptor in self._monitors
-            self.woken |= descriptor == self._other
-            port = self._ports.get(descriptor)
-            if port is not None:
-                port.ready = True
+            if descriptor == self._monitor:
+                has_events = True
+            elif descriptor == self._other:
+                self.woken = True
+            elif descriptor == self._ports_poll.fileno():
+                has_events |= self.check()
         return has_events
+
+    def close(self) -> None:
+        """Free the descriptor."""
+        self._ports_poll.close()
 
 
 def _pair() -> tuple[sockets.socket, sockets.socket]:
