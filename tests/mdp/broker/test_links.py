@@ -891,11 +891,13 @@ def test_a_request_that_has_come_too_far_is_returned(via):
     assert len(work(other.sent)) == 1
 
 
-def test_a_request_does_not_go_back_to_where_it_came_from():
+@pytest.mark.parametrize("via", ["x", "y"])  # whatever it says
+def test_a_request_does_not_go_back_to_where_it_came_from(via):
     other = Other()
     other.say(AS_WORKER, offers())
-    assert other.say(AS_CLIENT, asks()) == [returned()]
+    assert other.say(AS_CLIENT, asks(via=[via])) == [returned()]
     assert other.broker.registry.queued == 0
+    assert other.wait() == []  # the service was not announced, so it is not withdrawn
 
 
 def test_a_request_that_may_pass_does_not_wait_for_one_that_may_not():
@@ -1154,6 +1156,12 @@ def test_many_services_are_announced_in_parts():
     mesh.wait()
     assert len(mesh["a"].registry.reachable) == 1501
     assert probed(mesh) == COMES_BACK
+
+
+def test_what_is_left_to_announce_follows_by_itself():
+    other = Other()
+    other.receive(*(ready(b"w%d" % number, b"s%d" % number) for number in range(1500)))
+    assert [len(other.wait()) for _ in range(3)] == [1000, 500, 0]
 
 
 def test_the_deadline_is_when_something_can_be_announced():
