@@ -89,6 +89,8 @@ class Exchange:
         for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
             if isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
                 self._answered_by(link, command, now)
+            elif isinstance(command, wire.Invalid):
+                self._requests.count_invalid(command.reason, now)
             elif not isinstance(command, wire.Ready):
                 self._requests.count_invalid(Reason.UNKNOWN_COMMAND, now)
             elif self._links.heard(link, command, now):
@@ -179,8 +181,10 @@ class Exchange:
         if name is not None:
             user = self._roles.named(name)
             request.options = wire.signed(request.options, user.signature)
-        elif not role.may_call(request.service.name):
-            return Drop.NOT_ALLOWED, user
+        else:
+            request.options = wire.signed(request.options, role.signature)
+            if not role.may_call(request.service.name):
+                return Drop.NOT_ALLOWED, user
         return (None if user.may_call(request.service.name) else Drop.USER_NOT_ALLOWED), user
 
     def _cancelled_by(self, link: Link, command: wire.Cancel, now: float) -> None:

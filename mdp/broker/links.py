@@ -446,7 +446,7 @@ class Links:
         elif offer == before:
             return True
         else:
-            if before is None and len(link.announced) >= self._limits.max_services:
+            if before is None and name != self._own and len(link.announced) >= self._limits.max_services:
                 return True
             if before is not None and before[0] == credit and before[2] == hops and not free_too:
                 return False
@@ -521,7 +521,7 @@ class Links:
         reachable = self._registry.reachable
         if hops > MAX_HOPS:
             why = f"it is more than {MAX_HOPS} links away"
-        elif len(reachable) >= self._limits.max_services and name not in reachable:
+        elif name not in reachable and len(reachable) >= self._limits.max_services * (1 + name.startswith(BROKER)):
             why = "other brokers have announced as many services as this one keeps (max-services)"
         elif name.startswith(BROKER):
             return True

@@ -42,6 +42,8 @@ from .x1 import from_client_x1, numbered_route, to_client_x1
 
 SHARED: Final = 8192
 """Frame size in bytes from which `multipart` may deliver a frame as a memoryview of libzmq's buffer."""
+MAX_LINK_TEXT: Final = 1000
+"""Maximum size in bytes of the text with which a link is ended."""
 NO_LIMIT: Final = 1 << 60
 OVERLONG: Final = bytes(MAX_OPTIONS + 1)
 """Stands for a large frame.  It is longer than any frame may be that is not part of a body."""
@@ -91,6 +93,8 @@ def _from_link(message: Message, at: int) -> Disconnect | Invalid:
         return Invalid(Reason.UNKNOWN_COMMAND)
     if len(message) > at + 3:
         return Invalid(Reason.TOO_MANY_FRAMES)
+    if len(message) == at + 3 and len(message[at + 2]) > MAX_LINK_TEXT:
+        return Invalid(Reason.TOO_LARGE)
     return Disconnect(route_before(message, at), WL1, message[at + 2] if len(message) == at + 3 else EMPTY)
 
 

@@ -251,17 +251,22 @@ def _passed(raw: bytes) -> Passed | None:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=1024)
-def _way(via: tuple[str, ...], name: str, attempts: int) -> bytes:
-    values: dict[str, Any] = {"via": [*via, name]}
-    if attempts:
-        values["attempts"] = attempts
-    return json.dumps(values, separators=(",", ":")).encode()[1:-1]
-
-
 def options_for_link(given: Options, via: tuple[str, ...], name: str, attempts: int) -> bytes:
     """Return the options, without the ttl, of a request that broker `name` passes on after the brokers in `via`."""
-    return _joined(_way(via, name, attempts), options_without_ttl(given))
+    raw = options_without_ttl(given)
+    return (_cached_for_link if len(raw) <= MAX_NAME else _for_link)(raw, via, name, attempts)
+
+
+@lru_cache(maxsize=1024)
+def _cached_for_link(raw: bytes, via: tuple[str, ...], name: str, attempts: int) -> bytes:
+    return _for_link(raw, via, name, attempts)
+
+
+def _for_link(raw: bytes, via: tuple[str, ...], name: str, attempts: int) -> bytes:
+    way: dict[str, Any] = {"via": [*via, name]}
+    if attempts:
+        way["attempts"] = attempts
+    return _joined(json.dumps(way, separators=(",", ":")).encode()[1:-1], raw)
 
 
 def _joined(members: bytes, raw: bytes) -> bytes:

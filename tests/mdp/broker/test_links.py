@@ -495,6 +495,27 @@ def test_a_link_cannot_become_another():
     assert len(work(mesh.receive("a", request())["b"])) == 1
 
 
+def test_an_answer_without_a_body_is_counted_as_such():
+    other = Other()
+    other.say(AS_WORKER, ("reply", 4, 1, []))
+    assert other.broker.stats.invalid == {"no-body": 1}
+
+
+def test_a_broker_is_known_by_name_however_many_services_it_announces():
+    mesh = Mesh("a", "b", limits=Limits(max_services=2))
+    mesh.receive("b", ready(), ready(b"w2", b"other"))
+    mesh.link("a", "b")
+    mesh.wait()
+    assert [each["name"] for each in mesh.ask("a", b"mmi.brokers")["brokers"]] == ["b"]
+
+
+def test_a_link_is_not_ended_with_a_long_text():
+    mesh = pair()
+    mesh.receive("a", [mesh.identity, b"MDPWL1", b"\x06", b"x" * 1001])
+    assert mesh["a"].stats.invalid == {"too-large": 1}
+    assert trouble(mesh, "a") == [""]
+
+
 def test_links_are_limited():
     mesh = Mesh("a", "b", "c", limits=Limits(max_links=1))
     mesh.link("b", "a")
@@ -1378,5 +1399,6 @@ def test_a_broker_without_access_control_asks_as_what_its_key_may_do():
     other.receive(ready(), ready(b"w2", b"other"))
     assert other.say(AS_CLIENT, asks()) == []
     assert len(work(other.sent)) == 1
+    assert json.loads(other.sent[-1][5]) == {"user": "brokers"}
     (refusal,) = other.say(AS_CLIENT, asks(2, b"other"))
     assert refusal.code == 403
