@@ -89,10 +89,9 @@ class Exchange:
         for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
             if isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
                 self._answered_by(link, command, now)
-            elif isinstance(command, wire.Invalid):
-                self._requests.count_invalid(command.reason, now)
             elif not isinstance(command, wire.Ready):
-                self._requests.count_invalid(Reason.UNKNOWN_COMMAND, now)
+                invalid = isinstance(command, wire.Invalid)
+                self._requests.count_invalid(command.reason if invalid else Reason.UNKNOWN_COMMAND, now)
             elif self._links.heard(link, command, now):
                 self._drop_unreachable(now)
             else:
