@@ -83,7 +83,7 @@ def do_not_cancel(exchange: Exchange, link: Link, command: wire.Cancel, now: flo
     """A broker ignores CANCEL from another."""
 
 
-def swallow(requests: Requests, request: Any, reason: Any) -> bool:
+def swallow(requests: Requests, request: Any, reason: Any, link: Link) -> bool:
     """A request that cannot be done is not returned."""
     return True
 
