@@ -141,7 +141,7 @@ class Server:
                 for (endpoint, _), service in zip(pirates, services, strict=True)
             ]
             if links:
-                self._links = LinkPorts(self.broker, links, self._context, access, self._users)
+                self._add_links(links, access)
         except BaseException:
             self.close()
             raise
@@ -152,6 +152,9 @@ class Server:
         self._poller.add_gate(self.gate.descriptor)
         self._main.protect(self.gate)
         self._grant(access, time.monotonic())
+
+    def _add_links(self, links: Sequence[LinkTo], access: Access | None) -> None:
+        self._links = LinkPorts(self.broker, links, self._context, access, self._users)
 
     def _open_pirate(self, endpoint: str, service: bytes, ipc_mode: int) -> str:
         """Listen for clients of `service` that have no header, and their workers; return the actual endpoint."""

@@ -44,6 +44,8 @@ SHARED: Final = 8192
 """Frame size in bytes from which `multipart` may deliver a frame as a memoryview of libzmq's buffer."""
 MAX_LINK_TEXT: Final = 1000
 """Maximum size in bytes of the text with which a link is ended."""
+LONG_TEXT: Final = b"(its text is too long)"
+"""Stands for a longer text."""
 NO_LIMIT: Final = 1 << 60
 OVERLONG: Final = bytes(MAX_OPTIONS + 1)
 """Stands for a large frame.  It is longer than any frame may be that is not part of a body."""
@@ -93,9 +95,8 @@ def _from_link(message: Message, at: int) -> Disconnect | Invalid:
         return Invalid(Reason.UNKNOWN_COMMAND)
     if len(message) > at + 3:
         return Invalid(Reason.TOO_MANY_FRAMES)
-    if len(message) == at + 3 and len(message[at + 2]) > MAX_LINK_TEXT:
-        return Invalid(Reason.TOO_LARGE)
-    return Disconnect(route_before(message, at), WL1, message[at + 2] if len(message) == at + 3 else EMPTY)
+    text = message[at + 2] if len(message) == at + 3 else EMPTY
+    return Disconnect(route_before(message, at), WL1, text if len(text) <= MAX_LINK_TEXT else LONG_TEXT)
 
 
 def without_shared(message: Message, most: int = 0) -> Message:

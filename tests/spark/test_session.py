@@ -139,7 +139,6 @@ def test_commands_without_java(tmp_path):
         (("--inline", "999999999999"), "bytes can be sent"),
         (("--name", "a b"), "is not a valid driver name"),
         (("--concurrency", "0"), "a whole number of requests (greater than 0)"),
-        (("--broker", "tcp://a:1", "--broker", "tcp://b:1"), "mdp-spark batch uses one broker"),
     ],
 )
 def test_invalid_arguments_of_a_batch(arguments, message):
