@@ -22,13 +22,10 @@ from typing import Any, Final, Protocol
 from .. import __version__
 from ..mdp import compiled
 from ..mdp.limits import Limits
-from ..mdp.wire import DIALECTS
+from ..mdp.wire import BROKER, DIALECTS, MMI
 from ..mdp.wire.names import show
 
 MAX_ROWS: Final = 1000
-_MMI: Final = b"mmi."
-_BROKER: Final = b"mmi.broker."
-"""What a broker's name follows in the name under which it is reached."""
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
 
@@ -221,7 +218,7 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
             return [b"403"]
         service = broker.registry.services.get(body[0])
         offered = (service is not None and service.available) or body[0] in broker.registry.reachable
-        return [b"200" if offered and not body[0].startswith(_MMI) else b"404"]
+        return [b"200" if offered and not body[0].startswith(MMI) else b"404"]
     describe = _ANSWERS.get(name)
     if describe is None:
         return [b"501"]
@@ -231,7 +228,7 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
 def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, Any]:
     services = {**broker.registry.reachable, **broker.registry.services}
     named = [services[wanted]] if wanted in services else () if wanted else services.values()
-    found = [service for service in named if sees(service.name) and not service.name.startswith(_MMI)]
+    found = [service for service in named if sees(service.name) and not service.name.startswith(MMI)]
     return _rows(
         "services",
         len(found),
@@ -318,9 +315,9 @@ def _broker(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
 def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
     links = broker.links.by_identity.values()
     reached = [
-        {"name": show(name.removeprefix(_BROKER)), "hops": best.hops, "over": best.link.name}
+        {"name": show(name.removeprefix(BROKER)), "hops": best.hops, "over": best.link.name}
         for name, service in broker.registry.reachable.items()
-        if name.startswith(_BROKER)
+        if name.startswith(BROKER)
         for best in [min(service.schedule.remotes, key=lambda remote: remote.hops)]
     ]
     return {
@@ -333,7 +330,7 @@ def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
                 "state": "standby" if link.standby and link.state == "up" else str(link.state),
                 "trouble": link.trouble,
                 "up_seconds": round(now - link.up_since, 3) if link.state == "up" else 0,
-                "services": sum(not name.startswith(_MMI) for name in link.remotes),
+                "services": sum(not name.startswith(MMI) for name in link.remotes),
                 "outstanding_there": len(link.attempts),
                 "outstanding_here": link.client.requests,
                 "sent": link.sent,

@@ -35,7 +35,10 @@ class Admission:
         if role.request_bytes + charge > role.max_request_bytes:
             return Drop.ROLE_MEMORY_FULL
         waiting, schedule = service.waiting, service.schedule
-        if waiting < (schedule.room if client.link is None else schedule.capacity):
+        way = request.way
+        # What is not passed on to every other broker cannot count on the credit there.
+        anywhere = client.link is None and (way is None or not way.pinned)
+        if waiting < (schedule.room if anywhere else schedule.capacity):
             return None
         return self._refusal_to_wait(request, waiting)
 

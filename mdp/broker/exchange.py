@@ -9,13 +9,14 @@ from collections.abc import Callable
 from .. import wire
 from ..codes import Code
 from ..limits import Limits
-from ..wire import Message, Reason, batch
+from ..wire import BROKER, HELLO, Message, Reason, batch
 from ..wire.options import MAX_HOPS
 from .drops import Drop
 from .journal import Journal, Stats
-from .links import BROKER, HELLO, Link, Links
+from .link import Link
+from .links import Links
 from .outgoing import Outgoing
-from .registry import NEVER, Attempt, Registry, Remote, Request, Service, Way
+from .registry import NEVER, Attempt, Registry, Request, Service, Way
 from .requests import Requests
 from .roles import Role, Roles
 
@@ -65,6 +66,9 @@ class Exchange:
                 self._outgoing.error(request.client, number, HELLO, code, refusal.encode(), [])
             return
         self._outgoing.reply(request, True, self._links.answer())
+        replaced = self._links.replaced_by(link)
+        if replaced is not None:
+            self.lose(replaced, "the other broker has opened another connection", now)
         self._links.up(link, now)
 
     def take(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
@@ -106,11 +110,8 @@ class Exchange:
 
     def _end_circle(self, link: Link, now: float) -> None:
         """End a link because the brokers are linked in a circle."""
-        why = (
-            f"broker {link.name} reaches a broker named {self._name}: the brokers are linked in a circle, or two have "
-        )
-        why += "the same name"
-        self.end(link, why, now)
+        reached = f"broker {link.name} reaches a broker named {self._name}"
+        self.end(link, f"{reached}: the brokers are linked in a circle, or two have the same name", now)
 
     def lose(self, link: Link, why: str, now: float) -> None:
         """Place the requests again that were passed on over a link, and drop those that came over it."""
@@ -126,8 +127,8 @@ class Exchange:
 
     def _drop_unreachable(self, now: float) -> None:
         """Drop the requests that must not wait, for services that can no longer be reached over some link."""
-        while self._links.withdrawn_services:
-            service = self._links.withdrawn_services.pop()
+        while self._links.announcements.withdrawn_services:
+            service = self._links.announcements.withdrawn_services.pop()
             if not service.available:
                 self._requests.drop_no_wait(service, now)
             if service.name.startswith(BROKER) and not service.schedule.remotes:
@@ -174,17 +175,14 @@ class Exchange:
         `name` is the role that the first broker has found.  Return why the request is not allowed, or None, and the
         role.
         """
-        role = user = request.client.role
+        role = request.client.role
         if not role.restricted:
             return None, role
-        if name is not None:
-            user = self._roles.named(name)
-            request.options = wire.signed(request.options, user.signature)
-        else:
-            request.options = wire.signed(request.options, role.signature)
-            if not role.may_call(request.service.name):
-                return Drop.NOT_ALLOWED, user
-        return (None if user.may_call(request.service.name) else Drop.USER_NOT_ALLOWED), user
+        user = role if name is None else self._roles.named(name)
+        request.options = wire.signed(request.options, user.signature)
+        if user.may_call(request.service.name):
+            return None, user
+        return (Drop.NOT_ALLOWED if name is None else Drop.USER_NOT_ALLOWED), user
 
     def _cancelled_by(self, link: Link, command: wire.Cancel, now: float) -> None:
         request = link.client.numbered.get(command.id)
@@ -213,7 +211,7 @@ class Exchange:
         elif isinstance(command, wire.Reply):
             self._requests.replied(attempt, command, now)
         elif isinstance(command, wire.Release):
-            self._returned(attempt, 0, now)
+            self._returned(link, attempt, 0, now)
         elif isinstance(command, wire.Oversized):
             self._requests.count_invalid(command.reason, now)
             if command.kind is wire.PARTIAL:
@@ -223,7 +221,7 @@ class Exchange:
             if not attempt.abandoned:
                 self._requests.finish(attempt.request, Drop.REPLY_TOO_LARGE, now)
         elif command.code == Code.WORKER_LOST and not command.detail and command.text.isdigit():
-            self._returned(attempt, int(command.text[:9]), now)
+            self._returned(link, attempt, int(command.text[:9]), now)
         else:
             self._registry.release(attempt)
             if attempt.streamed and command.code == Code.DRAINING and not command.detail:
@@ -232,15 +230,16 @@ class Exchange:
             else:
                 self._requests.ended_by(attempt, command.code, command.text, command.detail, now)
 
-    def _returned(self, attempt: Attempt, died: int, now: float) -> None:
+    def _returned(self, link: Link, attempt: Attempt, died: int, now: float) -> None:
         """Place a request again that another broker has returned, where `died` workers died of it in total.
 
         That broker gets no more requests for the service until it announces credit again.
         """
-        remote, request = attempt.worker, attempt.request
-        assert isinstance(remote, Remote)  # noqa: S101 - it was at another broker
+        request = attempt.request
         self._registry.release(attempt)
-        self._registry.update_remote(remote, 0, 0, remote.hops)
+        remote = link.remotes.get(request.service.name)
+        if remote is not None:  # else it has withdrawn the service meanwhile
+            self._registry.update_remote(remote, 0, 0, remote.hops)
         if attempt.abandoned:
             return
         if died > request.attempts:

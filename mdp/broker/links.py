@@ -1,156 +1,40 @@
-"""Links to other brokers: who is at the other end, what can be reached there, and what is announced (C44).
+"""Links to other brokers: how they are opened, agreed upon, kept and ended (C44).
 
 A link is one connection, which one of the two brokers opens (`--peer`, `--parent`).  The one that opens it asks the
 other for `mmi.link`, as any X1 client would, and the answer establishes the link.  From then on each of the two is both
 a client of the other (`MDPCL1`: REQUEST, CANCEL) and a worker of it (`MDPWL1`: PARTIAL, FINAL, ERROR, RELEASE, and
 READY to announce the services that it can reach).
 
-What is announced never leads in a circle: to its parent and its peers a broker announces its own services and those of
-its children; to its children, everything else too.  So a broker that hears its own name knows that the brokers are
-linked in a circle, and ends that link.
-
-Like the rest of the machine, this has no socket and no clock.  `Broker` (`machine`) owns the requests.
+Like the rest of the machine, this has no socket and no clock.  `Announcements` says what can be reached over links, and
+`Exchange` what passes over them.
 """
-
-from __future__ import annotations
 
 import json
 import logging
 import random
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from .. import wire
 from ..limits import Limits
-from ..wire import Message
-from ..wire.options import MAX_HOPS
+from ..wire import BROKER, HELLO, Message
+from .announcements import Announcements
+from .journal import Journal
+from .link import Kind, Link, State
 from .outgoing import Outgoing
-from .registry import Attempt, Client, Registry, Remote, Service
+from .registry import Attempt, Client, Registry
 from .roles import Role
 
-if TYPE_CHECKING:
-    from .journal import Journal
-
-HELLO: Final = b"mmi.link"
-"""The name by which a broker asks another for a link."""
-BROKER: Final = b"mmi.broker."
-"""What a broker's name follows in the name under which it is announced."""
 MAX_BROKER_NAME: Final = 64
-ANNOUNCE_INTERVAL: Final = 0.05
-"""Minimum seconds between two announcements over a link."""
-FREE_INTERVAL: Final = 0.25
-"""The same for services of which nothing has changed but the free credit, which does so all the time."""
-MAX_ANNOUNCED: Final = 1000
-"""Maximum number of services in an announcement; others follow in the next."""
 MAX_REFUSED: Final = 30.0
 """Longest pause, in seconds, before another attempt to link to a broker that refuses."""
 LASTING: Final = 60.0
-"""Seconds after which a link is no longer held responsible for having ended before."""
-BROKER_CREDIT: Final = 1_000_000
-"""Credit announced for requests that are addressed to a broker."""
+"""Seconds that a link must be up before earlier ends of it are forgotten (`Links.ended`)."""
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
 BACKOFF: tuple[float, float] = (0.1, 5.0)
 """The shortest and the longest pause, in seconds, between attempts to connect to a broker that does not answer."""
 
 
-class Kind(StrEnum):
-    """What the broker at the other end is to this one."""
-
-    PEER = "peer"
-    PARENT = "parent"
-    CHILD = "child"
-
-
 _REVERSE: Final = {Kind.PEER: Kind.PEER, Kind.PARENT: Kind.CHILD, Kind.CHILD: Kind.PARENT}
-
-
-class State(StrEnum):
-    """How far a link is."""
-
-    DOWN = "down"
-    OPENING = "opening"
-    UP = "up"
-
-
-class Link:
-    """One link, from this broker's point of view."""
-
-    __slots__ = (
-        "announced",
-        "attempts",
-        "backoff",
-        "batch",
-        "client",
-        "dirty",
-        "heartbeat_at",
-        "identity",
-        "instance",
-        "key",
-        "kind",
-        "last_seen",
-        "name",
-        "opens",
-        "penalty",
-        "received",
-        "remotes",
-        "retry_at",
-        "role",
-        "sent",
-        "standby",
-        "state",
-        "trouble",
-        "untried",
-        "up_since",
-        "where",
-    )  # fmt: skip
-
-    def __init__(self, identity: bytes, kind: Kind, role: Role, *, opens: bool, where: str = "") -> None:
-        self.identity = identity
-        """The first frame of its messages."""
-        self.kind = kind
-        self.role = role
-        """The role of the other broker's key."""
-        self.opens = opens
-        """Whether this broker opens the connection."""
-        self.where = where
-        """The endpoint that it opens, for people."""
-        self.state = State.DOWN
-        self.name = ""
-        """The other broker's name; empty until it is known."""
-        self.instance = ""
-        """Distinguishes brokers of the same name, and a broker from itself before a restart."""
-        self.key: tuple[str, int] = ("", 0)
-        """The same at both ends, to decide which of several links between two brokers is used."""
-        self.standby = False
-        """There is another link to the same broker, which is used instead."""
-        self.client = Client(identity, role, self)
-        """The other broker as a client of this one."""
-        self.batch: Any = None
-        """The open batch of requests to the other broker, which is sent at the end of the broker's turn."""
-        self.remotes: dict[bytes, Remote] = {}
-        """What can be reached there, by service."""
-        self.attempts: dict[int, Attempt] = {}
-        """The requests that are there, by address."""
-        self.announced: dict[bytes, tuple[int, int, int]] = {}
-        """The credit, free credit and hops announced for each service."""
-        self.dirty: dict[bytes, None] = {}
-        """Services whose announcement may have to change."""
-        self.last_seen = 0.0
-        self.heartbeat_at = 0.0
-        self.up_since = 0.0
-        self.retry_at = 0.0
-        """When to open the connection again, if it is down."""
-        self.backoff = BACKOFF[0]
-        self.penalty = 0.0
-        """The pause after the link was ended last, in seconds, until it has lasted for `LASTING`."""
-        self.trouble = ""
-        """Why it is not up."""
-        self.untried = False
-        """It has not failed yet, nor has the other broker announced all that it offers."""
-        self.sent = 0
-        """Number of requests passed on over it so far."""
-        self.received = 0
-        """Number of requests that came over it so far."""
 
 
 class Links:
@@ -171,33 +55,23 @@ class Links:
     ) -> None:
         self.name = name
         self.instance = instance
-        self._own = BROKER + name.encode()
         self.by_identity: dict[bytes, Link] = {}
         """Every link that this broker opens, and those that others have opened and that are up."""
         self.opening: dict[bytes, Link] = {}
         """Those that this broker has opened and that the other broker has not accepted yet."""
-        self.withdrawn_services: list[Service] = []
-        """Services that can no longer be reached over some link.  The broker empties it."""
         self.untried = 0
         """Number of links that this broker opens and whose first attempt is not over: until they have failed, or the
         other broker has announced all that it offers."""
-        self.withdrawn = False
-        """Nothing is announced any longer, since this broker is draining."""
         self._limits = limits
         self._registry = registry
         self._outgoing = outgoing
         self._journal = journal
         self._rng = rng
+        self.announcements = Announcements(name, limits, registry, outgoing, journal, self.by_identity)
         self._opened = 0
         self._to_close: list[bytes] = []
-        self._announce_at = 0.0
-        self._free_at = 0.0
-        self._changed: dict[bytes, None] = {}
-        """Services whose announcements over all links may have to change."""
-        self._dirty = False
-        """Whether there is anything to announce."""
         self._due: float | None = None
-        """When `tick` or `due` has something to do, or earlier; None if there are no links."""
+        """When `tick` or `due` has something to do, or earlier; None if never."""
 
     def at(self, identity: bytes) -> Link | None:
         """Return the link whose messages have this first frame, if it is up."""
@@ -211,6 +85,7 @@ class Links:
         self._opened += 1
         link = Link(identity or b"uplink-%d" % self._opened, kind, role, opens=True, where=where)
         link.key = (self.name, self._opened)
+        link.backoff = BACKOFF[0]
         link.untried = True
         self.untried += 1
         self.by_identity[link.identity] = link
@@ -219,7 +94,7 @@ class Links:
 
     def due(self, now: float) -> list[bytes]:
         """Return the identities of the links for which a new connection is to be opened now."""
-        if self.withdrawn or self._due is None or now < self._due:
+        if self.announcements.withdrawn or self._due is None or now < self._due:
             return []
         return [
             link.identity
@@ -285,6 +160,13 @@ class Links:
         self.by_identity[identity] = link
         return link, ""
 
+    def replaced_by(self, link: Link) -> Link | None:
+        """Return the link that was up when the other broker opened `link`, over a connection that must have ended."""
+        for each in self.by_identity.values():
+            if each is not link and each.key == link.key and each.instance == link.instance and each.state is State.UP:
+                return each
+        return None
+
     def answer(self) -> list[bytes]:
         """Return the body that accepts a link."""
         return [json.dumps(self._hello()).encode()]
@@ -341,8 +223,7 @@ class Links:
             link.standby = at > 0
             if link.standby:
                 self._tried(link)  # nothing is announced over it
-            link.dirty.update(dict.fromkeys([*link.announced, *self._announceable()]))
-        self._dirty = True
+            self.announcements.review(link)
         self._plan()
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -371,7 +252,7 @@ class Links:
             return []
         self._registry.linked.pop(link.identity, None)
         for remote in list(link.remotes.values()):
-            self._withdraw(remote)
+            self.announcements.withdraw(remote)
         attempts = list(link.attempts.values())
         for attempt in attempts:
             self._registry.release(attempt)
@@ -392,155 +273,16 @@ class Links:
         closed, self._to_close = self._to_close, []
         return closed
 
-    # ── what is announced ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def changed(self, service: Service) -> None:
-        """Record that what is announced about a service may have to change."""
-        self._changed[service.name] = None
-        self._dirty = True
-
-    def withdraw_all(self) -> None:
-        """Announce nothing any longer."""
-        self.withdrawn = True
-        for link in self.by_identity.values():
-            link.dirty.update(dict.fromkeys(link.announced))
-        self._dirty = True
-        self._plan()
-
-    def announce_again(self, link: Link, name: bytes) -> None:
-        """Announce a service over `link` even if nothing has changed, since a request was returned."""
-        if name in link.announced:
-            link.announced[name] = (-1, -1, -1)
-        link.dirty[name] = None
-        self._dirty = True
-
-    def announce(self, now: float) -> None:
-        """Announce what has changed, if it is time."""
-        if not self._dirty or now < self._announce_at:
-            return
-        self._announce_at = now + ANNOUNCE_INTERVAL
-        self._dirty = False
-        free_too = now >= self._free_at
-        if free_too:
-            self._free_at = now + FREE_INTERVAL
-        changed, self._changed = self._changed, {}
-        for link in self.by_identity.values():
-            if link.state is not State.UP:
-                continue
-            link.dirty.update(changed)
-            names = list(link.dirty)[:MAX_ANNOUNCED]
-            for name in names:
-                if self._announce(link, name, free_too):
-                    del link.dirty[name]
-            if link.dirty:
-                self._dirty = True
-
-    def _announce(self, link: Link, name: bytes, free_too: bool) -> bool:
-        """Announce what has changed of a service.  Return whether nothing is left to announce of it."""
-        credit, free, hops = offer = self._offer(link, name)
-        before = link.announced.get(name)
-        if not hops:
-            if before is None:
-                return True
-            del link.announced[name]
-        elif offer == before:
-            return True
-        else:
-            if before is None and name != self._own and len(link.announced) >= self._limits.max_services:
-                return True
-            if before is not None and before[0] == credit and before[2] == hops and not free_too:
-                return False
-            link.announced[name] = offer
-        client = link.client
-        batch = self._outgoing.batch_for(client, (link.identity,), wire.WL1)
-        batch.ready(credit, name, b'{"hops":%d,"free":%d}' % (hops, free) if hops else b"")
-        return True
-
-    def _offer(self, link: Link, name: bytes) -> tuple[int, int, int]:
-        """Return the credit, free credit and hops to announce over `link` for a service; no hops if there is none."""
-        if self.withdrawn or link.standby:
-            return 0, 0, 0
-        if name == self._own:
-            return BROKER_CREDIT, BROKER_CREDIT, 1
-        registry = self._registry
-        service = registry.services.get(name) or registry.reachable.get(name)
-        if service is None:
-            return 0, 0, 0
-        credit = free = hops = held = 0
-        remotes = service.schedule.remotes
-        for remote in remotes:
-            held += remote.load
-            if self._passes(link, remote.link):
-                credit += remote.credit
-                free += max(remote.may_hold - remote.load, 0)
-                hops = min(hops, remote.hops + 1) if hops else remote.hops + 1
-        if service.available:
-            credit += service.schedule.capacity + max(service.running - held, 0)
-            free += service.schedule.capacity
-            hops = 1
-        if not 0 < hops <= MAX_HOPS:
-            return 0, 0, 0
-        if name.startswith(BROKER):
-            return BROKER_CREDIT, BROKER_CREDIT, hops
-        return max(1, min(credit, BROKER_CREDIT)), min(free, BROKER_CREDIT), hops
-
-    @staticmethod
-    def _passes(link: Link, other: Link) -> bool:
-        """Return whether what is reached over `other` is announced over `link`."""
-        return other is not link and (link.kind is Kind.CHILD or other.kind is Kind.CHILD)
-
-    def _announceable(self) -> list[bytes]:
-        """Return what may be announced over a new link; this broker's name is last, and shows that this is all."""
-        registry = self._registry
-        local = [service.name for service in registry.services.values() if service.available]
-        return [*local, *registry.reachable, self._own]
-
     def heard(self, link: Link, command: wire.Ready, now: float) -> bool:
         """Take in an announcement.  Return False if it tells that the brokers are linked in a circle."""
-        name, hops = command.service, command.hops
-        if name == self._own:
-            return False
-        if link.untried and name == BROKER + link.name.encode():
+        if link.untried and command.service == BROKER + link.name.encode():
             self._tried(link)
-        remote = link.remotes.get(name)
-        if not hops:
-            if remote is not None:
-                self._withdraw(remote)
-            return True
-        if remote is None:
-            if not self._may_announce(link, name, hops, now):
-                return True
-            remote = link.remotes[name] = self._registry.add_remote(link, name)
-        credit = min(command.credit, BROKER_CREDIT)
-        self._registry.update_remote(remote, credit, min(command.free, credit), hops)
-        self.changed(remote.service)
-        return True
+        return self.announcements.heard(link, command, now)
 
-    def _may_announce(self, link: Link, name: bytes, hops: int, now: float) -> bool:
-        """Return whether the other broker may announce a service that it has not announced before."""
-        reachable = self._registry.reachable
-        if hops > MAX_HOPS:
-            why = f"it is more than {MAX_HOPS} links away"
-        elif name not in reachable and len(reachable) >= self._limits.max_services * (1 + name.startswith(BROKER)):
-            why = "other brokers have announced as many services as this one keeps (max-services)"
-        elif name.startswith(BROKER):
-            return True
-        elif name.startswith(wire.MMI):
-            why = "the name is reserved"
-        elif not link.role.may_offer(name):
-            why = f"role {link.role.name} may not offer it: the access file decides"
-        else:
-            return True
-        text = "ignored service %s of broker %s: %s"
-        self._journal.note(now, logging.WARNING, "link-service", text, name, link.name, why)
-        return False
-
-    def _withdraw(self, remote: Remote) -> None:
-        """Forget that a service can be reached over a link.  Requests that are there go on."""
-        del remote.link.remotes[remote.service.name]
-        self._registry.remove_remote(remote)
-        self.withdrawn_services.append(remote.service)
-        self.changed(remote.service)
+    def withdraw_all(self) -> None:
+        """Announce nothing any longer, and open no links."""
+        self.announcements.withdraw_all()
+        self._plan()
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -566,7 +308,7 @@ class Links:
         self._due = None
         for link in self.by_identity.values():
             if link.state is State.DOWN:
-                if self.withdrawn:
+                if self.announcements.withdrawn:
                     continue  # a draining broker opens no links
                 at = link.retry_at
             else:
@@ -577,10 +319,9 @@ class Links:
                 self._due = at
 
     def deadline(self) -> float | None:
-        """Return when `tick`, `announce` or `due` has something to do, or None."""
-        if self._dirty and self.by_identity and (self._due is None or self._announce_at < self._due):
-            return self._announce_at
-        return self._due
+        """Return when `tick` or `due` has something to do, or something is to be announced; None if never."""
+        due = self.announcements.deadline()
+        return self._due if due is None or (self._due is not None and self._due < due) else due
 
 
 def _key(link: Link) -> tuple[str, int]:

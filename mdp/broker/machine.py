@@ -31,24 +31,17 @@ from .drops import Drop
 from .exchange import Exchange
 from .given_up import GivenUp
 from .journal import WORKER_LINES, Journal, Loss, Refusal, Stats
-from .links import BROKER, HELLO, Kind, Links, State
+from .link import Kind, State
+from .links import Links
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Registry, Request, Service, Way, Worker, key_of
 from .requests import Requests
 from .roles import Role, Roles
 
-MS_PER_SECOND: Final = 1000
-ROUNDING_MS: Final = 0.001
-"""Rounding error, in milliseconds, allowed for in the difference of two times."""
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
 FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 LINK_HEADERS: Final = (wire.CL1, wire.WL1)
-
-_CANCEL_TO_WORKER: Final = 8
-"""The command byte of a batched CANCEL to a worker."""
-_CANCEL_TO_BROKER: Final = 5
-"""The command byte of a batched CANCEL to a broker."""
 
 
 class Broker:
@@ -85,7 +78,8 @@ class Broker:
         rng = random.Random(instance)  # noqa: S311 - jitter, not cryptography
         self.links = Links(name, instance, self.limits, self.registry, self._outgoing, self._journal, rng)
         self._requests = Requests(
-            name, self._first_address, self.limits, self.registry, self.stats, self.links, self._outgoing, self._journal
+            name, self._first_address, self.limits, self.registry, self.stats, self.links.announcements, self._outgoing,
+            self._journal,
         )  # fmt: skip
         self._exchange = Exchange(
             name, self.limits, self.registry, self.roles, self.stats, self.links, self._requests, self._outgoing,
@@ -202,10 +196,11 @@ class Broker:
                     service.unsettled = False
                     registry.touch(service)
             if self._linked:
+                announcements = self.links.announcements
                 for service in unsettled:
-                    self.links.changed(service)
+                    announcements.changed(service)
         if self._linked:
-            self.links.announce(now)
+            self.links.announcements.announce(now)
         self._requests.turn += 1
         return self._outgoing.take()
 
@@ -400,7 +395,7 @@ class Broker:
             client, command.header, service, command.body,
             number=number, delimited=delimited, options=options, deadline=deadline,
         )  # fmt: skip
-        if own and name == HELLO:
+        if own and name == wire.HELLO:
             self._exchange.asked(request, now)
             self.registry.refuse(request)
             return
@@ -434,7 +429,7 @@ class Broker:
         if broker is None or way.pinned:
             return False
         way.addressed = name
-        request.service = self.registry.service(BROKER + broker.encode())
+        request.service = self.registry.service(wire.BROKER + broker.encode())
         return True
 
     def _authorise(self, request: Request) -> Drop | None:

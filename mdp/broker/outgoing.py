@@ -9,7 +9,7 @@ from ..wire import Message, batch
 from .registry import Client, Request, Worker
 
 if TYPE_CHECKING:
-    from .links import Link
+    from .link import Link
 
 # The command bytes of batched records, to a client …
 _PARTIAL: Final = 2

@@ -22,7 +22,7 @@ from .roles import Role
 from .scheduling import FairQueue, Pool, Schedule, Turn
 
 if TYPE_CHECKING:
-    from .links import Link
+    from .link import Link
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a request beside its body: the size of its objects, rounded up (C40)."""

@@ -11,9 +11,10 @@ from .. import wire
 from ..codes import Code
 from ..limits import Limits
 from ..wire import Reason, batch
+from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .journal import Journal, Stats
-from .links import Link, Links
+from .link import Link
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker
 from .scheduling import is_pinned
@@ -41,7 +42,7 @@ class Requests:
         limits: Limits,
         registry: Registry,
         stats: Stats,
-        links: Links,
+        announcements: Announcements,
         outgoing: Outgoing,
         journal: Journal,
     ) -> None:
@@ -53,7 +54,7 @@ class Requests:
         self._limits = limits
         self._registry = registry
         self._stats = stats
-        self._links = links
+        self._announcements = announcements
         self._outgoing = outgoing
         self._journal = journal
         # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.
@@ -310,7 +311,7 @@ class Requests:
         else:
             self._outgoing.release(client, number)
         self._stats.dropped[reason] += 1
-        self._links.announce_again(link, request.service.name)
+        self._announcements.repeat(link, request.service.name)
         return True
 
     def drop_no_wait(self, service: Service, now: float) -> None:

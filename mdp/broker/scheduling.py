@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..linked_lists import LinkedList, Node
 
 if TYPE_CHECKING:
-    from .links import Link
+    from .link import Link
     from .registry import Client, Remote, Request, Worker
 
 
@@ -29,10 +29,10 @@ def is_pinned(request: Request) -> bool:
 def may_pass(request: Request, link: Link) -> bool:
     """Return whether `request` may be passed on over `link` (C44).
 
-    Not to where it has been; and what came from a peer or the parent, to children only.
+    It must not go to where it has been.
     """
     source = request.client.link
-    if source is not None and (source is link or not (source.kind == "child" or link.kind == "child")):
+    if source is not None and not source.joins(link):
         return False
     return request.way is None or link.name not in request.way.via
 
@@ -155,7 +155,7 @@ class Schedule:
 
     __slots__ = (
         "_pinned_next", "_pooled", "_with_suspect", "_without_suspect", "beyond", "capacity", "pinned", "queue",
-        "remotes", "room", "suspects",
+        "remotes", "suspects",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -169,13 +169,16 @@ class Schedule:
         """The workers that are reached over links, one entry for each link."""
         self.beyond = 0
         """How many requests may be passed on now."""
-        self.room = 0
-        """How many requests can be dispatched now: `capacity` and `beyond`."""
         self._pinned_next = True
         self._without_suspect = Pool()
         self._with_suspect = Pool()
         self._pooled = 0
         """Counts how often a worker was added to a pool, to tell which of two was used less recently."""
+
+    @property
+    def room(self) -> int:
+        """How many requests can be dispatched now, here or at other brokers."""
+        return self.capacity + self.beyond
 
     @property
     def waiting(self) -> int:
@@ -210,7 +213,6 @@ class Schedule:
         free = 0 if worker.leaving else worker.credit - worker.load
         free = max(free, 0)
         self.capacity += free - worker.free
-        self.room += free - worker.free
         worker.free = free
         if free:
             pool = self._with_suspect if worker.suspects else self._without_suspect
@@ -224,7 +226,6 @@ class Schedule:
         """The same for the workers of another broker."""
         free = 0 if remote.leaving else max(remote.wanted - remote.load, 0)
         self.beyond += free - remote.free
-        self.room += free - remote.free
         remote.free = free
 
     def next_remote(self, request: Request) -> Remote | None:

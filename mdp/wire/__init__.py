@@ -66,7 +66,7 @@ from .mdp import (
     request_to_broker,
     request_to_worker,
 )
-from .names import MAX_NAME, MMI, service_name, show, valid_service
+from .names import BROKER, HELLO, MAX_NAME, MMI, service_name, show, valid_service
 from .options import (
     MAX_NESTING,
     MAX_OPTIONS,
@@ -98,6 +98,7 @@ from .x1 import (
 
 __all__ = [
     "BATCH",
+    "BROKER",
     "C01",
     "C02",
     "CANCEL",
@@ -113,6 +114,7 @@ __all__ = [
     "ERROR_MARK",
     "FINAL",
     "HEARTBEAT",
+    "HELLO",
     "LEGACY_OPTIONS",
     "MAX_ENVELOPE",
     "MAX_NAME",

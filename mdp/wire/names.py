@@ -6,6 +6,10 @@ from ..errors import SettingError
 
 MMI: Final = b"mmi."
 """The broker itself answers services with this prefix (C25)."""
+BROKER: Final = MMI + b"broker."
+"""Followed by a broker's name: how links name a broker to which requests are addressed (C44)."""
+HELLO: Final = MMI + b"link"
+"""What a broker asks another for a link with (C44)."""
 MAX_NAME: Final = 255
 """Maximum size in bytes of a service name or an address (C23)."""
 MAX_KNOWN_NAMES: Final = 4096

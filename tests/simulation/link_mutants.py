@@ -4,8 +4,10 @@ from typing import Any
 
 from zmdp.mdp import wire
 from zmdp.mdp.broker import scheduling
+from zmdp.mdp.broker.announcements import Announcements
 from zmdp.mdp.broker.exchange import Exchange
-from zmdp.mdp.broker.links import Link, Links
+from zmdp.mdp.broker.link import Link
+from zmdp.mdp.broker.links import Links
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.outgoing import Outgoing
 from zmdp.mdp.broker.registry import Remote
@@ -91,12 +93,14 @@ def swallow(requests: Requests, request: Any, reason: Any, link: Link) -> bool:
 # ── what is announced ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def never_withdraw(links: Links, link: Link, name: bytes, *args: Any, announce: Any = Links._announce) -> bool:
+def never_withdraw(
+    announcements: Announcements, link: Link, name: bytes, *args: Any, announce: Any = Announcements._announce
+) -> bool:
     """A service that is gone is announced still."""
-    return not links._offer(link, name)[2] or announce(links, link, name, *args)
+    return not announcements._offer(link, name)[2] or announce(announcements, link, name, *args)
 
 
-def announce_once(links: Links, service: Any) -> None:
+def announce_once(announcements: Announcements, service: Any) -> None:
     """What changes is not announced."""
 
 
@@ -129,11 +133,11 @@ LINK_MUTANTS = [
     ("mesh2", Requests, "drop", keep_to_itself, "does not cancel"),
     ("mesh2", Exchange, "_cancelled_by", do_not_cancel, "does not end"),
     ("tree", Requests, "_return", swallow, "C44"),
-    ("tree", Links, "_announce", never_withdraw, "can still be reached"),
-    ("mesh2", Links, "changed", announce_once, "can still be reached"),
+    ("tree", Announcements, "_announce", never_withdraw, "can still be reached"),
+    ("mesh2", Announcements, "changed", announce_once, "can still be reached"),
     ("mesh2", Links, "tick", silent, "time stands still"),
     ("mesh2", Links, "due", never_again, "time stands still"),
-    ("tree", Links, "_passes", staticmethod(alone), "not served though all is well"),
+    ("tree", Link, "joins", alone, "not served though all is well"),
 ]
 """Topology, class or module, name, replacement, and text that the failure must contain."""
 

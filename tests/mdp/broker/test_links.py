@@ -6,7 +6,7 @@ import pytest
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
-from zmdp.mdp.broker.links import State
+from zmdp.mdp.broker.link import State
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch
@@ -513,6 +513,24 @@ def test_a_long_text_at_the_end_of_a_link_is_not_kept():
     mesh = pair()
     mesh.receive("a", [mesh.identity, b"MDPWL1", b"\x06", memoryview(b"x" * 10_000)])
     assert trouble(mesh, "a") == ["the other broker has ended it: (its text is too long)"]
+
+
+def test_a_request_addressed_to_this_broker_does_not_count_on_the_credit_of_others():
+    mesh = pair()
+    assert mesh.receive("a", request(broker="a", wait=False))["a"] == [error(404, "no worker offers the service")]
+
+
+def test_a_new_connection_of_a_link_replaces_the_old_one():
+    mesh = pair()
+    mesh.receive("b", request(service=b"other"))
+    (there,) = mesh["b"].links.by_identity
+    mesh.route("a", mesh["a"].unreachable(mesh.identity, mesh["a"].turn, mesh.now))  # b has not noticed yet
+    mesh.now += 1
+    mesh.open("a", mesh.identity, "b")
+    mesh.wait()
+    assert there not in mesh["b"].links.by_identity
+    assert [link["state"] for link in mesh.ask("b", b"mmi.brokers")["links"]] == ["up"]
+    assert len(work(mesh.receive("a", request())["b"])) == 1
 
 
 def test_links_are_limited():

@@ -1,0 +1,210 @@
+"""What a broker tells others that it can reach, and what it hears from them (C44).
+
+What is announced never leads in a circle: to its parent and its peers a broker announces its own services and those of
+its children; to its children, everything else too (`Link.joins`).  So a broker that hears its own name knows that the
+brokers are linked in a circle.
+"""
+
+import logging
+from collections.abc import Mapping
+from itertools import islice
+from typing import Final
+
+from .. import wire
+from ..limits import Limits
+from ..wire import BROKER
+from ..wire.options import MAX_HOPS
+from .journal import Journal
+from .link import Link, State
+from .outgoing import Outgoing
+from .registry import Registry, Remote, Service
+
+ANNOUNCE_INTERVAL: Final = 0.05
+"""Minimum seconds between two announcements over a link."""
+FREE_INTERVAL: Final = 0.25
+"""The same for services of which nothing has changed but the free credit, which does so all the time."""
+MAX_ANNOUNCED: Final = 1000
+"""Maximum number of services in an announcement; others follow in the next."""
+BROKER_CREDIT: Final = 1_000_000
+"""Credit announced for requests that are addressed to a broker."""
+
+
+class Announcements:
+    """The announcements of the broker of that name, over `links`, which are by identity."""
+
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        registry: Registry,
+        outgoing: Outgoing,
+        journal: Journal,
+        links: Mapping[bytes, Link],
+    ) -> None:
+        self.withdrawn = False
+        """Nothing is announced any longer, since this broker is draining."""
+        self.withdrawn_services: list[Service] = []
+        """Services that can no longer be reached over some link.  `Exchange` empties it."""
+        self._own = BROKER + name.encode()
+        self._limits = limits
+        self._registry = registry
+        self._outgoing = outgoing
+        self._journal = journal
+        self._links = links
+        self._announce_at = 0.0
+        self._free_at = 0.0
+        self._changed: dict[bytes, None] = {}
+        """Services whose announcements over all links may have to change."""
+        self._dirty = False
+        """Whether there is anything to announce."""
+
+    def deadline(self) -> float | None:
+        """Return when `announce` has something to do, or None."""
+        return self._announce_at if self._dirty and self._links else None
+
+    # ── what this broker announces ───────────────────────────────────────────────────────────────────────────────────
+
+    def changed(self, service: Service) -> None:
+        """Record that what is announced about a service may have to change."""
+        self._changed[service.name] = None
+        self._dirty = True
+
+    def withdraw_all(self) -> None:
+        """Announce nothing any longer."""
+        self.withdrawn = True
+        for link in self._links.values():
+            link.dirty.update(dict.fromkeys(link.announced))
+        self._dirty = True
+
+    def repeat(self, link: Link, name: bytes) -> None:
+        """Announce a service over `link` even if nothing has changed, since a request was returned."""
+        if name in link.announced:
+            link.announced[name] = (-1, -1, -1)
+        link.dirty[name] = None
+        self._dirty = True
+
+    def announce(self, now: float) -> None:
+        """Announce what has changed, if it is time."""
+        if not self._dirty or now < self._announce_at:
+            return
+        self._announce_at = now + ANNOUNCE_INTERVAL
+        self._dirty = False
+        free_too = now >= self._free_at
+        if free_too:
+            self._free_at = now + FREE_INTERVAL
+        changed, self._changed = self._changed, {}
+        for link in self._links.values():
+            if link.state is not State.UP:
+                continue
+            link.dirty.update(changed)
+            for name in list(islice(link.dirty, MAX_ANNOUNCED)):
+                if self._announce(link, name, free_too):
+                    del link.dirty[name]
+            if link.dirty:
+                self._dirty = True
+
+    def _announce(self, link: Link, name: bytes, free_too: bool) -> bool:
+        """Announce what has changed of a service.  Return whether nothing is left to announce of it."""
+        credit, free, hops = offer = self._offer(link, name)
+        before = link.announced.get(name)
+        if not hops:
+            if before is None:
+                return True
+            del link.announced[name]
+        elif offer == before:
+            return True
+        else:
+            if before is None and name != self._own and len(link.announced) >= self._limits.max_services:
+                return True
+            if before is not None and before[0] == credit and before[2] == hops and not free_too:
+                return False
+            link.announced[name] = offer
+        client = link.client
+        batch = self._outgoing.batch_for(client, (link.identity,), wire.WL1)
+        batch.ready(credit, name, b'{"hops":%d,"free":%d}' % (hops, free) if hops else b"")
+        return True
+
+    def _offer(self, link: Link, name: bytes) -> tuple[int, int, int]:
+        """Return the credit, free credit and hops to announce over `link` for a service; no hops if there is none."""
+        if self.withdrawn or link.standby:
+            return 0, 0, 0
+        if name == self._own:
+            return BROKER_CREDIT, BROKER_CREDIT, 1
+        registry = self._registry
+        service = registry.services.get(name) or registry.reachable.get(name)
+        if service is None:
+            return 0, 0, 0
+        credit = free = hops = held = 0
+        remotes = service.schedule.remotes
+        for remote in remotes:
+            held += remote.load
+            if link.joins(remote.link):
+                credit += remote.credit
+                free += max(remote.may_hold - remote.load, 0)
+                hops = min(hops, remote.hops + 1) if hops else remote.hops + 1
+        if service.available:
+            credit += service.schedule.capacity + max(service.running - held, 0)
+            free += service.schedule.capacity
+            hops = 1
+        if not 0 < hops <= MAX_HOPS:
+            return 0, 0, 0
+        if name.startswith(BROKER):
+            return BROKER_CREDIT, BROKER_CREDIT, hops
+        return max(1, min(credit, BROKER_CREDIT)), min(free, BROKER_CREDIT), hops
+
+    def review(self, link: Link) -> None:
+        """Decide again about everything that is announced over `link`, or may be.
+
+        This broker's name comes last, and shows the other that it has heard all.
+        """
+        registry = self._registry
+        local = [service.name for service in registry.services.values() if service.available]
+        link.dirty.update(dict.fromkeys([*link.announced, *local, *registry.reachable, self._own]))
+        self._dirty = True
+
+    # ── what others announce ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def heard(self, link: Link, command: wire.Ready, now: float) -> bool:
+        """Take in an announcement.  Return False if it tells that the brokers are linked in a circle."""
+        name, hops = command.service, command.hops
+        if name == self._own:
+            return False
+        remote = link.remotes.get(name)
+        if not hops:
+            if remote is not None:
+                self.withdraw(remote)
+            return True
+        if remote is None:
+            if not self._may_announce(link, name, hops, now):
+                return True
+            remote = link.remotes[name] = self._registry.add_remote(link, name)
+        credit = min(command.credit, BROKER_CREDIT)
+        self._registry.update_remote(remote, credit, min(command.free, credit), hops)
+        self.changed(remote.service)
+        return True
+
+    def _may_announce(self, link: Link, name: bytes, hops: int, now: float) -> bool:
+        """Return whether the other broker may announce a service that it has not announced before."""
+        reachable = self._registry.reachable
+        if hops > MAX_HOPS:
+            why = f"it is more than {MAX_HOPS} links away"
+        elif name not in reachable and len(reachable) >= self._limits.max_services * (1 + name.startswith(BROKER)):
+            why = "other brokers have announced as many services as this one keeps (max-services)"
+        elif name.startswith(BROKER):
+            return True
+        elif name.startswith(wire.MMI):
+            why = "the name is reserved"
+        elif not link.role.may_offer(name):
+            why = f"role {link.role.name} may not offer it: the access file decides"
+        else:
+            return True
+        text = "ignored service %s of broker %s: %s"
+        self._journal.note(now, logging.WARNING, "link-service", text, name, link.name, why)
+        return False
+
+    def withdraw(self, remote: Remote) -> None:
+        """Forget that a service can be reached over a link.  Requests that are there go on."""
+        del remote.link.remotes[remote.service.name]
+        self._registry.remove_remote(remote)
+        self.withdrawn_services.append(remote.service)
+        self.changed(remote.service)
