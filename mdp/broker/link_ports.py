@@ -71,9 +71,13 @@ class LinkPort(Port):
             if keys is not None:
                 keys.apply(socket)
             self._monitor = socket.get_monitor_socket(_EVENTS)
-            socket.connect(endpoint)
         except zmq.ZMQError:
             self._socket.close(0)
+            raise
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError:
+            self.close()
             raise
         super().__init__(identity, int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
         self.look(0.0)  # libzmq signals the descriptor only after a first read has found nothing

@@ -121,9 +121,16 @@ class Broker:
         if isinstance(command, wire.Batched):
             self._take_batch(message, command, now)
             return
+        if not (len(self._given_up) and self._is_ignored(command, now)):
+            self._take_framed(command, now)
+
+    def take_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
+        """The same for a message without a header, from a port where clients call `service` and workers offer it."""
+        self._role = self.roles.everyone if role is None else role
+        self._take_framed(wire.decode_pirate(message, service, self._max_message, self._max_frames), now)
+
+    def _take_framed(self, command: wire.FromPeer | wire.Invalid, now: float) -> None:
         self._batched = False
-        if len(self._given_up) and self._is_ignored(command, now):
-            return
         # The two commands of every request are checked first.
         if isinstance(command, wire.Reply):
             self._reply(command, now)
@@ -131,18 +138,6 @@ class Broker:
             # Only X1 has two forms.
             x1 = command.header == wire.CX1
             self._request(command, self._x1_client(command.route) if x1 else self._client(command.route), now)
-        else:
-            self._on[type(command)](command, now)
-
-    def take_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
-        """The same for a message without a header, from a port where clients call `service` and workers offer it."""
-        self._role = self.roles.everyone if role is None else role
-        self._batched = False
-        command = wire.decode_pirate(message, service, self._max_message, self._max_frames)
-        if isinstance(command, wire.Reply):
-            self._reply(command, now)
-        elif isinstance(command, wire.Request):
-            self._request(command, self._client(command.route), now)
         else:
             self._on[type(command)](command, now)
 
