@@ -14,87 +14,24 @@ CPU is that of each broker with all its threads, also libzmq's.  Compare within 
 import argparse
 import asyncio
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
+
+from turns import Case, arguments, compare, echo, running, start_broker
 
 from zmdp.clients import AsyncClient
 from zmdp.workers import AsyncWorker
 
-BIN = Path(sys.executable).parent
 LOCAL_TARGET = 1.1
 """CPU per local request of a broker with peers, compared with one without."""
 HOP_TARGET = 1.0
 """CPU per request of each broker on a way over two, compared with a local request."""
-WARM_UP = 2000
-"""Requests before the first turn."""
-
-
-async def echo(request: Any) -> list[bytes]:
-    return list(request)
 
 
 async def serve(endpoint: str) -> None:
     """Run the worker."""
     async with AsyncWorker("echo", echo, broker=endpoint) as worker:
         await worker.wait()
-
-
-@dataclass
-class Case:
-    """A client of one broker, and the brokers on the way of its requests."""
-
-    name: str
-    client: AsyncClient
-    pids: dict[str, int]
-    rates: list[float] = field(default_factory=list)
-    cpu: dict[str, list[float]] = field(default_factory=dict)
-    """Microseconds per request, by broker."""
-
-    async def call(self, outstanding: int, body: int, go_on: Callable[[], bool]) -> int:
-        """Keep requests outstanding while `go_on` returns true; return how many were answered."""
-        answered = 0
-
-        async def caller(number: int) -> None:
-            nonlocal answered
-            mine = b"%d" % number + bytes(body - len(b"%d" % number))
-            while go_on():
-                assert await self.client.request("echo", mine) == [mine]
-                answered += 1
-
-        await asyncio.gather(*(caller(number) for number in range(outstanding)))
-        return answered
-
-    async def turn(self, seconds: float, outstanding: int, body: int) -> None:
-        """Measure for so many seconds."""
-        before = {who: cpu_seconds(pid) for who, pid in self.pids.items()}
-        began = time.monotonic()
-        answered = await self.call(outstanding, body, lambda: time.monotonic() < began + seconds)
-        self.rates.append(answered / (time.monotonic() - began))
-        for who, pid in self.pids.items():
-            self.cpu.setdefault(who, []).append(1e6 * (cpu_seconds(pid) - before[who]) / answered)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of the threads of a process."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
-
-
-@contextmanager
-def running(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a process, and kill it at the end."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 class Brokers:
@@ -108,10 +45,7 @@ class Brokers:
         """Start a broker that is linked to these peers; return its endpoint and process."""
         self._started += 1
         links = [argument for peer in peers for argument in ("--peer", peer)]
-        options = ("--bind", "tcp://127.0.0.1:*", "--name", f"b{self._started}", "--log-level", "error", *links)
-        broker = self._stack.enter_context(running(str(BIN / "mdp-broker"), *options))
-        assert broker.stdout is not None
-        return broker.stdout.readline().strip(), broker.pid
+        return start_broker(self._stack, "--name", f"b{self._started}", *links)
 
     def work(self, endpoint: str) -> None:
         """Start a worker."""
@@ -133,19 +67,6 @@ def cases(brokers: Brokers, peers: list[int]) -> list[Case]:
     return found
 
 
-async def compare(found: list[Case], rounds: int, seconds: float, outstanding: int, body: int) -> None:
-    """Let the cases take turns."""
-    for case in found:
-        left = iter(range(WARM_UP))
-        await case.call(outstanding, body, lambda left=left: next(left, None) is not None)  # type: ignore[misc]
-        case.rates.clear()
-    for _ in range(rounds):
-        for case in found:
-            await case.turn(seconds, outstanding, body)
-    for case in found:
-        await case.client.close()
-
-
 def report(found: list[Case]) -> None:
     """Print the medians, and ratios to the broker without links."""
     alone = statistics.median(found[0].cpu["broker"])
@@ -156,11 +77,7 @@ def report(found: list[Case]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--outstanding", type=int, default=64)
-    parser.add_argument("--body", type=int, default=32)
+    parser = arguments("The cost of links")
     parser.add_argument("--peers", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -169,7 +86,7 @@ def main() -> None:
         return
     with ExitStack() as stack:
         found = cases(Brokers(stack), options.peers)
-        asyncio.run(compare(found, options.rounds, options.seconds, options.outstanding, options.body))
+        asyncio.run(compare(found, options))
         report(found)
 
 

@@ -30,13 +30,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from turns import BIN, echo, running
 
 from zmdp.clients import AsyncClient, StreamInterrupted, ZmdpError
 from zmdp.workers import AsyncWorker, Final
 
-BIN = Path(sys.executable).parent
 KILL_TARGET = 0.5
 """Seconds that 99 % of the calls around a kill may take."""
 DRAIN_TARGET = 3.0
@@ -53,10 +53,6 @@ SHOWN = 5
 """Errors that are printed."""
 
 Times = list[tuple[float, float]]
-
-
-async def echo(request: Any) -> list[bytes]:
-    return list(request)
 
 
 async def parts(request: Any) -> Any:
@@ -200,9 +196,7 @@ async def measure(system: System, options: argparse.Namespace) -> tuple[Load, Ti
             stack.push_async_callback(broker.end, signal.SIGKILL)
             await broker.start()
         for endpoints in system.workers:
-            worker = subprocess.Popen([sys.executable, __file__, "--serve", *endpoints])
-            stack.callback(worker.wait)
-            stack.callback(worker.kill)
+            stack.enter_context(running(sys.executable, __file__, "--serve", *endpoints))
         clients = [AsyncClient(endpoints, timeout=TIMEOUT) for endpoints in system.clients]
         for client in clients:
             stack.push_async_callback(client.close)
