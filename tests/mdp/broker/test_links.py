@@ -995,6 +995,14 @@ def test_the_end_of_a_cancelled_request_is_for_nobody(end):
     assert outstanding(other) == (0, 0)
 
 
+def test_a_request_may_be_returned_after_its_service_was_withdrawn():
+    other = passing()
+    assert other.say(AS_WORKER, offers(hops=0)) == []
+    assert other.say(AS_WORKER, returns(1)) == []
+    assert outstanding(other) == (1, 0)
+    assert other.say(AS_WORKER, offers()) == [passed_on(2)]
+
+
 def test_a_second_reply_over_a_link_is_late():
     other = passing()
     assert other.say(AS_WORKER, replies(1), replies(1), replies(7)) == []
