@@ -26,7 +26,8 @@ from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_TOTAL_TIMEOUT
 from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
 from .reply import Reply, is_available
-from .x1_aio import X1AsyncDialog
+from .session import Call
+from .x1_aio import Receiver, X1AsyncDialog
 
 _DEFAULT: Final[Any] = object()
 """Stands for the client's own timeout, because None means no limit."""
@@ -240,6 +241,37 @@ class AsyncClient:
                 decoded = coder.decode(part)
                 if decoded is not None or not part.final:
                     yield decoded
+
+    def begin(
+        self,
+        receiver: Receiver,
+        service: str | bytes,
+        *frames: bytes,
+        timeout: float | None = _DEFAULT,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Call:
+        """Call `service` without a task: `receiver.put` is called with each part, and with the reply or the error.
+
+        For programs that translate between protocols.  It returns immediately, and `max_outstanding` does not apply.
+        The other arguments are those of `request`.  `cancel` ends the request early.
+
+        Raises `SettingError` for an invalid argument or a protocol other than X1, and `ClosedError`.
+        """
+        name, body = wire.service_name(service), checked_body(frames)
+        limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
+        self._check_usable()
+        return self._x1().begin(receiver, name, body, timeout=limit, wait=wait, headers=headers, options=options)
+
+    def cancel(self, call: Call) -> None:
+        """Cancel a request made with `begin`, at the broker and at the worker.  Its receiver gets nothing more."""
+        self._x1().cancel(call)
+
+    def _x1(self) -> X1AsyncDialog:
+        if not isinstance(self._dialog, X1AsyncDialog):
+            raise SettingError(f"begin() needs protocol X1, not {self.protocol}")
+        return self._dialog
 
     async def available(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> bool:
         """Return whether at least one worker offers `service` now (`mmi.service`).

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -17,6 +17,13 @@ from .connection import ClientConnection
 from .inbox import Inbox
 from .reply import Reply
 from .session import Call, ClientSession, Outcome
+
+
+class Receiver(Protocol):
+    """Gets what a request made with `begin` results in."""
+
+    def put(self, outcome: Outcome) -> None:
+        """Take a part, the reply (a `Reply` whose `final` is true) or the error.  Nothing follows the last two."""
 
 
 class X1AsyncDialog:
@@ -128,6 +135,30 @@ class X1AsyncDialog:
             finish(error if isinstance(error, ZmdpError) else None)
             raise
         finish(None)
+
+    def begin(
+        self,
+        receiver: Receiver,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Call:
+        """Send a request, however many others are outstanding, and return it.  `receiver` gets each outcome."""
+        self._check_open()
+        call = self._session.request(
+            service, body, monotonic(), timeout=timeout, stream=True, wait=wait, headers=headers, options=options,
+            receiver=receiver,
+        )  # fmt: skip
+        self._flush_soon()  # callers that have no task of their own begin many requests in one turn
+        return call
+
+    def cancel(self, call: Call) -> None:
+        """Cancel a request.  Its receiver gets nothing more."""
+        self._cancel(call)
 
     async def _await_slot(self, service: bytes, timeout: float | None, silence: float | None = None) -> float | None:
         """Wait until another request may be outstanding, and return what is left of its `timeout`."""

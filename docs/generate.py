@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from zmdp.clients.cli import cli as mdclient
+from zmdp.clients.gateways.cli import cli as mdp_gateway
 from zmdp.mdp.cli.broker import cli as mdp_broker
 from zmdp.mdp.cli.console import CONTEXT_SETTINGS
 from zmdp.mdp.cli.keys import cli as mdp_keys
@@ -26,6 +27,7 @@ def reference() -> str:
         ("mdclient", mdclient),
         ("mdworker", mdworker),
         ("titanic", titanic),
+        ("mdp-gateway", mdp_gateway),
         ("mdp-spark", mdp_spark),
     ):
         settings = {**command.context_settings, **CONTEXT_SETTINGS}

@@ -1,0 +1,44 @@
+"""The command `mdp-gateway`."""
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+from ...mdp.cli.console import CONTEXT_SETTINGS, run, version_option
+
+GATEWAYS: Final = ("http", "flux")
+
+
+class _Gateways(click.Group):
+    """Imports a gateway, and with it what it depends on, only when it runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(GATEWAYS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in GATEWAYS:
+            return super().get_command(ctx, cmd_name)
+        found: click.Command = import_module(f".{cmd_name}.cli", __package__).cli
+        return found
+
+
+@click.group(cls=_Gateways, context_settings=CONTEXT_SETTINGS)
+@version_option()
+def cli() -> None:
+    """Let programs that do not speak ZeroMQ call services.
+
+    \b
+    mdp-gateway http                        HTTP at http://127.0.0.1:8080
+    mdp-gateway flux --socket /tmp/flux     Flux's own tools, with FLUX_URI=local:///tmp/flux
+    """
+
+
+def main() -> None:
+    """Run the command."""
+    run("mdp-gateway", cli)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""One connection of a gateway: carries out what its machine asks for, within limits."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any, Final, Protocol
+
+from ...mdp.errors import ClosedError, ServiceError, SettingError
+from ...workers.handling import Final as Last
+from ...workers.request import Request
+from ..reply import Reply
+from ..session import Call, Outcome
+from .effects import Answer, Begin, Cancel, Close, Effect, Fail, Machine, Offer, Withdraw, Write
+from .upstream import Upstream
+
+MAX_OUTSTANDING: Final = 1000
+"""Outstanding requests of one connection from which on nothing more is read from it."""
+MAX_UNREAD_BYTES: Final = 4 << 20
+"""Bytes that a peer may leave unread: one that reads more slowly than its replies arrive is disconnected."""
+MAX_ANSWERS: Final = 100
+"""Answers of a peer that wait for the broker from which on nothing more is read from it."""
+
+log = logging.getLogger("zmdp.gateway")
+
+
+class Peer(Protocol):
+    """The connection to the peer: what a `Conversation` needs of it."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, without blocking."""
+
+    def unread_bytes(self) -> int:
+        """Return how many bytes that were written have not been sent yet."""
+
+    def pause(self) -> None:
+        """Read nothing for now."""
+
+    def resume(self) -> None:
+        """Read again."""
+
+    def close(self) -> None:
+        """Close the connection after what was written before."""
+
+    def abort(self) -> None:
+        """Close the connection immediately."""
+
+
+class Conversation:
+    """Runs the machine of one connection.
+
+    The shell calls `received` and `lost`; everything else follows from them.  A peer that leaves more than
+    `max_unread_bytes` unread is disconnected.  While `max_outstanding` of its requests are outstanding, or the broker
+    does not keep up with what it answers, nothing is read from it.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        peer: Peer,
+        upstream: Upstream,
+        *,
+        name: str,
+        max_outstanding: int = MAX_OUTSTANDING,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+    ) -> None:
+        self._machine = machine
+        self._peer = peer
+        self._upstream = upstream
+        self._client = upstream.client
+        self._name = name
+        self._max_outstanding = max_outstanding
+        self._max_unread_bytes = max_unread_bytes
+        self._calls: dict[int, _Outgoing] = {}
+        """Requests made for the peer, by the machine's number."""
+        self._asked: dict[int, _Incoming] = {}
+        """Requests passed to the peer."""
+        self._last_asked = 0
+        self._offered: list[str] = []
+        self._answers = 0
+        """What the peer has answered and the broker has not got yet."""
+        self._paused = False
+        self._closed = False
+        self._ended = False
+
+    # ── the peer ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def received(self, data: bytes) -> None:
+        """Pass on bytes that have arrived."""
+        if not self._closed:
+            self.do(self._machine.received(data))
+
+    def lost(self) -> None:
+        """The connection is closed: cancel its requests and withdraw its services.  Idempotent."""
+        if self._ended:
+            return
+        self._closed = self._ended = True
+        self.do(self._machine.ended())
+        for outgoing in self._calls.values():
+            if outgoing.call is not None:
+                self._client.cancel(outgoing.call)
+        self._calls.clear()
+        for service in self._offered:
+            self._upstream.withdraw(service)
+        for incoming in self._asked.values():
+            self._answers += 1
+            incoming.put(Fail(incoming.number, 502, f"the program that offers {incoming.service!r} is gone"))
+
+    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def do(self, effects: list[Effect]) -> None:
+        """Carry out effects, in order."""
+        written: list[bytes] = []
+        for effect in effects:  # it may grow
+            if isinstance(effect, Write):
+                written.append(effect.data)
+            elif isinstance(effect, Begin):
+                effects += self._begin(effect)
+            elif isinstance(effect, Close):
+                self._close(effect.why, written)
+            else:
+                self._do(effect)
+        if written:
+            self._write(written)
+        self._pause_or_resume()
+
+    def _do(self, effect: Cancel | Answer | Fail | Offer | Withdraw) -> None:
+        match effect:
+            case Cancel(number):
+                outgoing = self._calls.pop(number, None)
+                if outgoing is not None and outgoing.call is not None:
+                    self._client.cancel(outgoing.call)
+            case Answer(number) | Fail(number):
+                incoming = self._asked.get(number)
+                if incoming is not None:
+                    incoming.put(effect)
+                    self._answers += 1
+            case Offer(service):
+                self._upstream.offer(service, self._serve)
+                self._offered.append(service)
+            case Withdraw(service):
+                self._offered.remove(service)
+                self._upstream.withdraw(service)
+
+    def _write(self, written: list[bytes]) -> None:
+        if self._closed:
+            return
+        self._peer.write(written[0] if len(written) == 1 else b"".join(written))
+        if self._peer.unread_bytes() > self._max_unread_bytes:
+            log.warning("%s: disconnected: it does not read what it is sent", self._name)
+            self._closed = True
+            self._peer.abort()
+
+    def _close(self, why: str, written: list[bytes]) -> None:
+        if why:
+            log.warning("%s: disconnected: %s", self._name, why)
+        if written:
+            self._write(written)
+            written.clear()
+        if not self._closed:
+            self._closed = True
+            self._peer.close()
+
+    def _pause_or_resume(self) -> None:
+        paused = len(self._calls) >= self._max_outstanding or self._answers >= MAX_ANSWERS
+        if paused is not self._paused:
+            self._paused = paused
+            if not self._closed:
+                (self._peer.pause if paused else self._peer.resume)()
+
+    # ── requests of the peer ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, effect: Begin) -> list[Effect]:
+        """Make a request.  Return what to do if that is not possible."""
+        outgoing = _Outgoing(self, effect.number)
+        try:
+            outgoing.call = self._client.begin(
+                outgoing, effect.service, *effect.body, timeout=effect.timeout, wait=effect.wait,
+                headers=effect.headers, options=effect.options,
+            )  # fmt: skip
+        except (SettingError, ClosedError) as error:
+            return self._machine.answered(effect.number, error)
+        self._calls[effect.number] = outgoing
+        return []
+
+    def answered(self, number: int, outcome: Outcome) -> None:
+        """Pass on a part, the reply or the error of a request."""
+        if number in self._calls:
+            if not isinstance(outcome, Reply) or outcome.final:
+                del self._calls[number]
+            self.do(self._machine.answered(number, outcome))
+
+    # ── requests to the peer ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _serve(self, request: Request) -> AsyncGenerator[Any, None]:
+        """Handle a request to a service that the peer offers."""
+        self._last_asked = number = self._last_asked + 1
+        incoming = self._asked[number] = _Incoming(number, request.service)
+        try:
+            self.do(self._machine.asked(number, request))
+            while not incoming.ended:
+                answer = await incoming.take()
+                self._answers -= 1
+                self._pause_or_resume()
+                if isinstance(answer, Fail):
+                    raise ServiceError(answer.code, answer.text, answer.detail)
+                yield Last(list(answer.body)) if answer.final else list(answer.body)
+        finally:
+            del self._asked[number]
+            self._answers -= len(incoming.answers)
+            self.do([] if incoming.ended or self._ended else self._machine.withdrawn(number))
+
+
+class _Outgoing:
+    """A request made for the peer: the receiver of its outcomes."""
+
+    __slots__ = ("_conversation", "_number", "call")
+
+    def __init__(self, conversation: Conversation, number: int) -> None:
+        self._conversation = conversation
+        self._number = number
+        self.call: Call | None = None
+
+    def put(self, outcome: Outcome) -> None:
+        self._conversation.answered(self._number, outcome)
+
+
+class _Incoming:
+    """A request passed to the peer, and its answers that the broker has not got yet."""
+
+    def __init__(self, number: int, service: str) -> None:
+        self.number = number
+        self.service = service
+        self.answers: deque[Answer | Fail] = deque()
+        self.ended = False
+        """The last answer has been taken."""
+        self._arrived: asyncio.Future[None] | None = None
+
+    def put(self, answer: Answer | Fail) -> None:
+        self.answers.append(answer)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def take(self) -> Answer | Fail:
+        while not self.answers:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        answer = self.answers.popleft()
+        self.ended = isinstance(answer, Fail) or answer.final
+        return answer

@@ -1,0 +1,100 @@
+"""What a gateway's protocol machine asks of its shell, as values that tests compare."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...workers.request import Request
+from ..session import Outcome
+
+
+@dataclass(slots=True)
+class Begin:
+    """Call a service.  Its outcomes arrive as `answered(number, outcome)`."""
+
+    number: int
+    """Chosen by the machine: unique among its outstanding requests."""
+    service: str
+    body: Sequence[bytes]
+    timeout: float | None = None
+    """Seconds until the reply must have arrived."""
+    wait: bool = True
+    headers: Mapping[str, str] | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Cancel:
+    """Cancel a request made with `Begin`.  Nothing more arrives for it."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class Write:
+    """Send bytes to the peer."""
+
+    data: bytes
+
+
+@dataclass(slots=True)
+class Close:
+    """Close the connection to the peer, after what was written before."""
+
+    why: str = ""
+    """Logged, unless it is empty."""
+
+
+@dataclass(slots=True)
+class Offer:
+    """Offer a service as a worker.  Its requests arrive as `asked(number, request)`."""
+
+    service: str
+
+
+@dataclass(slots=True)
+class Withdraw:
+    """Offer a service no longer.  Requests in progress go on."""
+
+    service: str
+
+
+@dataclass(slots=True)
+class Answer:
+    """Send a PARTIAL, or the FINAL, of a request to an offered service."""
+
+    number: int
+    body: Sequence[bytes]
+    final: bool
+
+
+@dataclass(slots=True)
+class Fail:
+    """End a request to an offered service with an ERROR."""
+
+    number: int
+    code: int
+    text: str
+    detail: bytes | None = None
+
+
+Effect = Begin | Cancel | Write | Close | Offer | Withdraw | Answer | Fail
+
+
+class Machine(Protocol):
+    """The protocol of one connection.  Each method returns what to do, in order."""
+
+    def received(self, data: bytes) -> list[Effect]:
+        """Take in bytes that have arrived from the peer."""
+
+    def answered(self, number: int, outcome: Outcome) -> list[Effect]:
+        """Take in a part, the reply or the error of a request that `Begin` made."""
+
+    def asked(self, number: int, request: Request) -> list[Effect]:
+        """Take in a request to a service that this connection offers."""
+
+    def withdrawn(self, number: int) -> list[Effect]:
+        """Take in that a request passed to `asked` is not wanted any longer."""
+
+    def ended(self) -> list[Effect]:
+        """Take in that the connection is closed.  Nothing can be written any more."""
