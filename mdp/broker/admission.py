@@ -27,7 +27,7 @@ class Admission:
             return Drop.DRAINING
         if now >= request.deadline:
             return Drop.TTL_PASSED
-        if role.outstanding >= role.max_outstanding:
+        if role.accepted - role.ended >= role.max_outstanding:
             return Drop.ROLE_OUTSTANDING
         charge = request.charge if client.requests else request.charge + client.charge
         if registry.request_bytes + registry.used_by(client) + charge > self._max_bytes:
@@ -58,6 +58,6 @@ class Admission:
                 return Drop.TOO_MANY_UNSERVED
         if waiting - schedule.room >= self._max_queue:
             return Drop.QUEUE_FULL
-        if role.outstanding - role.running >= role.max_queued:
+        if role.accepted - role.ended - role.running >= role.max_queued:
             return Drop.ROLE_QUEUED
         return None
