@@ -100,7 +100,8 @@ def worker(number, service, protocol, **values):
     """Return a row of `mmi.workers`."""
     return {
         "id": number, "service": service, "protocol": protocol, "name": "", "host": "", "pid": 0, "version": "",
-        "credit": 1, "held": 0, "done": 0, "busy_seconds": 0.0, "suspects": 0, "busy": False, "leaving": False, **values,
+        "credit": 1, "held": 0, "done": 0, "busy_seconds": 0.0, "suspects": 0, "busy": False, "leaving": False,
+        **values,
     }  # fmt: skip
 
 
