@@ -11,10 +11,12 @@ from typing import Any, Self
 import uvloop
 
 from zmdp.clients.gateways.http.access import Access
+from zmdp.clients.gateways.http.app import application
 from zmdp.clients.gateways.http.gateway import Gateway
-from zmdp.clients.gateways.http.server import Server, listen
+from zmdp.clients.gateways.http.server import Server
 from zmdp.clients.gateways.http.settings import Settings
 from zmdp.clients.gateways.upstream import Upstream
+from zmdp.mdp.transport.tcp import listen
 from zmdp.workers import AsyncWorker, ServiceError
 
 TIMEOUT_SECONDS = 20.0
@@ -51,7 +53,7 @@ def running_gateway(
     async def main() -> None:
         upstream = Upstream(endpoint, keys=keys)
         gateway = Gateway(upstream, Settings(**settings), access, on_behalf=keys is not None)
-        server = Server(gateway, listen("127.0.0.1", 0), tls)
+        server = Server(application(gateway), gateway.settings, listen("127.0.0.1", 0), tls)
         running = asyncio.ensure_future(server.run())
         await asyncio.sleep(0)
         ready.set_result(Running(gateway, server, asyncio.get_running_loop()))

@@ -1,7 +1,6 @@
 """The command `mdp-gateway http`."""
 
 import gc
-import ipaddress
 import resource
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import click
 
 from ....mdp.cli.console import (
     CONTEXT_SETTINGS,
+    Address,
     Number,
     brokers_option,
     key_options,
@@ -23,31 +23,13 @@ from ....mdp.cli.console import (
 )
 from ....mdp.errors import BindError, SettingError
 from ....mdp.keys import ClientKeys
+from ....mdp.transport.tcp import is_loopback
+from ....mdp.transport.tcp import listen as open_listener
 from ..upstream import Upstream
 from .access import load
 from .settings import Settings
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8080"
-
-
-class _Address(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """A host and a port."""
-
-    name = "HOST:PORT"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return HOST:PORT."""
-        del param, ctx
-        return self.name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Return host and port."""
-        if isinstance(value, tuple):
-            return value
-        host, _, port = str(value).rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            self.fail(f"expected HOST:PORT, such as {DEFAULT_LISTEN}, got {value!r}", param, ctx)
-        return host.strip("[]"), int(port)
 
 
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +49,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.option(
     "--listen",
-    type=_Address(),
+    type=Address(),
     default=DEFAULT_LISTEN,
     help=with_default("Where to listen; port 0 for a free one.", DEFAULT_LISTEN),
 )
@@ -135,6 +117,7 @@ def cli(
     """
     try:
         from . import server as http  # noqa: PLC0415 - the help does not need what it imports
+        from .app import application  # noqa: PLC0415
         from .gateway import Gateway  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
@@ -144,7 +127,7 @@ def cli(
         raise click.UsageError("--tls-key and --tls-client-ca require --tls-cert")
     if tls_client_ca is not None and access is None:
         raise click.UsageError("--tls-client-ca requires --access, which says what each certificate may do")
-    if access is None and not insecure and not _is_loopback(listen[0]):
+    if access is None and not insecure and not is_loopback(listen[0]):
         raise BindError(
             f"refused to listen on {listen[0]}, where other machines may connect, without access control: use --access "
             f"FILE to admit known callers only, or --insecure to admit everybody"
@@ -154,30 +137,23 @@ def cli(
     tls = http.tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
     log_to_stderr(log_level)
     _allow_many_connections()
-    listener = http.listen(*listen)
+    listener = open_listener(*listen)
 
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
-        server = http.Server(gateway, listener, tls)
+        server = http.Server(application(gateway), settings, listener, tls)
         click.echo(server.url)
         sys.stdout.flush()
         http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
-        if rules is None and not _is_loopback(listen[0]):
+        if rules is None and not is_loopback(listen[0]):
             http.log.warning("--insecure: whoever can connect may call every service")
-        elif rules is not None and tls is None and not _is_loopback(listen[0]):
+        elif rules is not None and tls is None and not is_loopback(listen[0]):
             http.log.warning("tokens are not encrypted without --tls-cert: put a proxy with TLS in front")
         gc.freeze()  # what is there now stays
         return await http.serve(gateway, server)
 
     return http.run(main)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _allow_many_connections() -> None:

@@ -1,4 +1,4 @@
-"""Runs the gateway: listens, accepts connections, and stops in an orderly way."""
+"""Accepts HTTP connections, and stops in an orderly way; runs the gateway."""
 
 import asyncio
 import logging
@@ -16,40 +16,18 @@ import uvloop
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from ....mdp.errors import AccessError, BindError, SettingError
+from ....mdp.errors import AccessError, SettingError
+from ....mdp.transport.tcp import BACKLOG
 from .access import load
-from .app import application
 from .connection import Connection
 from .gateway import Gateway
+from .settings import Settings
 
-BACKLOG: Final = 1024
 MAX_WEBSOCKET_BYTES: Final = 16 << 20
 POLL_SECONDS: Final = 0.05
 """How often to see whether the last connections have ended, while the gateway stops."""
 
 log = logging.getLogger("zmdp.gateway")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.  Raises `BindError`."""
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
-    except OSError as error:
-        hint = ": another program listens there; use another port, or 0 for a free one" if error.errno == 98 else ""
-        raise BindError(f"cannot listen on {shown}: {error.strerror}{hint}") from None
-    listener.setblocking(False)
-    return listener
 
 
 def tls_context(certificate: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
@@ -73,15 +51,17 @@ def tls_context(certificate: Path, key: Path | None, client_ca: Path | None) -> 
 
 
 class Server:
-    """Serves a gateway at a socket."""
+    """Serves an ASGI application at a socket, within the limits that `settings` has for connections."""
 
-    def __init__(self, gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        self._gateway = gateway
+    def __init__(
+        self, application: Any, settings: Settings, listener: socket.socket, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._settings = settings
         self._listener = listener
         self._tls = tls
         self._state = ServerState()
         self._config = Config(
-            application(gateway), log_config=None, access_log=False, lifespan="off", proxy_headers=False,
+            application, log_config=None, access_log=False, lifespan="off", proxy_headers=False,
             server_header=False, ws="websockets-sansio", ws_max_size=MAX_WEBSOCKET_BYTES,
         )  # fmt: skip
         self._stopping = asyncio.Event()
@@ -120,28 +100,15 @@ class Server:
         self.forced = self._stopping.is_set()
         self._stopping.set()
 
-    def reload(self) -> None:
-        """Read the access file again.  If it is invalid, what it said before still applies."""
-        access = self._gateway.access
-        if access is None:
-            log.info("there is no access file to read again")
-            return
-        try:
-            self._gateway.access = load(access.path)
-        except AccessError as error:
-            log.error("what the access file said before still applies: %s", error)
-        else:
-            log.info("read the access file again: %d roles", len(self._gateway.access.roles))
-
     def _connection(self) -> Connection:
-        return Connection(self._config, self._state, self._gateway.settings, asyncio.get_running_loop())
+        return Connection(self._config, self._state, self._settings, asyncio.get_running_loop())
 
     def _connections(self) -> Iterable[Any]:
         return self._state.connections
 
     async def _sweep(self) -> None:
         """Enforce the timeouts, and keep the date that responses have."""
-        settings, loop = self._gateway.settings, asyncio.get_running_loop()
+        settings, loop = self._settings, asyncio.get_running_loop()
         shortest = min(settings.header_timeout, settings.body_timeout, settings.keep_alive)
         while True:
             await asyncio.sleep(min(1.0, shortest / 4))
@@ -157,7 +124,7 @@ class Server:
 
     async def _drain(self) -> None:
         """Wait until every connection has ended, for a limited time."""
-        limit = asyncio.get_running_loop().time() + self._gateway.settings.drain_timeout
+        limit = asyncio.get_running_loop().time() + self._settings.drain_timeout
         for connection in list(self._connections()):
             connection.shutdown()
         while self._state.connections or self._state.tasks:
@@ -167,12 +134,26 @@ class Server:
             await asyncio.sleep(POLL_SECONDS)
 
 
+def reload(gateway: Gateway) -> None:
+    """Read the access file again.  If it is invalid, what it said before still applies."""
+    access = gateway.access
+    if access is None:
+        log.info("there is no access file to read again")
+        return
+    try:
+        gateway.access = load(access.path)
+    except AccessError as error:
+        log.error("what the access file said before still applies: %s", error)
+    else:
+        log.info("read the access file again: %d roles", len(gateway.access.roles))
+
+
 async def serve(gateway: Gateway, server: Server) -> int:
     """Serve until SIGTERM or SIGINT.  Return the exit code."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
-    loop.add_signal_handler(signal.SIGHUP, server.reload)
+    loop.add_signal_handler(signal.SIGHUP, reload, gateway)
     try:
         await server.run()
     finally:
