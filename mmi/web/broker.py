@@ -153,12 +153,12 @@ class BrokerSection:
         }  # fmt: skip
 
     async def _workers(self, view: View) -> Mapping[str, Any]:
-        workers, trouble = await self._list("mmi.workers", "workers", _as_bytes(view.query.get("service", "")))
+        workers, trouble = await self._list("mmi.workers", "workers", _as_bytes(view.service))
         found = self._worker_table(workers, view)
         return {"trouble": self._observer.trouble or trouble, "table": found}
 
     async def _requests(self, view: View) -> Mapping[str, Any]:
-        requests, trouble = await self._list("mmi.requests", "requests", _as_bytes(view.query.get("service", "")))
+        requests, trouble = await self._list("mmi.requests", "requests", _as_bytes(view.service))
         return {
             "trouble": self._observer.trouble, "no_requests": trouble, "table": self._request_table(requests, view),
             "cancelled": view.query.get("cancelled", ""),

@@ -60,6 +60,11 @@ class View:
     query: Mapping[str, str]
     visitor: Visitor
 
+    @property
+    def service(self) -> str:
+        """The service to which the page is limited; empty if it is not."""
+        return self.query.get("service", "")
+
 
 @dataclass(frozen=True)
 class Page:
