@@ -722,7 +722,13 @@ class Registry:
         """Take a request from its worker.  Unless it is abandoned, it must be queued or dropped next."""
         self._detach(attempt)
         worker = attempt.worker
-        self._update(worker)
+        service = worker.service
+        if isinstance(worker, Remote):
+            service.schedule.update_remote(worker)
+        else:
+            service.schedule.update(worker)
+        if not service.unsettled:
+            self.touch(service)
         if worker.leaving and not worker.held:
             self.finished.append(worker)
 
