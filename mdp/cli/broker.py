@@ -32,6 +32,7 @@ from .console import (
     Endpoints,
     Number,
     all_endpoints,
+    log_format,
     log_level_option,
     log_to_stderr,
     printable,
@@ -245,6 +246,11 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
 )
 @click.option(
+    "--slow",
+    type=Number("seconds"),
+    help=with_default("Log each request that takes longer than this, in the queue and at its worker.", "never"),
+)
+@click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -268,6 +274,7 @@ def cli(
     http: tuple[str, int] | None,
     ipc_mode: int,
     drain_timeout: float,
+    slow: float | None,
     config: Path | None,
     log_level: str,
     **limits: Any,
@@ -300,12 +307,12 @@ def cli(
         check_packages("mdp-broker --http")
         check_address(http[0], access=rules, insecure=insecure)
     with ExitStack() as stack:
-        web = None if http is None else stack.enter_context(WebProcess(*http, log_level=log_level))
+        web = None if http is None else stack.enter_context(WebProcess(*http, log_level=log_level, log_format=log_format()))
         server = stack.enter_context(Server(
             bind if web is None else (*bind, web.endpoint),
             pirates=pirate, limits=settings, drain_timeout=drain_timeout,
             access=rules if web is None or rules is None else web.admitted_by(rules), insecure=insecure,
-            ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])],
+            ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])], slow=slow,
         ))  # fmt: skip
         with server.stopped_by(signal.SIGTERM, signal.SIGINT):
             endpoints = server.endpoints[: len(bind)]

@@ -128,7 +128,7 @@ def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
     [
         ("[roles.shop]\ncalls = []", "role shop: there is no setting 'calls': did you mean call?"),
         ("[roles.shop]\nkey = []", "role shop: there is no setting 'key': did you mean keys?"),
-        ("[roles.shop]\nzzz = []", "role shop: there is no setting 'zzz': known are keys, call, offer, mmi, admin"),
+        ("[roles.shop]\nzzz = []", "role shop: there is no setting 'zzz': known are keys, tokens, call, offer, mmi, admin"),
         ("[role.shop]\n", "there is no setting 'role': did you mean roles?"),
         ("[roles.a.b]\n", 'role a: a role name with a dot needs quotes: [roles."a.b"]'),
         ("[roles.'a b']\n", "'a b' cannot be the name of a role: use up to 64 letters"),
