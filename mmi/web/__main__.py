@@ -1,6 +1,6 @@
 """The process that `mdp-broker --http` starts: see `zmdp.mdp.cli.web`.
 
-python -m zmdp.mmi.web DESCRIPTOR LOG-LEVEL LOG-FORMAT
+    python -m zmdp.mmi.web DESCRIPTOR LOG-LEVEL LOG-FORMAT
 
 The descriptor is that of a socket that listens; settings come on stdin.
 """

@@ -65,7 +65,7 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
         (b"CONNECT x:1 HTTP/1.1\r\nHost: x:1\r\n\r\n", b"405"),
         (b"GET /\xff\xfe%00%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"4"),
         (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc", b"405"),
-        (GET + b"Cookie: zmdp_1=\"; \x01=; ====\r\nConnection: close\r\n\r\n", b""),
+        (GET + b'Cookie: zmdp_1="; \x01=; ====\r\nConnection: close\r\n\r\n', b""),
         (GET + b"Authorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n", b"200"),
     ],
     ids=range(13),
