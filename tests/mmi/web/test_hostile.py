@@ -112,6 +112,14 @@ def test_pages_that_stay_open_are_limited(broker):
     eventually(lambda: opens(broker))
 
 
+def test_visitors_cause_few_questions_to_the_broker(broker, client):
+    before = client.call("mmi.stats")["mmi"]
+    with broker.client() as person:
+        pages = [person.get(f"/workers?service=unknown.{number}").text for number in range(200)]
+    assert "too many different pages are looked at" in "".join(pages)
+    assert client.call("mmi.stats")["mmi"] - before < 200
+
+
 def opens(broker):
     with connect(broker) as connection:
         connection.sendall(b"GET /live/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
