@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 Id = str | int
 
@@ -148,7 +148,7 @@ def _binary_body(content: Mapping[str, Any], attached: bytes) -> Sequence[bytes]
             raise _Invalid(f"{name} is for text messages: in a binary message, body lists the sizes of the frames")
     sizes = content.get("body", [len(attached)])
     valid = isinstance(sizes, list) and len(sizes) > 0
-    if not valid or not all(type(each) is int and 0 <= each for each in sizes) or sum(sizes) != len(attached):
+    if not valid or not all(type(each) is int and each >= 0 for each in sizes) or sum(sizes) != len(attached):
         raise _Invalid(f"body must list the sizes of the frames, which are {len(attached)} bytes together")
     frames, at = [], 0
     for size in sizes:
@@ -179,7 +179,7 @@ def _check_names(content: Mapping[str, Any], known: frozenset[str]) -> None:
         raise _Invalid(f"a message has no {unknown[:50]!r}: it may have {', '.join(sorted(known))}")
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[Id]:
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARACTERS
     return type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER

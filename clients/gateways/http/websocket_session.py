@@ -1,15 +1,16 @@
 """The gateway's side of a WebSocket connection after the handshake, as a machine: bytes ↔ effects."""
 
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from ....workers.request import Request
 from ...reply import Reply
 from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect, Write
+from .problems import Problem, problem_of
 from .websocket_messages import Ask, CancelAsk, Id, MessageError, decode, encode, encode_error
 
 MAX_REASON_BYTES: Final = 123
@@ -17,22 +18,13 @@ MAX_REASON_BYTES: Final = 123
 
 
 class Policy(Protocol):
-    """What a gateway allows, and how it reports errors."""
+    """What a gateway allows."""
 
     def begin(self, number: int, ask: Ask) -> Begin:
-        """Return how to make a request, which then counts as outstanding.  Raises an error that `problem` describes."""
+        """Return how to make a request, which then counts as outstanding.  Raises `Problem`."""
 
-    def end(self) -> None:
+    def end(self, ask: Ask) -> None:
         """Take in that a request for which `begin` has returned has ended."""
-
-    def problem(self, error: Exception, service: str = "") -> Mapping[str, Any]:
-        """Return the problem document for an error."""
-
-    def malformed(self, text: str) -> Mapping[str, Any]:
-        """Return the problem document for an invalid message."""
-
-    def cancelled(self, service: str) -> Mapping[str, Any]:
-        """Return the problem document for a request that was cancelled."""
 
 
 class WebSocketSession:
@@ -97,21 +89,23 @@ class WebSocketSession:
             said = decode(data, text=text)
         except MessageError as error:
             # An error with the id of an outstanding request would end that one.
-            self._say_error(None if error.id in self._numbers else error.id, self._policy.malformed(str(error)))
+            self._say_error(None if error.id in self._numbers else error.id, Problem("invalid", str(error)))
             return []
         if isinstance(said, CancelAsk):
             return self._cancel(said.id)
         if said.id in self._numbers:
-            self._say_error(None, self._policy.malformed(f"id {said.id!r} is in use by an outstanding request"))
+            self._say_error(None, Problem("invalid", f"id {said.id!r:.120} is in use by an outstanding request"))
             return []
         return self._ask(said)
 
     def _ask(self, ask: Ask) -> list[Effect]:
         number = self._last_number + 1
         try:
+            if self._draining:
+                raise Problem("closing", "the gateway is shutting down", service=ask.service)
             begin = self._policy.begin(number, ask)
-        except Exception as error:  # noqa: BLE001  # every request gets its answer
-            self._say_error(ask.id, self._policy.problem(error, ask.service))
+        except Problem as problem:
+            self._say_error(ask.id, problem)
             return []
         self._last_number = number
         self._requests[number] = ask
@@ -123,7 +117,7 @@ class WebSocketSession:
         if number is None:  # the CANCEL crossed the end of the request
             return []
         ask = self._forget(number)
-        self._say_error(id_, self._policy.cancelled(ask.service))
+        self._say_error(id_, Problem("cancelled", "cancelled as asked", service=ask.service))
         return [Cancel(number), *self._end_if_drained()]
 
     # ── from the broker ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,7 +135,7 @@ class WebSocketSession:
         if isinstance(outcome, Reply):
             self._say(ask, "final", outcome)
         else:
-            self._say_error(ask.id, self._policy.problem(outcome, ask.service))
+            self._say_error(ask.id, problem_of(outcome, ask.service))
         return self._with_output(self._end_if_drained())
 
     def asked(self, number: int, request: Request) -> list[Effect]:
@@ -156,7 +150,7 @@ class WebSocketSession:
 
     def ping(self) -> list[Effect]:
         """Ask the peer for a sign of life."""
-        if not self._closed:
+        if self._frames.state is State.OPEN:
             self._frames.send_ping(b"")
         return self._with_output([])
 
@@ -167,7 +161,7 @@ class WebSocketSession:
 
     def close(self, code: CloseCode, reason: str) -> list[Effect]:
         """Close the connection for a reason."""
-        if self._closed:
+        if self._frames.state is not State.OPEN:
             return []
         self._frames.send_close(code, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
         return self._with_output(self._end(reason))
@@ -180,7 +174,7 @@ class WebSocketSession:
         return []
 
     def _end_if_drained(self) -> list[Effect]:
-        if not self._draining or self._requests or self._closed:
+        if not self._draining or self._requests or self._frames.state is not State.OPEN:
             return []
         self._frames.send_close(CloseCode.GOING_AWAY, "the gateway is shutting down")
         return self._end("")
@@ -197,17 +191,21 @@ class WebSocketSession:
     def _forget(self, number: int) -> Ask:
         ask = self._requests.pop(number)
         del self._numbers[ask.id]
-        self._policy.end()
+        self._policy.end(ask)
         return ask
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _say(self, ask: Ask, kind: str, reply: Reply) -> None:
         message, text = encode(ask.id, kind, reply, ask.form)
-        (self._frames.send_text if text else self._frames.send_binary)(message)
+        self._send(message, text=text)
 
-    def _say_error(self, id_: Id | None, problem: Mapping[str, Any]) -> None:
-        self._frames.send_text(encode_error(id_, problem))
+    def _say_error(self, id_: Id | None, problem: Problem) -> None:
+        self._send(encode_error(id_, problem.document()), text=True)
+
+    def _send(self, message: bytes, *, text: bool) -> None:
+        if self._frames.state is State.OPEN:  # the peer's close frame may have arrived in the same bytes
+            (self._frames.send_text if text else self._frames.send_binary)(message)
 
     def _with_output(self, effects: list[Effect]) -> list[Effect]:
         """Return the effects, with what the codec wants to send before a `Close`."""
