@@ -25,8 +25,8 @@ from .job_options import KEY_OPTION, idempotency_key, options_of
 from .problems import Problem, problem_of
 from .stream import HEADERS, KEEP_ALIVE_SECONDS, error_event, event
 from .titanic_client import TitanicClient
-from .translation import Asked, body_of, frames_of, service_of
 from .translation import PREFIX as SERVICES
+from .translation import Asked, body_of, frames_of, service_of
 
 PREFIX: Final = "/jobs/"
 PENDING_SECONDS: Final = 1

@@ -72,6 +72,10 @@ class MessageError(Exception):
         self.id = id_
 
 
+class NotUtf8Error(MessageError):
+    """A text message is not text, which ends the connection (RFC 6455, 8.1)."""
+
+
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -85,6 +89,8 @@ def decode(data: bytes, *, text: bool) -> Ask | CancelAsk:
         data = line
     try:
         content = parse_json(data)
+    except UnicodeDecodeError:
+        raise NotUtf8Error("a message is not UTF-8") from None
     except _NOT_JSON:
         content = None
     if not isinstance(content, dict):

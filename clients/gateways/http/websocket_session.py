@@ -11,7 +11,7 @@ from ...reply import Reply
 from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect, Write
 from .problems import Problem, problem_of
-from .websocket_messages import Ask, CancelAsk, Id, MessageError, decode, encode, encode_error
+from .websocket_messages import Ask, CancelAsk, Id, MessageError, NotUtf8Error, decode, encode, encode_error
 
 MAX_REASON_BYTES: Final = 123
 """Maximum size of the reason in a close frame."""
@@ -87,6 +87,8 @@ class WebSocketSession:
     def _take_message(self, data: bytes, text: bool) -> list[Effect]:
         try:
             said = decode(data, text=text)
+        except NotUtf8Error as error:
+            return self.close(CloseCode.INVALID_DATA, str(error))
         except MessageError as error:
             # An error with the id of an outstanding request would end that one.
             self._say_error(None if error.id in self._numbers else error.id, Problem("invalid", str(error)))
