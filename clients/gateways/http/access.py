@@ -26,8 +26,8 @@ _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SETTINGS: Final = ("tokens", "certificates", "call", "mmi")
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
-_MMI_PREFIX: Final = "mmi."
-_ABOUT_SERVICES: Final = ("mmi.service", "mmi.services")
+_MMI_PREFIX: Final = b"mmi."
+_ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
 TOKEN_PREFIX: Final = "zmdp_"  # noqa: S105 - not a secret
 """Makes tokens recognisable, for example by programs that look for secrets in source code."""
 
@@ -44,13 +44,13 @@ class Caller:
 
     anybody: ClassVar["Caller"]
 
-    def may_call(self, service: str) -> bool:
+    def may_call(self, service: bytes) -> bool:
         """Return whether the gateway's access file allows it."""
         if self.permissions is None:
             return True
         if service.startswith(_MMI_PREFIX):
             return self.permissions.mmi == "all" or (self.permissions.mmi == "service" and service in _ABOUT_SERVICES)
-        return self.permissions.may_call(service.encode(errors="surrogatepass"))
+        return self.permissions.may_call(service)
 
 
 Caller.anybody = Caller(None)
@@ -141,7 +141,7 @@ def _add(found: Any, name: str, table: object) -> None:
     if mmi not in MMI:
         _fail(where, "mmi", mmi, f"it must be one of {', '.join(MMI)}")
     call = _texts(table, "call", where, '["resize", "spark.*"]', ["*"])
-    if any(not pattern or pattern.startswith(_MMI_PREFIX) for pattern in call):
+    if any(not pattern or pattern.encode().startswith(_MMI_PREFIX) for pattern in call):
         _fail(where, "call", call, "patterns are not empty, and do not apply to mmi.*: use the setting mmi for these")
     caller = Caller(name, Permissions(name, call=tuple(call), mmi=mmi), {"on_behalf": name})
     found.roles[name] = caller

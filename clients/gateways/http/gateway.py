@@ -1,51 +1,18 @@
-"""What every part of the HTTP gateway shares: its settings, the broker's side, who may do what, and its limits."""
+"""What every part of the HTTP gateway shares: the broker's side, who may do what, and its limits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ..upstream import Upstream
 from .access import Access, Caller
 from .problems import Problem
+from .settings import Settings
 
 Scope = Any
 """An ASGI scope."""
 CONNECTION: Final = "zmdp.connection"
-"""The scope's key of the `Connection` (connection.py) over which a request came."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The limits of the gateway."""
-
-    timeout: float = 15.0
-    """Seconds that a request may take, if it does not say."""
-    max_timeout: float = 3600.0
-    """Maximum number of seconds that a request may ask for."""
-    max_body: int = 16 << 20
-    """Bytes of one request's body."""
-    max_parts: int = 1000
-    """Frames in the body of a request."""
-    max_memory: int = 512 << 20
-    """Bytes of the bodies of all requests that have not been answered."""
-    max_unread: int = 4 << 20
-    """Bytes of a reply that its reader may leave unread."""
-    max_connections: int = 1000
-    max_outstanding: int = 10_000
-    """Requests that have not been answered, over all connections."""
-    max_header_bytes: int = 64 << 10
-    max_headers: int = 100
-    header_timeout: float = 10.0
-    """Seconds within which the headers of a request must have arrived."""
-    body_timeout: float = 30.0
-    """Seconds within which more of a request's body must arrive, or more of a reply must be read."""
-    keep_alive: float = 60.0
-    """Seconds that a connection may be idle between requests."""
-    drain_timeout: float = 10.0
-    """Seconds that requests may take to finish after SIGTERM."""
-    allow_origins: tuple[str, ...] = ()
-    """Origins of pages that may use the gateway from a browser; `*` allows all."""
+"""The key in a scope's state of the `Connection` (connection.py) over which a request came, or a WebSocket."""
 
 
 class Gateway:
@@ -80,11 +47,9 @@ class Gateway:
                 origin = value
         if origin is not None:
             self.check_origin(origin)
-        connection = scope.get(CONNECTION)
-        certificate = () if connection is None else connection.certificate
         if token is not None:
             given = b"Bearer " + token.encode(errors="replace")
-        return self.identify(given, certificate)
+        return self.identify(given, connection_of(scope).certificate)
 
     def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
         """Return the caller with this Authorization header and certificate.  Raises `Problem`."""
@@ -103,14 +68,14 @@ class Gateway:
             text = "pages of this origin may not use the gateway: it allows those named by --allow-origin"
             raise Problem("origin-not-allowed", text)
 
-    def check_call(self, caller: Caller, service: str) -> None:
+    def check_call(self, caller: Caller, service: bytes) -> None:
         """Raise `Problem` unless the gateway's access file lets `caller` call `service`.
 
         What the broker's access file says about the role is checked by the broker.
         """
         if not caller.may_call(service):
             text = f"role {caller.role} may not call it: no pattern of `call` in the gateway's access file matches"
-            raise Problem("not-allowed", text, service=service)
+            raise Problem("not-allowed", text, service=service.decode())
 
     def options(self, caller: Caller) -> Mapping[str, Any] | None:
         """Return the options with which requests of `caller` are made at the broker."""
@@ -146,9 +111,19 @@ class Gateway:
             raise Problem("overloaded", f"requests with {self.memory} bytes (--max-memory) have not been answered yet")
         self.memory += size
 
-    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    @staticmethod
-    def on_disconnect(scope: Scope, then: Any) -> None:
-        """Call `then` once if the client disconnects before the response is complete; None forgets the last one."""
-        scope[CONNECTION].on_disconnect = then
+def connection_of(scope: Scope) -> Any:
+    """Return the `Connection` over which a request or a WebSocket came."""
+    return scope["state"][CONNECTION]
+
+
+@contextmanager
+def on_disconnect(scope: Scope, then: Callable[[], None]) -> Iterator[None]:
+    """Within this context, call `then` if the client of a request disconnects."""
+    connection = connection_of(scope)
+    connection.on_disconnect = then
+    try:
+        yield
+    finally:
+        if connection.on_disconnect is then:  # after the response, it may be that of the next request
+            connection.on_disconnect = None
