@@ -20,7 +20,7 @@ from ....titanic.client import AsyncTicket, AsyncTitanic
 from ....titanic.conversation import REPLY, parse_reply
 from ...reply import Reply
 from .access import Caller
-from .gateway import Gateway
+from .gateway import Gateway, on_disconnect
 from .job_options import KEY_OPTION, idempotency_key, options_of
 from .problems import Problem, problem_of
 from .stream import HEADERS, KEEP_ALIVE_SECONDS, error_event, event
@@ -57,18 +57,18 @@ class _Jobs:
         """Store a request."""
         gateway = self._gateway
         caller, asked = gateway.caller(request.scope), self._asked(request)
-        service = service_of(SERVICES + request.scope["raw_path"][len(PREFIX) :]).decode()
+        service = service_of(SERVICES + request.scope["raw_path"][len(PREFIX) :])
         gateway.check_call(caller, service)
         options = options_of(request.query_params.multi_items())
         key = idempotency_key(request.headers.getlist("idempotency-key"))
         if key is not None:
             # Titanic keeps the keys of roles apart if the broker knows the roles; otherwise this does.
             options[KEY_OPTION] = key if gateway.on_behalf or caller.role is None else f"{caller.role}:{key}"
-        body = await read_body(request, gateway.settings.max_body)
+        body = await _read_body(request, gateway)
         with gateway.admit(len(body)):
             frames = frames_of(asked.found.get(b"content-type"), body, gateway.settings.max_parts)
             ticket = await self._titanic(caller).submit(service, *frames, headers=asked.headers, **options)
-            reply = await _reply_within(asked.timeout, ticket) if asked.wait else None
+        reply = await self._wait(ticket, asked, request)
         return _pending(ticket) if reply is None else _done(reply, asked, ticket)
 
     async def fetch(self, request: Request) -> Response:
@@ -81,8 +81,8 @@ class _Jobs:
             return await self._stream(titanic, ticket, request.headers.get("last-event-id", ""))
         with gateway.admit():
             reply = await _reply_now(titanic, ticket)
-            if reply is None and asked.wait:
-                reply = await _reply_within(asked.timeout, ticket)
+        if reply is None:
+            reply = await self._wait(ticket, asked, request)
         return _pending(ticket) if reply is None else _done(reply, asked, ticket)
 
     async def delete(self, request: Request) -> Response:
@@ -102,6 +102,19 @@ class _Jobs:
             await _reply_now(titanic, ticket)
         return _EventStream(self._gateway, _with_comments(_events(ticket, int(last_event) + 1 if last_event else 0)))
 
+    async def _wait(self, ticket: AsyncTicket, asked: Asked, request: Request) -> Reply | None:
+        """Wait for a reply, if the client prefers that and for as long as it is connected."""
+        if not asked.wait:
+            return None
+        with self._gateway.admit():
+            waiting = asyncio.ensure_future(_reply_within(asked.timeout, ticket))
+            try:
+                with on_disconnect(request.scope, waiting.cancel):
+                    await asyncio.wait({waiting})
+            finally:
+                waiting.cancel()
+            return None if waiting.cancelled() else waiting.result()
+
     def _asked(self, request: Request) -> Asked:
         settings = self._gateway.settings
         return Asked(request.scope["headers"], settings.timeout, settings.max_timeout)
@@ -111,16 +124,21 @@ class _Jobs:
         return TitanicClient.titanic(gateway.upstream.client, gateway.options(caller), gateway.settings.max_unread)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body of a request.  Raises `Problem` if it is larger than `limit`."""
+async def _read_body(request: Request, gateway: Gateway) -> bytes:
+    """Return the body of a request.  Raises `Problem` if it is too large."""
+    limit = gateway.settings.max_body
     pieces: list[bytes] = []
     size = 0
-    async for piece in request.stream():
-        pieces.append(piece)
-        size += len(piece)
-        if size > limit:
-            raise Problem("too-large", f"a body may have up to {limit} bytes (--max-body)")
-    return b"".join(pieces)
+    try:
+        async for piece in request.stream():
+            gateway.charge(len(piece))
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise Problem("too-large", f"the body of a request may have up to {limit} bytes (--max-body)")
+        return b"".join(pieces)
+    finally:
+        gateway.memory -= size
 
 
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -50,7 +50,7 @@ def routes(gateway: Gateway) -> list[Route]:
 
 async def _services(gateway: Gateway, caller: Caller) -> list[str]:
     """Return the names of the services that the caller may know of and call."""
-    gateway.check_call(caller, "mmi.services")
+    gateway.check_call(caller, b"mmi.services")
     with gateway.admit():
         reply = await gateway.upstream.client.request(
             "mmi.services", b"", timeout=gateway.settings.timeout, options=gateway.options(caller)
@@ -58,7 +58,7 @@ async def _services(gateway: Gateway, caller: Caller) -> list[str]:
     found = json.loads(reply[0])
     if not isinstance(found, dict):
         raise Problem("not-allowed", "the broker's access file does not let this role know of services (mmi)")
-    return [row["name"] for row in found["services"] if caller.may_call(row["name"])]
+    return [row["name"] for row in found["services"] if caller.may_call(row["name"].encode())]
 
 
 # ── the document ─────────────────────────────────────────────────────────────────────────────────────────────────────

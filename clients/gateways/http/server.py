@@ -17,13 +17,13 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ....mdp.errors import AccessError, BindError, SettingError
+from . import websocket
 from .access import load
 from .app import application
 from .connection import Connection
 from .gateway import Gateway
 
 BACKLOG: Final = 1024
-MAX_WEBSOCKET_BYTES: Final = 16 << 20
 POLL_SECONDS: Final = 0.05
 """How often to see whether the last connections have ended, while the gateway stops."""
 
@@ -82,7 +82,7 @@ class Server:
         self._state = ServerState()
         self._config = Config(
             application(gateway), log_config=None, access_log=False, lifespan="off", proxy_headers=False,
-            server_header=False, ws="websockets-sansio", ws_max_size=MAX_WEBSOCKET_BYTES,
+            server_header=False, ws=websocket.protocol(gateway),  # type: ignore[arg-type]  # it makes protocols
         )  # fmt: skip
         self._stopping = asyncio.Event()
         self.forced = False

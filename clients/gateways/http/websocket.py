@@ -20,6 +20,8 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from ....mdp.errors import SettingError
+from ....mdp.wire import service_name
 from ....mdp.wire.options import BROKERS
 from ..conversation import Conversation
 from ..effects import Begin
@@ -84,8 +86,8 @@ class WebSocketConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over a connection."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._peer = _Peer(self._transport)
+        self.transport = cast(asyncio.Transport, transport)
+        self._peer = _Peer(self.transport)
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -109,7 +111,7 @@ class WebSocketConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Finish the outstanding requests, then close: the server is stopping."""
         if self._opened is None:
-            self._transport.close()
+            self.transport.close()
         else:
             session, conversation = self._opened
             conversation.do(session.drain())
@@ -130,7 +132,7 @@ class WebSocketConnection(asyncio.Protocol):
                     return
                 response = self._frames.accept(request)
                 self._frames.send_response(response)
-                self._transport.write(b"".join(self._frames.data_to_send()))
+                self.transport.write(b"".join(self._frames.data_to_send()))
                 if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
                     self._open(policy)
                 else:
@@ -155,12 +157,12 @@ class WebSocketConnection(asyncio.Protocol):
         fields = Headers([(name.decode(), value.decode("latin-1")) for name, value in headers])
         fields["Connection"] = "close"
         response = Response(status, HTTPStatus(status).phrase, fields, body)
-        self._transport.write(response.serialize())
+        self.transport.write(response.serialize())
         self._peer.close()
 
     def _open(self, policy: "_Policy") -> None:
         session = WebSocketSession(self._frames, policy)
-        host, port, *_ = self._transport.get_extra_info("peername") or ("a peer", 0)
+        host, port, *_ = self.transport.get_extra_info("peername") or ("a peer", 0)
         conversation = Conversation(
             session, self._peer, self._gateway.upstream, name=f"WebSocket from {host}:{port}",
             max_unread_bytes=self._gateway.settings.max_unread,
@@ -242,7 +244,10 @@ class _Policy:
         if self._access is not gateway.access:  # it was read again
             self._caller = gateway.identify(*self._credentials)
             self._access = gateway.access
-        gateway.check_call(self._caller, service)
+        try:
+            gateway.check_call(self._caller, service_name(service))
+        except SettingError as error:
+            raise Problem("invalid", str(error)) from None
         settings = gateway.settings
         if timeout is not None and timeout > settings.max_timeout:
             raise Problem("invalid", f"timeout must be at most {settings.max_timeout:g} seconds", service=service)
