@@ -8,6 +8,7 @@ DELETE /jobs/UUID    204: deleted, and cancelled if it was running
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -109,7 +110,7 @@ class _Jobs:
         with self._gateway.admit():
             waiting = asyncio.ensure_future(_reply_within(asked.timeout, ticket))
             try:
-                with on_disconnect(request.scope, waiting.cancel):
+                with on_disconnect(request.scope, partial(_cancel, waiting)):
                     await asyncio.wait({waiting})
             finally:
                 waiting.cancel()
@@ -168,6 +169,10 @@ async def _reply_within(seconds: float, ticket: AsyncTicket) -> Reply | None:
         raise
     except RequestTimeout:
         return None
+
+
+def _cancel(waiting: asyncio.Future[Reply | None]) -> None:
+    waiting.cancel()
 
 
 def _pending(ticket: AsyncTicket) -> Response:

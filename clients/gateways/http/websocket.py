@@ -35,6 +35,8 @@ PATH: Final = "/ws"
 SUBPROTOCOL: Final = "zmdp"
 TOKEN_PREFIX: Final = "zmdp.token."  # noqa: S105 - not a secret
 """A subprotocol that carries a token, because scripts in a browser cannot set headers."""
+MAX_OUTSTANDING: Final = 1000
+"""Outstanding requests of one connection from which on nothing more is read from it."""
 PING_SECONDS: Final = 20.0
 """Interval of PINGs.  A peer that has sent nothing for one interval after a PING is disconnected."""
 LINGER_SECONDS: Final = 5.0
@@ -120,23 +122,22 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _shake_hands(self, data: bytes) -> None:
         self._frames.receive_data(data)
-        requests = self._frames.events_received()
-        if self._frames.parser_exc is not None:
-            self._refuse(Problem("headers-too-large", f"the headers are invalid: {self._frames.parser_exc}"))
+        requests = [each for each in self._frames.events_received() if isinstance(each, Request)]
+        if self._frames.handshake_exc is not None:
+            self._refuse(Problem("headers-too-large", f"a WebSocket cannot be opened so: {self._frames.handshake_exc}"))
         for request in requests:
-            if isinstance(request, Request):
-                try:
-                    policy = self._admit(request)
-                except Problem as problem:
-                    self._refuse(problem)
-                    return
-                response = self._frames.accept(request)
-                self._frames.send_response(response)
-                self.transport.write(b"".join(self._frames.data_to_send()))
-                if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
-                    self._open(policy)
-                else:
-                    self._peer.close()
+            try:
+                policy = self._admit(request)
+            except Problem as problem:
+                self._refuse(problem)
+                return
+            response = self._frames.accept(request)
+            self._frames.send_response(response)
+            self.transport.write(b"".join(self._frames.data_to_send()))
+            if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+                self._open(policy)
+            else:
+                self._peer.close()
 
     def _admit(self, request: Request) -> "_Policy":
         """Return what the peer may do.  Raises `Problem`."""
@@ -165,7 +166,7 @@ class WebSocketConnection(asyncio.Protocol):
         host, port, *_ = self.transport.get_extra_info("peername") or ("a peer", 0)
         conversation = Conversation(
             session, self._peer, self._gateway.upstream, name=f"WebSocket from {host}:{port}",
-            max_unread_bytes=self._gateway.settings.max_unread,
+            max_outstanding=MAX_OUTSTANDING, max_unread_bytes=self._gateway.settings.max_unread,
         )  # fmt: skip
         self._opened = session, conversation
         self._check_alive(session, conversation)
