@@ -108,12 +108,15 @@ class Application:
                 outcome, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
                 options=options,
             )  # fmt: skip
-            connection_of(scope).on_disconnect = outcome.disconnected
+            connection = connection_of(scope)
+            connection.on_disconnect = outcome.disconnected
             reply = await outcome.future
         finally:
             gateway.leave(len(body))
         if reply is not None:
             kind, content = body_of(reply, asked.label)
+            if b"origin" not in asked.found and connection.respond(kind, content):
+                return
             headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": content})

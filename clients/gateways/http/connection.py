@@ -32,6 +32,7 @@ MAX_IGNORED: Final = 1 << 20
 LINGER_SECONDS: Final = 2.0
 """How long to wait for the client to read a refusal before the connection is closed: to close it while the client still
 sends would discard the refusal."""
+_OF_UPGRADES: Final = frozenset({b"connection", b"http2-settings", b"upgrade"})
 _CHUNK_OVERHEAD: Final = 8
 """Bytes of framing, for each byte of a body, in chunks of one byte."""
 
@@ -99,8 +100,8 @@ class Connection(HttpToolsProtocol):
         self._received += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._upgrade()
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             reason = error.__context__
             self._refuse(reason.args[0] if isinstance(reason, _Refused) else _malformed(error))
@@ -163,6 +164,10 @@ class Connection(HttpToolsProtocol):
             raise _Refused(Problem("invalid", f"the request has {self._hosts} headers Host: it must have one"))
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(Problem("overloaded", f"more than {MAX_PIPELINED} requests were sent before a reply"))
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise _Refused(Problem("method-not-allowed", "this is not a proxy"))
+            return
         super().on_headers_complete()
         self._begin(BODY)
 
@@ -178,6 +183,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._begin(IDLE if self.cycle is not None and self.cycle.response_complete else REPLY)
 
@@ -197,6 +204,27 @@ class Connection(HttpToolsProtocol):
         elif self.expect_100_continue:  # whether the client sends its body now, nobody can tell
             self._linger()
 
+    def respond(self, kind: bytes, body: bytes) -> bool:
+        """Answer the running request with 200, all at once; return whether that was possible.
+
+        It is not if the client has yet to read earlier replies: then `send` waits for it.
+        """
+        cycle = self._running
+        if cycle is None or self.flow.write_paused:
+            return False
+        if not cycle.disconnected:
+            close = b"" if cycle.keep_alive else b"connection: close\r\n"
+            date = self.server_state.default_headers[0][1]
+            self.transport.write(
+                b"HTTP/1.1 200 OK\r\ndate: %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s\r\n%s"
+                % (date, kind, len(body), close, body)
+            )
+            cycle.response_started = cycle.response_complete = True
+            if not cycle.keep_alive:
+                self.transport.close()
+            self.on_response_complete()
+        return True
+
     def _check_overhead(self) -> None:
         """Refuse headers without an end, and bodies that are mostly framing (extensions of chunks, trailers)."""
         limit = self._settings.max_header_bytes
@@ -209,11 +237,25 @@ class Connection(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _upgrade(self) -> None:
-        if self._should_upgrade():
+    def _upgrade(self, rest: bytes) -> None:
+        """Pass the connection on to the WebSocket protocol, or ignore the header Upgrade; `rest` follows the headers."""
+        if not self._should_upgrade():
+            self._parse_again(rest)
+        elif self._is_answered():
             self.handle_websocket_upgrade()
-        else:  # such as `curl --http2`: the request is answered, but what would follow the upgrade is not a request
-            self.cycle.keep_alive = False
+        else:
+            self._refuse(Problem("invalid", "a connection becomes a WebSocket only after all replies"))
+
+    def _parse_again(self, rest: bytes) -> None:
+        """Parse the request without the header Upgrade: the parser takes what follows for another protocol.
+
+        Java's HTTP client, for one, offers HTTP/2 with every first request.
+        """
+        lines = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in _OF_UPGRADES]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"".join([*lines, b"\r\n", rest]))
 
     # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
