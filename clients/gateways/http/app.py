@@ -23,7 +23,7 @@ from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import Problem, RawHeaders, problem_of
 from .translation import PREFIX, Asked, body_of, frames_of, service_of
 
-HEALTH_TIMEOUT_SECONDS: Final = 2.0
+HEALTH_TIMEOUT_SECONDS: Final = 1.0
 CORS_MAX_AGE_SECONDS: Final = b"600"
 _ALLOW: Final = [(b"allow", b"POST")]
 _KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed", 406: "not-acceptable"}

@@ -92,6 +92,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived."""
         if self._lingering or self._refusal is not None:
+            self._received += len(data)
+            if self._received > MAX_IGNORED:
+                self.transport.abort()
             return
         if self._phase is IDLE:
             self._begin(HEADERS)
@@ -160,8 +163,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start the application, or queue the request behind the one in progress."""
-        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
-            raise _Refused(Problem("invalid", f"the request has {self._hosts} headers Host: it must have one"))
+        if self._hosts != 1 or self.parser.get_http_version() != "1.1":
+            self._check_version()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(Problem("overloaded", f"more than {MAX_PIPELINED} requests were sent before a reply"))
         if self.parser.should_upgrade() and not self._should_upgrade():
@@ -170,6 +173,16 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._begin(BODY)
+
+    def _check_version(self) -> None:
+        """Refuse what is not HTTP/1.1, but also HTTP/1.0 as it should be."""
+        version = self.parser.get_http_version()
+        if self._hosts > 1 or (version == "1.1" and not self._hosts):
+            raise _Refused(Problem("invalid", f"the request has {self._hosts} headers Host: it must have one"))
+        if version not in {"1.0", "1.1"}:
+            raise _Refused(Problem("invalid", f"this is a request of HTTP/{version}: use HTTP/1.1"))
+        if version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
+            raise _Refused(Problem("invalid", "HTTP/1.0 has no Transfer-Encoding"))
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body, unless the request has been answered."""
@@ -216,8 +229,9 @@ class Connection(HttpToolsProtocol):
             close = b"" if cycle.keep_alive else b"connection: close\r\n"
             date = self.server_state.default_headers[0][1]
             self.transport.write(
-                b"HTTP/1.1 200 OK\r\ndate: %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s\r\n%s"
-                % (date, kind, len(body), close, body)
+                b"HTTP/1.1 200 OK\r\ndate: %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s\r\n"
+                % (date, kind, len(body), close)
+                + body
             )
             cycle.response_started = cycle.response_complete = True
             if not cycle.keep_alive:
