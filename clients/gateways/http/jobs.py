@@ -188,7 +188,7 @@ def _done(reply: Reply, asked: Asked, ticket: AsyncTicket) -> Response:
 
 
 def _unknown(text: str) -> Problem:
-    return Problem("unknown-job", text, status=404, title="There is no such job")
+    return Problem("unknown-job", text)
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────

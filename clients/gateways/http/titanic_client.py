@@ -57,10 +57,8 @@ class TitanicClient:
         try:
             return await self._client.request(service, *frames, options=merged, **settings)
         except ServiceNotFound:
-            raise Problem(
-                "no-titanic", "no Titanic is registered at the broker: start one: titanic serve", service=service,
-                status=503, title="There is no Titanic", headers=[(b"retry-after", b"1")],
-            ) from None  # fmt: skip
+            text = "no Titanic is registered at the broker: start one: titanic serve"
+            raise Problem("no-titanic", text, service=service) from None
 
     async def stream(
         self, service: str, *frames: bytes, timeout: float | None, options: Mapping[str, Any]

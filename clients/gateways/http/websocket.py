@@ -53,10 +53,8 @@ def routes(gateway: Gateway) -> list[Route]:
 
     async def upgrade_required(request: HttpRequest) -> HttpResponse:
         del request
-        raise Problem(
-            "upgrade-required", "open it as a WebSocket", status=426, title="This path is a WebSocket",
-            headers=[(b"upgrade", b"websocket"), (b"connection", b"upgrade")],
-        )  # fmt: skip
+        headers = [(b"upgrade", b"websocket"), (b"connection", b"upgrade")]
+        raise Problem("upgrade-required", "open it as a WebSocket", headers=headers)
 
     return [Route(PATH, upgrade_required, methods=["GET"])]
 
