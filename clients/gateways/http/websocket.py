@@ -237,6 +237,7 @@ class _Policy:
         self._credentials = (authorization, certificate)
         self._access = gateway.access
         self._caller: Caller = gateway.identify(*self._credentials)
+        self._held = 0
 
     def begin(self, number: int, ask: Ask) -> Begin:
         gateway, service, timeout = self._gateway, ask.service, ask.timeout
@@ -265,6 +266,12 @@ class _Policy:
 
     def end(self, ask: Ask) -> None:
         self._gateway.leave(_size(ask))
+
+    def hold(self, size: int) -> None:
+        self._gateway.memory -= self._held
+        self._held = 0
+        self._gateway.charge(size)
+        self._held = size
 
 
 def _size(ask: Ask) -> int:

@@ -26,6 +26,9 @@ class Policy(Protocol):
     def end(self, ask: Ask) -> None:
         """Take in that a request for which `begin` has returned has ended."""
 
+    def hold(self, size: int) -> None:
+        """Take in that so many bytes of an incomplete message are held now.  Raises `Problem`, and then none count."""
+
 
 class WebSocketSession:
     """The machine of one connection.
@@ -43,6 +46,8 @@ class WebSocketSession:
         self._last_number = 0
         self._message = bytearray()
         """The message of which some frames have arrived."""
+        self._partial = 0
+        """Bytes of the frame that has not arrived completely."""
         self._is_text = False
         self._draining = False
         self._closed = False
@@ -58,12 +63,19 @@ class WebSocketSession:
         """Take in bytes that have arrived."""
         self._frames.receive_data(data)
         effects: list[Effect] = []
-        for frame in self._frames.events_received():
+        frames = self._frames.events_received()
+        for frame in frames:
             if isinstance(frame, Frame) and not self._closed:
                 effects += self._take(frame)
+        self._partial = 0 if frames else self._partial + len(data)
         if self._frames.parser_exc is not None:  # the codec has sent the close frame that says why
             sent = self._frames.close_sent
             effects += self._end("invalid WebSocket frame" if sent is None else sent.reason or f"code {sent.code}")
+        if not self._closed:
+            try:
+                self._policy.hold(len(self._message) + self._partial)
+            except Problem as problem:
+                effects += self.close(CloseCode.TRY_AGAIN_LATER, problem.detail)
         return self._with_output(effects)
 
     def _take(self, frame: Frame) -> list[Effect]:
@@ -170,9 +182,7 @@ class WebSocketSession:
 
     def ended(self) -> list[Effect]:
         """Take in that the connection is closed."""
-        self._closed = True
-        for number in list(self._requests):
-            self._forget(number)
+        self._end("")
         return []
 
     def _end_if_drained(self) -> list[Effect]:
@@ -185,6 +195,7 @@ class WebSocketSession:
         if self._closed:
             return []
         self._closed = True
+        self._policy.hold(0)
         numbers = list(self._requests)
         for number in numbers:
             self._forget(number)

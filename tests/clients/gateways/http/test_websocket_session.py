@@ -13,12 +13,15 @@ from zmdp.clients.gateways.effects import Begin, Cancel, Close, Write
 from zmdp.clients.gateways.http.problems import Problem
 from zmdp.clients.gateways.http.websocket_session import WebSocketSession
 
+MAX_HELD = 5000
+
 
 class Policy:
     """Lets everything pass but the service `forbidden`."""
 
     def __init__(self):
         self.outstanding = []
+        self.held = 0
 
     def begin(self, number, ask):
         if ask.service == "forbidden":
@@ -28,6 +31,12 @@ class Policy:
 
     def end(self, ask):
         self.outstanding.remove(ask.id)
+
+    def hold(self, size):
+        self.held = 0
+        if size > MAX_HELD:
+            raise Problem("overloaded", "too much")
+        self.held = size
 
 
 class Pair:
@@ -166,6 +175,35 @@ def test_a_message_in_fragments(pair):
     pair.client.send_continuation(b'"service":"s"}', fin=True)
     assert pair.flush() == [Begin(1, "s", [b""], None, False)]
     assert pair.heard() == [("PONG", b"between")]
+
+
+def test_what_is_held_of_an_incomplete_message_is_counted(pair):
+    pair.client.send_text(b'{"id":1,', fin=False)
+    pair.flush()
+    assert pair.policy.held == 8
+    pair.client.send_continuation(b'"service":"s"}', fin=True)
+    data = b"".join(pair.client.data_to_send())
+    pair.session.received(data[:-1])
+    assert pair.policy.held == 8 + len(data) - 1
+    pair.client.send_ping(b"")
+    pair.session.received(data[-1:] + b"".join(pair.client.data_to_send()))
+    assert pair.policy.held == 0
+
+
+def test_a_message_for_which_there_is_no_memory_ends_the_connection(pair):
+    pair.say(id=1, service="s")
+    pair.client.send_text(b" " * 6000, fin=False)
+    assert pair.flush() == [Cancel(1), Close("too much")]
+    assert pair.client.close_rcvd.code == CloseCode.TRY_AGAIN_LATER
+    assert pair.policy.held == 0
+
+
+def test_a_connection_that_is_lost_holds_nothing(pair):
+    pair.client.send_text(b"{", fin=False)
+    pair.flush()
+    assert pair.policy.held == 1
+    pair.session.ended()
+    assert pair.policy.held == 0
 
 
 def test_every_way_to_split_the_bytes(pair):
