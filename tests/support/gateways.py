@@ -201,13 +201,13 @@ class Raw:
             yield self.response()
 
     def until(self, text: bytes) -> bytes:
-        """Read up to and including `text`."""
-        found = b""
+        """Read up to and including `text`, which ends with the end of a line."""
+        found = bytearray()
         while not found.endswith(text):
-            one = self._file.read(1)
-            assert one, found
-            found += one
-        return found
+            line = self._file.readline()
+            assert line, found[-200:]
+            found += line
+        return bytes(found)
 
     def rest(self) -> bytes:
         """Read until the other side closes the connection."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from time import monotonic
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -103,7 +104,7 @@ class Application:
             if asked.stream:
                 await self._stream(scope, send, service, frames, asked, options)
                 return
-            outcome = _Outcome(self._client)
+            outcome = _Outcome(self._client, asked.timeout)
             outcome.call = self._client.begin(
                 outcome, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
                 options=options,
@@ -163,7 +164,7 @@ class Application:
         options: Mapping[str, Any] | None,
     ) -> None:
         """Answer with events."""
-        events = stream.Events(self._gateway.upstream, service.decode(), self._gateway.settings.max_unread)
+        events = stream.Events(self._gateway, service.decode(), asked.timeout)
         try:
             events.call = self._client.begin(
                 events, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
@@ -205,10 +206,11 @@ class Application:
 class _Outcome:
     """The receiver of the outcome of a request whose PARTIALs do not count."""
 
-    __slots__ = ("_client", "call", "future")
+    __slots__ = ("_client", "_deadline", "call", "future")
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, timeout: float) -> None:
         self._client = client
+        self._deadline = monotonic() + timeout
         self.call: Call | None = None
         self.future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         """The FINAL, or None if the client has disconnected."""
@@ -217,7 +219,7 @@ class _Outcome:
         if self.future.done():
             return
         if not isinstance(outcome, Reply):
-            self.future.set_exception(outcome)
+            self.future.set_exception(problem_of(outcome, overdue=monotonic() >= self._deadline))
         elif outcome.final:
             self.future.set_result(outcome)
 

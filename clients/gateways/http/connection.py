@@ -252,7 +252,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _upgrade(self, rest: bytes) -> None:
-        """Pass the connection on to the WebSocket protocol, or ignore the header Upgrade; `rest` follows the headers."""
+        """Pass the connection on to the WebSocket protocol, or ignore the header Upgrade; `rest` comes after it."""
         if not self._should_upgrade():
             self._parse_again(rest)
         elif self._is_answered():

@@ -148,8 +148,11 @@ class Problem(Exception):
         return self.status, headers, body
 
 
-def problem_of(error: ZmdpError, service: str = "") -> Problem:
-    """Return the problem that tells an HTTP client about an exception of zmdp."""
+def problem_of(error: ZmdpError, service: str = "", *, overdue: bool = False) -> Problem:
+    """Return the problem that tells an HTTP client about an exception of zmdp.
+
+    `overdue` tells that the time for the request has passed, which a `StreamInterrupted` does not say.
+    """
     service = (error.service if isinstance(error, RequestError) else "") or service
     if isinstance(error, ServiceError):
         return _service_error(error, service)
@@ -157,9 +160,9 @@ def problem_of(error: ZmdpError, service: str = "") -> Problem:
         return Problem("unreachable", str(error), service=service)
     if isinstance(error, RequestError) and error.code in _OF_THE_BROKER:
         return Problem(_OF_THE_BROKER[error.code], error.text or str(error), service=service)
-    if isinstance(error, StreamInterrupted):
+    if isinstance(error, StreamInterrupted) and not overdue:
         return Problem("interrupted", str(error), service=service)
-    if isinstance(error, RequestTimeout):
+    if isinstance(error, RequestTimeout | StreamInterrupted):
         return Problem("timeout", str(error), service=service)
     if isinstance(error, SettingError):
         return Problem("invalid", str(error), service=service)
