@@ -257,6 +257,9 @@ class Connection(HttpToolsProtocol):
             self._parse_again(rest)
         elif self._is_answered():
             self.handle_websocket_upgrade()
+            if rest:  # a client that does not wait for the answer
+                protocol: Any = self.transport.get_protocol()
+                protocol.data_received(rest)
         else:
             self._refuse(Problem("invalid", "a connection becomes a WebSocket only after all replies"))
 
