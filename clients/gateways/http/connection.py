@@ -167,9 +167,11 @@ class Connection(HttpToolsProtocol):
             self._check_version()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(Problem("overloaded", f"more than {MAX_PIPELINED} requests were sent before a reply"))
-        if self.parser.should_upgrade() and not self._should_upgrade():
+        if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise _Refused(Problem("method-not-allowed", "this is not a proxy"))
+            if self._should_upgrade():
+                super().on_headers_complete()  # it starts nothing
             return
         super().on_headers_complete()
         self._begin(BODY)
