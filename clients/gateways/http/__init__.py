@@ -1,5 +1,8 @@
 """The HTTP gateway (docs/gateways.md): an ASGI application on uvicorn.
 
+Requests to services bypass the framework and set neither timers nor tasks of their own, because they are what the
+gateway is for; everything else is a route of Starlette.
+
     translation.py    HTTP requests ↔ requests to services
     problems.py       errors ↔ statuses and problem documents
     access.py         tokens and certificates ↔ roles; token_cli.py makes tokens
