@@ -1,0 +1,193 @@
+"""Runs the gateway: listens, accepts connections, and stops in an orderly way."""
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from ....mdp.errors import AccessError, BindError, SettingError
+from . import websocket
+from .access import load
+from .app import application
+from .connection import Connection
+from .gateway import Gateway
+
+BACKLOG: Final = 1024
+POLL_SECONDS: Final = 0.05
+"""How often to see whether the last connections have ended, while the gateway stops."""
+
+log = logging.getLogger("zmdp.gateway")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.  Raises `BindError`."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        hint = ": another program listens there; use another port, or 0 for a free one" if error.errno == 98 else ""
+        raise BindError(f"cannot listen on {shown}: {error.strerror}{hint}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def tls_context(certificate: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
+    """Return the TLS settings.  With `client_ca`, clients may show a certificate.  Raises `SettingError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(
+            f"cannot use the certificate {certificate} with the key {key or certificate}: {error}"
+        ) from None
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingError(f"cannot use {client_ca}, the certificates of clients' CAs: {error}") from None
+        context.verify_mode = ssl.CERT_OPTIONAL  # other clients have a token
+    return context
+
+
+class Server:
+    """Serves a gateway at a socket."""
+
+    def __init__(self, gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        self._gateway = gateway
+        self._listener = listener
+        self._tls = tls
+        self._state = ServerState()
+        self._config = Config(
+            application(gateway), log_config=None, access_log=False, lifespan="off", proxy_headers=False,
+            server_header=False, ws=websocket.protocol(gateway),  # type: ignore[arg-type]  # it makes protocols
+        )  # fmt: skip
+        self._stopping = asyncio.Event()
+        self.forced = False
+        """A second signal stopped it."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return f"http{'s' if self._tls else ''}://{shown}:{port}"
+
+    async def run(self) -> None:
+        """Serve until `stop` is called; then finish the requests in progress."""
+        loop = asyncio.get_running_loop()
+        self._config.load()
+        self._tell_date()
+        handshake_timeout = self._gateway.settings.header_timeout if self._tls else None
+        server = await loop.create_server(
+            self._connection, sock=self._listener, ssl=self._tls, backlog=BACKLOG,
+            ssl_handshake_timeout=handshake_timeout,
+        )  # fmt: skip
+        sweeper = loop.create_task(self._sweep())
+        try:
+            await self._stopping.wait()
+            server.close()
+            await self._drain()
+        finally:
+            sweeper.cancel()
+            for connection in list(self._connections()):
+                connection.transport.abort()
+            tasks = list(self._state.tasks)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    def stop(self) -> None:
+        """Stop accepting connections and finish the requests in progress; the second time, abandon them."""
+        self.forced = self._stopping.is_set()
+        self._stopping.set()
+
+    def reload(self) -> None:
+        """Read the access file again.  If it is invalid, what it said before still applies."""
+        access = self._gateway.access
+        if access is None:
+            log.info("there is no access file to read again")
+            return
+        try:
+            self._gateway.access = load(access.path)
+        except AccessError as error:
+            log.error("what the access file said before still applies: %s", error)
+        else:
+            log.info("read the access file again: %d roles", len(self._gateway.access.roles))
+
+    def _connection(self) -> Connection:
+        return Connection(self._config, self._state, self._gateway, asyncio.get_running_loop())
+
+    def _connections(self) -> Iterable[Any]:
+        return self._state.connections
+
+    async def _sweep(self) -> None:
+        """Enforce the timeouts, and keep the date that responses have."""
+        settings, loop = self._gateway.settings, asyncio.get_running_loop()
+        shortest = min(settings.header_timeout, settings.body_timeout, settings.keep_alive)
+        while True:
+            await asyncio.sleep(min(1.0, shortest / 4))
+            self._tell_date()
+            now = loop.time()
+            for connection in list(self._connections()):
+                if isinstance(connection, Connection):  # not a WebSocket
+                    connection.sweep(now)
+
+    def _tell_date(self) -> None:
+        # The same list, since WebSocket connections keep it.
+        self._state.default_headers[:] = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+
+    async def _drain(self) -> None:
+        """Wait until every connection has ended, for a limited time."""
+        limit = asyncio.get_running_loop().time() + self._gateway.settings.drain_timeout
+        for connection in list(self._connections()):
+            connection.shutdown()
+        while self._state.connections or self._state.tasks:
+            if self.forced or asyncio.get_running_loop().time() > limit:
+                log.warning("stopped with %d connections open", len(self._state.connections))
+                break
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def serve(gateway: Gateway, server: Server) -> int:
+    """Serve until SIGTERM or SIGINT.  Return the exit code."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
+    try:
+        await server.run()
+    finally:
+        with suppress(asyncio.CancelledError):
+            await gateway.upstream.close()
+    return int(server.forced)
+
+
+def run(main: Any) -> int:
+    """Run a coroutine function in uvloop's event loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code: int = runner.run(main())
+        return code
