@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from time import monotonic
 from typing import Any, Final, cast
 
 from starlette.requests import Request as HttpRequest
@@ -20,14 +21,14 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from ....mdp.errors import SettingError
+from ....mdp.errors import SettingError, ZmdpError
 from ....mdp.wire import service_name
 from ....mdp.wire.options import BROKERS
 from ..conversation import Conversation
 from ..effects import Begin
 from .access import Caller
 from .gateway import CONNECTION, Gateway
-from .problems import Problem
+from .problems import Problem, problem_of
 from .websocket_messages import Ask
 from .websocket_session import WebSocketSession
 
@@ -238,6 +239,8 @@ class _Policy:
         self._access = gateway.access
         self._caller: Caller = gateway.identify(*self._credentials)
         self._held = 0
+        self._due: dict[int, float] = {}
+        """When the timeout of each outstanding request passes."""
 
     def begin(self, number: int, ask: Ask) -> Begin:
         gateway, service, timeout = self._gateway, ask.service, ask.timeout
@@ -259,13 +262,19 @@ class _Policy:
             raise Problem("invalid", f"options may not have these, which gateway and broker set: {names}")
         own = gateway.options(self._caller)
         gateway.enter(_size(ask))
+        timeout = settings.timeout if timeout is None else timeout
+        self._due[number] = monotonic() + timeout
         return Begin(
-            number, service, ask.body, settings.timeout if timeout is None else timeout, ask.wait, ask.headers,
+            number, service, ask.body, timeout, ask.wait, ask.headers,
             {**(options or {}), **own} if own else options,
         )  # fmt: skip
 
-    def end(self, ask: Ask) -> None:
+    def end(self, number: int, ask: Ask) -> None:
+        del self._due[number]
         self._gateway.leave(_size(ask))
+
+    def problem(self, number: int, error: ZmdpError, ask: Ask) -> Problem:
+        return problem_of(error, ask.service, overdue=monotonic() >= self._due[number])
 
     def hold(self, size: int) -> None:
         self._gateway.memory -= self._held
