@@ -96,6 +96,10 @@ class Services:
         self.requests.append(request)
         return list(request)
 
+    async def large(self, request: Any) -> bytes:
+        """Reply with as many bytes as the request says."""
+        return bytes(int(request[0]))
+
     async def parts(self, request: Any) -> Any:
         """Stream as many parts as the first frame says, each with the second frame."""
         body = request[1] if len(request) > 1 else b"part"
@@ -142,7 +146,7 @@ class Services:
 def running_services(endpoint: str, services: Services | None = None, **keys: Any) -> Iterator[Services]:
     """Offer every handler of `Services` at a broker, from a thread."""
     services = services or Services()
-    names = ("echo", "parts", "binary", "hold", "endless", "fail")
+    names = ("echo", "large", "parts", "binary", "hold", "endless", "fail")
     stop: Future[Callable[[], None]] = Future()
 
     async def main() -> None:

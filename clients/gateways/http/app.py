@@ -5,7 +5,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from time import monotonic
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from ....mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
 from ...reply import Reply
 from ...session import Call, Outcome
-from . import stream
+from . import jobs, openapi, stream, websocket
 from .access import Caller
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import Problem, RawHeaders, problem_of
@@ -300,8 +299,4 @@ def _with_cors(gateway: Gateway, scope: Scope, send: Any) -> Any:
 
 def application(gateway: Gateway) -> Application:
     """Return the application with the routes of all modules."""
-    routes: list[BaseRoute] = []
-    for name in ("jobs", "openapi", "websocket"):
-        with suppress(ModuleNotFoundError):
-            routes += import_module(f".{name}", __package__).routes(gateway)
-    return Application(gateway, routes)
+    return Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway), *websocket.routes(gateway)])

@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from .gateway import CONNECTION
+from .gateway import CONNECTION, Gateway
 from .problems import Problem
 from .settings import Settings
 
@@ -45,21 +45,22 @@ class Connection(HttpToolsProtocol):
     """One connection of a client."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, settings: Settings, loop: asyncio.AbstractEventLoop
+        self, config: Config, server_state: ServerState, gateway: Gateway, loop: asyncio.AbstractEventLoop
     ) -> None:
         super().__init__(config, server_state, {CONNECTION: self}, loop)
         self.certificate: tuple[str, ...] = ()
         """The names in the client's certificate, which was checked."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called once when the connection ends before the response is complete."""
-        self._settings = settings
+        self._gateway = gateway
+        self._settings = gateway.settings
         self._phase = HEADERS
         self._since = loop.time()
         """When the phase began, or something last arrived in it."""
         self._blocked_since: float | None = None
         """Since when the client has read nothing, while something waits to be sent."""
         self._unsent = 0
-        """Bytes that waited at that time."""
+        """Bytes that waited at that time, which count as memory of the gateway."""
         self._header_bytes = 0
         self._header_count = 0
         self._hosts = 0
@@ -86,6 +87,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever is working on a reply."""
         super().connection_lost(exc)
+        self._block(None, 0)
         self.pipeline.clear()
         self._interrupt()
 
@@ -115,13 +117,19 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than the reply is written."""
         super().pause_writing()
-        self._blocked_since = self.loop.time()
-        self._unsent = self.transport.get_write_buffer_size()
+        self._block(self.loop.time(), self.transport.get_write_buffer_size())
+        if self._gateway.memory > self._settings.max_memory:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         """The client has read."""
         super().resume_writing()
-        self._blocked_since = None
+        self._block(None, 0)
+
+    def _block(self, since: float | None, unsent: int) -> None:
+        self._blocked_since = since
+        self._gateway.memory += unsent - self._unsent
+        self._unsent = unsent
 
     def _begin(self, phase: str) -> None:
         self._phase = phase
@@ -167,9 +175,11 @@ class Connection(HttpToolsProtocol):
             self._check_version()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(Problem("overloaded", f"more than {MAX_PIPELINED} requests were sent before a reply"))
-        if self.parser.should_upgrade() and not self._should_upgrade():
+        if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise _Refused(Problem("method-not-allowed", "this is not a proxy"))
+            if self._should_upgrade():
+                super().on_headers_complete()  # it starts nothing
             return
         super().on_headers_complete()
         self._begin(BODY)
@@ -257,6 +267,9 @@ class Connection(HttpToolsProtocol):
             self._parse_again(rest)
         elif self._is_answered():
             self.handle_websocket_upgrade()
+            if rest:  # a client that does not wait for the answer
+                protocol: Any = self.transport.get_protocol()
+                protocol.data_received(rest)
         else:
             self._refuse(Problem("invalid", "a connection becomes a WebSocket only after all replies"))
 
@@ -335,7 +348,7 @@ class Connection(HttpToolsProtocol):
         if self._blocked_since is not None:
             unsent = self.transport.get_write_buffer_size()
             if unsent < self._unsent:
-                self._blocked_since, self._unsent = now, unsent
+                self._block(now, unsent)
             elif now - self._blocked_since > settings.body_timeout:
                 self.transport.abort()
         elif self._lingering:

@@ -68,8 +68,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "method-not-allowed": Kind(405, "This path does not support the method"),
     "not-acceptable": Kind(406, "The reply cannot have any of the accepted types"),
     "slow-request": Kind(408, "The request did not arrive in time"),
-    "length-required": Kind(411, "The request needs a length"),
-    "unsupported-type": Kind(415, "A body of this type cannot be read"),
     "expectation-failed": Kind(417, "The expectation cannot be met"),
     "headers-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The gateway failed"),

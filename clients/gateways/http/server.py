@@ -100,7 +100,11 @@ class Server:
         loop = asyncio.get_running_loop()
         self._config.load()
         self._tell_date()
-        server = await loop.create_server(self._connection, sock=self._listener, ssl=self._tls, backlog=BACKLOG)
+        handshake_timeout = self._gateway.settings.header_timeout if self._tls else None
+        server = await loop.create_server(
+            self._connection, sock=self._listener, ssl=self._tls, backlog=BACKLOG,
+            ssl_handshake_timeout=handshake_timeout,
+        )  # fmt: skip
         sweeper = loop.create_task(self._sweep())
         try:
             await self._stopping.wait()
@@ -110,10 +114,11 @@ class Server:
             sweeper.cancel()
             for connection in list(self._connections()):
                 connection.transport.abort()
-            for task in list(self._state.tasks):
+            tasks = list(self._state.tasks)
+            for task in tasks:
                 task.cancel()
-            if self._state.tasks:
-                await asyncio.wait(self._state.tasks)
+            if tasks:
+                await asyncio.wait(tasks)
 
     def stop(self) -> None:
         """Stop accepting connections and finish the requests in progress; the second time, abandon them."""
@@ -134,7 +139,7 @@ class Server:
             log.info("read the access file again: %d roles", len(self._gateway.access.roles))
 
     def _connection(self) -> Connection:
-        return Connection(self._config, self._state, self._gateway.settings, asyncio.get_running_loop())
+        return Connection(self._config, self._state, self._gateway, asyncio.get_running_loop())
 
     def _connections(self) -> Iterable[Any]:
         return self._state.connections

@@ -88,7 +88,7 @@ class WebSocketConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over a connection."""
         self.transport = cast(asyncio.Transport, transport)
-        self._peer = _Peer(self.transport)
+        self._peer = _Peer(self.transport, self._gateway)
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -108,6 +108,10 @@ class WebSocketConnection(asyncio.Protocol):
             self._timer.cancel()
         if self._opened is not None:
             self._opened[1].lost()
+
+    def resume_writing(self) -> None:
+        """The peer has read."""
+        self._peer.count(0)
 
     def shutdown(self) -> None:
         """Finish the outstanding requests, then close: the server is stopping."""
@@ -184,17 +188,27 @@ class WebSocketConnection(asyncio.Protocol):
 class _Peer:
     """The transport, as a conversation uses it."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, gateway: Gateway) -> None:
         self._transport = transport
+        self._gateway = gateway
+        self._unread = 0
+        """Bytes that the peer has not read, as far as they count as memory of the gateway."""
         self.paused = False
         self.closing = False
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
+        self.count(self.unread_bytes())
+        if self._gateway.memory > self._gateway.settings.max_memory:
+            self.abort()
 
     def unread_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
+
+    def count(self, unread: int) -> None:
+        self._gateway.memory += unread - self._unread
+        self._unread = unread
 
     def pause(self) -> None:
         self.paused = True
@@ -226,6 +240,7 @@ class _Peer:
 
     def forget(self) -> None:
         """The connection is closed."""
+        self.count(0)
         if self._timer is not None:
             self._timer.cancel()
 
