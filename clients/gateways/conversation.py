@@ -91,20 +91,23 @@ class Conversation:
             self.do(self._machine.received(data))
 
     def lost(self) -> None:
-        """The connection is closed: cancel its requests and withdraw its services.  Idempotent."""
+        """The connection is closed: cancel its requests and withdraw its services.  Idempotent.
+
+        Requests that were passed to the peer are given up, so that other workers get them.
+        """
         if self._ended:
             return
         self._closed = self._ended = True
         self.do(self._machine.ended())
-        for outgoing in self._calls.values():
-            if outgoing.call is not None:
-                self._client.cancel(outgoing.call)
-        self._calls.clear()
+        for number, outgoing in list(self._calls.items()):
+            if not outgoing.detached:
+                del self._calls[number]
+                if outgoing.call is not None:
+                    self._client.cancel(outgoing.call)
         for service in self._offered:
             self._upstream.withdraw(service)
         for incoming in self._asked.values():
-            self._answers += 1
-            incoming.put(Fail(incoming.number, 502, f"the program that offers {incoming.service!r} is gone"))
+            incoming.give_up()
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -172,7 +175,7 @@ class Conversation:
 
     def _begin(self, effect: Begin) -> list[Effect]:
         """Make a request.  Return what to do if that is not possible."""
-        outgoing = _Outgoing(self, effect.number)
+        outgoing = _Outgoing(self, effect.number, effect.detached)
         try:
             outgoing.call = self._client.begin(
                 outgoing, effect.service, *effect.body, timeout=effect.timeout, wait=effect.wait,
@@ -195,7 +198,7 @@ class Conversation:
     async def _serve(self, request: Request) -> AsyncGenerator[Any, None]:
         """Handle a request to a service that the peer offers."""
         self._last_asked = number = self._last_asked + 1
-        incoming = self._asked[number] = _Incoming(number, request.service)
+        incoming = self._asked[number] = _Incoming()
         try:
             self.do(self._machine.asked(number, request))
             while not incoming.ended:
@@ -214,11 +217,12 @@ class Conversation:
 class _Outgoing:
     """A request made for the peer: the receiver of its outcomes."""
 
-    __slots__ = ("_conversation", "_number", "call")
+    __slots__ = ("_conversation", "_number", "call", "detached")
 
-    def __init__(self, conversation: Conversation, number: int) -> None:
+    def __init__(self, conversation: Conversation, number: int, detached: bool) -> None:
         self._conversation = conversation
         self._number = number
+        self.detached = detached
         self.call: Call | None = None
 
     def put(self, outcome: Outcome) -> None:
@@ -228,13 +232,17 @@ class _Outgoing:
 class _Incoming:
     """A request passed to the peer, and its answers that the broker has not got yet."""
 
-    def __init__(self, number: int, service: str) -> None:
-        self.number = number
-        self.service = service
+    def __init__(self) -> None:
         self.answers: deque[Answer | Fail] = deque()
         self.ended = False
         """The last answer has been taken."""
         self._arrived: asyncio.Future[None] | None = None
+        self._task = asyncio.current_task()
+
+    def give_up(self) -> None:
+        """End the handler without a reply."""
+        if self._task is not None:
+            self._task.cancel()
 
     def put(self, answer: Answer | Fail) -> None:
         self.answers.append(answer)
