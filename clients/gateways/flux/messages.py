@@ -259,12 +259,13 @@ def _decode_routed(parts: Parts, header: tuple[int, ...], dialect: Dialect) -> M
     last = len(parts) - 1
     if not flags & _TOPIC:
         return Invalid("no topic")
-    routes: Routes | Invalid | None = None
+    routes = None
     at = 0
     if flags & _ROUTE:
-        routes = _routes(parts, last, dialect)
-        if isinstance(routes, Invalid):
-            return routes
+        found = _routes(parts, last, dialect)
+        if isinstance(found, Invalid):
+            return found
+        routes = found
         at = len(routes) + 1
     if dialect == RFC3 and (routes is None) != (kind == _EVENT):
         return Invalid("event with a route delimiter" if kind == _EVENT else "no route delimiter")
