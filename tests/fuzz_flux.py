@@ -19,7 +19,7 @@ PAYLOADS = [None, None, b"", b"\0", b'{"x":1}\0', b"\xff" * 20, bytes(254), byte
 ROUTES = [b"a", b"0123-4567", b"\xff\xfe", b"x" * 255]
 PARTS = [b"", b"", b"a", b"\0", b"a\0b", b"\xff", b"x" * 255, b"x" * 256, b"x" * 1024, b"x" * 1025, bytes(20)]
 MAX_MESSAGE = 4000
-MEANINGFUL = {1: 0xDF, 2: 0xCB, 4: 0xAB, 8: 0x80}
+MEANINGFUL = {1: 0xDF, 2: 0xDB, 4: 0xAB, 8: 0x80}
 """The flags that decoding keeps, by type of message."""
 
 
@@ -44,15 +44,15 @@ def value_of(random: Random) -> messages.Message:
         return Keepalive(integer(random), integer(random), **sender)
     topic, payload = random.choice(TOPICS), random.choice(PAYLOADS)
     if kind == 2:
-        routes = () if random.random() < 0.1 else None
+        routes = random.choice([None, None, (), (b"a", b"b")])
         return Event(topic, payload, integer(random), routes, **sender, private=flag(random), user1=flag(random))
     depth = random.choice([0, 0, 0, 1, 2, 5, *([255, 256, 257] if random.random() < 0.02 else [])])
     routes = None if random.random() < 0.1 else tuple(random.choice(ROUTES) for _ in range(depth))
-    flags = {"streaming": flag(random), "user1": flag(random)}
+    flags = {"streaming": flag(random), "upstream": flag(random), "user1": flag(random)}
     if kind < 5:
         return Response(topic, payload, integer(random), integer(random), routes, **sender, **flags)
-    flags |= {"noresponse": not flags["streaming"] and flag(random), "upstream": flag(random)}
-    return Request(topic, payload, integer(random), integer(random), routes, **sender, **flags)
+    noresponse = not flags["streaming"] and flag(random)
+    return Request(topic, payload, integer(random), integer(random), routes, **sender, **flags, noresponse=noresponse)
 
 
 def mutated(random: Random, data: bytes) -> bytes:
@@ -128,7 +128,7 @@ def is_message(parts: list[bytes], dialect: str) -> bool:
         return False
     if "\0" in topic or topic.encode() != rest[0]:
         return False
-    if dialect == RFC3 and bool(flags & 8) != (kind != 4):
+    if dialect == RFC3 and kind != 4 and not flags & 8:
         return False
     if kind == 1:
         return flags & 0x44 != 0x44 and not (dialect == CMB1 and header[12:16] == b"\xff\xff\xff\xfe")

@@ -14,10 +14,10 @@ Nothing here uses a socket or a clock.  A message is a list of *parts*, the last
 The flags say which parts are there.  The first route is the hop that the message passed last.  Topics and routes have
 no NUL at their end; JSON and string payloads do.
 
-The dialects differ in this: in RFC 3, requests and responses have a route delimiter and events have none; in CMB1, all
-three may have one.  CMB1 topics consist of letters, digits and periods.  Only flux-core has the flag `user1`, which is
-the application's own.  A flag without a meaning for the type of its message is ignored, as flux-core ignores it: its
-responses have all flags of their request.
+The dialects differ in this: in CMB1, only a message with routes needs the delimiter; in RFC 3, requests and responses
+always have it.  RFC 3 forbids it in events, but flux-core sends events with it, and with routes, so it is accepted.
+CMB1 topics consist of letters, digits and periods.  Only flux-core has the flag `user1`, which belongs to the
+application.  A flag without a meaning for the type of its message is ignored, as flux-core ignores it.
 
 A message decodes to a value or to `Invalid`.  Decoding never raises, whatever the bytes.
 """
@@ -128,6 +128,8 @@ class Response:
     routes: Routes | None = ()
     userid: int = USERID_UNKNOWN
     rolemask: int = ROLE_NONE
+    upstream: bool = False
+    """Means nothing here; flux-core leaves it set if the request had it."""
     streaming: bool = False
     user1: bool = False
 
@@ -140,7 +142,7 @@ class Event:
     payload: bytes | None = None
     sequence: int = 0
     routes: Routes | None = None
-    """CMB1 only."""
+    """Means nothing here."""
     userid: int = USERID_UNKNOWN
     rolemask: int = ROLE_NONE
     private: bool = False
@@ -189,6 +191,8 @@ def encode(message: Message) -> Parts:
     """
     if isinstance(message, Response):
         flags = _STREAMING if message.streaming else 0
+        if message.upstream:
+            flags |= _UPSTREAM
         header = (_RESPONSE, message.errnum, message.matchtag)
     elif isinstance(message, Request):
         flags = _STREAMING if message.streaming else 0
@@ -267,8 +271,8 @@ def _decode_routed(parts: Parts, header: tuple[int, ...], dialect: Dialect) -> M
             return found
         routes = found
         at = len(routes) + 1
-    if dialect == RFC3 and (routes is None) != (kind == _EVENT):
-        return Invalid("event with a route delimiter" if kind == _EVENT else "no route delimiter")
+    elif dialect == RFC3 and kind != _EVENT:
+        return Invalid("no route delimiter")
     expected = at + 1 + (flags & _PAYLOAD != 0)
     if last != expected:
         return Invalid("missing parts" if last < expected else "surplus parts")
@@ -277,8 +281,8 @@ def _decode_routed(parts: Parts, header: tuple[int, ...], dialect: Dialect) -> M
         return topic
     payload = parts[at + 1] if flags & _PAYLOAD else None
     if kind == _RESPONSE:
-        streaming, user1 = flags & _STREAMING != 0, flags & _USER1 != 0
-        return Response(topic, payload, second, first, routes, userid, rolemask, streaming, user1)
+        upstream, streaming, user1 = flags & _UPSTREAM != 0, flags & _STREAMING != 0, flags & _USER1 != 0
+        return Response(topic, payload, second, first, routes, userid, rolemask, upstream, streaming, user1)
     if kind == _EVENT:
         if second != 0:
             return Invalid("event whose unused field is not zero")
