@@ -86,9 +86,13 @@ def mutated_parts(random: Random, parts: list[bytes]) -> list[bytes]:
         parts.insert(at, random.choice([*PARTS, parts[at]]))
     elif kind == 2:
         parts[at] = random.choice(PARTS)
-    elif kind == 3 and len(parts[-1]) == 20:  # another type, other flags
-        where = random.choice([2, 3])
-        parts[-1] = parts[-1][:where] + bytes([random.randrange(256)]) + parts[-1][where + 1 :]
+    elif kind == 3 and len(parts[-1]) == 20:  # another type, or a flag
+        header = bytearray(parts[-1])
+        if random.random() < 0.3:
+            header[2] = random.choice([1, 2, 4, 8, 0, 3, 16, 255])
+        else:
+            header[3] ^= 1 << random.randrange(8)
+        parts[-1] = bytes(header)
     else:
         parts[at] = mutated(random, parts[at])
     return parts or [b""]

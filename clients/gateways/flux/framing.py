@@ -109,8 +109,6 @@ class Decoder:
             return self._end(parts)
         self._at = end
         self._needed = PREFIX_SIZE
-        if end == len(self._buffer):
-            self._forget_returned()
         return parts
 
     def _read_prefix(self) -> str:

@@ -258,6 +258,22 @@ def test_messages_that_were_returned_are_forgotten():
     assert decoder.buffered == 1
 
 
+def test_messages_that_were_returned_are_forgotten_while_others_wait():
+    message = encode([bytes(10_000)])
+
+    def lag():
+        decoder = Decoder()
+        decoder.feed(message)
+        for _ in range(200):
+            decoder.feed(message)
+            decoder.next()
+        return decoder
+
+    most, decoder = memory_of(lag)
+    assert decoder.buffered == len(message)
+    assert most < 10 * len(message)
+
+
 class CountedBytes(bytes):
     """Bytes that count how many of them are copied out of by slices."""
 

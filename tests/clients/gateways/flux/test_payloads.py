@@ -36,6 +36,7 @@ def test_any_object_survives_a_round_trip(value):
         b"",
         b"\0",
         b"{}",  # no NUL
+        b"{}x",
         b"{}\0\0",
         b"{}x\0",
         b"\0{}\0",
