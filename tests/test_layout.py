@@ -27,8 +27,6 @@ ALLOWED = {
     "mdp.cli": LEAVES | {"mdp.broker"},
     "mdp.testing": LEAVES | {"mdp.broker", "clients", "workers", "titanic"},
     "clients": LEAVES | {"mdp.cli"},
-    "clients.gateways": set(),
-    "clients.gateways.flux": set(),
     "workers": LEAVES | {"mdp.cli"},
     "titanic": CALLERS | {"titanic.store"},
     "migrations": {"titanic", "titanic.store"},

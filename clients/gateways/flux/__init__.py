@@ -1,1 +1,1 @@
-"""The Flux gateway: Flux programs reach services, and offer some, through a UNIX socket."""
+"""The gateway for Flux: programs that speak Flux's message protocol (RFC 3)."""
