@@ -190,7 +190,7 @@ def _message(number: int, request: ServiceRequest, flux: dict[str, Any]) -> Requ
     if not (type(matchtag) is int and 0 <= matchtag <= _U32):
         matchtag = number & _U32
     userid, rolemask = credentials(flux)
-    sender = client.encode() if _is_route(client) else request.client
+    sender = str(client).encode() if _is_route(client) else request.client
     routes: Routes = (b"%d" % number, sender[:MAX_ROUTE], *_hops(hops))
     noresponse = flux.get("noresponse") is True
     streaming = not noresponse and flux.get("streaming") is True

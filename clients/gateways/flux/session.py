@@ -214,9 +214,9 @@ class Session:
         nodeid, topology = request.nodeid, self._instance.topology
         if nodeid == NODEID_ANY:
             return HERE
-        if nodeid >= topology.size:
-            return ()
         if request.upstream:
+            if nodeid != self._instance.rank:
+                return HERE  # everywhere but at that rank, for Flux
             return tuple(broker for rank in topology.ancestors(nodeid) if (broker := topology.broker(rank)) is not None)
         broker = topology.broker(nodeid)
         if broker is None:
@@ -250,7 +250,7 @@ class Session:
             return []
         response = Response(
             request.topic, payload, request.matchtag, errnum, request.routes, self._instance.owner, OWNER,
-            request.streaming, request.user1,
+            request.upstream, request.streaming, request.user1,
         )  # fmt: skip
         return [Write(framed(encode(response), self._decoder.order))]
 
