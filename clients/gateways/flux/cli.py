@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,9 @@ MAX_PATH: Final = 107
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.option("--socket", "path", metavar="PATH", required=True, help="Where to listen; Flux finds it through FLUX_URI.")
+@click.option(
+    "--socket", "path", metavar="PATH", required=True, help="Where to listen; Flux finds it through FLUX_URI."
+)
 @brokers_option("Broker to use. Can be repeated, or separate endpoints with commas.")
 @key_options
 @click.option(
@@ -85,22 +88,22 @@ def cli(
 
 
 async def _serve(gateway: Gateway) -> None:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
+    serving = asyncio.ensure_future(_serve_until_cancelled(gateway))
     stopping = False
 
     def stop() -> None:
         nonlocal stopping
         if not stopping:  # once: what follows must not be interrupted
             stopping = True
-            task.cancel()
+            serving.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        async with gateway:
-            click.echo(gateway.uri)
-            await loop.create_future()
-    except asyncio.CancelledError:
-        if not stopping:
-            raise
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _serve_until_cancelled(gateway: Gateway) -> None:
+    async with gateway:
+        click.echo(gateway.uri)
+        await asyncio.get_running_loop().create_future()

@@ -219,4 +219,3 @@ class _Stream:
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
         return self._events.popleft()
-

@@ -8,8 +8,10 @@ from uuid import uuid4
 from .attributes import attributes
 from .departures import Gone
 from .events import Subscribers
+from .messages import NODEID_ANY
 from .topology import Topology
 
+ANYWHERE: Final = (None,)
 MAX_FOUND: Final = 10_000
 """Topics whose service is remembered."""
 
@@ -60,6 +62,27 @@ class Instance:
     def rank(self) -> int:
         """The rank of the gateway's broker."""
         return self.topology.rank(self.broker)
+
+    def rank_of(self, broker: str | None) -> int:
+        """Return the rank of one of `brokers`."""
+        return self.rank if broker is None else self.topology.rank(broker)
+
+    def brokers(self, nodeid: int, *, upstream: bool) -> tuple[str | None, ...]:
+        """Return the brokers at which to try a request, in this order; none if what it is addressed to is unreachable.
+
+        None stands for wherever the broker finds the service.
+        """
+        topology = self.topology
+        if nodeid == NODEID_ANY:
+            return ANYWHERE
+        if upstream:
+            if nodeid != self.rank:
+                return ANYWHERE  # for Flux: anywhere but at that rank
+            return tuple(broker for rank in topology.ancestors(nodeid) if (broker := topology.broker(rank)) is not None)
+        broker = topology.broker(nodeid)
+        if broker is None:
+            return ()
+        return ANYWHERE if topology.size == 1 else (broker,)
 
     def changed(self) -> None:
         """Forget what may not be true any longer: the brokers were asked again."""

@@ -34,6 +34,12 @@ def parse_json(payload: bytes | None) -> dict[str, Any] | None:
     return value
 
 
+def text_in(payload: bytes | None, key: str) -> str | None:
+    """Return the text that the JSON object in `payload` has under `key`, or None."""
+    value = (parse_json(payload) or {}).get(key)
+    return value if isinstance(value, str) else None
+
+
 def string_payload(text: str) -> bytes:
     """Return `text` as a payload; what UTF-8 cannot represent becomes question marks."""
     return text.encode(errors="replace") + b"\0"

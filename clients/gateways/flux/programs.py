@@ -33,6 +33,7 @@ from .messages import (
     valid_topic,
 )
 from .payloads import json_payload, parse_string
+from .writer import Writer
 
 MAX_SERVICES: Final = 100
 """Services that one connection may offer."""
@@ -50,7 +51,7 @@ _U32: Final = 0xFFFFFFFF
 class Programs:
     """The services of one connection.
 
-    `write` turns a message into an effect, `deliver` carries out what follows from something else than a message.
+    `deliver` carries out what follows from something else than a message.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Programs:
         instance: Instance,
         userid: int,
         rolemask: int,
-        write: Callable[[Request], Write],
+        writer: Writer,
         deliver: Callable[[list[Effect]], None],
     ) -> None:
         self._names: set[str] = set()
         self._instance = instance
         self._userid = userid
         self._rolemask = rolemask
-        self._write = write
+        self._writer = writer
         self._deliver = deliver
         self._passed: dict[bytes, tuple[int, Request]] = {}
         """By its route on top: number and message of each request that the program has not answered."""
@@ -114,7 +115,7 @@ class Programs:
             return [Answer(number, [b""], final=True)]
         message = _message(number, request, flux)
         self._watch(message, flux)
-        effects: list[Effect] = [self._write(message)]
+        effects: list[Effect] = [self._writer.write(message)]
         if message.noresponse:
             effects.append(Answer(number, [b""], final=True))
         else:
@@ -171,7 +172,7 @@ class Programs:
     def _notice(self, method: str, asked: Request, payload: bytes | None = None) -> Write:
         """Return a request to the service of `asked` that seems to come from the same client."""
         topic = f"{_first_word(asked.topic)}.{method}"
-        return self._write(
+        return self._writer.write(
             Request(
                 topic, payload, routes=asked.routes, userid=asked.userid, rolemask=asked.rolemask, noresponse=True
             )

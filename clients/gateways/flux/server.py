@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self, cast
 
 from ....mdp.errors import BindError, RequestTimeout, SettingError, ZmdpError
 from ....mdp.keys import ClientKeys
@@ -24,8 +24,9 @@ from .events import EVENTS, Publisher, Subscription
 from .framing import MAX_MESSAGE
 from .instance import Instance
 from .messages import EAGAIN, EPERM, ROLE_LOCAL, ROLE_USER
-from .session import OWNER, Session
+from .session import Session
 from .topology import Topology, ask
+from .writer import OWNER
 
 GUEST: Final = ROLE_USER | ROLE_LOCAL
 ASK_SECONDS: Final = 5.0
@@ -74,7 +75,7 @@ class Gateway:
         self._keys = keys
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> "Gateway":
+    async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self.upstream = upstream = await stack.enter_async_context(Upstream(self._broker, keys=self._keys))
             self._departures = Departures(upstream.client)
@@ -169,8 +170,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the user at the other end, or not."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport: asyncio.Transport = cast("asyncio.Transport", transport)
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket = transport.get_extra_info("socket")
         settings = self._gateway.settings

@@ -1,8 +1,8 @@
 """One connection of a Flux program as a machine: bytes of RFC 3 ↔ what the gateway does for it.
 
 It uses no socket and no clock.  The gateway answers some requests itself (`_OWN`); every other one becomes a request to
-a service.  Which service, `Found.services` says, and at which broker, `_brokers`: each pair is an attempt, and the next
-one follows if there is no such service.  What the program offers itself is in `programs.py`.
+a service.  Which service, `Found` says, and at which broker, `Instance.brokers`: each pair is an attempt, and the next one
+follows if there is no such service.  What the program offers itself is in `programs.py`.
 """
 
 import base64
@@ -14,12 +14,11 @@ from ....mdp.errors import ServiceNotFound, SettingError
 from ....workers.request import Request as ServiceRequest
 from ...reply import Reply
 from ...session import Outcome
-from ..effects import Begin, Cancel, Close, Effect, Write
+from ..effects import Begin, Cancel, Close, Effect
 from .bodies import body_of, payload_of
 from .errors import failure
 from .events import EVENTS, PRIVATE
 from .framing import MAX_MESSAGE, Decoder
-from .framing import encode as framed
 from .instance import Instance
 from .messages import (
     ECANCELED,
@@ -30,24 +29,19 @@ from .messages import (
     EPERM,
     EPROTO,
     NODEID_ANY,
-    ROLE_LOCAL,
-    ROLE_OWNER,
     Event,
     Invalid,
-    Message,
     Request,
     Response,
     decode,
-    encode,
 )
-from .payloads import json_payload, parse_json, string_payload
+from .payloads import json_payload, parse_json, text_in
 from .programs import PROBE, RESERVED, Programs
+from .subscriptions import Subscriptions
+from .writer import OWNER, Writer
 
-OWNER: Final = ROLE_OWNER | ROLE_LOCAL
 PROBE_SECONDS: Final = 10.0
 """How long a program's service may take until the broker knows it."""
-HERE: Final = (None,)
-"""Wherever the broker finds the service."""
 
 
 class Pending:
@@ -92,10 +86,13 @@ class Session:
         self._decoder = Decoder(max_message)
         self._pending: dict[int, Pending] = {}
         self._last_number = 0
-        self._subscriptions: dict[str, int] = {}
-        self._unconfirmed: list[Request] = []
-        """Subscriptions that will be answered when events arrive."""
-        self._programs = Programs(instance, userid, rolemask, self._write, lambda effects: self.deliver(effects))
+        self._writer = writer = Writer(self._decoder, instance.owner)
+
+        def deliver(effects: list[Effect]) -> None:
+            self.deliver(effects)
+
+        self._subscriptions = Subscriptions(instance.subscribers, userid, rolemask, writer, deliver)
+        self._programs = Programs(instance, userid, rolemask, writer, deliver)
         instance.departures.arrived(self.uuid)
 
     # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,7 +141,7 @@ class Session:
 
     def ended(self) -> list[Effect]:
         """Take in that the connection is closed."""
-        self._instance.subscribers.remove(self)
+        self._subscriptions.ended()
         self._instance.departures.left(self.uuid)
         self._programs.ended()
         return []
@@ -159,17 +156,17 @@ class Session:
         if method == "ping" and service:
             return self._ping(request, service)
         if method == "disconnect":  # these notices are the gateways' own business
-            return self._respond(request)
+            return self._writer.respond(request)
         if method == "cancel" and (number := self._to_cancel(request)) is not None:
             return self._cancel(request, number)
         if request.topic.partition(".")[0] in RESERVED - {"mmi"}:
-            return self._fail(request, ENOSYS, f"Unknown service method '{request.topic}'")
+            return self._writer.fail(request, ENOSYS, f"Unknown service method '{request.topic}'")
         return self._call(request)
 
     def _call(self, request: Request) -> list[Effect]:
-        brokers = self._brokers(request)
+        brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
         if not brokers:
-            return self._fail(request, EHOSTUNREACH)
+            return self._writer.fail(request, EHOSTUNREACH)
         pending = Pending(request, self._called)
         pending.body = body_of(request.payload)
         services = self._instance.found.services(request.topic)
@@ -193,35 +190,21 @@ class Session:
         request = pending.request
         if not isinstance(outcome, Reply):
             if not isinstance(outcome, ServiceNotFound | SettingError):
-                return self._fail(request, *failure(outcome))
+                return self._writer.fail(request, *failure(outcome))
             self._missed(pending)
-            return self._fail(request, ENOSYS, f"No service matching {request.topic} is registered")
+            return self._writer.fail(request, ENOSYS, f"No service matching {request.topic} is registered")
         if outcome.final or pending.at:
             self._instance.found.served(request.topic, pending.attempts[pending.at][0])
         if not request.streaming:
-            return self._respond(request, payload_of(outcome)) if outcome.final else []
+            return self._writer.respond(request, payload_of(outcome)) if outcome.final else []
         if not outcome.final:
-            return self._respond(request, payload_of(outcome))
+            return self._writer.respond(request, payload_of(outcome))
         last = payload_of(outcome)
-        return [*([] if last is None else self._respond(request, last)), *self._fail(request, ENODATA)]
+        return [*([] if last is None else self._writer.respond(request, last)), *self._writer.fail(request, ENODATA)]
 
     def _missed(self, pending: Pending) -> None:
         if pending.attempts[pending.at][0] != pending.request.topic:
             self._instance.found.missed(pending.request.topic)
-
-    def _brokers(self, request: Request) -> tuple[str | None, ...]:
-        """Return the brokers at which to try; none if the rank cannot be reached."""
-        nodeid, topology = request.nodeid, self._instance.topology
-        if nodeid == NODEID_ANY:
-            return HERE
-        if request.upstream:
-            if nodeid != self._instance.rank:
-                return HERE  # everywhere but at that rank, for Flux
-            return tuple(broker for rank in topology.ancestors(nodeid) if (broker := topology.broker(rank)) is not None)
-        broker = topology.broker(nodeid)
-        if broker is None:
-            return ()
-        return HERE if topology.size == 1 else (broker,)
 
     def _begin(self, pending: Pending) -> list[Effect]:
         self._last_number = number = self._last_number + 1
@@ -240,38 +223,20 @@ class Session:
     def _credentials(self) -> dict[str, Any]:
         return {"userid": self._userid, "rolemask": self._rolemask}
 
-    # ── responses ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _write(self, message: Message) -> Write:
-        return Write(framed(encode(message), self._decoder.order))
-
-    def _respond(self, request: Request, payload: bytes | None = None, errnum: int = 0) -> list[Effect]:
-        if request.noresponse:
-            return []
-        response = Response(
-            request.topic, payload, request.matchtag, errnum, request.routes, self._instance.owner, OWNER,
-            request.upstream, request.streaming, request.user1,
-        )  # fmt: skip
-        return [Write(framed(encode(response), self._decoder.order))]
-
-    def _fail(self, request: Request, errnum: int, text: str = "") -> list[Effect]:
-        return self._respond(request, string_payload(text) if text else None, errnum)
-
     # ── ping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _ping(self, request: Request, service: str) -> list[Effect]:
         """Ping a Flux program, or find out whether a broker knows the service, or whether the broker is there."""
         if parse_json(request.payload) is None:
-            return self._fail(request, EPROTO)
-        brokers = self._brokers(request)
+            return self._writer.fail(request, EPROTO)
+        brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
         if not brokers:
-            return self._fail(request, EHOSTUNREACH)
-        topology = self._instance.topology
+            return self._writer.fail(request, EHOSTUNREACH)
         pending = Pending(request, self._pinged)
         pending.options = {**self._credentials(), "topic": request.topic, "matchtag": request.matchtag}
         pending.options |= {"client": self.uuid, "gateway": self._instance.departures.service}
         pending.body = body_of(request.payload)
-        pending.rank = self._instance.rank if brokers[0] is None else topology.rank(brokers[0])
+        pending.rank = self._instance.rank_of(brokers[0])
         if service == "broker":
             pending.then = self._ponged
             pending.attempts = [("mmi.broker", brokers[0])]
@@ -296,16 +261,16 @@ class Session:
         del number
         request = pending.request
         if not isinstance(outcome, Reply):
-            return self._fail(request, *failure(outcome))
+            return self._writer.fail(request, *failure(outcome))
         if outcome == [b"403"]:
-            return self._fail(request, EPERM)
+            return self._writer.fail(request, EPERM)
         if outcome == [b"404"]:
-            return self._fail(request, ENOSYS, f"No service matching {request.topic} is registered")
+            return self._writer.fail(request, ENOSYS, f"No service matching {request.topic} is registered")
         pong = parse_json(request.payload) or {}
         pong |= self._credentials()
         pong["rank"] = pending.rank
         pong["route"] = f"{self.uuid[:8]}!{self._instance.uuid[:8]}"
-        return self._respond(request, json_payload(pong))
+        return self._writer.respond(request, json_payload(pong))
 
     # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -324,39 +289,39 @@ class Session:
         asked = self._pending.pop(number).request
         return [
             Cancel(number),
-            *self._fail(asked, ENODATA if asked.streaming else ECANCELED),
-            *self._respond(request),
+            *self._writer.fail(asked, ENODATA if asked.streaming else ECANCELED),
+            *self._writer.respond(request),
         ]
 
     # ── attributes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _get_attribute(self, request: Request) -> list[Effect]:
-        rank = self._instance.rank if request.nodeid == NODEID_ANY else request.nodeid
-        if request.upstream:
-            rank = next(iter(self._instance.topology.ancestors(rank)), rank)
-        if self._instance.topology.broker(rank) is None:
-            return self._fail(request, EHOSTUNREACH)
-        found = self._instance.attributes(rank)
+        brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
+        if not brokers:
+            return self._writer.fail(request, EHOSTUNREACH)
+        found = self._instance.attributes(self._instance.rank_of(brokers[0]))
         if request.topic == "attr.list":
-            return self._respond(request, json_payload({"names": sorted(found)}))
-        name = _text_of(request, "name")
+            return self._writer.respond(request, json_payload({"names": sorted(found)}))
+        name = text_in(request.payload, "name")
         if name is None:
-            return self._fail(request, EPROTO)
+            return self._writer.fail(request, EPROTO)
         if name not in found:
-            return self._fail(request, ENOENT)
+            return self._writer.fail(request, ENOENT)
         value, flags = found[name]
-        return self._respond(request, json_payload({"value": value, "flags": flags}))
+        return self._writer.respond(request, json_payload({"value": value, "flags": flags}))
 
     def _set_attribute(self, request: Request) -> list[Effect]:
-        return self._fail(request, EPERM)
+        return self._writer.fail(request, EPERM)
 
     # ── services that the program offers ─────────────────────────────────────────────────────────────────────────────
 
     def _add_service(self, request: Request) -> list[Effect]:
-        name = _text_of(request, "service")
-        result = EPROTO if name is None else self._programs.add(name)
-        if name is None or isinstance(result, int):
-            return self._fail(request, EPROTO if name is None else int(result))  # type: ignore[arg-type]
+        name = text_in(request.payload, "service")
+        if name is None:
+            return self._writer.fail(request, EPROTO)
+        result = self._programs.add(name)
+        if isinstance(result, int):
+            return self._writer.fail(request, result)
         pending = Pending(request, self._is_known)
         pending.body = name.encode()
         pending.attempts = [("mmi.service", None)]
@@ -371,68 +336,31 @@ class Session:
         name = pending.body.decode()
         if outcome == [b"403"]:
             result = self._programs.remove(name)
-            return [*([] if isinstance(result, int) else result), *self._fail(request, EPERM)]
+            return [*([] if isinstance(result, int) else result), *self._writer.fail(request, EPERM)]
         if outcome != [b"404"]:
-            return self._respond(request)
+            return self._writer.respond(request)
         pending.then = self._is_there
         self._pending[number] = pending
         return [Begin(number, name, [b""], timeout=PROBE_SECONDS, options=PROBE)]
 
     def _is_there(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
         del number, outcome
-        return self._respond(pending.request)
+        return self._writer.respond(pending.request)
 
     def _remove_service(self, request: Request) -> list[Effect]:
-        name = _text_of(request, "service")
+        name = text_in(request.payload, "service")
         result = EPROTO if name is None else self._programs.remove(name)
-        return self._fail(request, result) if isinstance(result, int) else [*result, *self._respond(request)]
+        if isinstance(result, int):
+            return self._writer.fail(request, result)
+        return [*result, *self._writer.respond(request)]
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _subscribe(self, request: Request) -> list[Effect]:
-        prefix = _text_of(request, "topic")
-        if prefix is None:
-            return self._fail(request, EPROTO)
-        self._subscriptions[prefix] = self._subscriptions.get(prefix, 0) + 1
-        if self._instance.subscribers.add(self):
-            return self._respond(request)
-        self._unconfirmed.append(request)
-        return []
-
-    def _unsubscribe(self, request: Request) -> list[Effect]:
-        prefix = _text_of(request, "topic")
-        if prefix is None or prefix not in self._subscriptions:
-            return self._fail(request, EPROTO if prefix is None else ENOENT)
-        self._subscriptions[prefix] -= 1
-        if not self._subscriptions[prefix]:
-            del self._subscriptions[prefix]
-        effects: list[Effect] = []
-        if not self._subscriptions:
-            self._instance.subscribers.remove(self)
-            effects = self._confirmations()
-        return [*effects, *self._respond(request)]
-
-    def subscribed(self) -> None:
-        """Take in that events arrive from now on, or that for the time being none will."""
-        if self._unconfirmed:
-            self.deliver(self._confirmations())
-
-    def _confirmations(self) -> list[Effect]:
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
-        return [effect for request in unconfirmed for effect in self._respond(request)]
-
-    def event(self, event: Event, message: dict[str, bytes]) -> None:
-        """Take in an event, and its message in both byte orders."""
-        if event.private and event.userid != self._userid and not self._rolemask & ROLE_OWNER:
-            return
-        if any(event.topic.startswith(prefix) for prefix in self._subscriptions):
-            self.deliver([Write(message[self._decoder.order])])
-
     def _publish(self, request: Request) -> list[Effect]:
         if parse_json(request.payload) is None:
-            return self._fail(request, EPROTO)
+            return self._writer.fail(request, EPROTO)
         if request.nodeid not in (0, NODEID_ANY):
-            return self._fail(request, EPROTO, "this service is only available on rank 0")
+            return self._writer.fail(request, EPROTO, "this service is only available on rank 0")
         pending = Pending(request, self._called)
         pending.body = body_of(request.payload)
         pending.attempts = [(EVENTS, None)]
@@ -452,16 +380,9 @@ _OWN: Final[dict[str, Callable[[Session, Request], list[Effect]]]] = {
     "attr.list": Session._get_attribute,
     "attr.set": Session._set_attribute,
     "event.publish": Session._publish,
-    "event.subscribe": Session._subscribe,
-    "event.unsubscribe": Session._unsubscribe,
+    "event.subscribe": lambda session, request: session._subscriptions.subscribe(request),
+    "event.unsubscribe": lambda session, request: session._subscriptions.unsubscribe(request),
     "service.add": Session._add_service,
     "service.remove": Session._remove_service,
 }
 """What the gateway answers itself, besides `ping`, `cancel` and `disconnect` of any service."""
-
-
-def _text_of(request: Request, key: str) -> str | None:
-    """Return a text in the payload, or None."""
-    value = (parse_json(request.payload) or {}).get(key)
-    return value if isinstance(value, str) else None
-
