@@ -97,10 +97,12 @@ def main() -> None:
         assert gateway.stdout is not None
         gateway.stdout.readline()
         pids = {"broker": broker, "worker": worker.pid, "gateway": gateway.pid}
-        subprocess.run(["mdclient", "call", "--wait", "--broker", endpoint, "echo", "x"], check=True, capture_output=True)
+        subprocess.run(
+            ["mdclient", "call", "--wait", "--broker", endpoint, "echo", "x"], check=True, capture_output=True
+        )
         message = request(b"echo.say", b'{"x":1}\0')
         turn(path, 1.0, options.outstanding, message)
-        rates, cpu = [], {name: 0.0 for name in pids}
+        rates, cpu = [], dict.fromkeys(pids, 0.0)
         for _ in range(options.rounds):
             before = {name: cpu_seconds(pid) for name, pid in pids.items()}
             rates.append(turn(path, options.seconds, options.outstanding, message))

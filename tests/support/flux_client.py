@@ -1,4 +1,4 @@
-"""A Flux client that speaks RFC 3 over a UNIX socket, written from the specification and not from the gateway's codec."""
+"""A Flux client over a UNIX socket, written from RFC 3 and not with the gateway's codec."""
 
 import json
 import socket
@@ -31,7 +31,8 @@ class Message:
     @property
     def json(self):
         """The payload, which must be JSON with a NUL at its end."""
-        assert self.payload is not None and self.payload.endswith(b"\0"), self
+        assert self.payload is not None
+        assert self.payload.endswith(b"\0"), self
         return json.loads(self.payload[:-1])
 
     @property

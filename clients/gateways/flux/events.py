@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Protocol
 
-from ....mdp.errors import ServiceError, ServiceNotFound
+from ....mdp.errors import ServiceError
 from ....workers.handling import Final as Last
 from ....workers.request import Request
 from ...aio import AsyncClient
@@ -33,7 +33,9 @@ PRIVATE: Final = 0x20
 MAX_BACKLOG: Final = 10_000
 """Events that wait for a gateway that does not keep up; beyond, it has to subscribe again."""
 RETRY_SECONDS: Final = 0.5
-"""The pause before the gateway subscribes again."""
+"""The pause before the gateway subscribes again, after its subscription has been interrupted."""
+CONFIRM_SECONDS: Final = 5.0
+"""How long connections wait for events to arrive: then, the gateway at rank 0 is not there."""
 CONCURRENCY: Final = 100_000
 """Subscriptions, and events that are being published."""
 
@@ -96,7 +98,8 @@ class Subscription:
         self._subscribers = subscribers
         self._client = client
         self._call: Call | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Calls `_begin` again, or ends the time for which connections wait."""
         self._closed = False
         subscribers.changed = self._changed
 
@@ -105,18 +108,18 @@ class Subscription:
             return
         if not self._subscribers:
             self._end()
-        elif self._call is None and self._retry is None:
+        elif self._call is None and self._timer is None:
             self._begin()
 
     def _begin(self) -> None:
-        self._retry = None
-        self._call = self._client.begin(self, EVENTS, timeout=None, wait=False)
+        self._timer = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._subscribers.subscribed)
+        self._call = self._client.begin(self, EVENTS, timeout=None)
 
     def _end(self) -> None:
         self._subscribers.ready = False
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._call is not None:
             self._client.cancel(self._call)
             self._call = None
@@ -130,13 +133,10 @@ class Subscription:
             elif isinstance(event := decode(list(outcome)), Event):
                 self._subscribers.deliver(event)
             return
-        if not isinstance(outcome, ServiceNotFound):
-            log.warning("events are interrupted: %s", outcome)
+        log.warning("events are interrupted: %s", outcome)
         self._call = None
-        self._subscribers.ready = False
-        if self._subscribers and not self._closed:
-            self._subscribers.subscribed()
-            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
+        self._end()
+        self._timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
 
     def close(self) -> None:
         """Subscribe no longer."""

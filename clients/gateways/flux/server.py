@@ -170,9 +170,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the user at the other end, or not."""
-        self._transport: asyncio.Transport = cast("asyncio.Transport", transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._loop = asyncio.get_running_loop()
-        self._socket: socket.socket = transport.get_extra_info("socket")
+        self._socket: socket.socket = self._transport.get_extra_info("socket")
         settings = self._gateway.settings
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, userid, _ = _CREDENTIALS.unpack(raw)
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
             conversation = Conversation(session, self, self._gateway.upstream, name=f"user {userid}")
             session.deliver = conversation.do
             self._conversation = conversation
-            transport.write(b"\0")
+            self._transport.write(b"\0")
 
     def _refuse(self, errno: int, why: str) -> None:
         log.warning("refused a connection: %s", why)

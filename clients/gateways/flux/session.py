@@ -1,8 +1,8 @@
 """One connection of a Flux program as a machine: bytes of RFC 3 ↔ what the gateway does for it.
 
-It uses no socket and no clock.  The gateway answers some requests itself (`_OWN`); every other one becomes a request to
-a service.  Which service, `Found` says, and at which broker, `Instance.brokers`: each pair is an attempt, and the next one
-follows if there is no such service.  What the program offers itself is in `programs.py`.
+It uses no socket and no clock.  The gateway answers some requests itself (`_OWN`).  Every other one becomes a request
+to a service: `Found` says to which, and `Instance.brokers` at which brokers.  Each pair is an attempt; if there is no
+such service, the next one follows.  What the program offers itself is in `programs.py`.
 """
 
 import base64
@@ -40,6 +40,8 @@ from .programs import PROBE, RESERVED, Programs
 from .subscriptions import Subscriptions
 from .writer import OWNER, Writer
 
+EVENT_SECONDS: Final = 10.0
+"""How long an event may take to be published: the gateway at rank 0 may be restarting."""
 PROBE_SECONDS: Final = 10.0
 """How long a program's service may take until the broker knows it."""
 
@@ -47,7 +49,7 @@ PROBE_SECONDS: Final = 10.0
 class Pending:
     """A request that has been made for the program."""
 
-    __slots__ = ("at", "attempts", "body", "options", "rank", "request", "then")
+    __slots__ = ("at", "attempts", "body", "options", "rank", "request", "then", "wait")
 
     def __init__(self, request: Request, then: "Callable[[int, Pending, Outcome], list[Effect]]") -> None:
         self.request = request
@@ -61,6 +63,8 @@ class Pending:
         self.options: dict[str, Any] = {}
         self.rank = 0
         """The rank that a ping reaches."""
+        self.wait: float | None = None
+        """Seconds for which it may wait for the service; None if it must not wait."""
 
 
 class Session:
@@ -155,10 +159,10 @@ class Session:
         service, _, method = request.topic.rpartition(".")
         if method == "ping" and service:
             return self._ping(request, service)
-        if method == "disconnect":  # these notices are the gateways' own business
-            return self._writer.respond(request)
-        if method == "cancel" and (number := self._to_cancel(request)) is not None:
-            return self._cancel(request, number)
+        if method == "disconnect" and request.noresponse:
+            return []  # these notices are the gateways' own business
+        if method == "cancel" and isinstance((parse_json(request.payload) or {}).get("matchtag"), int):
+            return self._cancel(request)
         if request.topic.partition(".")[0] in RESERVED - {"mmi"}:
             return self._writer.fail(request, ENOSYS, f"Unknown service method '{request.topic}'")
         return self._call(request)
@@ -216,9 +220,9 @@ class Session:
         options: dict[str, Any] = {"flux": pending.options}
         if broker is not None:
             options["broker"] = broker
-        return Begin(
-            number, service, [pending.body], wait=False, options=options, detached=pending.request.noresponse
-        )  # fmt: skip
+        wait = pending.wait is not None
+        detached = pending.request.noresponse
+        return Begin(number, service, [pending.body], pending.wait, wait, options=options, detached=detached)
 
     def _credentials(self) -> dict[str, Any]:
         return {"userid": self._userid, "rolemask": self._rolemask}
@@ -241,8 +245,8 @@ class Session:
             pending.then = self._ponged
             pending.attempts = [("mmi.broker", brokers[0])]
         else:
-            word = service.partition(".")[0]
-            pending.attempts = [(f"{word}.ping", broker) for broker in brokers]
+            services = dict.fromkeys((request.topic, f"{service.partition('.')[0]}.ping"))
+            pending.attempts = [(each, broker) for broker in brokers for each in services]
         return self._begin(pending)
 
     def _pinged(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
@@ -274,24 +278,20 @@ class Session:
 
     # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _to_cancel(self, request: Request) -> int | None:
-        """Return the number of the outstanding request that this one cancels, or None."""
-        matchtag = (parse_json(request.payload) or {}).get("matchtag")
+    def _cancel(self, request: Request) -> list[Effect]:
+        """Cancel a request, which ends with ENODATA if it is a stream.  A Flux program is told by its gateway.
+
+        If there is no such request, it has ended meanwhile.
+        """
+        matchtag = (parse_json(request.payload) or {})["matchtag"]
         service = request.topic.partition(".")[0]
         for number, pending in self._pending.items():
             asked = pending.request
             if asked.matchtag == matchtag and asked.topic.partition(".")[0] == service and not asked.noresponse:
-                return number
-        return None
-
-    def _cancel(self, request: Request, number: int) -> list[Effect]:
-        """Cancel a request, which ends with ENODATA if it is a stream.  A Flux program is told by its gateway."""
-        asked = self._pending.pop(number).request
-        return [
-            Cancel(number),
-            *self._writer.fail(asked, ENODATA if asked.streaming else ECANCELED),
-            *self._writer.respond(request),
-        ]
+                del self._pending[number]
+                failed = self._writer.fail(asked, ENODATA if asked.streaming else ECANCELED)
+                return [Cancel(number), *failed, *self._writer.respond(request)]
+        return self._writer.respond(request)
 
     # ── attributes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -365,6 +365,7 @@ class Session:
         pending.body = body_of(request.payload)
         pending.attempts = [(EVENTS, None)]
         pending.options = self._credentials()
+        pending.wait = EVENT_SECONDS
         return self._begin(pending)
 
     def _published(self, event: Event) -> list[Effect]:

@@ -44,7 +44,8 @@ def test_a_broker_that_vanishes_keeps_its_rank_and_new_ones_get_the_next():
     assert [topology.broker(rank) for rank in range(9)] == ["root", None, "b", None, None, "b1", "deep", "a3", None]
     assert topology.ancestors(3) == [1, 0]
     topology.update(Seen("root", TREE))
-    assert topology.broker(1) == "a" and topology.broker(7) is None
+    assert topology.broker(1) == "a"
+    assert topology.broker(7) is None
 
 
 def test_a_broker_that_loses_its_parent_stays_where_it_was():
@@ -81,7 +82,8 @@ def test_whatever_brokers_report_it_is_a_tree_and_ranks_do_not_change(reports):
         before = list(topology.names)
         for rank in range(topology.size):
             above = topology.ancestors(rank)
-            assert len(set(above)) == len(above) and rank not in above
+            assert len(set(above)) == len(above)
+            assert rank not in above
             assert (above[-1:] == [0]) is (rank > 0)
         assert {topology.broker(rank) for rank in range(topology.size)} - {None} == set(parents)
 
