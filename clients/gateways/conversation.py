@@ -80,6 +80,7 @@ class Conversation:
         self._answers = 0
         """What the peer has answered and the broker has not got yet."""
         self._paused = False
+        self._congested = False
         self._closed = False
         self._ended = False
 
@@ -89,6 +90,11 @@ class Conversation:
         """Pass on bytes that have arrived."""
         if not self._closed:
             self.do(self._machine.received(data))
+
+    def congested(self, is_so: bool) -> None:
+        """Read nothing while much is left unread, so that no more is asked for."""
+        self._congested = is_so
+        self._pause_or_resume()
 
     def lost(self) -> None:
         """The connection is closed: cancel its requests and withdraw its services.  Idempotent.
@@ -148,11 +154,12 @@ class Conversation:
     def _write(self, written: list[bytes]) -> None:
         if self._closed:
             return
-        self._peer.write(written[0] if len(written) == 1 else b"".join(written))
-        if self._peer.unread_bytes() > self._max_unread_bytes:
+        if self._peer.unread_bytes() > self._max_unread_bytes:  # before: one reply may be larger than that
             log.warning("%s: disconnected: it does not read what it is sent", self._name)
             self._closed = True
             self._peer.abort()
+        else:
+            self._peer.write(written[0] if len(written) == 1 else b"".join(written))
 
     def _close(self, why: str, written: list[bytes]) -> None:
         if why:
@@ -165,7 +172,7 @@ class Conversation:
             self._peer.close()
 
     def _pause_or_resume(self) -> None:
-        paused = len(self._calls) >= self._max_outstanding or self._answers >= MAX_ANSWERS
+        paused = len(self._calls) >= self._max_outstanding or self._answers >= MAX_ANSWERS or self._congested
         if paused is not self._paused:
             self._paused = paused
             if not self._closed:

@@ -21,7 +21,7 @@ from ....mdp.cli.console import (
 from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
 from .framing import MAX_MESSAGE
-from .server import Gateway, Settings
+from .server import MAX_UNREAD, Gateway, Settings
 
 MAX_PATH: Final = 107
 """Bytes of a UNIX socket's path."""
@@ -57,6 +57,12 @@ MAX_PATH: Final = 107
     default=MAX_MESSAGE,
     help=with_default("Maximum size of a message.", MAX_MESSAGE, "bytes"),
 )
+@click.option(
+    "--max-unread",
+    type=Number("bytes", whole=True),
+    default=MAX_UNREAD,
+    help=with_default("Disconnect a program that leaves more unread.", MAX_UNREAD, "bytes"),
+)
 @log_level_option
 @version_option()
 def cli(
@@ -69,6 +75,7 @@ def cli(
     allow_guests: bool,
     max_connections: int,
     max_message: int,
+    max_unread: int,
     log_level: str,
 ) -> None:
     """Let Flux programs call services and offer them, through a UNIX socket.
@@ -83,7 +90,7 @@ def cli(
     absolute = str(Path(path).absolute())
     if len(absolute.encode()) > MAX_PATH:
         raise SettingError(f"--socket {absolute} is too long: a socket's path has at most {MAX_PATH} bytes")
-    settings = Settings(absolute, rank, size, allow_guests, max_connections, max_message)
+    settings = Settings(absolute, rank, size, allow_guests, max_connections, max_message, max_unread)
     asyncio.run(_serve(Gateway(broker, settings, keys=keys)))
 
 

@@ -31,6 +31,12 @@ from .writer import OWNER
 GUEST: Final = ROLE_USER | ROLE_LOCAL
 ASK_SECONDS: Final = 5.0
 """How often the brokers are asked about the tree, and how long an answer may take."""
+START_SECONDS: Final = 1.0
+"""How long the first answers may take before the log says that the gateway waits."""
+MAX_UNREAD: Final = 64 << 20
+"""Replies may be large, and arrive faster than a peer reads them."""
+CONGESTED: Final = 1 << 20
+"""Unread bytes from which on nothing is read from a connection."""
 LOOK_SECONDS: Final = 1.0
 """How often a connection that is not being read is checked for its end."""
 BACKLOG: Final = 4096
@@ -55,6 +61,8 @@ class Settings:
     """Whether other users are admitted."""
     max_connections: int = 10_000
     max_message: int = MAX_MESSAGE
+    max_unread: int = MAX_UNREAD
+    """Bytes that a connection may leave unread."""
 
 
 class Gateway:
@@ -113,7 +121,7 @@ class Gateway:
         waiting = False
         while True:
             with suppress(RequestTimeout):
-                await self._ask()
+                await self._ask(START_SECONDS)
                 if self.instance.topology.size >= self.settings.size:
                     break
                 await asyncio.sleep(0.1)
@@ -125,8 +133,8 @@ class Gateway:
             name = self.instance.broker
             raise SettingError(f"broker {name!r} has rank {rank}, not {self.settings.rank} (--rank)")
 
-    async def _ask(self) -> None:
-        seen = await ask(self.upstream.client, ASK_SECONDS)
+    async def _ask(self, timeout: float = ASK_SECONDS) -> None:
+        seen = await ask(self.upstream.client, timeout)
         if self.instance.topology.size < self.settings.size:
             self.instance.topology = Topology()  # ranks are given when all are there
         self.instance.topology.update(seen)
@@ -185,9 +193,12 @@ class Connection(asyncio.Protocol):
             self._gateway.connections.add(self)
             role = OWNER if is_owner else GUEST
             session = Session(self._gateway.instance, userid, role, max_message=settings.max_message)
-            conversation = Conversation(session, self, self._gateway.upstream, name=f"user {userid}")
+            conversation = Conversation(
+                session, self, self._gateway.upstream, name=f"user {userid}", max_unread_bytes=settings.max_unread
+            )
             session.deliver = conversation.do
             self._conversation = conversation
+            self._transport.set_write_buffer_limits(CONGESTED)
             self._transport.write(b"\0")
 
     def _refuse(self, errno: int, why: str) -> None:
@@ -199,6 +210,16 @@ class Connection(asyncio.Protocol):
         """Pass on what has arrived."""
         if self._conversation is not None:
             self._conversation.received(data)
+
+    def pause_writing(self) -> None:
+        """Take in that much is unread."""
+        if self._conversation is not None:
+            self._conversation.congested(True)
+
+    def resume_writing(self) -> None:
+        """Take in that most has been read."""
+        if self._conversation is not None:
+            self._conversation.congested(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the conversation."""

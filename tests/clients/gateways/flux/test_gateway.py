@@ -347,7 +347,8 @@ def test_the_owner_gets_the_private_events_of_all(broker, gateway):
         assert client.receive() == event("x", None, 1, PRIVATE, 77, 6)
 
 
-def test_a_subscriber_that_never_reads_is_disconnected_and_others_are_not_delayed(gateway):
+def test_a_subscriber_that_never_reads_is_disconnected_and_others_are_not_delayed(stack, broker, tmp_path):
+    gateway = stack.enter_context(running_gateway(broker, tmp_path / "flux", max_unread=4 << 20))
     payload = bytes(1 << 19)
     with gateway.client() as lazy, gateway.client() as client:
         lazy.rpc("event.subscribe", {"topic": "x"})
