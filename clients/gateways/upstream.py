@@ -14,8 +14,16 @@ from ..aio import AsyncClient
 
 Handler = Callable[[Any], AsyncGenerator[Any, None]]
 
+CONCURRENCY: Final = 1000
+"""Requests to one service that its peer may have at the same time: some may be streams without end."""
 MAX_SOCKETS: Final = 60_000
 """Sockets of all workers, some for each."""
+
+
+class _GatewayWorker(AsyncWorker):
+    """A worker whose handlers only wait for peers.  What else keeps the event loop busy is not their doing."""
+
+    _fixed_credit = True
 
 
 class Upstream:
@@ -38,14 +46,14 @@ class Upstream:
         self._workers: dict[str, AsyncWorker] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def offer(self, service: str, handler: Handler, *, concurrency: int | None = None) -> None:
+    def offer(self, service: str, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
         """Offer `service` at the broker.  Raises `SettingError` for an invalid name, or if it is offered already.
 
-        `concurrency` is the maximum number of concurrent requests; by default, that of an `AsyncWorker`.
+        `concurrency` is the maximum number of concurrent requests.
         """
         if service in self._workers:
             raise SettingError(f"service {service!r} is offered already")
-        worker = AsyncWorker(
+        worker = _GatewayWorker(
             service, handler, broker=self._broker, name="gateway", key=self._keys, context=self._context,
             concurrency=concurrency,
         )  # fmt: skip

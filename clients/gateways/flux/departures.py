@@ -22,8 +22,8 @@ from ...reply import Reply
 from ...session import Call, Outcome
 
 GATEWAY: Final = "flux.gateway."
-CONCURRENCY: Final = 1_000_000
-"""Clients that others may watch: what waits costs a gateway little."""
+CONCURRENCY: Final = 10_000
+"""Clients that others may watch at the same time; more of them wait."""
 RETRY_SECONDS: Final = 1.0
 """How long the gateway of a client may take to come back, when its broker is restarted."""
 

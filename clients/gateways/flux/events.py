@@ -36,7 +36,7 @@ RETRY_SECONDS: Final = 0.5
 """The pause before the gateway subscribes again, after its subscription has been interrupted."""
 CONFIRM_SECONDS: Final = 5.0
 """How long connections wait for events to arrive: then, the gateway at rank 0 is not there."""
-CONCURRENCY: Final = 100_000
+CONCURRENCY: Final = 10_000
 """Subscriptions, and events that are being published."""
 
 log = logging.getLogger("zmdp.gateway")
