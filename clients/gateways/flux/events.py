@@ -133,7 +133,8 @@ class Subscription:
             elif isinstance(event := decode(list(outcome)), Event):
                 self._subscribers.deliver(event)
             return
-        log.warning("events are interrupted: %s", outcome)
+        why = "the gateway at rank 0 has stopped" if isinstance(outcome, Reply) else outcome
+        log.warning("events are interrupted: %s", why)
         self._call = None
         self._end()
         self._timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
@@ -159,16 +160,23 @@ class Publisher:
             self._streams.add(stream)
             try:
                 yield None
-                while True:
-                    yield await stream.take()
+                while (parts := await stream.take()) is not None:
+                    yield parts
+                yield Last()
             finally:
                 self._streams.discard(stream)
+            return
         event = published(request, self.sequence + 1)
         self.sequence = event.sequence
         parts = parts_of(event)
         for stream in self._streams:
             stream.put(parts)
         yield Last(json_payload({"seq": event.sequence})[:-1])
+
+    def close(self) -> None:
+        """End all subscriptions: the gateways subscribe again, perhaps at another one."""
+        for stream in self._streams:
+            stream.put(None)
 
 
 def published(request: Request, sequence: int) -> Event:
@@ -199,11 +207,12 @@ class _Stream:
     """The events that wait for one gateway."""
 
     def __init__(self) -> None:
-        self._events: deque[list[bytes]] = deque()
+        self._events: deque[list[bytes] | None] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self._overflowed = False
 
-    def put(self, event: list[bytes]) -> None:
+    def put(self, event: list[bytes] | None) -> None:
+        """Add an event, or None for the end."""
         if len(self._events) >= MAX_BACKLOG:
             self._overflowed = True
             self._events.clear()
@@ -212,7 +221,7 @@ class _Stream:
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
-    async def take(self) -> list[bytes]:
+    async def take(self) -> list[bytes] | None:
         while not self._events:
             if self._overflowed:
                 raise ServiceError(429, "too many events wait: subscribe again")

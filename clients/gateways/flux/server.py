@@ -82,6 +82,7 @@ class Gateway:
         self._broker = broker
         self._keys = keys
         self._stack = AsyncExitStack()
+        self._publisher = Publisher()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -92,6 +93,7 @@ class Gateway:
             await self._find_place()
             await self._offer(self._departures.service, self._departures.handle, departures.CONCURRENCY)
             if self.instance.rank == 0:
+                stack.callback(self._publisher.close)
                 await self._publish_events()
             subscription = Subscription(self.instance.subscribers, upstream.client)
             stack.callback(subscription.close)
@@ -161,7 +163,7 @@ class Gateway:
         if await self.upstream.client.available(EVENTS):
             log.warning("another gateway publishes the events already")
         else:
-            await self._offer(EVENTS, Publisher().handle, events.CONCURRENCY)
+            await self._offer(EVENTS, self._publisher.handle, events.CONCURRENCY)
 
 
 class Connection(asyncio.Protocol):

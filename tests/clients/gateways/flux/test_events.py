@@ -87,13 +87,15 @@ def test_a_gateway_subscribes_while_it_has_subscribers(broker, monkeypatch):
             await until(lambda: len(publisher._streams) == 1)
             await until(lambda: subscribers.ready)
             next(iter(publisher._streams)).put([b"no event"])
-            subscription.put(WorkerLost("gone"))
-            assert not subscribers.ready
+            publisher.close()
+            await until(lambda: not subscribers.ready)
             await until(lambda: subscribers.ready)
+            assert one.seen[-2:] == ["subscribed", "subscribed"]
             subscription.close()
             subscribers.remove(one)
             subscribers.add(one)
             await until(lambda: not publisher._streams)
+            publisher.close()
 
     asyncio.run(story())
 

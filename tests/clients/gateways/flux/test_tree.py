@@ -2,7 +2,7 @@
 
 import pytest
 from support.flux_client import ANY, EVENT, PRIVATE, UPSTREAM, FluxClient, Message
-from support.flux_gateways import TIMEOUT_SECONDS, running_gateway, running_workers
+from support.flux_gateways import running_gateway, running_workers
 
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.errors import SettingError
@@ -100,7 +100,9 @@ def test_a_program_serves_the_whole_tree_and_learns_who_leaves(stack, tree, clie
     a = clients[1]
     assert a.rpc("service.add", {"service": "zecho"}).a == 0
     with FluxClient(tree[2].path) as client:
-        request = ask(client, a, "zecho.say")
+        wait_for(lambda: client.rpc("mmi.service", b"zecho").payload == b"200")
+        client.request("zecho.say", tag=7)
+        request = a.receive()
         assert (request.b, request.a, len(request.routes)) == (7, ANY, 2)
         a.respond(request, b"from rank 1")
         assert client.receive().payload == b"from rank 1"
@@ -115,23 +117,6 @@ def wait_for(condition):
         pass
 
 
-def ask(client, service, topic):
-    """Send a request until the announcement of its service has arrived; return it as the service gets it."""
-    service.socket.setblocking(False)
-    client.socket.settimeout(0.01)
-    try:
-        while True:
-            client.request(topic, tag=7)
-            try:
-                assert client.receive().a == 38
-            except TimeoutError:
-                break
-    finally:
-        client.socket.settimeout(TIMEOUT_SECONDS)
-        service.socket.settimeout(TIMEOUT_SECONDS)
-    return service.receive()
-
-
 def test_a_client_is_gone_when_its_gateway_is(stack, tree, clients, tmp_path):
     a = clients[1]
     a.rpc("service.add", {"service": "zecho"})
@@ -143,6 +128,17 @@ def test_a_client_is_gone_when_its_gateway_is(stack, tree, clients, tmp_path):
     other.stop()
     notice = a.receive()
     assert (notice.topic, notice.routes[1]) == (b"zecho.disconnect", request.routes[1])
+
+
+def test_the_gateway_at_rank_0_can_stop_first_and_come_back(stack, tree, clients, tmp_path):
+    for client in clients[1:]:
+        client.rpc("event.subscribe", {"topic": ""})
+    path, broker = tree[0].path, endpoint(tree[0])
+    tree[0].stop()
+    again = stack.enter_context(running_gateway(broker, path, size=3))
+    wait_for(lambda: again.run(lambda: len(again.gateway._publisher._streams)) == 2)
+    clients[1].send(Message(EVENT, b"x"))
+    assert [client.receive().topic for client in clients[1:]] == [b"x", b"x"]
 
 
 def test_a_broker_that_vanishes_keeps_its_rank(stack, tmp_path):
