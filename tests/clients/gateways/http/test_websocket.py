@@ -216,7 +216,8 @@ def test_nothing_is_read_while_too_much_is_outstanding(endpoint, gate, monkeypat
     with http_gateway(endpoint) as gateway, opened(gateway) as ws:
         for name in "ab":
             ws.say(id=name, service="gate", body=name, wait=True)
-        eventually(lambda: connections(gateway)[0]._peer.paused)
+        (connection,) = connections(gateway)
+        eventually(lambda: not gateway.call(connection.transport.is_reading))
         ws.say(id="c", service="gate", body="c", wait=True)
         eventually(lambda: len(gate.started) == 2)
         assert gateway.gateway.outstanding == 2
@@ -276,7 +277,7 @@ def test_a_message_for_which_there_is_no_memory(endpoint):
 
 def test_replies_for_which_there_is_no_memory(endpoint):
     ENDED.clear()
-    with http_gateway(endpoint, max_memory=100_000) as gateway, raw(gateway) as peer:
+    with http_gateway(endpoint, max_memory=100_000, max_unread=1 << 40) as gateway, raw(gateway) as peer:
         peer.sendall(frame(b'{"id":1,"service":"chatter","stream":true,"wait":true}'))
         assert ENDED.wait(TIMEOUT_SECONDS)
         eventually(lambda: gateway.gateway.memory == 0)
