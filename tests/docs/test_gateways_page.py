@@ -6,16 +6,16 @@ import shlex
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from support import browser as browsers
-from support.http_gateways import http_gateway
-from support.processes import broker, eventually, process
+from support.http_gateways import TITANIC, await_services, http_gateway
+from support.processes import broker, process
 
-from zmdp.clients import Client
 from zmdp.clients.gateways.http import access, cli, websocket
 from zmdp.clients.gateways.http.problems import KINDS, SERVICE_ERROR, TYPE_BASE
 from zmdp.workers import Worker
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "gateways.md").read_text()
 GATEWAY = (sys.executable, "-m", "zmdp.clients.gateways.cli")
 URL = "http://127.0.0.1:8080"
-SERVERS = {"mdp-broker", "mdworker", "mdp-gateway http"}
+SERVERS = {"mdp-broker", "mdworker"}
 
 
 def blocks(language):
@@ -33,10 +33,11 @@ def blocks(language):
 
 def sessions():
     """Return each command of the page, and what it prints."""
-    for block in blocks("console"):
-        for session in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, printed = session.partition("\n")
-            yield command, printed
+    return [
+        re.fullmatch(r"((?:.*\\\n)*.*)\n((?:.*\n)*)", session).groups()
+        for block in blocks("console")
+        for session in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -46,63 +47,43 @@ def endpoint(tmp_path_factory):
     (program,) = blocks("python")
     with (
         broker() as (_, at),
-        process("titanic", "serve", "--broker", at, "--heartbeat", "0.2", cwd=folder) as titanic,
+        process("titanic", "serve", "--broker", at, cwd=folder),
         process("mdworker", "zmdp.workers.echo:worker", "--broker", at),
         Worker("count", lambda request: b"%d" % len(request), broker=at),
-        Client(at) as client,
     ):
         (folder / "words.py").write_text(program.replace('Worker("words")', f'Worker("words", broker="{at}")'))
         with process(sys.executable, str(folder / "words.py")):
-            titanic.line("serving")
-            for name in ("echo", "count", "words"):
-                eventually(partial(client.available, name))
+            await_services(at, "echo", "count", "words", *TITANIC)
             yield at
 
 
 def test_the_commands_print_what_the_page_shows(endpoint, tmp_path):
     """UUIDs and tokens differ, and so do responses in the headers that the page leaves out."""
-    given = {}  # what the page shows → what was printed here
+    given = {}  # what the page shows → what is there
     options = ("--listen", "127.0.0.1:0", "--broker", endpoint)
-    with process(*GATEWAY, "http", *options) as first:
-        url = first.line("http://", "stdout")
-        tried = 0
+    tried = 0
+    with ExitStack() as stack:
         for command, printed in sessions():
             words = shlex.split(command)
-            if command.startswith("mdp-gateway http --access"):
-                second = process(*GATEWAY, *words[1:], *options, cwd=tmp_path)
-                with second as gateway:
-                    given[URL] = gateway.line("http://", "stdout")
-                    check(*last(command), given)
-                continue
-            if words[0] in SERVERS or command in SERVERS:
-                continue
-            if command == last("mdp-gateway http --access access.toml")[0]:
-                continue  # it was run above
-            given.setdefault(URL, url)
-            program = [*GATEWAY, *words[1:]] if words[0] == "mdp-gateway" else None
-            check(command, printed, given, program=program, cwd=tmp_path)
-            tried += 1
+            if words[:2] == ["mdp-gateway", "http"]:
+                gateway = stack.enter_context(process(*GATEWAY, *words[1:], *options, cwd=tmp_path))
+                given[URL] = gateway.line("http://", "stdout")
+            elif words[0] not in SERVERS:
+                check(command.replace("mdp-gateway", shlex.join(GATEWAY)), printed, given, tmp_path)
+                tried += 1
     assert tried >= 9
 
 
-def last(command):
-    """Return the session that follows `command`."""
-    listed = list(sessions())
-    return listed[[each for each, _ in listed].index(command) + 1]
-
-
-def check(command, printed, given, *, program=None, cwd=None):
+def check(command, printed, given, folder):
     """Run a command, and compare what it prints."""
     for shown, real in given.items():
         command = command.replace(shown, real)
-    words = program or shlex.split(command)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, cwd=cwd)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True, cwd=folder)
     for pattern in (r"\b[0-9a-f]{32}\b", r"\bzmdp_[\w-]{43}"):
-        for shown, real in zip(re.findall(pattern, printed), re.findall(pattern, done.stdout), strict=False):
-            given[shown] = real
+        given.update(zip(re.findall(pattern, printed), re.findall(pattern, done.stdout), strict=False))
     for shown, real in given.items():
         printed = printed.replace(shown, real)
-    if "--include" in words:
+    if "--include" in command:
         assert [line for line in printed.splitlines() if line not in done.stdout.splitlines()] == []
     else:
         assert done.stdout.rstrip("\n") == printed.rstrip("\n")

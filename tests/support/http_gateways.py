@@ -5,10 +5,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from support.processes import TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS, eventually
 
+from zmdp.clients import Client
 from zmdp.clients.gateways.http.access import Access
 from zmdp.clients.gateways.http.gateway import Gateway
 from zmdp.clients.gateways.http.server import Server, listen
@@ -41,11 +43,21 @@ class Running:
         self.loop.call_soon_threadsafe(self.server.stop)
 
 
+TITANIC = ("titanic.request", "titanic.reply", "titanic.close")
+
+
+def await_services(broker: str, *services: str, **settings: Any) -> None:
+    """Wait until each service has a worker.  `settings` are those of a `Client`."""
+    with Client(broker, timeout=TIMEOUT_SECONDS, **settings) as client:
+        for each in services:
+            eventually(partial(client.available, each))
+
+
 @contextmanager
 def http_gateway(
     broker: str, *, access: Access | None = None, keys: ClientKeys | None = None, **settings: Any
 ) -> Iterator[Running]:
-    """Run a gateway at a free port.  Its event loop must report no errors, and nothing may be outstanding afterwards."""
+    """Run a gateway at a free port.  Its event loop must report no errors; afterwards nothing may be outstanding."""
     running = Running()
     started = threading.Event()
     complaints: list[dict[str, Any]] = []

@@ -18,14 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from ....mdp.errors import BrokerUnreachable, InvalidUUID, RequestTimeout, ServiceError, UnknownTicket, ZmdpError
 from ....titanic.client import AsyncTicket, AsyncTitanic
-from ....titanic.conversation import REPLY, parse_reply
 from ...reply import Reply
 from .access import Caller
 from .gateway import Gateway, on_disconnect
 from .job_options import KEY_OPTION, idempotency_key, options_of
 from .problems import Problem, problem_of
 from .stream import HEADERS, KEEP_ALIVE_SECONDS, error_event, event
-from .titanic_client import TitanicClient
+from .titanic_client import Registered, TitanicClient
 from .translation import PREFIX as SERVICES
 from .translation import Asked, body_of, frames_of, service_of
 
@@ -53,6 +52,7 @@ class _Jobs:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._registered = Registered()
 
     async def submit(self, request: Request) -> Response:
         """Store a request."""
@@ -76,12 +76,11 @@ class _Jobs:
         """Return the reply of a job."""
         gateway = self._gateway
         caller, asked = gateway.caller(request.scope), self._asked(request)
-        titanic = self._titanic(caller)
-        ticket = _ticket(titanic, request)
+        ticket = _ticket(self._titanic(caller), request)
         if asked.stream:
-            return await self._stream(titanic, ticket, request.headers.get("last-event-id", ""))
+            return await self._stream(ticket, request.headers.get("last-event-id", ""))
         with gateway.admit():
-            reply = await _reply_now(titanic, ticket)
+            reply = await _reply_within(0, ticket)
         if reply is None:
             reply = await self._wait(ticket, asked, request)
         return _pending(ticket) if reply is None else _done(reply, asked, ticket)
@@ -93,14 +92,14 @@ class _Jobs:
             await ticket.close()
         return Response(status_code=204)
 
-    async def _stream(self, titanic: AsyncTitanic, ticket: AsyncTicket, last_event: str) -> Response:
+    async def _stream(self, ticket: AsyncTicket, last_event: str) -> Response:
         """Return PARTIALs and reply as events, from the one after `last_event` on."""
         if last_event == LAST_EVENT:
             return Response(status_code=204)  # an EventSource then stops connecting again
         if last_event and not (last_event.isdecimal() and last_event.isascii() and len(last_event) <= 9):
             raise Problem("invalid", "Last-Event-ID must be the id of an event of this job")
         with suppress(ServiceError):  # which will be the last event
-            await _reply_now(titanic, ticket)
+            await _reply_within(0, ticket)
         return _EventStream(self._gateway, _with_comments(_events(ticket, int(last_event) + 1 if last_event else 0)))
 
     async def _wait(self, ticket: AsyncTicket, asked: Asked, request: Request) -> Reply | None:
@@ -122,7 +121,8 @@ class _Jobs:
 
     def _titanic(self, caller: Caller) -> AsyncTitanic:
         gateway = self._gateway
-        return TitanicClient.titanic(gateway.upstream.client, gateway.options(caller), gateway.settings.max_unread)
+        client, unread = gateway.upstream.client, gateway.settings.max_unread
+        return TitanicClient(client, self._registered, gateway.options(caller), unread).titanic()
 
 
 async def _read_body(request: Request, gateway: Gateway) -> bytes:
@@ -152,15 +152,8 @@ def _ticket(titanic: AsyncTitanic, request: Request) -> AsyncTicket:
         raise _unknown(str(error)) from None
 
 
-async def _reply_now(titanic: AsyncTitanic, ticket: AsyncTicket) -> Reply | None:
-    """Return the reply of a job, or None if it is not there yet.  Raises the job's error."""
-    try:
-        return parse_reply(await titanic.client.request(REPLY, ticket.uuid.encode()), ticket.uuid)
-    except UnknownTicket as error:
-        raise _unknown(str(error)) from None
-
-
 async def _reply_within(seconds: float, ticket: AsyncTicket) -> Reply | None:
+    """Return the reply of a job, or None if it is not there in time.  Raises the job's error."""
     try:
         return await ticket.result(seconds)
     except UnknownTicket as error:

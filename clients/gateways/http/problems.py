@@ -18,6 +18,7 @@ from ....mdp.errors import (
     RequestError,
     RequestTimeout,
     ServiceError,
+    ServiceNotFound,
     SettingError,
     StreamInterrupted,
     ZmdpError,
@@ -158,6 +159,8 @@ def problem_of(error: ZmdpError, service: str = "", *, overdue: bool = False) ->
         return Problem("unreachable", str(error), service=service)
     if isinstance(error, RequestError) and error.code in _OF_THE_BROKER:
         return Problem(_OF_THE_BROKER[error.code], error.text or str(error), service=service)
+    if isinstance(error, ServiceNotFound):  # without a code, it is Titanic's client that says so
+        return Problem("no-titanic", str(error), service=service)
     if isinstance(error, StreamInterrupted) and not overdue:
         return Problem("interrupted", str(error), service=service)
     if isinstance(error, RequestTimeout | StreamInterrupted):

@@ -16,22 +16,31 @@ OVERHEAD_BYTES: Final = 100
 """Memory charged for each part that waits, in addition to its frames."""
 
 
+class Registered:
+    """Whether a Titanic has ever answered.  If so, and it is gone, one may be restarting."""
+
+    def __init__(self) -> None:
+        self.ever = False
+
+
 class TitanicClient:
     """What `AsyncTitanic` uses of an `AsyncClient`.
 
-    It adds options to each request, says at once that there is no Titanic, which an HTTP client is told to try again,
-    and keeps at most `max_unread` bytes of a stream.
+    It adds options to each request, says at once if there has never been a Titanic, and keeps at most `max_unread`
+    bytes of a stream.
     """
 
-    def __init__(self, client: AsyncClient, options: Mapping[str, Any] | None, max_unread: int) -> None:
+    def __init__(
+        self, client: AsyncClient, registered: Registered, options: Mapping[str, Any] | None, max_unread: int
+    ) -> None:
         self._client = client
+        self._registered = registered
         self._options = options or {}
         self._max_unread = max_unread
 
-    @classmethod
-    def titanic(cls, client: AsyncClient, options: Mapping[str, Any] | None, max_unread: int) -> AsyncTitanic:
-        """Return an `AsyncTitanic` whose requests have further options."""
-        return AsyncTitanic(cast(AsyncClient, cls(client, options, max_unread)))
+    def titanic(self) -> AsyncTitanic:
+        """Return an `AsyncTitanic` that uses this client."""
+        return AsyncTitanic(cast(AsyncClient, self))
 
     @property
     def protocol(self) -> str:
@@ -50,15 +59,19 @@ class TitanicClient:
     async def request(
         self, service: str, *frames: bytes, options: Mapping[str, Any] | None = None, **settings: Any
     ) -> Reply:
-        """Call one of Titanic's services.  Raises `Problem` if there is no Titanic."""
+        """Call one of Titanic's services.  Raises `Problem` if there has never been a Titanic."""
         merged = {**(options or {}), **self._options}
         if "wait" not in merged:  # otherwise it is Titanic's own option
             settings["wait"] = False
         try:
-            return await self._client.request(service, *frames, options=merged, **settings)
+            reply = await self._client.request(service, *frames, options=merged, **settings)
         except ServiceNotFound:
-            text = "no Titanic is registered at the broker: start one: titanic serve"
+            if self._registered.ever:
+                raise  # AsyncTitanic tries again for a while
+            text = "no Titanic is registered at the broker: start one with `titanic serve`"
             raise Problem("no-titanic", text, service=service) from None
+        self._registered.ever = True
+        return reply
 
     async def stream(
         self, service: str, *frames: bytes, timeout: float | None, options: Mapping[str, Any]

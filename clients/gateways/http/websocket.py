@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from time import monotonic
 from typing import Any, Final, cast
 
 from starlette.requests import Request as HttpRequest
@@ -20,14 +21,14 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from ....mdp.errors import SettingError
+from ....mdp.errors import SettingError, ZmdpError
 from ....mdp.wire import service_name
 from ....mdp.wire.options import BROKERS
 from ..conversation import Conversation
 from ..effects import Begin
 from .access import Caller
 from .gateway import CONNECTION, Gateway
-from .problems import Problem
+from .problems import Problem, problem_of
 from .websocket_messages import Ask
 from .websocket_session import WebSocketSession
 
@@ -87,7 +88,7 @@ class WebSocketConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over a connection."""
         self.transport = cast(asyncio.Transport, transport)
-        self._peer = _Peer(self.transport)
+        self._peer = _Peer(self.transport, self._gateway)
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -107,6 +108,10 @@ class WebSocketConnection(asyncio.Protocol):
             self._timer.cancel()
         if self._opened is not None:
             self._opened[1].lost()
+
+    def resume_writing(self) -> None:
+        """The peer has read."""
+        self._peer.count(0)
 
     def shutdown(self) -> None:
         """Finish the outstanding requests, then close: the server is stopping."""
@@ -183,17 +188,27 @@ class WebSocketConnection(asyncio.Protocol):
 class _Peer:
     """The transport, as a conversation uses it."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, gateway: Gateway) -> None:
         self._transport = transport
+        self._gateway = gateway
+        self._unread = 0
+        """Bytes that the peer has not read, as far as they count as memory of the gateway."""
         self.paused = False
         self.closing = False
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
+        self.count(self.unread_bytes())
+        if self._gateway.memory > self._gateway.settings.max_memory:
+            self.abort()
 
     def unread_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
+
+    def count(self, unread: int) -> None:
+        self._gateway.memory += unread - self._unread
+        self._unread = unread
 
     def pause(self) -> None:
         self.paused = True
@@ -225,6 +240,7 @@ class _Peer:
 
     def forget(self) -> None:
         """The connection is closed."""
+        self.count(0)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -238,6 +254,8 @@ class _Policy:
         self._access = gateway.access
         self._caller: Caller = gateway.identify(*self._credentials)
         self._held = 0
+        self._due: dict[int, float] = {}
+        """When the timeout of each outstanding request passes."""
 
     def begin(self, number: int, ask: Ask) -> Begin:
         gateway, service, timeout = self._gateway, ask.service, ask.timeout
@@ -259,13 +277,19 @@ class _Policy:
             raise Problem("invalid", f"options may not have these, which gateway and broker set: {names}")
         own = gateway.options(self._caller)
         gateway.enter(_size(ask))
+        timeout = settings.timeout if timeout is None else timeout
+        self._due[number] = monotonic() + timeout
         return Begin(
-            number, service, ask.body, settings.timeout if timeout is None else timeout, ask.wait, ask.headers,
+            number, service, ask.body, timeout, ask.wait, ask.headers,
             {**(options or {}), **own} if own else options,
         )  # fmt: skip
 
-    def end(self, ask: Ask) -> None:
+    def end(self, number: int, ask: Ask) -> None:
+        del self._due[number]
         self._gateway.leave(_size(ask))
+
+    def problem(self, number: int, error: ZmdpError, ask: Ask) -> Problem:
+        return problem_of(error, ask.service, overdue=monotonic() >= self._due[number])
 
     def hold(self, size: int) -> None:
         self._gateway.memory -= self._held

@@ -6,11 +6,12 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from ....mdp.errors import ZmdpError
 from ....workers.request import Request
 from ...reply import Reply
 from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect, Write
-from .problems import Problem, problem_of
+from .problems import Problem
 from .websocket_messages import Ask, CancelAsk, Id, MessageError, NotUtf8Error, decode, encode, encode_error
 
 MAX_REASON_BYTES: Final = 123
@@ -23,8 +24,11 @@ class Policy(Protocol):
     def begin(self, number: int, ask: Ask) -> Begin:
         """Return how to make a request, which then counts as outstanding.  Raises `Problem`."""
 
-    def end(self, ask: Ask) -> None:
+    def end(self, number: int, ask: Ask) -> None:
         """Take in that a request for which `begin` has returned has ended."""
+
+    def problem(self, number: int, error: ZmdpError, ask: Ask) -> Problem:
+        """Return the problem with which an outstanding request ends."""
 
     def hold(self, size: int) -> None:
         """Take in that so many bytes of an incomplete message are held now.  Raises `Problem`, and then none count."""
@@ -145,11 +149,11 @@ class WebSocketSession:
             if ask.stream:
                 self._say(ask, "partial", outcome)
             return self._with_output([])
-        self._forget(number)
         if isinstance(outcome, Reply):
             self._say(ask, "final", outcome)
         else:
-            self._say_error(ask.id, problem_of(outcome, ask.service))
+            self._say_error(ask.id, self._policy.problem(number, outcome, ask))
+        self._forget(number)
         return self._with_output(self._end_if_drained())
 
     def asked(self, number: int, request: Request) -> list[Effect]:
@@ -204,7 +208,7 @@ class WebSocketSession:
     def _forget(self, number: int) -> Ask:
         ask = self._requests.pop(number)
         del self._numbers[ask.id]
-        self._policy.end(ask)
+        self._policy.end(number, ask)
         return ask
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,11 +9,10 @@ from urllib.parse import quote
 
 import pytest
 from support import browser as browsers
-from support.http_gateways import http_gateway
+from support.http_gateways import TITANIC, await_services, http_gateway
 from support.processes import eventually
 from support.titanics import serving
 
-from zmdp.clients import Client
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
@@ -66,9 +65,8 @@ def site(tmp_path_factory):
             http_gateway(at, allow_origins=(origin,)) as allowing,
             http_gateway(at) as refusing,
             browsers.browser(tmp_path_factory.mktemp("browser")) as page,
-            Client(at) as client,
         ):
-            eventually(lambda: client.available("words"))
+            await_services(at, "words", *TITANIC)
 
             def opened(gateway):
                 page.open(f"{origin}/stream.html?service=words&gateway={quote(gateway.url)}")

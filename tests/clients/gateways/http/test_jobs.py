@@ -3,19 +3,21 @@
 import hashlib
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import httpx
 import pytest
 from support.access import Folder
-from support.http_gateways import http_gateway
+from support.http_gateways import TITANIC, await_services, http_gateway
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import row, serving, state
 
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http import jobs
 from zmdp.mdp.testing import running_broker
+from zmdp.titanic import conversation
 from zmdp.workers import ServiceError, Worker
 
 UNKNOWN = "0" * 32
@@ -65,6 +67,7 @@ def db(endpoint, tmp_path_factory):
         Worker("pieces", pieces, broker=endpoint),
         serving(endpoint, path),
     ):
+        await_services(endpoint, *TITANIC)
         yield path
 
 
@@ -231,7 +234,23 @@ def test_without_titanic():
             for answer in (http.post("/jobs/echo"), http.get(f"/jobs/{UNKNOWN}"), http.delete(f"/jobs/{UNKNOWN}")):
                 assert problem(answer) == (503, "no-titanic")
                 assert answer.headers["retry-after"] == "1"
-                assert "start one: titanic serve" in answer.json()["detail"]
+                assert "start one with `titanic serve`" in answer.json()["detail"]
+
+
+def test_a_titanic_that_restarts(tmp_path, monkeypatch):
+    """A request during the restart waits; if no Titanic comes back, it fails."""
+    path = str(tmp_path / "titanic.db")
+    with running_broker(drain_timeout=0.0) as server, http_gateway(server.endpoints[0]) as gateway:
+        with httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as http, ThreadPoolExecutor(1) as other:
+            with serving(server.endpoints[0], path):
+                await_services(server.endpoints[0], *TITANIC)
+                job = submitted(http)
+            later = other.submit(http.get, job)
+            eventually(lambda: gateway.gateway.outstanding == 1)
+            with serving(server.endpoints[0], path):
+                assert later.result().status_code == 202
+            monkeypatch.setattr(conversation, "RESTART_SECONDS", 0.0)
+            eventually(lambda: problem(http.get(job)) == (503, "no-titanic"))
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -378,6 +397,7 @@ def test_a_job_belongs_to_its_role(tmp_path):
         as_role(gateway, "shop") as shop,
         as_role(gateway, "other") as other,
     ):
+        await_services(server.endpoints[0], *TITANIC, **folder.settings("driver"))
         key = {"Idempotency-Key": "same"}
         job = submitted(shop, headers=key)
         assert result(shop, job).content == b"hi"

@@ -150,6 +150,12 @@ def test_partials_arrive_before_the_final(ws, gate):
     assert [ws.hear(), ws.hear()] == [{"id": "a", "partial": "going x"}, {"id": "a", "final": ""}]
 
 
+def test_a_stream_that_takes_too_long(ws, gate):
+    ws.say(id=1, service="gate", body="x", stream=True, wait=True, timeout=0.3)
+    assert ws.hear() == {"id": 1, "partial": "started x"}
+    assert ws.hear() == {"id": 1, "error": "timeout"}
+
+
 def test_errors(ws):
     ws.say(id=1, service="nobody")
     assert ws.hear() == {"id": 1, "error": "no-worker"}

@@ -10,7 +10,7 @@ from websockets.uri import parse_uri
 
 from zmdp.clients import Reply, RetryLater, ServiceError, ServiceNotFound
 from zmdp.clients.gateways.effects import Begin, Cancel, Close, Write
-from zmdp.clients.gateways.http.problems import Problem
+from zmdp.clients.gateways.http.problems import Problem, problem_of
 from zmdp.clients.gateways.http.websocket_session import WebSocketSession
 
 MAX_HELD = 5000
@@ -29,8 +29,11 @@ class Policy:
         self.outstanding.append(ask.id)
         return Begin(number, ask.service, ask.body, ask.timeout, ask.wait, ask.headers, ask.options)
 
-    def end(self, ask):
+    def end(self, number, ask):
         self.outstanding.remove(ask.id)
+
+    def problem(self, number, error, ask):
+        return problem_of(error, ask.service)
 
     def hold(self, size):
         self.held = 0
