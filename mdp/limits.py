@@ -23,7 +23,8 @@ class Limits:
     busy_grace: float = _setting(
         60.0,
         "seconds",
-        "Silence after which a busy MDP/0.1 or 0.2 worker, which may be unable to send heartbeats, is considered dead.",
+        "Silence after which a busy MDP/0.1, 0.2 or Paranoid Pirate worker, which may be unable to send heartbeats, "
+        "is considered dead.",
     )
     expiry: float = _setting(300.0, "seconds", "How long a request may wait in its queue before it is dropped.")
     max_attempts: int = _setting(
