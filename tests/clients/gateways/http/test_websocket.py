@@ -19,6 +19,7 @@ from zmdp.clients.gateways.http import websocket
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import ServiceError, Worker
 
+BODY = "x" * 20_000
 ORIGIN = "https://shop.example"
 
 
@@ -247,12 +248,29 @@ def test_a_peer_that_does_not_read_is_disconnected(gateway):
         eventually(lambda: gateway.gateway.outstanding == 0)
 
 
-def test_a_flood_of_pings_from_a_peer_that_does_not_read(gateway):
-    with raw(gateway) as peer:
+def test_a_flood_of_pings_from_a_peer_that_does_not_read(endpoint, monkeypatch):
+    """Nothing more is read from it, and after a while it is disconnected."""
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.2)
+    with http_gateway(endpoint) as gateway, raw(gateway) as peer:
         with suppress(ConnectionResetError, BrokenPipeError):
             while True:
                 peer.sendall(frame(b"x" * 125, opcode=9) * 1000)
+                assert gateway.gateway.memory < 1 << 20
         eventually(lambda: connections(gateway) == [])
+
+
+def test_a_peer_that_reads_late_gets_everything(endpoint):
+    """Nothing more is read from it until it has read the replies to earlier requests."""
+    with http_gateway(endpoint, max_unread=1 << 30) as gateway, opened(gateway) as ws:
+        sender = threading.Thread(
+            target=lambda: [ws.say(id=n, service="echo", body=BODY, wait=True) for n in range(300)]
+        )
+        sender.start()
+        eventually(lambda: any(each._congested for each in connections(gateway)))
+        heard = [ws.hear() for _ in range(300)]
+        sender.join()
+        assert sorted(each["id"] for each in heard) == list(range(300))
+        assert {each["final"] for each in heard} == {BODY}
 
 
 def test_a_flood_of_invalid_messages_ends_nothing_else(gateway, ws):
