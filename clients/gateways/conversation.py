@@ -154,12 +154,12 @@ class Conversation:
     def _write(self, written: list[bytes]) -> None:
         if self._closed:
             return
-        unread = self._peer.unread_bytes()  # before it is written: one reply may be larger than the limit
-        self._peer.write(written[0] if len(written) == 1 else b"".join(written))
-        if unread > self._max_unread_bytes:
+        if self._peer.unread_bytes() > self._max_unread_bytes:  # before: one reply may be larger than that
             log.warning("%s: disconnected: it does not read what it is sent", self._name)
             self._closed = True
             self._peer.abort()
+        else:
+            self._peer.write(written[0] if len(written) == 1 else b"".join(written))
 
     def _close(self, why: str, written: list[bytes]) -> None:
         if why:

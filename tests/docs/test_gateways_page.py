@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import browser as browsers
-from support.http_gateways import TITANIC, await_services, http_gateway
+from support.http_gateways import TITANIC, await_services, http_gateway, websocket_url
 from support.processes import broker, process
 
 from zmdp.clients.gateways.http import access, cli, websocket
@@ -109,13 +109,14 @@ def test_the_programs_in_javascript(endpoint, tmp_path):
                 page.open(origin + "/")
 
                 def run(program):
-                    program = program.replace(URL, gateway.url).replace("ws://127.0.0.1:8080/ws", gateway.websocket)
+                    for shown, real in ((URL, gateway.url), (URL.replace("http", "ws"), websocket_url(gateway)[:-3])):
+                        program = program.replace(shown, real)
                     return page.evaluate(f"(async () => {{ {program} }})()")
 
                 (stream,) = [printed for command, printed in sessions() if "event-stream" in command]
                 assert run(with_fetch) == stream
                 assert run(over_websocket) == json.loads(received)
-                opened = with_token.replace("wss://gateway.example/ws", guarded.websocket)
+                opened = with_token.replace("wss://gateway.example/ws", websocket_url(guarded))
                 for which, expected in ((token, "open"), ("wrong", "error")):
                     assert expected == run(
                         f"""const token = "{which}"; const socket = {opened}

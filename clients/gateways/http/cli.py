@@ -28,6 +28,7 @@ from .access import load
 from .settings import Settings
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8080"
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class _Address(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
@@ -95,6 +96,14 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Accept certificates of clients that these authorities signed, instead of tokens.",
 )
 @click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Without --access, let clients address the gateway by this name as well (the header Host), or * for any. Can "
+    "be repeated.  [default: localhost and the loopback addresses]",
+)
+@click.option(
     "--allow-origin",
     "allow_origins",
     multiple=True,
@@ -113,6 +122,7 @@ def cli(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
+    allow_hosts: tuple[str, ...],
     allow_origins: tuple[str, ...],
     log_level: str,
     **limits: Any,
@@ -150,7 +160,10 @@ def cli(
             f"FILE to admit known callers only, or --insecure to admit everybody"
         )
     rules = load(access) if access else None
-    settings = Settings(allow_origins=allow_origins, **limits)
+    hosts = None
+    if access is None and _is_loopback(listen[0]) and "*" not in allow_hosts:
+        hosts = _LOOPBACK_NAMES | {listen[0], *(name.lower() for name in allow_hosts)}
+    settings = Settings(hosts=hosts, allow_origins=allow_origins, **limits)
     tls = http.tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
     log_to_stderr(log_level)
     _allow_many_connections()

@@ -163,6 +163,8 @@ class Connection(HttpToolsProtocol):
         if self._phase is HEADERS:
             if name == b"host":
                 self._hosts += 1
+                if settings.hosts is not None and _without_port(value) not in settings.hosts:
+                    raise _Refused(_unknown_host(value))
             elif name == b"expect":
                 if value.lower() != b"100-continue":
                     raise _Refused(Problem("expectation-failed", "the only expectation known is 100-continue"))
@@ -383,6 +385,18 @@ def _too_many_headers(settings: Settings) -> Problem:
         "headers-too-large",
         f"a request may have {settings.max_headers} headers with {settings.max_header_bytes} bytes in all",
     )
+
+
+def _without_port(host: bytes) -> str:
+    """Return the name or address in a header Host."""
+    text = host.decode("latin-1").lower()
+    return text.partition("]")[0] + "]" if text.startswith("[") else text.partition(":")[0]
+
+
+def _unknown_host(host: bytes) -> Problem:
+    # Otherwise a web page could read what is at 127.0.0.1, by letting its own name resolve to that ("DNS rebinding").
+    shown = host.decode("latin-1")
+    return Problem("unknown-host", f"{shown!r} is not the name of this gateway: --allow-host allows further names")
 
 
 def _names(certificate: Any) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "not-acceptable": Kind(406, "The reply cannot have any of the accepted types"),
     "slow-request": Kind(408, "The request did not arrive in time"),
     "expectation-failed": Kind(417, "The expectation cannot be met"),
+    "unknown-host": Kind(421, "The gateway does not have this name"),
     "headers-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The gateway failed"),
     "overloaded": Kind(503, "The gateway has too much to do", retry=True),

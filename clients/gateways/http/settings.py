@@ -30,5 +30,7 @@ class Settings:
     )
     keep_alive: float = _setting(60.0, "seconds", "How long a connection may be idle between requests.")
     drain_timeout: float = _setting(10.0, "seconds", "How long requests may take to finish after SIGTERM.")
+    hosts: frozenset[str] | None = None
+    """Names, without ports, by which clients may address the gateway (the header Host); None allows all."""
     allow_origins: tuple[str, ...] = ()
     """Origins of pages that may use the gateway from a browser; `*` allows all."""

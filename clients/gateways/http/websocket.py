@@ -81,6 +81,10 @@ class WebSocketConnection(asyncio.Protocol):
         """Once the handshake is done."""
         self._heard = False
         """Whether anything has arrived since the last PING."""
+        self._congested = False
+        """Much is left unread."""
+        self._read = 0
+        """Bytes that the peer had read at the last PING."""
         self._timer: asyncio.TimerHandle | None = None
 
     # ── called by asyncio and uvicorn ────────────────────────────────────────────────────────────────────────────────
@@ -109,9 +113,19 @@ class WebSocketConnection(asyncio.Protocol):
         if self._opened is not None:
             self._opened[1].lost()
 
+    def pause_writing(self) -> None:
+        """The peer reads more slowly than it is answered: read nothing from it."""
+        self._congest(True)
+
     def resume_writing(self) -> None:
         """The peer has read."""
         self._peer.count(0)
+        self._congest(False)
+
+    def _congest(self, is_so: bool) -> None:
+        self._congested = is_so
+        if self._opened is not None:
+            self._opened[1].congested(is_so)
 
     def shutdown(self) -> None:
         """Finish the outstanding requests, then close: the server is stopping."""
@@ -175,8 +189,13 @@ class WebSocketConnection(asyncio.Protocol):
         self._check_alive(session, conversation)
 
     def _check_alive(self, session: WebSocketSession, conversation: Conversation) -> None:
-        """Disconnect a peer that has neither sent anything nor answered a PING."""
-        if self._heard:
+        """Disconnect a peer that has neither sent anything nor answered a PING, or that reads nothing."""
+        read, before = self._peer.read_bytes(), self._read
+        self._read = read
+        if self._congested:
+            if read == before:
+                self.transport.abort()
+        elif self._heard:
             self._heard = False
             conversation.do(session.ping())
         elif not self._peer.paused:  # nothing is read from a peer that is paused
@@ -191,6 +210,8 @@ class _Peer:
     def __init__(self, transport: asyncio.Transport, gateway: Gateway) -> None:
         self._transport = transport
         self._gateway = gateway
+        self._written = 0
+        """Bytes that were written in all."""
         self._unread = 0
         """Bytes that the peer has not read, as far as they count as memory of the gateway."""
         self.paused = False
@@ -199,12 +220,16 @@ class _Peer:
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
+        self._written += len(data)
         self.count(self.unread_bytes())
         if self._gateway.memory > self._gateway.settings.max_memory:
             self.abort()
 
     def unread_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
+
+    def read_bytes(self) -> int:
+        return self._written - self.unread_bytes()
 
     def count(self, unread: int) -> None:
         self._gateway.memory += unread - self._unread

@@ -9,6 +9,8 @@ import httpx
 import pytest
 from support.access import Folder
 from support.gateways import Services, running_gateway, running_services
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from zmdp.clients import Client
 from zmdp.clients.gateways.http.access import Caller, load, new_token, parse
@@ -248,6 +250,18 @@ class TestTls:
         with tls() as http:
             assert http.post("/services/echo").status_code == 401
             assert http.post("/services/echo", headers=bearer()).status_code == 200
+
+    def test_a_websocket(self, tls, certificates):
+        trust = ssl.create_default_context(cafile=certificates / "ca.pem")
+        with tls() as http:
+            url = str(http.base_url.join("/ws")).replace("https", "wss", 1)
+        with pytest.raises(InvalidStatus, match="401"):
+            connect(url, ssl=trust)
+        trust.load_cert_chain(certificates / "shop.pem", certificates / "shop.key")
+        with connect(url, ssl=trust) as websocket:
+            for service, expected in (("echo", '{"id":1,"final":"x"}'), ("fail", "#not-allowed")):
+                websocket.send(f'{{"id":1,"service":"{service}","body":"x"}}')
+                assert expected in websocket.recv(20.0)
 
     def test_a_certificate_without_a_role(self, tls):
         with tls("stranger") as http:

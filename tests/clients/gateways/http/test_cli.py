@@ -96,7 +96,8 @@ def test_it_finishes_requests_and_stops(endpoint, services):
         assert httpx.post(f"{url}/services/echo", content=b"x").content == b"x"
         with socket.create_connection(address, 20) as busy, socket.create_connection(address, 20) as idle:
             busy.sendall(
-                b"POST /services/hold HTTP/1.1\r\nhost: x\r\nrequest-timeout: 0.5\r\ncontent-length: 4\r\n\r\nterm"
+                b"POST /services/hold HTTP/1.1\r\nhost: localhost\r\n"
+                b"request-timeout: 0.5\r\ncontent-length: 4\r\n\r\nterm"
             )
             eventually(lambda: b"term" in services.begun)
             running.send_signal(signal.SIGTERM)
@@ -109,7 +110,7 @@ def test_a_second_signal_exits(endpoint, services):
     with gateway("--broker", endpoint) as running:
         url = running.line("http://", "stdout")
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 20) as busy:
-            busy.sendall(b"POST /services/hold HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\ntwice"[:-1])
+            busy.sendall(b"POST /services/hold HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\ntwice"[:-1])
             eventually(lambda: b"twic" in services.begun)
             running.send_signal(signal.SIGTERM)
             eventually(lambda: _refused(url))
@@ -123,6 +124,17 @@ def _refused(url):
     except ConnectionRefusedError:
         return True
     return False
+
+
+@pytest.mark.parametrize(("option", "evil"), [("shop.example", 421), ("*", 200)])
+def test_hosts_are_allowed(endpoint, services, option, evil):
+    with gateway("--broker", endpoint, "--allow-host", option) as running:
+        url = running.line("http://", "stdout")
+        found = [
+            httpx.post(f"{url}/services/echo", headers={"host": host}).status_code
+            for host in ("localhost:80", "SHOP.example", "evil.example")
+        ]
+        assert found == [200, 200, evil]
 
 
 def test_it_reads_the_access_file_again(endpoint, services, tmp_path):
@@ -151,7 +163,7 @@ class _Caller(asyncio.Protocol):
 
     def ask(self):
         self.transport.write(
-            b"POST /services/echo HTTP/1.1\r\nhost: x\r\nrequest-timeout: 5\r\ncontent-length: 1\r\n\r\nx"
+            b"POST /services/echo HTTP/1.1\r\nhost: localhost\r\nrequest-timeout: 5\r\ncontent-length: 1\r\n\r\nx"
         )
 
     def data_received(self, data):

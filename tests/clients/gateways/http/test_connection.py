@@ -115,6 +115,21 @@ def test_a_refusal_says_why(gateway):
         assert client.rest() == b""
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"localhost", 200), (b"LocalHost:8080", 200), (b"127.0.0.1:1", 200), (b"[::1]:8080", 200), (b"[::1]", 200),
+        (b"evil.example", 421), (b"evil.example:8080", 421), (b"localhost.evil.example", 421), (b"[::2]:80", 421),
+        (b"", 421),
+    ],
+)  # fmt: skip
+def test_pages_of_other_names_cannot_reach_an_open_gateway(endpoint, services, host, status):
+    with running_gateway(endpoint, hosts=frozenset({"localhost", "127.0.0.1", "[::1]"})) as running:
+        with running.connect() as client:
+            client.send(LAST.replace(HOST, b"host: " + host + b"\r\n"))
+            assert [found for found, _, _ in client.responses()] == [status]
+
+
 def test_bytes_one_at_a_time(gateway):
     with gateway.connect() as client:
         for at in range(len(LAST)):

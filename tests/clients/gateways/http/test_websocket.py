@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
-from support.http_gateways import http_gateway
+from support.http_gateways import connections, http_gateway, websocket_url
 from support.processes import TIMEOUT_SECONDS, eventually
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
@@ -19,6 +19,7 @@ from zmdp.clients.gateways.http import websocket
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import ServiceError, Worker
 
+BODY = "x" * 20_000
 ORIGIN = "https://shop.example"
 
 
@@ -123,7 +124,7 @@ class Messages:
 
 @contextmanager
 def opened(gateway, **settings):
-    with connect(gateway.websocket, compression=None, max_size=None, **settings) as connection:
+    with connect(websocket_url(gateway), compression=None, max_size=None, **settings) as connection:
         yield Messages(connection)
 
 
@@ -216,7 +217,8 @@ def test_nothing_is_read_while_too_much_is_outstanding(endpoint, gate, monkeypat
     with http_gateway(endpoint) as gateway, opened(gateway) as ws:
         for name in "ab":
             ws.say(id=name, service="gate", body=name, wait=True)
-        eventually(lambda: gateway.connections[0]._peer.paused)
+        (connection,) = connections(gateway)
+        eventually(lambda: not gateway.call(connection.transport.is_reading))
         ws.say(id="c", service="gate", body="c", wait=True)
         eventually(lambda: len(gate.started) == 2)
         assert gateway.gateway.outstanding == 2
@@ -246,12 +248,29 @@ def test_a_peer_that_does_not_read_is_disconnected(gateway):
         eventually(lambda: gateway.gateway.outstanding == 0)
 
 
-def test_a_flood_of_pings_from_a_peer_that_does_not_read(gateway):
-    with raw(gateway) as peer:
+def test_a_flood_of_pings_from_a_peer_that_does_not_read(endpoint, monkeypatch):
+    """Nothing more is read from it, and after a while it is disconnected."""
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.2)
+    with http_gateway(endpoint) as gateway, raw(gateway) as peer:
         with suppress(ConnectionResetError, BrokenPipeError):
             while True:
                 peer.sendall(frame(b"x" * 125, opcode=9) * 1000)
-        eventually(lambda: gateway.connections == [])
+                assert gateway.gateway.memory < 1 << 20
+        eventually(lambda: connections(gateway) == [])
+
+
+def test_a_peer_that_reads_late_gets_everything(endpoint):
+    """Nothing more is read from it until it has read the replies to earlier requests."""
+    with http_gateway(endpoint, max_unread=1 << 30) as gateway, opened(gateway) as ws:
+        sender = threading.Thread(
+            target=lambda: [ws.say(id=n, service="echo", body=BODY, wait=True) for n in range(300)]
+        )
+        sender.start()
+        eventually(lambda: any(each._congested for each in connections(gateway)))
+        heard = [ws.hear() for _ in range(300)]
+        sender.join()
+        assert sorted(each["id"] for each in heard) == list(range(300))
+        assert {each["final"] for each in heard} == {BODY}
 
 
 def test_a_flood_of_invalid_messages_ends_nothing_else(gateway, ws):
@@ -268,14 +287,26 @@ def test_a_message_that_is_too_large(ws):
     assert ws.closed() == CloseCode.MESSAGE_TOO_BIG
 
 
+def test_a_message_for_which_there_is_no_memory(endpoint):
+    with http_gateway(endpoint, max_memory=50_000) as gateway, raw(gateway) as peer:
+        peer.sendall(b"\x81\xff" + (1_000_000).to_bytes(8, "big") + bytes(4) + b"x" * 60_000)
+        assert (1013).to_bytes(2, "big") in received(peer)
+
+
+def test_replies_for_which_there_is_no_memory(endpoint):
+    ENDED.clear()
+    with http_gateway(endpoint, max_memory=100_000, max_unread=1 << 40) as gateway, raw(gateway) as peer:
+        peer.sendall(frame(b'{"id":1,"service":"chatter","stream":true,"wait":true}'))
+        assert ENDED.wait(TIMEOUT_SECONDS)
+        eventually(lambda: gateway.gateway.memory == 0)
+
+
 def test_a_peer_that_answers_no_ping_is_disconnected(endpoint, monkeypatch):
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
     with http_gateway(endpoint) as gateway, opened(gateway) as living, raw(gateway) as peer:
-        received = b""
-        while data := peer.recv(1000):
-            received += data
-        assert received.startswith(b"\x89\x00")
-        assert (1011).to_bytes(2, "big") + b"no answer to a PING" in received
+        heard = received(peer)
+        assert heard.startswith(b"\x89\x00")
+        assert (1011).to_bytes(2, "big") + b"no answer to a PING" in heard
         living.say(id=1, service="echo", wait=True)
         assert living.hear() == {"id": 1, "final": ""}
 
@@ -284,8 +315,8 @@ def test_a_gateway_that_stops_finishes_what_is_outstanding(endpoint, gate):
     with http_gateway(endpoint, drain_timeout=TIMEOUT_SECONDS) as gateway, opened(gateway) as ws:
         ws.say(id=1, service="gate", body="x", stream=True, wait=True)
         ws.hear()
-        gateway.stop()
-        eventually(lambda: gateway.connections[0]._opened[0]._draining)
+        gateway.call(gateway.server.stop)
+        eventually(lambda: connections(gateway)[0]._opened[0]._draining)
         ws.say(id=2, service="echo")
         assert ws.hear() == {"id": 2, "error": "closing"}
         gate.open()
@@ -299,7 +330,7 @@ def test_a_gateway_that_stops_finishes_what_is_outstanding(endpoint, gate):
 def refusal(gateway, **settings):
     """Return the status and the kind of problem with which the handshake is refused."""
     with pytest.raises(InvalidStatus) as caught:
-        connect(gateway.websocket, **settings)
+        connect(websocket_url(gateway), **settings)
     response = caught.value.response
     assert response.headers["content-type"] == "application/problem+json"
     return response.status_code, json.loads(response.body)["type"].partition("#")[2]
@@ -321,7 +352,7 @@ def test_a_subprotocol_that_is_unknown_is_not_selected(gateway):
 
 def test_another_path_and_a_request_without_an_upgrade(gateway):
     with pytest.raises(InvalidStatus, match="404"):
-        connect(gateway.websocket + "x")
+        connect(websocket_url(gateway) + "x")
     answer = httpx.get(gateway.url + "/ws")
     assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
 
@@ -331,7 +362,7 @@ def test_another_path_and_a_request_without_an_upgrade(gateway):
     ["Sec-WebSocket-Version: 8", "Sec-WebSocket-Key: short", "Sec-WebSocket-Key: again", "X: " + "y" * 9000],
 )
 def test_an_invalid_handshake(gateway, header):
-    with socket.create_connection(gateway.server._listener.getsockname(), TIMEOUT_SECONDS) as peer:
+    with socket.create_connection(("127.0.0.1", gateway.port), TIMEOUT_SECONDS) as peer:
         peer.sendall(handshake(header))
         with peer.makefile("rb") as answer:
             assert answer.readline().split()[1] in {b"400", b"426", b"431"}
@@ -351,7 +382,7 @@ def test_tokens(endpoint, tmp_path):
         assert refusal(gateway, subprotocols=["zmdp", "zmdp.token.wrong"]) == (401, "unauthorized")
         assert refusal(gateway, additional_headers={"Authorization": "Bearer wrong"}) == (401, "unauthorized")
         with pytest.raises(InvalidStatus, match="401"):
-            connect(gateway.websocket + "?token=secret")
+            connect(websocket_url(gateway) + "?token=secret")
         for settings in (
             {"subprotocols": ["zmdp", "zmdp.token.secret"]},
             {"additional_headers": {"Authorization": "Bearer secret"}},
@@ -385,13 +416,21 @@ def raw(gateway):
     with socket.socket() as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.settimeout(TIMEOUT_SECONDS)
-        peer.connect(gateway.server._listener.getsockname())
+        peer.connect(("127.0.0.1", gateway.port))
         peer.sendall(handshake())
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += peer.recv(1)
         assert head.startswith(b"HTTP/1.1 101 ")
         yield peer
+
+
+def received(peer):
+    """Read until the gateway closes the connection."""
+    pieces = []
+    while data := peer.recv(1000):
+        pieces.append(data)
+    return b"".join(pieces)
 
 
 def frame(data, opcode=1):
