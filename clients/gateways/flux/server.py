@@ -33,6 +33,8 @@ ASK_SECONDS: Final = 5.0
 """How often the brokers are asked about the tree, and how long an answer may take."""
 START_SECONDS: Final = 1.0
 """How long the first answers may take before the log says that the gateway waits."""
+OFFER_SECONDS: Final = 10.0
+"""How long the gateway's own services may take until the broker knows them."""
 MAX_UNREAD: Final = 64 << 20
 """Replies may be large, and arrive faster than a peer reads them."""
 CONGESTED: Final = 1 << 20
@@ -154,9 +156,9 @@ class Gateway:
     # ── services of the gateway ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _offer(self, service: str, handler: Handler, concurrency: int) -> None:
-        """Offer a service, and wait until the broker knows it."""
+        """Offer a service, and wait until the broker knows it.  Raises `RequestTimeout`: perhaps it refuses."""
         self.upstream.offer(service, handler, concurrency=concurrency)
-        async for _ in self.upstream.client.stream(service, b"", wait=True):
+        async for _ in self.upstream.client.stream(service, b"", deadline=OFFER_SECONDS):
             break
 
     async def _publish_events(self) -> None:
