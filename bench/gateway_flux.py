@@ -13,13 +13,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 
 from native import cpu_seconds
-from turns import running, start_broker
+from turns import BIN, WORKER, running, start_broker
 
-HERE = Path(__file__).parent
 TARGET = 5000
 """Requests per second."""
 HEADER = struct.Struct(">BBBBIIII")
@@ -85,20 +83,17 @@ def main() -> None:
     with ExitStack() as stack:
         path = f"{stack.enter_context(tempfile.TemporaryDirectory())}/flux"
         endpoint, broker = start_broker(stack)
-        python = (sys.executable, "-m")
-        worker = stack.enter_context(
-            running(*python, "zmdp.workers.cli", "turns:echo", "--service", "echo", "--broker", endpoint,
-                    "--log-level", "error")
-        )  # fmt: skip
+        worker = stack.enter_context(running(sys.executable, "-c", WORKER, endpoint))
         gateway = stack.enter_context(
-            running(*python, "zmdp.clients.gateways.cli", "flux", "--socket", path, "--broker", endpoint,
-                    "--log-level", "error")
+            running(str(BIN / "mdp-gateway"), "flux", "--socket", path, "--broker", endpoint, "--log-level", "error")
         )  # fmt: skip
         assert gateway.stdout is not None
         gateway.stdout.readline()
         pids = {"broker": broker, "worker": worker.pid, "gateway": gateway.pid}
         subprocess.run(
-            ["mdclient", "call", "--wait", "--broker", endpoint, "echo", "x"], check=True, capture_output=True
+            [str(BIN / "mdclient"), "call", "--wait", "--broker", endpoint, "echo", "x"],
+            check=True,
+            capture_output=True,
         )
         message = request(b"echo.say", b'{"x":1}\0')
         turn(path, 1.0, options.outstanding, message)
