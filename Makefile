@@ -1,5 +1,5 @@
 # The two targets to know: `make demo` shows what zmdp does, `make test` tests it.  Both install what they need into
-# .venv; `make test` and `make demo-spark` also install Java if they may.
+# .venv; `make test` also installs Java and Chromium if it may, `make demo-spark` Java.
 
 PYTHON ?= python3
 SEEDS ?= 10000
@@ -17,7 +17,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark test test-spark java lint unit covered sim crash attack failover bench bench-more clean help
+.PHONY: demo demo-spark test test-spark java browser lint unit covered sim crash attack failover bench bench-more clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -83,6 +83,17 @@ java:
 	@$(HAVE_JAVA) || \
 		echo "Java is missing, and Spark needs it. On Debian: apt-get install openjdk-17-jre-headless" >&2
 
+# Installs Chromium if that is possible here.  Without it the tests in a browser are skipped, and say so.
+HAVE_BROWSER = { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null
+browser:
+	@if ! $(HAVE_BROWSER) && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing Chromium …"; \
+		apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
+			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1; \
+	fi; \
+	$(HAVE_BROWSER) || \
+		echo "Chromium is missing, and tests in a browser need it. On Debian: apt-get install chromium" >&2
+
 test-spark: $(VENV)/dev.installed java
 	$(BIN)/pytest tests/spark tests/docs/test_fleet_page.py
 
@@ -99,7 +110,7 @@ SPARK := $(filter-out %_process.py %_processes.py %/test_fleet_keys.py,$(wildcar
 # What is slow in one of these mostly waits for the other: mypy and coverage, the simulator and the broker's clock, Java
 # and the processes that the tests of commands start.  So they run at the same time.  Tests on Spark share one
 # process and its session.  In the order of their names no long file is left for the end, as it would be in xdist's.
-test: java $(VENV)/dev.installed
+test: java browser $(VENV)/dev.installed
 	@$(MAKE) --no-print-directory -j 2 lint covered
 	ZMDP_PURE=1 $(BIN)/pytest -n 3 --dist worksteal $(COUNTED) tests/simulation tests/conformance
 	$(BIN)/pytest -m "not spark_long" $(SPARK) & spark=$$!; \

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 from native import cpu_seconds
-from turns import running, start_broker
+from turns import WORKER, running, start_broker
 
 ECHO = """
 import sys, uvicorn
@@ -32,20 +32,6 @@ async def echo(request):
 app = Starlette(routes=[Route("/services/echo", echo, methods=["POST"])])
 uvicorn.run(app, port=int(sys.argv[1]), loop="uvloop", http="httptools", lifespan="off", log_level="error",
             access_log=False, server_header=False, proxy_headers=False)
-"""
-WORKER = """
-import asyncio, sys
-from zmdp.workers import AsyncWorker
-
-async def echo(request):
-    return list(request)
-
-async def main():
-    async with AsyncWorker("echo", echo, broker=sys.argv[1], concurrency=256):
-        print("ready", flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(main())
 """
 
 

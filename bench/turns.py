@@ -19,6 +19,22 @@ BIN = Path(sys.executable).parent
 WARM_UP = 2000
 """Requests before the first turn."""
 
+WORKER = """
+import asyncio, sys
+from zmdp.workers import AsyncWorker
+
+async def echo(request):
+    return list(request)
+
+async def main():
+    async with AsyncWorker("echo", echo, broker=sys.argv[1], concurrency=256):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+"""The program of a process that offers `echo` at the endpoint that it is given, and prints a line when it has begun."""
+
 
 async def echo(request: Any) -> list[bytes]:
     """The service that is called."""

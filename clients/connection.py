@@ -21,6 +21,9 @@ from .session import Call, ClientSession, OldConnection, Outcome
 
 MAX_MESSAGES: Final = 100
 """Messages processed before their outcomes are delivered."""
+MAX_EVENTS: Final = 64
+"""Replies and parts from which on they are delivered before more is received: whoever passes on the parts of a stream
+gets the chance to do so, and they do not pile up."""
 LINGER_MS: Final = 100
 """How long the last messages (CANCEL) may take to leave after the socket is closed."""
 MAX_TICK_DELAY_SECONDS: Final = 1.0
@@ -127,6 +130,9 @@ class ClientConnection:
                 session.receive(message, now)
                 if not session.outstanding or session.lost is not None:
                     break  # no caller waits for anything else, or the rest is for the old connection
+                if len(session.events) >= MAX_EVENTS:
+                    more = True
+                    break
             else:
                 more = True
             if self.monitor_reported and not more:

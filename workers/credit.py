@@ -20,15 +20,17 @@ class CreditController:
     With `prefetch`, threads find their next request without waiting for the broker.  But prefetched requests are stuck
     behind a handler that turns out to be slow.  So prefetching starts at zero, doubles while handlers are fast, and
     stops at the first slow one.  Coroutines that block the event loop halve the credit; it recovers while their steps
-    are quick.
+    are quick.  Not so with `fixed`, for handlers that mostly wait for others, and some of them for ever: they would
+    use up the rest of the credit.
     """
 
-    def __init__(self, concurrency: int, *, prefetch: bool = False) -> None:
+    def __init__(self, concurrency: int, *, prefetch: bool = False, fixed: bool = False) -> None:
         self.concurrency = concurrency
         """Maximum number of handlers running at the same time."""
         self.credit = concurrency
         """Requests to hold, running and prefetched."""
         self._prefetch = prefetch
+        self._fixed = fixed
         self._mean = 2 * PREFETCH_SECONDS
         """Moving average of the handlers' durations, in seconds."""
         self._streak = 0
@@ -70,6 +72,8 @@ class CreditController:
     def stepped(self, seconds: float) -> bool:
         """Record how long a coroutine kept the event loop.  Return whether the credit changed."""
         before = self.credit
+        if self._fixed:
+            return False
         if seconds >= BLOCKING_STEP_SECONDS:
             self.credit = max(1, before // 2)
             self._streak = 0

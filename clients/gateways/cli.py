@@ -7,20 +7,21 @@ import click
 
 from ...mdp.cli.console import CONTEXT_SETTINGS, run, version_option
 
-GATEWAYS: Final = ("http", "flux")
+COMMANDS: Final = {"http": "http.cli", "flux": "flux.cli", "token": "http.token_cli"}
+"""The module of each command."""
 
 
 class _Gateways(click.Group):
-    """Imports a gateway, and with it what it depends on, only when it runs."""
+    """Imports a command, and with it what it depends on, only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return list(GATEWAYS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in GATEWAYS:
+        if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        found: click.Command = import_module(f".{cmd_name}.cli", __package__).cli
+        found: click.Command = import_module(f".{COMMANDS[cmd_name]}", __package__).cli
         return found
 
 
@@ -31,6 +32,7 @@ def cli() -> None:
 
     \b
     mdp-gateway http                        HTTP at http://127.0.0.1:8080
+    mdp-gateway token shop --access FILE    a token for HTTP
     mdp-gateway flux --socket /tmp/flux     Flux's own tools, with FLUX_URI=local:///tmp/flux
     """
 

@@ -80,6 +80,7 @@ class Conversation:
         self._answers = 0
         """What the peer has answered and the broker has not got yet."""
         self._paused = False
+        self._congested = False
         self._closed = False
         self._ended = False
 
@@ -90,21 +91,29 @@ class Conversation:
         if not self._closed:
             self.do(self._machine.received(data))
 
+    def congested(self, is_so: bool) -> None:
+        """Read nothing while much is left unread, so that no more is asked for."""
+        self._congested = is_so
+        self._pause_or_resume()
+
     def lost(self) -> None:
-        """The connection is closed: cancel its requests and withdraw its services.  Idempotent."""
+        """The connection is closed: cancel its requests and withdraw its services.  Idempotent.
+
+        Requests that were passed to the peer are given up, so that other workers get them.
+        """
         if self._ended:
             return
         self._closed = self._ended = True
         self.do(self._machine.ended())
-        for outgoing in self._calls.values():
-            if outgoing.call is not None:
-                self._client.cancel(outgoing.call)
-        self._calls.clear()
+        for number, outgoing in list(self._calls.items()):
+            if not outgoing.detached:
+                del self._calls[number]
+                if outgoing.call is not None:
+                    self._client.cancel(outgoing.call)
         for service in self._offered:
             self._upstream.withdraw(service)
         for incoming in self._asked.values():
-            self._answers += 1
-            incoming.put(Fail(incoming.number, 502, f"the program that offers {incoming.service!r} is gone"))
+            incoming.give_up()
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,11 +154,12 @@ class Conversation:
     def _write(self, written: list[bytes]) -> None:
         if self._closed:
             return
-        self._peer.write(written[0] if len(written) == 1 else b"".join(written))
-        if self._peer.unread_bytes() > self._max_unread_bytes:
+        if self._peer.unread_bytes() > self._max_unread_bytes:  # before: one reply may be larger than that
             log.warning("%s: disconnected: it does not read what it is sent", self._name)
             self._closed = True
             self._peer.abort()
+        else:
+            self._peer.write(written[0] if len(written) == 1 else b"".join(written))
 
     def _close(self, why: str, written: list[bytes]) -> None:
         if why:
@@ -162,7 +172,7 @@ class Conversation:
             self._peer.close()
 
     def _pause_or_resume(self) -> None:
-        paused = len(self._calls) >= self._max_outstanding or self._answers >= MAX_ANSWERS
+        paused = len(self._calls) >= self._max_outstanding or self._answers >= MAX_ANSWERS or self._congested
         if paused is not self._paused:
             self._paused = paused
             if not self._closed:
@@ -172,7 +182,7 @@ class Conversation:
 
     def _begin(self, effect: Begin) -> list[Effect]:
         """Make a request.  Return what to do if that is not possible."""
-        outgoing = _Outgoing(self, effect.number)
+        outgoing = _Outgoing(self, effect.number, effect.detached)
         try:
             outgoing.call = self._client.begin(
                 outgoing, effect.service, *effect.body, timeout=effect.timeout, wait=effect.wait,
@@ -195,7 +205,7 @@ class Conversation:
     async def _serve(self, request: Request) -> AsyncGenerator[Any, None]:
         """Handle a request to a service that the peer offers."""
         self._last_asked = number = self._last_asked + 1
-        incoming = self._asked[number] = _Incoming(number, request.service)
+        incoming = self._asked[number] = _Incoming()
         try:
             self.do(self._machine.asked(number, request))
             while not incoming.ended:
@@ -214,11 +224,12 @@ class Conversation:
 class _Outgoing:
     """A request made for the peer: the receiver of its outcomes."""
 
-    __slots__ = ("_conversation", "_number", "call")
+    __slots__ = ("_conversation", "_number", "call", "detached")
 
-    def __init__(self, conversation: Conversation, number: int) -> None:
+    def __init__(self, conversation: Conversation, number: int, detached: bool) -> None:
         self._conversation = conversation
         self._number = number
+        self.detached = detached
         self.call: Call | None = None
 
     def put(self, outcome: Outcome) -> None:
@@ -228,13 +239,17 @@ class _Outgoing:
 class _Incoming:
     """A request passed to the peer, and its answers that the broker has not got yet."""
 
-    def __init__(self, number: int, service: str) -> None:
-        self.number = number
-        self.service = service
+    def __init__(self) -> None:
         self.answers: deque[Answer | Fail] = deque()
         self.ended = False
         """The last answer has been taken."""
         self._arrived: asyncio.Future[None] | None = None
+        self._task = asyncio.current_task()
+
+    def give_up(self) -> None:
+        """End the handler without a reply."""
+        if self._task is not None:
+            self._task.cancel()
 
     def put(self, answer: Answer | Fail) -> None:
         self.answers.append(answer)

@@ -21,6 +21,8 @@ class Begin:
     wait: bool = True
     headers: Mapping[str, str] | None = None
     options: Mapping[str, Any] | None = None
+    detached: bool = False
+    """It is not cancelled when the connection ends."""
 
 
 @dataclass(slots=True)

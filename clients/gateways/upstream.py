@@ -2,14 +2,28 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
+
+import zmq
 
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
+from ...mdp.transport.sockets import end, own_context
 from ...workers.aio import AsyncWorker
 from ..aio import AsyncClient
 
 Handler = Callable[[Any], AsyncGenerator[Any, None]]
+
+CONCURRENCY: Final = 1000
+"""Requests to one service that its peer may have at the same time: some may be streams without end."""
+MAX_SOCKETS: Final = 60_000
+"""Sockets of all workers, some for each."""
+
+
+class _GatewayWorker(AsyncWorker):
+    """A worker whose handlers only wait for peers.  What else keeps the event loop busy is not their doing."""
+
+    _fixed_credit = True
 
 
 class Upstream:
@@ -27,14 +41,22 @@ class Upstream:
         self._broker = broker
         self._keys = keys
         self.client = AsyncClient(broker, timeout=timeout, key=keys)
+        self._context = own_context()  # for all workers: each context has a thread
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._workers: dict[str, AsyncWorker] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def offer(self, service: str, handler: Handler) -> None:
-        """Offer `service` at the broker.  Raises `SettingError` for an invalid name, or if it is offered already."""
+    def offer(self, service: str, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
+        """Offer `service` at the broker.  Raises `SettingError` for an invalid name, or if it is offered already.
+
+        `concurrency` is the maximum number of concurrent requests.
+        """
         if service in self._workers:
             raise SettingError(f"service {service!r} is offered already")
-        worker = AsyncWorker(service, handler, broker=self._broker, name="gateway", key=self._keys)
+        worker = _GatewayWorker(
+            service, handler, broker=self._broker, name="gateway", key=self._keys, context=self._context,
+            concurrency=concurrency,
+        )  # fmt: skip
         worker.start()
         self._workers[service] = worker
 
@@ -54,6 +76,7 @@ class Upstream:
         if self._leaving:
             await asyncio.wait(self._leaving)
         await self.client.close()
+        await asyncio.to_thread(end, self._context)  # it waits until the last messages have been sent
 
     async def __aenter__(self) -> Self:
         return self

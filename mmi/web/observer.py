@@ -18,7 +18,7 @@ INTERVAL_SECONDS: Final = 1.0
 """Between two snapshots, if the broker answers quickly."""
 SHARE: Final = 0.02
 """How much of its time the broker may spend on its answers, at most."""
-MAX_INTERVAL_SECONDS: Final = 60.0
+MAX_INTERVAL_SECONDS: Final = 20.0
 TIMEOUT_SECONDS: Final = 2.0
 """How long an answer may take."""
 RECENT_SECONDS: Final = 10.0

@@ -27,7 +27,7 @@ from zmdp.clients import (
 )
 from zmdp.mdp.testing import running_broker
 from zmdp.mdp.transport.multipart import receive
-from zmdp.workers import Worker
+from zmdp.workers import AsyncWorker, Worker
 
 ALL = ["X1", "0.2", "0.1"]
 NOBODY = "tcp://127.0.0.1:1"
@@ -823,3 +823,49 @@ def test_immediate_replies_do_not_starve_other_tasks(endpoint, monkeypatch):
         turning.cancel()
 
     with_client(endpoint, scenario)
+
+
+# ── without a task ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Outcomes:
+    """A receiver."""
+
+    def __init__(self):
+        self.queue = asyncio.Queue()
+
+    def put(self, outcome):
+        self.queue.put_nowait(outcome)
+
+
+def test_a_request_is_begun_without_a_task():
+    async def story(endpoint):
+        async with AsyncWorker("echo", streaming, broker=endpoint), AsyncClient(endpoint, timeout=30) as client:
+            outcomes = Outcomes()
+            client.begin(outcomes, "echo", b"a", b"b")
+            replies = [await outcomes.queue.get() for _ in range(3)]
+            assert [(list(reply), reply.final) for reply in replies] == [
+                ([b"a"], False),
+                ([b"b"], False),
+                ([b""], True),
+            ]
+            client.begin(outcomes, "nobody", wait=False)
+            assert isinstance(await outcomes.queue.get(), ServiceNotFound)
+
+    async def streaming(request):
+        for part in request:
+            yield part
+
+    with running_broker() as server:
+        asyncio.run(story(server.endpoints[0]))
+
+
+def test_only_x1_can_begin_requests():
+    async def story():
+        async with AsyncClient("tcp://127.0.0.1:9", protocol="0.2") as client:
+            with pytest.raises(SettingError, match="needs protocol X1"):
+                client.begin(Outcomes(), "echo")
+        with pytest.raises(ClosedError):
+            client.begin(Outcomes(), "echo")
+
+    asyncio.run(story())

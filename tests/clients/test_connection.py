@@ -102,6 +102,21 @@ def test_more_replies_before_the_end_than_a_step_receives(router, connection, mo
     step_until(connection, lambda: connection.session.lost)
 
 
+def test_replies_are_delivered_before_many_more_are_received(router, connection, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.connection.MAX_EVENTS", 3)
+    outcomes = []
+    for _ in range(100):
+        ask(connection, outcomes)
+    connection.step(time.monotonic())
+    for number, asked in enumerate(take(router)[:100]):
+        router.send_multipart(replies((asked, [b"%d" % number])))
+    while len(outcomes) < 100:
+        before = len(outcomes)
+        connection.step(time.monotonic())
+        assert len(outcomes) - before <= 3
+    assert outcomes == [[b"%d" % number] for number in range(100)]
+
+
 def test_the_monitor_is_asked_only_when_it_is_new_or_has_reported(router, connection, monkeypatch):
     del router
     asked = count()

@@ -1,85 +1,73 @@
-"""A headless Chromium for tests of pages; without one, they are skipped."""
+"""A real browser: Chromium, without a window, driven over its DevTools protocol."""
 
-import os
+import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from support.processes import TIMEOUT_SECONDS, eventually
+from websockets.sync.client import ClientConnection, connect
 
-ARGUMENTS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--force-color-profile=srgb", "--window-size=1280,900",
+PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+OPTIONS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
 )  # fmt: skip
 
 
-class Browser:
-    """A browser with one page."""
+class Page:
+    """A page in the browser."""
 
-    def __init__(self, driver: Any, folder: Path) -> None:
-        self.driver = driver
-        self._folder = Path(os.environ.get("ZMDP_SCREENSHOTS", folder))
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._last = 0
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        """What has happened, by the domains that were enabled, in the order of its arrival."""
+        target = self.command("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+    def command(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Give a command, and return its result."""
+        self._last += 1
+        message: dict[str, Any] = {"id": self._last, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        self._connection.send(json.dumps(message))
+        while True:  # events arrive in between
+            answer = json.loads(self._connection.recv(TIMEOUT_SECONDS))
+            if answer.get("id") == self._last:
+                assert "error" not in answer, answer["error"]
+                result: dict[str, Any] = answer["result"]
+                return result
+            self.events.append(answer)
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of an expression of JavaScript."""
+        found = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
 
     def open(self, url: str) -> None:
-        self.driver.get(url)
-
-    def script(self, text: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(text, *arguments)
-
-    def find(self, selector: str) -> Any:
-        return self.driver.find_element("css selector", selector)
-
-    def all(self, selector: str) -> list[Any]:
-        return self.driver.find_elements("css selector", selector)
-
-    @property
-    def text(self) -> str:
-        """The visible text of the page."""
-        return str(self.script("return document.body.innerText"))
-
-    def texts(self, selector: str) -> list[str]:
-        """Return the text of each element, all read at the same moment."""
-        return list(self.script("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector))
-
-    def size(self, width: int, height: int) -> None:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def scheme(self, name: str) -> None:
-        """Prefer `dark` or `light`."""
-        features = [{"name": "prefers-color-scheme", "value": name}]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def screenshot(self, name: str) -> Path:
-        """Save a screenshot, in the folder $ZMDP_SCREENSHOTS or a temporary one."""
-        path = self._folder / f"{name}.png"
-        assert self.driver.save_screenshot(str(path))
-        return path
-
-    def complaints(self) -> list[str]:
-        """Return what the browser has logged since it was last asked, such as violations of a security policy."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
+        """Open a page, and wait until its scripts have run."""
+        self.command("Page.navigate", url=url)
+        eventually(lambda: self.evaluate("location.href") == url and self.evaluate("document.readyState") == "complete")
 
 
 @contextmanager
-def running_browser(folder: Path) -> Iterator[Browser]:
-    """Run a browser; skip the test if there is none."""
-    chromium, chromedriver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("needs Chromium and its driver; on Debian: apt-get install chromium chromium-driver")
-    selenium = pytest.importorskip("selenium.webdriver")
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = chromium
-    for argument in ARGUMENTS:
-        options.add_argument(argument)
-    driver = selenium.Chrome(options=options, service=Service(chromedriver))
-    try:
-        driver.set_page_load_timeout(20)
-        yield Browser(driver, folder)
-    finally:
-        driver.quit()
+def browser(folder: Path) -> Iterator[Page]:
+    """Run the browser, which keeps its files in `folder`."""
+    assert PROGRAM is not None
+    command = [PROGRAM, *OPTIONS, "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            where = folder / "DevToolsActivePort"
+            eventually(lambda: where.exists() and where.read_text().count("\n") == 1)
+            port, path = where.read_text().split()
+            with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, compression=None) as connection:
+                yield Page(connection)
+        finally:
+            running.kill()

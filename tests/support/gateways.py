@@ -11,9 +11,8 @@ from typing import Any, Self
 import uvloop
 
 from zmdp.clients.gateways.http.access import Access
-from zmdp.clients.gateways.http.app import application
 from zmdp.clients.gateways.http.gateway import Gateway
-from zmdp.clients.gateways.http.server import Server
+from zmdp.clients.gateways.http.server import Server, gateway_server
 from zmdp.clients.gateways.http.settings import Settings
 from zmdp.clients.gateways.upstream import Upstream
 from zmdp.mdp.transport.tcp import listen
@@ -53,7 +52,7 @@ def running_gateway(
     async def main() -> None:
         upstream = Upstream(endpoint, keys=keys)
         gateway = Gateway(upstream, Settings(**settings), access, on_behalf=keys is not None)
-        server = Server(application(gateway), gateway.settings, listen("127.0.0.1", 0), tls)
+        server = gateway_server(gateway, listen("127.0.0.1", 0), tls)
         running = asyncio.ensure_future(server.run())
         await asyncio.sleep(0)
         ready.set_result(Running(gateway, server, asyncio.get_running_loop()))
@@ -97,6 +96,10 @@ class Services:
         """Reply with the request."""
         self.requests.append(request)
         return list(request)
+
+    async def large(self, request: Any) -> bytes:
+        """Reply with as many bytes as the request says."""
+        return bytes(int(request[0]))
 
     async def parts(self, request: Any) -> Any:
         """Stream as many parts as the first frame says, each with the second frame."""
@@ -144,7 +147,7 @@ class Services:
 def running_services(endpoint: str, services: Services | None = None, **keys: Any) -> Iterator[Services]:
     """Offer every handler of `Services` at a broker, from a thread."""
     services = services or Services()
-    names = ("echo", "parts", "binary", "hold", "endless", "fail")
+    names = ("echo", "large", "parts", "binary", "hold", "endless", "fail")
     stop: Future[Callable[[], None]] = Future()
 
     async def main() -> None:
@@ -203,13 +206,13 @@ class Raw:
             yield self.response()
 
     def until(self, text: bytes) -> bytes:
-        """Read up to and including `text`."""
-        found = b""
+        """Read up to and including `text`, which ends with the end of a line."""
+        found = bytearray()
         while not found.endswith(text):
-            one = self._file.read(1)
-            assert one, found
-            found += one
-        return found
+            line = self._file.readline()
+            assert line, found[-200:]
+            found += line
+        return bytes(found)
 
     def rest(self) -> bytes:
         """Read until the other side closes the connection."""

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -49,6 +50,13 @@ def web_broker(*options: str, **env: str) -> Iterator[WebBroker]:
         found = WebBroker(running, running.line("tcp://", "stdout"), url)
         eventually(lambda: found.get("/readyz").status_code == 200)
         yield found
+
+
+def web_server_of(pid: int) -> int | None:
+    """Return the process id of a broker's web server, which one of the broker's threads has started."""
+    tasks = Path(f"/proc/{pid}/task")
+    found = [child for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    return int(found[0]) if found else None
 
 
 def form_token(page: str) -> str:

@@ -153,3 +153,9 @@ def test_the_credit_of_awaiting_handlers_has_bounds(concurrency, steps):
         before = controller.credit
         assert controller.stepped(each) == (controller.credit != before)
         assert 1 <= controller.credit <= concurrency
+
+
+def test_a_fixed_credit_does_not_depend_on_how_long_steps_take():
+    credit = CreditController(10, fixed=True)
+    assert [credit.stepped(seconds) for seconds in (1.0, 0.0, 1.0)] == [False] * 3
+    assert credit.credit == 10

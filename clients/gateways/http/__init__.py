@@ -1,1 +1,18 @@
-"""The HTTP gateway."""
+"""The HTTP gateway (docs/gateways.md): an ASGI application on uvicorn.
+
+Requests to services bypass the framework and set neither timers nor tasks of their own, because they are what the
+gateway is for; everything else is a route of Starlette.
+
+    translation.py    HTTP requests ↔ requests to services
+    problems.py       errors ↔ statuses and problem documents
+    access.py         tokens and certificates ↔ roles; token_cli.py makes tokens
+    gateway.py        what all parts share: who calls, and how much may be outstanding
+    app.py            POST /services/NAME, and the routes
+    stream.py         replies as server-sent events
+    jobs.py           requests that Titanic stores
+    openapi.py        the OpenAPI document
+    websocket*.py     many requests over one WebSocket
+    connection.py     one connection: uvicorn's protocol, with limits and timeouts
+    server.py         listens, accepts connections, stops
+    settings.py       the limits; cli.py has an option for each
+"""

@@ -6,7 +6,9 @@
     call = ["resize", "spark.*"]           # default: ["*"]
     mmi = "service"                        # none, service or all; default: service
 
-Roles have the names that they have in the broker's access file, if there is one.
+Roles have the names that they have in the broker's access file, if there is one.  With a key, the gateway calls
+services on behalf of the role, and the broker checks what that role may call as well.  About `mmi.*`, the broker asks
+only what the gateway's own role may know, so here `mmi` and `call` decide.
 """
 
 import hashlib

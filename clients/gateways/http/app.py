@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
+from time import monotonic
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from ....mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
 from ...reply import Reply
 from ...session import Call, Outcome
-from . import stream
+from . import jobs, openapi, stream, websocket
 from .access import Caller
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import Problem, RawHeaders, problem_of
@@ -103,7 +103,7 @@ class Application:
             if asked.stream:
                 await self._stream(scope, send, service, frames, asked, options)
                 return
-            outcome = _Outcome(self._client)
+            outcome = _Outcome(self._client, asked.timeout)
             outcome.call = self._client.begin(
                 outcome, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
                 options=options,
@@ -163,7 +163,7 @@ class Application:
         options: Mapping[str, Any] | None,
     ) -> None:
         """Answer with events."""
-        events = stream.Events(self._gateway.upstream, service.decode(), self._gateway.settings.max_unread)
+        events = stream.Events(self._gateway, service.decode(), asked.timeout)
         try:
             events.call = self._client.begin(
                 events, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
@@ -205,10 +205,11 @@ class Application:
 class _Outcome:
     """The receiver of the outcome of a request whose PARTIALs do not count."""
 
-    __slots__ = ("_client", "call", "future")
+    __slots__ = ("_client", "_deadline", "call", "future")
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, timeout: float) -> None:
         self._client = client
+        self._deadline = monotonic() + timeout
         self.call: Call | None = None
         self.future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         """The FINAL, or None if the client has disconnected."""
@@ -217,7 +218,7 @@ class _Outcome:
         if self.future.done():
             return
         if not isinstance(outcome, Reply):
-            self.future.set_exception(outcome)
+            self.future.set_exception(problem_of(outcome, overdue=monotonic() >= self._deadline))
         elif outcome.final:
             self.future.set_result(outcome)
 
@@ -298,8 +299,4 @@ def _with_cors(gateway: Gateway, scope: Scope, send: Any) -> Any:
 
 def application(gateway: Gateway) -> Application:
     """Return the application with the routes of all modules."""
-    routes: list[BaseRoute] = []
-    for name in ("jobs", "openapi", "websocket"):
-        with suppress(ModuleNotFoundError):
-            routes += import_module(f".{name}", __package__).routes(gateway)
-    return Application(gateway, routes)
+    return Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway), *websocket.routes(gateway)])

@@ -30,6 +30,7 @@ from .access import load
 from .settings import Settings
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8080"
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +78,14 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Accept certificates of clients that these authorities signed, instead of tokens.",
 )
 @click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Without --access, let clients address the gateway by this name as well (the header Host), or * for any. Can "
+    "be repeated.  [default: localhost and the loopback addresses]",
+)
+@click.option(
     "--allow-origin",
     "allow_origins",
     multiple=True,
@@ -95,6 +104,7 @@ def cli(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
+    allow_hosts: tuple[str, ...],
     allow_origins: tuple[str, ...],
     log_level: str,
     **limits: Any,
@@ -117,7 +127,6 @@ def cli(
     """
     try:
         from . import server as http  # noqa: PLC0415 - the help does not need what it imports
-        from .app import application  # noqa: PLC0415
         from .gateway import Gateway  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
@@ -133,7 +142,10 @@ def cli(
             f"FILE to admit known callers only, or --insecure to admit everybody"
         )
     rules = load(access) if access else None
-    settings = Settings(allow_origins=allow_origins, **limits)
+    hosts = None
+    if access is None and is_loopback(listen[0]) and "*" not in allow_hosts:
+        hosts = _LOOPBACK_NAMES | {listen[0], *(name.lower() for name in allow_hosts)}
+    settings = Settings(hosts=hosts, allow_origins=allow_origins, **limits)
     tls = http.tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
     log_to_stderr(log_level)
     _allow_many_connections()
@@ -142,7 +154,7 @@ def cli(
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
-        server = http.Server(application(gateway), settings, listener, tls)
+        server = http.gateway_server(gateway, listener, tls)
         click.echo(server.url)
         sys.stdout.flush()
         http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))

@@ -9,7 +9,7 @@ sets no timer.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import httptools
 from uvicorn.config import Config
@@ -41,25 +41,37 @@ class _Refused(Exception):
     """Ends the parser."""
 
 
+class Owner(Protocol):
+    """What the connections of a server belong to, such as a gateway."""
+
+    memory: int
+    """Bytes that wait for clients to read them, and what else the owner counts."""
+
+    @property
+    def settings(self) -> Settings:
+        """The limits."""
+
+
 class Connection(HttpToolsProtocol):
     """One connection of a client."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, settings: Settings, loop: asyncio.AbstractEventLoop
+        self, config: Config, server_state: ServerState, gateway: Owner, loop: asyncio.AbstractEventLoop
     ) -> None:
         super().__init__(config, server_state, {CONNECTION: self}, loop)
         self.certificate: tuple[str, ...] = ()
         """The names in the client's certificate, which was checked."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called once when the connection ends before the response is complete."""
-        self._settings = settings
+        self._gateway = gateway
+        self._settings = gateway.settings
         self._phase = HEADERS
         self._since = loop.time()
         """When the phase began, or something last arrived in it."""
         self._blocked_since: float | None = None
         """Since when the client has read nothing, while something waits to be sent."""
         self._unsent = 0
-        """Bytes that waited at that time."""
+        """Bytes that waited at that time, which count as memory of the gateway."""
         self._header_bytes = 0
         self._header_count = 0
         self._hosts = 0
@@ -86,6 +98,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever is working on a reply."""
         super().connection_lost(exc)
+        self._block(None, 0)
         self.pipeline.clear()
         self._interrupt()
 
@@ -115,13 +128,19 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than the reply is written."""
         super().pause_writing()
-        self._blocked_since = self.loop.time()
-        self._unsent = self.transport.get_write_buffer_size()
+        self._block(self.loop.time(), self.transport.get_write_buffer_size())
+        if self._gateway.memory > self._settings.max_memory:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         """The client has read."""
         super().resume_writing()
-        self._blocked_since = None
+        self._block(None, 0)
+
+    def _block(self, since: float | None, unsent: int) -> None:
+        self._blocked_since = since
+        self._gateway.memory += unsent - self._unsent
+        self._unsent = unsent
 
     def _begin(self, phase: str) -> None:
         self._phase = phase
@@ -155,6 +174,8 @@ class Connection(HttpToolsProtocol):
         if self._phase is HEADERS:
             if name == b"host":
                 self._hosts += 1
+                if settings.hosts is not None and _without_port(value) not in settings.hosts:
+                    raise _Refused(_unknown_host(value))
             elif name == b"expect":
                 if value.lower() != b"100-continue":
                     raise _Refused(Problem("expectation-failed", "the only expectation known is 100-continue"))
@@ -167,9 +188,11 @@ class Connection(HttpToolsProtocol):
             self._check_version()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(Problem("overloaded", f"more than {MAX_PIPELINED} requests were sent before a reply"))
-        if self.parser.should_upgrade() and not self._should_upgrade():
+        if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise _Refused(Problem("method-not-allowed", "this is not a proxy"))
+            if self._should_upgrade():
+                super().on_headers_complete()  # it starts nothing
             return
         super().on_headers_complete()
         self._begin(BODY)
@@ -252,11 +275,14 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _upgrade(self, rest: bytes) -> None:
-        """Pass the connection on to the WebSocket protocol, or ignore the header Upgrade; `rest` follows the headers."""
+        """Pass the connection on to the WebSocket protocol, or ignore the header Upgrade; `rest` comes after it."""
         if not self._should_upgrade():
             self._parse_again(rest)
         elif self._is_answered():
             self.handle_websocket_upgrade()
+            if rest:  # a client that does not wait for the answer
+                protocol: Any = self.transport.get_protocol()
+                protocol.data_received(rest)
         else:
             self._refuse(Problem("invalid", "a connection becomes a WebSocket only after all replies"))
 
@@ -335,7 +361,7 @@ class Connection(HttpToolsProtocol):
         if self._blocked_since is not None:
             unsent = self.transport.get_write_buffer_size()
             if unsent < self._unsent:
-                self._blocked_since, self._unsent = now, unsent
+                self._block(now, unsent)
             elif now - self._blocked_since > settings.body_timeout:
                 self.transport.abort()
         elif self._lingering:
@@ -370,6 +396,18 @@ def _too_many_headers(settings: Settings) -> Problem:
         "headers-too-large",
         f"a request may have {settings.max_headers} headers with {settings.max_header_bytes} bytes in all",
     )
+
+
+def _without_port(host: bytes) -> str:
+    """Return the name or address in a header Host."""
+    text = host.decode("latin-1").lower()
+    return text.partition("]")[0] + "]" if text.startswith("[") else text.partition(":")[0]
+
+
+def _unknown_host(host: bytes) -> Problem:
+    # Otherwise a web page could read what is at 127.0.0.1, by letting its own name resolve to that ("DNS rebinding").
+    shown = host.decode("latin-1")
+    return Problem("unknown-host", f"{shown!r} is not the name of this gateway: --allow-host allows further names")
 
 
 def _names(certificate: Any) -> tuple[str, ...]:

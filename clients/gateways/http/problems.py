@@ -18,6 +18,7 @@ from ....mdp.errors import (
     RequestError,
     RequestTimeout,
     ServiceError,
+    ServiceNotFound,
     SettingError,
     StreamInterrupted,
     ZmdpError,
@@ -67,12 +68,14 @@ KINDS: Final[Mapping[str, Kind]] = {
     "method-not-allowed": Kind(405, "This path does not support the method"),
     "not-acceptable": Kind(406, "The reply cannot have any of the accepted types"),
     "slow-request": Kind(408, "The request did not arrive in time"),
-    "length-required": Kind(411, "The request needs a length"),
-    "unsupported-type": Kind(415, "A body of this type cannot be read"),
     "expectation-failed": Kind(417, "The expectation cannot be met"),
+    "unknown-host": Kind(421, "The gateway does not have this name"),
     "headers-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The gateway failed"),
     "overloaded": Kind(503, "The gateway has too much to do", retry=True),
+    "upgrade-required": Kind(426, "This path is a WebSocket"),
+    "unknown-job": Kind(404, "There is no such job"),
+    "no-titanic": Kind(503, "There is no Titanic", retry=True),
     "slow-reader": Kind(503, "The reply was not read in time"),
 }
 """Every kind of problem but `service-error`, by the last part of its type."""
@@ -145,8 +148,11 @@ class Problem(Exception):
         return self.status, headers, body
 
 
-def problem_of(error: ZmdpError, service: str = "") -> Problem:
-    """Return the problem that tells an HTTP client about an exception of zmdp."""
+def problem_of(error: ZmdpError, service: str = "", *, overdue: bool = False) -> Problem:
+    """Return the problem that tells an HTTP client about an exception of zmdp.
+
+    `overdue` tells that the time for the request has passed, which a `StreamInterrupted` does not say.
+    """
     service = (error.service if isinstance(error, RequestError) else "") or service
     if isinstance(error, ServiceError):
         return _service_error(error, service)
@@ -154,9 +160,11 @@ def problem_of(error: ZmdpError, service: str = "") -> Problem:
         return Problem("unreachable", str(error), service=service)
     if isinstance(error, RequestError) and error.code in _OF_THE_BROKER:
         return Problem(_OF_THE_BROKER[error.code], error.text or str(error), service=service)
-    if isinstance(error, StreamInterrupted):
+    if isinstance(error, ServiceNotFound):  # without a code, it is Titanic's client that says so
+        return Problem("no-titanic", str(error), service=service)
+    if isinstance(error, StreamInterrupted) and not overdue:
         return Problem("interrupted", str(error), service=service)
-    if isinstance(error, RequestTimeout):
+    if isinstance(error, RequestTimeout | StreamInterrupted):
         return Problem("timeout", str(error), service=service)
     if isinstance(error, SettingError):
         return Problem("invalid", str(error), service=service)

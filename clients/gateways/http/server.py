@@ -18,12 +18,13 @@ from uvicorn.server import ServerState
 
 from ....mdp.errors import AccessError, SettingError
 from ....mdp.transport.tcp import BACKLOG
+from . import websocket
 from .access import load
-from .connection import Connection
+from .app import application
+from .connection import Connection, Owner
 from .gateway import Gateway
 from .settings import Settings
 
-MAX_WEBSOCKET_BYTES: Final = 16 << 20
 POLL_SECONDS: Final = 0.05
 """How often to see whether the last connections have ended, while the gateway stops."""
 
@@ -50,19 +51,38 @@ def tls_context(certificate: Path, key: Path | None, client_ca: Path | None) -> 
     return context
 
 
+class _Alone:
+    """The owner of connections that share nothing with anything else."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.memory = 0
+
+
 class Server:
-    """Serves an ASGI application at a socket, within the limits that `settings` has for connections."""
+    """Serves an ASGI application at a socket, within the limits that `settings` has for connections.
+
+    `owner` counts the memory that connections use.  `websockets` is uvicorn's setting `ws`.
+    """
 
     def __init__(
-        self, application: Any, settings: Settings, listener: socket.socket, tls: ssl.SSLContext | None = None
+        self,
+        application: Any,
+        settings: Settings,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None = None,
+        *,
+        owner: Owner | None = None,
+        websockets: Any = "none",
     ) -> None:
         self._settings = settings
+        self._owner = owner or _Alone(settings)
         self._listener = listener
         self._tls = tls
         self._state = ServerState()
         self._config = Config(
-            application, log_config=None, access_log=False, lifespan="off", proxy_headers=False,
-            server_header=False, ws="websockets-sansio", ws_max_size=MAX_WEBSOCKET_BYTES,
+            application, log_config=None, access_log=False, lifespan="off", proxy_headers=False, server_header=False,
+            ws=websockets,
         )  # fmt: skip
         self._stopping = asyncio.Event()
         self.forced = False
@@ -80,7 +100,11 @@ class Server:
         loop = asyncio.get_running_loop()
         self._config.load()
         self._tell_date()
-        server = await loop.create_server(self._connection, sock=self._listener, ssl=self._tls, backlog=BACKLOG)
+        handshake_timeout = self._settings.header_timeout if self._tls else None
+        server = await loop.create_server(
+            self._connection, sock=self._listener, ssl=self._tls, backlog=BACKLOG,
+            ssl_handshake_timeout=handshake_timeout,
+        )  # fmt: skip
         sweeper = loop.create_task(self._sweep())
         try:
             await self._stopping.wait()
@@ -90,10 +114,11 @@ class Server:
             sweeper.cancel()
             for connection in list(self._connections()):
                 connection.transport.abort()
-            for task in list(self._state.tasks):
+            tasks = list(self._state.tasks)
+            for task in tasks:
                 task.cancel()
-            if self._state.tasks:
-                await asyncio.wait(self._state.tasks)
+            if tasks:
+                await asyncio.wait(tasks)
 
     def stop(self) -> None:
         """Stop accepting connections and finish the requests in progress; the second time, abandon them."""
@@ -101,7 +126,7 @@ class Server:
         self._stopping.set()
 
     def _connection(self) -> Connection:
-        return Connection(self._config, self._state, self._settings, asyncio.get_running_loop())
+        return Connection(self._config, self._state, self._owner, asyncio.get_running_loop())
 
     def _connections(self) -> Iterable[Any]:
         return self._state.connections
@@ -132,6 +157,13 @@ class Server:
                 log.warning("stopped with %d connections open", len(self._state.connections))
                 break
             await asyncio.sleep(POLL_SECONDS)
+
+
+def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None = None) -> Server:
+    """Return the server of a gateway."""
+    return Server(
+        application(gateway), gateway.settings, listener, tls, owner=gateway, websockets=websocket.protocol(gateway)
+    )
 
 
 def reload(gateway: Gateway) -> None:

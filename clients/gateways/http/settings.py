@@ -16,8 +16,10 @@ class Settings:
     max_timeout: float = _setting(3600.0, "seconds", "Longest time that a request may ask for.")
     max_body: int = _setting(16 << 20, "bytes", "Maximum size of a request's body.")
     max_parts: int = _setting(1000, "parts", "Maximum number of parts of a multipart body.")
-    max_memory: int = _setting(512 << 20, "bytes", "Maximum size of the bodies of all unanswered requests together.")
-    max_unread: int = _setting(4 << 20, "bytes", "How much of a stream may wait for a slow reader before it ends.")
+    max_memory: int = _setting(
+        512 << 20, "bytes", "Maximum size of all bodies of unanswered requests and unread streams together."
+    )
+    max_unread: int = _setting(16 << 20, "bytes", "How much of a stream may wait for a slow reader before it ends.")
     max_connections: int = _setting(1000, "connections", "Maximum number of open connections.")
     max_outstanding: int = _setting(10_000, "requests", "Maximum number of unanswered requests of all callers.")
     max_header_bytes: int = _setting(64 << 10, "bytes", "Maximum size of the headers of a request.")
@@ -28,5 +30,7 @@ class Settings:
     )
     keep_alive: float = _setting(60.0, "seconds", "How long a connection may be idle between requests.")
     drain_timeout: float = _setting(10.0, "seconds", "How long requests may take to finish after SIGTERM.")
+    hosts: frozenset[str] | None = None
+    """Names, without ports, by which clients may address the gateway (the header Host); None allows all."""
     allow_origins: tuple[str, ...] = ()
     """Origins of pages that may use the gateway from a browser; `*` allows all."""

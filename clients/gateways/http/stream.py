@@ -13,11 +13,12 @@ import asyncio
 import base64
 import json
 from collections import deque
+from time import monotonic
 from typing import Any, Final
 
 from ...reply import Reply
 from ...session import Call, Outcome
-from ..upstream import Upstream
+from .gateway import Gateway
 from .problems import Problem, problem_of
 from .translation import EVENT_STREAM
 
@@ -60,19 +61,20 @@ def _is_text(data: bytes) -> bool:
 class Events:
     """The events of one reply that have not been written yet: the receiver of a request's outcomes.
 
-    Up to `max_unread` bytes wait for the reader.  If there are more, the request is cancelled, and the stream ends with
-    an error after the events that wait.
+    Up to `max_unread` bytes wait for the reader, and no more than the memory that the gateway has left.  If there are
+    more, the request is cancelled, and the stream ends with an error after the events that wait.
     """
 
-    def __init__(self, upstream: Upstream, service: str, max_unread: int) -> None:
+    def __init__(self, gateway: Gateway, service: str, timeout: float) -> None:
         self.call: Call | None = None
         self.ended = False
         """No more events arrive."""
         self.problem: Problem | None = None
         """Set if the request fails before anything has arrived: then there are no events."""
-        self._client = upstream.client
+        self._gateway = gateway
+        self._client = gateway.upstream.client
         self._service = service
-        self._max_unread = max_unread
+        self._deadline = monotonic() + timeout
         self._waiting: deque[bytes] = deque()
         self._unread = 0
         self._begun = False
@@ -85,10 +87,19 @@ class Events:
         if isinstance(outcome, Reply):
             self.ended = outcome.final
             self._add(event("final" if outcome.final else "partial", outcome))
-            if self._unread > self._max_unread and not self.ended:
-                self.fail(Problem("slow-reader", f"more than {self._max_unread} bytes (--max-unread) were not read"))
+            if not self.ended:
+                self._check_unread()
         else:
-            self._end(problem_of(outcome, self._service))
+            self._end(problem_of(outcome, self._service, overdue=monotonic() >= self._deadline))
+
+    def _check_unread(self) -> None:
+        settings = self._gateway.settings
+        if self._unread > settings.max_unread:
+            self.fail(Problem("slow-reader", f"more than {settings.max_unread} bytes (--max-unread) were not read"))
+        elif self._gateway.memory > settings.max_memory:
+            self.fail(
+                Problem("overloaded", f"replies that were not read take {settings.max_memory} bytes (--max-memory)")
+            )
 
     def fail(self, problem: Problem) -> None:
         """Cancel the request and end the stream with an error."""
@@ -101,6 +112,7 @@ class Events:
         if self.call is not None and not self.ended:
             self._client.cancel(self.call)
         self._waiting.clear()
+        self._count(-self._unread)
         self.ended = True
         self._wake()
 
@@ -120,8 +132,12 @@ class Events:
     def _add(self, data: bytes) -> None:
         self._begun = True
         self._waiting.append(data)
-        self._unread += len(data) + OVERHEAD_BYTES
+        self._count(len(data) + OVERHEAD_BYTES)
         self._wake()
+
+    def _count(self, change: int) -> None:
+        self._unread += change
+        self._gateway.memory += change
 
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():
@@ -137,7 +153,7 @@ class Events:
         while self._waiting and size < CHUNK_BYTES:
             taken.append(self._waiting.popleft())
             size += len(taken[-1])
-        self._unread -= size + OVERHEAD_BYTES * len(taken)
+        self._count(-size - OVERHEAD_BYTES * len(taken))
         return b"".join(taken)
 
 

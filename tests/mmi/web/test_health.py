@@ -6,20 +6,9 @@ import threading
 
 import pytest
 from support.processes import alive, eventually, process
-from support.web import serving, web_broker
+from support.web import serving, web_broker, web_server_of
 
 from zmdp.clients import Client
-
-
-def web_server_of(pid):
-    """Return the process id of a broker's web server."""
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        found = children.read().split()
-    # A process that a thread has started is a child of that thread.
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children") as children:
-            found += children.read().split()
-    return int(found[0]) if found else None
 
 
 @pytest.fixture

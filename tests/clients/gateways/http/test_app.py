@@ -211,7 +211,7 @@ def test_a_client_that_disconnects_cancels_a_stream(gateway, services):
         client.send(
             b"POST /services/endless HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\ncontent-length: 2\r\n\r\n10"
         )
-        client.until(b"event: partial")
+        client.until(b"event: partial\n")
     assert eventually(lambda: b"10" in services.cancelled)
     eventually(lambda: gateway.gateway.outstanding == 0)
 

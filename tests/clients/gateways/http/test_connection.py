@@ -115,6 +115,21 @@ def test_a_refusal_says_why(gateway):
         assert client.rest() == b""
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"localhost", 200), (b"LocalHost:8080", 200), (b"127.0.0.1:1", 200), (b"[::1]:8080", 200), (b"[::1]", 200),
+        (b"evil.example", 421), (b"evil.example:8080", 421), (b"localhost.evil.example", 421), (b"[::2]:80", 421),
+        (b"", 421),
+    ],
+)  # fmt: skip
+def test_pages_of_other_names_cannot_reach_an_open_gateway(endpoint, services, host, status):
+    with running_gateway(endpoint, hosts=frozenset({"localhost", "127.0.0.1", "[::1]"})) as running:
+        with running.connect() as client:
+            client.send(LAST.replace(HOST, b"host: " + host + b"\r\n"))
+            assert [found for found, _, _ in client.responses()] == [status]
+
+
 def test_bytes_one_at_a_time(gateway):
     with gateway.connect() as client:
         for at in range(len(LAST)):
@@ -206,6 +221,24 @@ def hasty(endpoint, services):
         yield gateway
 
 
+def test_a_websocket_that_does_not_wait(gateway):
+    upgrade = (
+        b"GET /ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+    )
+    upgrade += b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    with gateway.connect() as client:
+        client.send(upgrade + b"\x89\x80\0\0\0\0" + b"\x88\x80\0\0\0\0")  # PING and CLOSE
+        assert client.until(b"\r\n\r\n").startswith(b"HTTP/1.1 101 ")
+        assert client.rest().endswith(b"\x8a\0" + b"\x88\0")  # PONG and CLOSE
+
+
+def test_a_websocket_waits_for_replies(gateway):
+    with gateway.connect() as client:
+        client.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\nrequest-timeout: 0.1\r\n\r\n")
+        client.send(b"GET /ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
+        assert [status for status, _, _ in client.responses()] == [504, 400]
+
+
 class TestTime:
     @pytest.mark.parametrize(
         "data",
@@ -253,6 +286,13 @@ class TestTime:
             client.send(POST + HOST + b"content-length: %d\r\n\r\n" % len(body) + body)
             eventually(lambda: not hasty.server._state.connections)
             assert len(client.rest()) < len(body)
+        eventually(lambda: hasty.gateway.memory == 0)
+
+    def test_a_reply_that_takes_more_memory_than_there_is(self, endpoint, services):
+        with running_gateway(endpoint, max_memory=1 << 20) as gateway, gateway.connect() as client:
+            client.send(b"POST /services/large HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n30000000")
+            assert len(client.rest()) < 30_000_000
+            eventually(lambda: gateway.gateway.memory == 0)
 
 
 def test_names_in_certificates():

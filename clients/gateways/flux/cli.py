@@ -1,0 +1,116 @@
+"""The command `mdp-gateway flux`."""
+
+import asyncio
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ....mdp.cli.console import (
+    CONTEXT_SETTINGS,
+    Number,
+    brokers_option,
+    key_options,
+    log_level_option,
+    log_to_stderr,
+    version_option,
+    with_default,
+)
+from ....mdp.errors import SettingError
+from ....mdp.keys import ClientKeys
+from .framing import MAX_MESSAGE
+from .server import MAX_UNREAD, Gateway, Settings
+
+MAX_PATH: Final = 107
+"""Bytes of a UNIX socket's path."""
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.option(
+    "--socket", "path", metavar="PATH", required=True, help="Where to listen; Flux finds it through FLUX_URI."
+)
+@brokers_option("Broker to use. Can be repeated, or separate endpoints with commas.")
+@key_options
+@click.option(
+    "--rank",
+    type=Number("brokers", whole=True, zero=True),
+    help="Fail unless the broker has this rank in the tree of brokers.",
+)
+@click.option(
+    "--size",
+    type=Number("brokers", whole=True),
+    default=1,
+    help=with_default("Wait until the tree has so many brokers before giving them ranks.", 1, "brokers"),
+)
+@click.option("--allow-guests", is_flag=True, help="Admit users other than the gateway's own, as guests.")
+@click.option(
+    "--max-connections",
+    type=Number("connections", whole=True),
+    default=10_000,
+    help=with_default("Maximum number of connections.", 10_000),
+)
+@click.option(
+    "--max-message",
+    type=Number("bytes", whole=True),
+    default=MAX_MESSAGE,
+    help=with_default("Maximum size of a message.", MAX_MESSAGE, "bytes"),
+)
+@click.option(
+    "--max-unread",
+    type=Number("bytes", whole=True),
+    default=MAX_UNREAD,
+    help=with_default("Disconnect a program that leaves more unread.", MAX_UNREAD, "bytes"),
+)
+@log_level_option
+@version_option()
+def cli(
+    *,
+    path: str,
+    broker: tuple[str, ...],
+    keys: ClientKeys | None,
+    rank: int | None,
+    size: int,
+    allow_guests: bool,
+    max_connections: int,
+    max_message: int,
+    max_unread: int,
+    log_level: str,
+) -> None:
+    """Let Flux programs call services and offer them, through a UNIX socket.
+
+    Prints the URI for their FLUX_URI when it is ready.  SIGTERM or Ctrl-C stops it.
+
+    \b
+    mdp-gateway flux --socket /tmp/flux &
+    FLUX_URI=local:///tmp/flux flux ping echo
+    """
+    log_to_stderr(log_level)
+    absolute = str(Path(path).absolute())
+    if len(absolute.encode()) > MAX_PATH:
+        raise SettingError(f"--socket {absolute} is too long: a socket's path has at most {MAX_PATH} bytes")
+    settings = Settings(absolute, rank, size, allow_guests, max_connections, max_message, max_unread)
+    asyncio.run(_serve(Gateway(broker, settings, keys=keys)))
+
+
+async def _serve(gateway: Gateway) -> None:
+    serving = asyncio.ensure_future(_serve_until_cancelled(gateway))
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        if not stopping:  # once: what follows must not be interrupted
+            stopping = True
+            serving.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _serve_until_cancelled(gateway: Gateway) -> None:
+    async with gateway:
+        click.echo(gateway.uri)
+        await asyncio.get_running_loop().create_future()

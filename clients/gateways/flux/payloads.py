@@ -1,0 +1,85 @@
+"""Payloads of Flux messages by convention: strings and JSON objects, each with one NUL at the end (RFC 3)."""
+
+import json
+import math
+from typing import Any, Final, NoReturn
+
+MAX_DEPTH: Final = 200
+"""How deeply JSON may be nested: less than Python can decode and encode, wherever it is called."""
+
+
+def json_payload(value: dict[str, Any]) -> bytes:
+    """Return `value` as a payload.
+
+    Raises `ValueError` or `TypeError` if JSON cannot represent it; what `parse_json` returns, it always can.
+    """
+    return _encode(value).encode("ascii") + b"\0"
+
+
+def parse_json(payload: bytes | None) -> dict[str, Any] | None:
+    """Return the object in `payload`, or None if there is none that conforms to RFC 7159."""
+    if not payload or payload[-1] != 0:
+        return None
+    try:
+        text = payload[:-1].decode()
+        value = _decode(text)
+        if "\\u" in text:
+            _encode_as_is(value).encode()  # `\ud800` alone is no character, and would fail wherever it is encoded
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    if text.count("{") + text.count("[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        return None
+    return value
+
+
+def text_in(payload: bytes | None, key: str) -> str | None:
+    """Return the text that the JSON object in `payload` has under `key`, or None."""
+    value = (parse_json(payload) or {}).get(key)
+    return value if isinstance(value, str) else None
+
+
+def string_payload(text: str) -> bytes:
+    """Return `text` as a payload; what UTF-8 cannot represent becomes question marks."""
+    return text.encode(errors="replace") + b"\0"
+
+
+def parse_string(payload: bytes | None) -> str | None:
+    """Return the text in `payload`, or None if it is not a string: UTF-8 with one NUL, at its end."""
+    if not payload or payload.find(0) != len(payload) - 1:
+        return None
+    try:
+        return payload[:-1].decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _depth(value: object) -> int:
+    """Return how deeply `value` is nested, without recursion."""
+    depth = 0
+    level = [value]
+    while level:
+        depth += 1
+        inner = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]  # type: ignore[attr-defined]
+        level = [each for each in inner if isinstance(each, dict | list)]
+    return depth
+
+
+def _finite(digits: str) -> float:
+    """Return a number that JSON can represent again.  Raises `ValueError` if it is too large."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("number too large")
+    return number
+
+
+def _not_json(name: str) -> NoReturn:
+    """Raise `ValueError`: NaN and infinity are Python's, not JSON's."""
+    raise ValueError(f"{name} is not JSON")
+
+
+# `json.dumps` and `json.loads` with arguments would create these for every call.
+_encode: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_encode_as_is: Final = json.JSONEncoder(ensure_ascii=False).encode
+_decode: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_not_json).decode

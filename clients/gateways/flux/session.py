@@ -1,0 +1,389 @@
+"""One connection of a Flux program as a machine: bytes of RFC 3 ↔ what the gateway does for it.
+
+It uses no socket and no clock.  The gateway answers some requests itself (`_OWN`).  Every other one becomes a request
+to a service: `Found` says to which, and `Instance.brokers` at which brokers.  Each pair is an attempt; if there is no
+such service, the next one follows.  What the program offers itself is in `programs.py`.
+"""
+
+import base64
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import uuid4
+
+from ....mdp.errors import ServiceNotFound, SettingError
+from ....workers.request import Request as ServiceRequest
+from ...reply import Reply
+from ...session import Outcome
+from ..effects import Begin, Cancel, Close, Effect
+from .bodies import body_of, payload_of
+from .errors import failure
+from .events import EVENTS, PRIVATE
+from .framing import MAX_MESSAGE, Decoder
+from .instance import Instance
+from .messages import (
+    ECANCELED,
+    EHOSTUNREACH,
+    ENODATA,
+    ENOENT,
+    ENOSYS,
+    EPERM,
+    EPROTO,
+    NODEID_ANY,
+    Event,
+    Invalid,
+    Request,
+    Response,
+    decode,
+)
+from .payloads import json_payload, parse_json, text_in
+from .programs import PROBE, RESERVED, Programs
+from .subscriptions import Subscriptions
+from .writer import OWNER, Writer
+
+EVENT_SECONDS: Final = 10.0
+"""How long an event may take to be published: the gateway at rank 0 may be restarting."""
+PROBE_SECONDS: Final = 10.0
+"""How long a program's service may take until the broker knows it."""
+
+
+class Pending:
+    """A request that has been made for the program."""
+
+    __slots__ = ("at", "attempts", "body", "options", "rank", "request", "then", "wait")
+
+    def __init__(self, request: Request, then: "Callable[[int, Pending, Outcome], list[Effect]]") -> None:
+        self.request = request
+        self.then = then
+        """Takes the outcomes."""
+        self.attempts: list[tuple[str, str | None]] = []
+        """The services, and their brokers, to try."""
+        self.at = 0
+        """The current attempt."""
+        self.body = b""
+        self.options: dict[str, Any] = {}
+        self.rank = 0
+        """The rank that a ping reaches."""
+        self.wait: float | None = None
+        """Seconds for which it may wait for the service; None if it must not wait."""
+
+
+class Session:
+    """The machine of one connection.
+
+    Args:
+        instance: What all connections share.
+        userid: The user at the other end.
+        rolemask: What this user may do.
+        max_message: Maximum size of a message in bytes.
+    """
+
+    def __init__(
+        self, instance: Instance, userid: int, rolemask: int = OWNER, *, max_message: int = MAX_MESSAGE
+    ) -> None:
+        self.uuid = str(uuid4())
+        """Identifies the connection to Flux programs that serve it."""
+        self.deliver: Callable[[list[Effect]], None] = lambda _: None
+        """Carries out effects that follow from something else than a call of this machine: set it first."""
+        self._instance = instance
+        self._userid = userid
+        self._rolemask = rolemask
+        self._decoder = Decoder(max_message)
+        self._pending: dict[int, Pending] = {}
+        self._last_number = 0
+        self._writer = writer = Writer(self._decoder, instance.owner)
+
+        def deliver(effects: list[Effect]) -> None:
+            self.deliver(effects)
+
+        self._subscriptions = Subscriptions(instance.subscribers, userid, rolemask, writer, deliver)
+        self._programs = Programs(instance, userid, rolemask, writer, deliver)
+        instance.departures.arrived(self.uuid)
+
+    # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def received(self, data: bytes) -> list[Effect]:
+        """Take in bytes that have arrived from the program."""
+        decoder = self._decoder
+        decoder.feed(data)
+        effects: list[Effect] = []
+        while (parts := decoder.next()) is not None:
+            message = parts if isinstance(parts, Invalid) else decode(parts)
+            if isinstance(message, Request):
+                effects += self._requested(message)
+            elif isinstance(message, Response):
+                effects += self._programs.responded(message)
+            elif isinstance(message, Event):
+                effects += self._published(message)
+            elif isinstance(message, Invalid):
+                return [*effects, Close(f"not a Flux message: {message.reason}")]
+        return effects
+
+    def answered(self, number: int, outcome: Outcome) -> list[Effect]:
+        """Take in a part, the reply or the error of a request that `Begin` made."""
+        pending = self._pending.get(number)
+        if pending is None:
+            return []
+        if not isinstance(outcome, Reply):
+            # A name that no service can have is that of no service.
+            missing = isinstance(outcome, ServiceNotFound | SettingError)
+            if missing and pending.at + 1 < len(pending.attempts):
+                self._missed(pending)
+                pending.at += 1
+                return [self._attempt(number, pending)]
+            del self._pending[number]
+        elif outcome.final:
+            del self._pending[number]
+        return pending.then(number, pending, outcome)
+
+    def asked(self, number: int, request: ServiceRequest) -> list[Effect]:
+        """Take in a request to a service that the program offers."""
+        return self._programs.asked(number, request)
+
+    def withdrawn(self, number: int) -> list[Effect]:
+        """Take in that such a request is not wanted any longer."""
+        return self._programs.withdrawn(number)
+
+    def ended(self) -> list[Effect]:
+        """Take in that the connection is closed."""
+        self._subscriptions.ended()
+        self._instance.departures.left(self.uuid)
+        self._programs.ended()
+        return []
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _requested(self, request: Request) -> list[Effect]:
+        own = _OWN.get(request.topic)
+        if own is not None:
+            return own(self, request)
+        service, _, method = request.topic.rpartition(".")
+        if method == "ping" and service:
+            return self._ping(request, service)
+        if method == "disconnect" and request.noresponse:
+            return []  # these notices are the gateways' own business
+        if method == "cancel" and isinstance((parse_json(request.payload) or {}).get("matchtag"), int):
+            return self._cancel(request)
+        if request.topic.partition(".")[0] in RESERVED - {"mmi"}:
+            return self._writer.fail(request, ENOSYS, f"Unknown service method '{request.topic}'")
+        return self._call(request)
+
+    def _call(self, request: Request) -> list[Effect]:
+        brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
+        if not brokers:
+            return self._writer.fail(request, EHOSTUNREACH)
+        pending = Pending(request, self._called)
+        pending.body = body_of(request.payload)
+        services = self._instance.found.services(request.topic)
+        pending.attempts = [(service, broker) for broker in brokers for service in services]
+        flux = pending.options = self._credentials()
+        flux["topic"] = request.topic
+        flux["matchtag"] = request.matchtag
+        flux["client"] = self.uuid
+        flux["gateway"] = self._instance.departures.service
+        if request.streaming:
+            flux["streaming"] = True
+        if request.noresponse:
+            flux["noresponse"] = True
+        if request.routes:
+            flux["routes"] = [each.decode(errors="replace") for each in request.routes]
+        return self._begin(pending)
+
+    def _called(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+        """Respond with a part, the reply or the error."""
+        del number
+        request = pending.request
+        if not isinstance(outcome, Reply):
+            if not isinstance(outcome, ServiceNotFound | SettingError):
+                return self._writer.fail(request, *failure(outcome))
+            self._missed(pending)
+            return self._writer.fail(request, ENOSYS, f"No service matching {request.topic} is registered")
+        if outcome.final or pending.at:
+            self._instance.found.served(request.topic, pending.attempts[pending.at][0])
+        if not request.streaming:
+            return self._writer.respond(request, payload_of(outcome)) if outcome.final else []
+        if not outcome.final:
+            return self._writer.respond(request, payload_of(outcome))
+        last = payload_of(outcome)
+        return [*([] if last is None else self._writer.respond(request, last)), *self._writer.fail(request, ENODATA)]
+
+    def _missed(self, pending: Pending) -> None:
+        if pending.attempts[pending.at][0] != pending.request.topic:
+            self._instance.found.missed(pending.request.topic)
+
+    def _begin(self, pending: Pending) -> list[Effect]:
+        self._last_number = number = self._last_number + 1
+        self._pending[number] = pending
+        return [self._attempt(number, pending)]
+
+    def _attempt(self, number: int, pending: Pending) -> Begin:
+        service, broker = pending.attempts[pending.at]
+        options: dict[str, Any] = {"flux": pending.options}
+        if broker is not None:
+            options["broker"] = broker
+        wait = pending.wait is not None
+        detached = pending.request.noresponse
+        return Begin(number, service, [pending.body], pending.wait, wait, options=options, detached=detached)
+
+    def _credentials(self) -> dict[str, Any]:
+        return {"userid": self._userid, "rolemask": self._rolemask}
+
+    # ── ping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _ping(self, request: Request, service: str) -> list[Effect]:
+        """Ping a Flux program, or find out whether a broker knows the service, or whether the broker is there."""
+        if parse_json(request.payload) is None:
+            return self._writer.fail(request, EPROTO)
+        brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
+        if not brokers:
+            return self._writer.fail(request, EHOSTUNREACH)
+        pending = Pending(request, self._pinged)
+        pending.options = {**self._credentials(), "topic": request.topic, "matchtag": request.matchtag}
+        pending.options |= {"client": self.uuid, "gateway": self._instance.departures.service}
+        pending.body = body_of(request.payload)
+        pending.rank = self._instance.rank_of(brokers[0])
+        if service == "broker":
+            pending.then = self._ponged
+            pending.attempts = [("mmi.broker", brokers[0])]
+        else:
+            services = dict.fromkeys((request.topic, f"{service.partition('.')[0]}.ping"))
+            pending.attempts = [(each, broker) for broker in brokers for each in services]
+        return self._begin(pending)
+
+    def _pinged(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+        """Respond with what the program has answered; if there is none, ask for the service."""
+        if not isinstance(outcome, ServiceNotFound | SettingError):
+            return self._called(number, pending, outcome)
+        service = pending.request.topic.rpartition(".")[0]
+        pending.then = self._ponged
+        pending.body = service.encode()
+        pending.attempts = [("mmi.service", pending.attempts[0][1])]
+        pending.at = 0
+        return self._begin(pending)
+
+    def _ponged(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+        """Respond to a ping."""
+        del number
+        request = pending.request
+        if not isinstance(outcome, Reply):
+            return self._writer.fail(request, *failure(outcome))
+        if outcome == [b"403"]:
+            return self._writer.fail(request, EPERM)
+        if outcome == [b"404"]:
+            return self._writer.fail(request, ENOSYS, f"No service matching {request.topic} is registered")
+        pong = parse_json(request.payload) or {}
+        pong |= self._credentials()
+        pong["rank"] = pending.rank
+        pong["route"] = f"{self.uuid[:8]}!{self._instance.uuid[:8]}"
+        return self._writer.respond(request, json_payload(pong))
+
+    # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _cancel(self, request: Request) -> list[Effect]:
+        """Cancel a request, which ends with ENODATA if it is a stream.  A Flux program is told by its gateway.
+
+        If there is no such request, it has ended meanwhile.
+        """
+        matchtag = (parse_json(request.payload) or {})["matchtag"]
+        service = request.topic.partition(".")[0]
+        for number, pending in self._pending.items():
+            asked = pending.request
+            if asked.matchtag == matchtag and asked.topic.partition(".")[0] == service and not asked.noresponse:
+                del self._pending[number]
+                failed = self._writer.fail(asked, ENODATA if asked.streaming else ECANCELED)
+                return [Cancel(number), *failed, *self._writer.respond(request)]
+        return self._writer.respond(request)
+
+    # ── attributes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _get_attribute(self, request: Request) -> list[Effect]:
+        brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
+        if not brokers:
+            return self._writer.fail(request, EHOSTUNREACH)
+        found = self._instance.attributes(self._instance.rank_of(brokers[0]))
+        if request.topic == "attr.list":
+            return self._writer.respond(request, json_payload({"names": sorted(found)}))
+        name = text_in(request.payload, "name")
+        if name is None:
+            return self._writer.fail(request, EPROTO)
+        if name not in found:
+            return self._writer.fail(request, ENOENT)
+        value, flags = found[name]
+        return self._writer.respond(request, json_payload({"value": value, "flags": flags}))
+
+    def _set_attribute(self, request: Request) -> list[Effect]:
+        return self._writer.fail(request, EPERM)
+
+    # ── services that the program offers ─────────────────────────────────────────────────────────────────────────────
+
+    def _add_service(self, request: Request) -> list[Effect]:
+        name = text_in(request.payload, "service")
+        if name is None:
+            return self._writer.fail(request, EPROTO)
+        result = self._programs.add(name)
+        if isinstance(result, int):
+            return self._writer.fail(request, result)
+        pending = Pending(request, self._is_known)
+        pending.body = name.encode()
+        pending.attempts = [("mmi.service", None)]
+        return [*result, *self._begin(pending)]
+
+    def _is_known(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+        """Respond once the broker knows the service.
+
+        If it does not know it yet, find out with a request that the gateway answers itself.
+        """
+        request = pending.request
+        name = pending.body.decode()
+        if outcome == [b"403"]:
+            result = self._programs.remove(name)
+            return [*([] if isinstance(result, int) else result), *self._writer.fail(request, EPERM)]
+        if outcome != [b"404"]:
+            return self._writer.respond(request)
+        pending.then = self._is_there
+        self._pending[number] = pending
+        return [Begin(number, name, [b""], timeout=PROBE_SECONDS, options=PROBE)]
+
+    def _is_there(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+        del number, outcome
+        return self._writer.respond(pending.request)
+
+    def _remove_service(self, request: Request) -> list[Effect]:
+        name = text_in(request.payload, "service")
+        result = EPROTO if name is None else self._programs.remove(name)
+        if isinstance(result, int):
+            return self._writer.fail(request, result)
+        return [*result, *self._writer.respond(request)]
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _publish(self, request: Request) -> list[Effect]:
+        if parse_json(request.payload) is None:
+            return self._writer.fail(request, EPROTO)
+        if request.nodeid not in (0, NODEID_ANY):
+            return self._writer.fail(request, EPROTO, "this service is only available on rank 0")
+        pending = Pending(request, self._called)
+        pending.body = body_of(request.payload)
+        pending.attempts = [(EVENTS, None)]
+        pending.options = self._credentials()
+        pending.wait = EVENT_SECONDS
+        return self._begin(pending)
+
+    def _published(self, event: Event) -> list[Effect]:
+        """Publish what the program sends as an event itself."""
+        wanted: dict[str, Any] = {"topic": event.topic, "flags": PRIVATE if event.private else 0}
+        if event.payload is not None:
+            wanted["payload"] = base64.b64encode(event.payload).decode()
+        return self._publish(Request("event.publish", json_payload(wanted), noresponse=True))
+
+
+_OWN: Final[dict[str, Callable[[Session, Request], list[Effect]]]] = {
+    "attr.get": Session._get_attribute,
+    "attr.list": Session._get_attribute,
+    "attr.set": Session._set_attribute,
+    "event.publish": Session._publish,
+    "event.subscribe": lambda session, request: session._subscriptions.subscribe(request),
+    "event.unsubscribe": lambda session, request: session._subscriptions.unsubscribe(request),
+    "service.add": Session._add_service,
+    "service.remove": Session._remove_service,
+}
+"""What the gateway answers itself, besides `ping`, `cancel` and `disconnect` of any service."""

@@ -1,0 +1,242 @@
+"""Jobs: requests that Titanic stores, and whose replies it keeps (docs/gateways.md).
+
+POST /jobs/NAME      store a request: 202 with its Location; with Prefer: wait=N, 200 and the reply if it is in time
+GET /jobs/UUID       200 and the reply, or 202 if it is not there yet; as text/event-stream, its PARTIALs as well
+DELETE /jobs/UUID    204: deleted, and cancelled if it was running
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ....mdp.errors import BrokerUnreachable, InvalidUUID, RequestTimeout, ServiceError, UnknownTicket, ZmdpError
+from ....titanic.client import AsyncTicket, AsyncTitanic
+from ...reply import Reply
+from .access import Caller
+from .gateway import Gateway, on_disconnect
+from .job_options import KEY_OPTION, idempotency_key, options_of
+from .problems import Problem, problem_of
+from .stream import HEADERS, KEEP_ALIVE_SECONDS, error_event, event
+from .titanic_client import Registered, TitanicClient
+from .translation import PREFIX as SERVICES
+from .translation import Asked, body_of, frames_of, service_of
+
+PREFIX: Final = "/jobs/"
+PENDING_SECONDS: Final = 1
+"""When to ask again for a reply that is not there yet."""
+LAST_EVENT: Final = "end"
+"""The id of the last event of a job."""
+_COMMENT: Final = b":\n\n"
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    """Return the routes of jobs."""
+    jobs = _Jobs(gateway)
+    path = PREFIX + "{name:path}"
+    return [
+        Route(path, jobs.submit, methods=["POST"]),
+        Route(path, jobs.fetch, methods=["GET"]),
+        Route(path, jobs.delete, methods=["DELETE"]),
+    ]
+
+
+class _Jobs:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._registered = Registered()
+
+    async def submit(self, request: Request) -> Response:
+        """Store a request."""
+        gateway = self._gateway
+        caller, asked = gateway.caller(request.scope), self._asked(request)
+        service = service_of(SERVICES + request.scope["raw_path"][len(PREFIX) :])
+        gateway.check_call(caller, service)
+        options = options_of(request.query_params.multi_items())
+        key = idempotency_key(request.headers.getlist("idempotency-key"))
+        if key is not None:
+            # Titanic keeps the keys of roles apart if the broker knows the roles; otherwise this does.
+            options[KEY_OPTION] = key if gateway.on_behalf or caller.role is None else f"{caller.role}:{key}"
+        body = await _read_body(request, gateway)
+        with gateway.admit(len(body)):
+            frames = frames_of(asked.found.get(b"content-type"), body, gateway.settings.max_parts)
+            ticket = await self._titanic(caller).submit(service, *frames, headers=asked.headers, **options)
+        reply = await self._wait(ticket, asked, request)
+        return _pending(ticket) if reply is None else _done(reply, asked, ticket)
+
+    async def fetch(self, request: Request) -> Response:
+        """Return the reply of a job."""
+        gateway = self._gateway
+        caller, asked = gateway.caller(request.scope), self._asked(request)
+        ticket = _ticket(self._titanic(caller), request)
+        if asked.stream:
+            return await self._stream(ticket, request.headers.get("last-event-id", ""))
+        with gateway.admit():
+            reply = await _reply_within(0, ticket)
+        if reply is None:
+            reply = await self._wait(ticket, asked, request)
+        return _pending(ticket) if reply is None else _done(reply, asked, ticket)
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a job."""
+        ticket = _ticket(self._titanic(self._gateway.caller(request.scope)), request)
+        with self._gateway.admit():
+            await ticket.close()
+        return Response(status_code=204)
+
+    async def _stream(self, ticket: AsyncTicket, last_event: str) -> Response:
+        """Return PARTIALs and reply as events, from the one after `last_event` on."""
+        if last_event == LAST_EVENT:
+            return Response(status_code=204)  # an EventSource then stops connecting again
+        if last_event and not (last_event.isdecimal() and last_event.isascii() and len(last_event) <= 9):
+            raise Problem("invalid", "Last-Event-ID must be the id of an event of this job")
+        with suppress(ServiceError):  # which will be the last event
+            await _reply_within(0, ticket)
+        return _EventStream(self._gateway, _with_comments(_events(ticket, int(last_event) + 1 if last_event else 0)))
+
+    async def _wait(self, ticket: AsyncTicket, asked: Asked, request: Request) -> Reply | None:
+        """Wait for a reply, if the client prefers that and for as long as it is connected."""
+        if not asked.wait:
+            return None
+        with self._gateway.admit():
+            waiting = asyncio.ensure_future(_reply_within(asked.timeout, ticket))
+            try:
+                with on_disconnect(request.scope, partial(_cancel, waiting)):
+                    await asyncio.wait({waiting})
+            finally:
+                waiting.cancel()
+            return None if waiting.cancelled() else waiting.result()
+
+    def _asked(self, request: Request) -> Asked:
+        settings = self._gateway.settings
+        return Asked(request.scope["headers"], settings.timeout, settings.max_timeout)
+
+    def _titanic(self, caller: Caller) -> AsyncTitanic:
+        gateway = self._gateway
+        client, unread = gateway.upstream.client, gateway.settings.max_unread
+        return TitanicClient(client, self._registered, gateway.options(caller), unread).titanic()
+
+
+async def _read_body(request: Request, gateway: Gateway) -> bytes:
+    """Return the body of a request.  Raises `Problem` if it is too large."""
+    limit = gateway.settings.max_body
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async for piece in request.stream():
+            gateway.charge(len(piece))
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise Problem("too-large", f"the body of a request may have up to {limit} bytes (--max-body)")
+        return b"".join(pieces)
+    finally:
+        gateway.memory -= size
+
+
+# ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _ticket(titanic: AsyncTitanic, request: Request) -> AsyncTicket:
+    try:
+        return titanic.ticket(request.path_params["name"])
+    except InvalidUUID as error:
+        raise _unknown(str(error)) from None
+
+
+async def _reply_within(seconds: float, ticket: AsyncTicket) -> Reply | None:
+    """Return the reply of a job, or None if it is not there in time.  Raises the job's error."""
+    try:
+        return await ticket.result(seconds)
+    except UnknownTicket as error:
+        raise _unknown(str(error)) from None
+    except BrokerUnreachable:
+        raise
+    except RequestTimeout:
+        return None
+
+
+def _cancel(waiting: asyncio.Future[Reply | None]) -> None:
+    waiting.cancel()
+
+
+def _pending(ticket: AsyncTicket) -> Response:
+    where = PREFIX + ticket.uuid
+    headers = {"location": where, "retry-after": str(PENDING_SECONDS), "cache-control": "no-store"}
+    return JSONResponse({"uuid": ticket.uuid, "location": where}, 202, headers)
+
+
+def _done(reply: Reply, asked: Asked, ticket: AsyncTicket) -> Response:
+    label, body = body_of(reply, asked.label)
+    headers = {"content-type": label.decode("latin-1"), "location": PREFIX + ticket.uuid, "cache-control": "no-store"}
+    return Response(body, 200, headers)
+
+
+def _unknown(text: str) -> Problem:
+    return Problem("unknown-job", text)
+
+
+# ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _EventStream(StreamingResponse):
+    """Events, whose request counts as outstanding until they have been sent."""
+
+    def __init__(self, gateway: Gateway, content: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(content)
+        self.raw_headers = list(HEADERS)
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._gateway.admit():
+            await super().__call__(scope, receive, send)
+
+
+async def _events(ticket: AsyncTicket, start: int) -> AsyncGenerator[bytes, None]:
+    """Yield the PARTIALs of a job from number `start` on, then its reply or its error."""
+    number = start
+    try:
+        async with aclosing(ticket.partials(start)) as parts:
+            async for part in parts:
+                yield b"id: %d\n%s" % (number, event("partial", part))
+                number += 1
+        reply = await ticket.result(0)
+    except ZmdpError as error:
+        problem = _unknown(str(error)) if isinstance(error, UnknownTicket) else problem_of(error)
+        last = error_event(problem)
+    except Problem as problem:
+        last = error_event(problem)
+    else:
+        last = event("final", reply)
+    yield b"id: %s\n%s" % (LAST_EVENT.encode(), last)
+
+
+async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the events, and comments while there are none, so that proxies do not take the connection for dead."""
+    async with aclosing(events):
+        following: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                following = following or asyncio.ensure_future(anext(events))
+                done, _ = await asyncio.wait({following}, timeout=KEEP_ALIVE_SECONDS)
+                if not done:
+                    yield _COMMENT
+                    continue
+                arrived, following = following, None
+                try:
+                    data = arrived.result()
+                except StopAsyncIteration:
+                    return
+                yield data
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.wait({following})

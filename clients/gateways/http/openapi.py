@@ -1,0 +1,184 @@
+"""The description of the gateway, with the services that exist now: `/openapi.json`, and links to it at `/`."""
+
+import json
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from .... import __version__
+from ....titanic.submission import DurationOption, IntegerOption, Option, TimeOption
+from .access import Caller
+from .gateway import Gateway
+from .job_options import QUERY
+from .problems import KINDS, SERVICE_ERROR, Problem
+from .websocket import PATH as WEBSOCKET_PATH
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>mdp-gateway</title>
+<h1>mdp-gateway {version}</h1>
+<ul>{links}</ul>
+</html>
+"""
+_LINKS: Final = {
+    "/services": "the services that exist now",
+    "/openapi.json": "what this gateway offers, as OpenAPI",
+    "/health": "whether the broker answers",
+}
+_NOT_AS_JOBS: Final = ("titanic.", "mmi.")
+"""Services that Titanic does not call."""
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    """Return the routes of the document and of the page."""
+
+    async def openapi(request: Request) -> Response:
+        caller = gateway.caller(request.scope)
+        return JSONResponse(document(await _services(gateway, caller), secured=gateway.access is not None))
+
+    async def page(request: Request) -> Response:
+        del request
+        links = "".join(f'<li><a href="{path}">{path}</a>: {escape(text)}' for path, text in _LINKS.items())
+        return HTMLResponse(_PAGE.format(version=escape(__version__), links=links))
+
+    return [Route("/openapi.json", openapi, methods=["GET"]), Route("/", page, methods=["GET"])]
+
+
+async def _services(gateway: Gateway, caller: Caller) -> list[str]:
+    """Return the names of the services that the caller may know of and call."""
+    gateway.check_call(caller, b"mmi.services")
+    with gateway.admit():
+        reply = await gateway.upstream.client.request(
+            "mmi.services", b"", timeout=gateway.settings.timeout, options=gateway.options(caller)
+        )
+    found = json.loads(reply[0])
+    if not isinstance(found, dict):
+        raise Problem("not-allowed", "the broker's access file does not let this role know of services (mmi)")
+    return [row["name"] for row in found["services"] if caller.may_call(row["name"].encode())]
+
+
+# ── the document ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def document(services: Iterable[str], *, secured: bool) -> dict[str, Any]:
+    """Return the OpenAPI document of a gateway at which these services exist; `secured` if it requires tokens."""
+    names = sorted(services)
+    paths: dict[str, Any] = {
+        "/services": {"get": _operation("List the services that exist now", {"200": _json("The services")})},
+        "/health": {"get": _operation("Check whether the broker answers", {"200": _json("It does")}, "503")},
+        WEBSOCKET_PATH: {
+            "get": _operation("Open a WebSocket, which carries many requests", {"101": {"description": "It is open"}})
+        },
+        "/jobs/{uuid}": {
+            "parameters": [_parameter("path", "uuid", "UUID of the job", {"type": "string"}, required=True)],
+            "get": _operation(
+                "Return the reply of a job, or stream it",
+                {"200": _reply("The reply"), "202": _json("There is no reply yet")},
+                *_FAILURES,
+                parameters=[_PREFER, _parameter("header", "Last-Event-ID", "Continue a stream", {"type": "string"})],
+            ),
+            "delete": _operation("Cancel and delete a job", {"204": {"description": "There is no such job now"}}),
+        },
+    }
+    for name in names:
+        path = quote(name, safe="")
+        paths[f"/services/{path}"] = {
+            "post": _operation(
+                f"Call {name}",
+                {"200": _reply("The reply")},
+                *_FAILURES,
+                parameters=[_TIMEOUT, _PREFER],
+                requestBody=_BODY,
+            )
+        }
+        if not name.startswith(_NOT_AS_JOBS):
+            paths[f"/jobs/{path}"] = {
+                "post": _operation(
+                    f"Store a request for {name}",
+                    {"200": _reply("The reply, within the time that Prefer allows"), "202": _json("The job is stored")},
+                    *_FAILURES,
+                    parameters=[_PREFER, _KEY, *(_query(*item) for item in QUERY.items())],
+                    requestBody=_BODY,
+                )
+            }
+    schemes = {"token": {"type": "http", "scheme": "bearer"}, "certificate": {"type": "mutualTLS"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mdp-gateway", "version": __version__, "summary": "Services at a ZeroMQ Majordomo broker"},
+        "paths": paths,
+        "components": {"schemas": {"Problem": _PROBLEM}, **({"securitySchemes": schemes} if secured else {})},
+        **({"security": [{"token": []}, {"certificate": []}]} if secured else {}),
+    }
+
+
+def _operation(
+    summary: str, responses: Mapping[str, Any], *failures: str, parameters: Iterable[Any] = (), **more: Any
+) -> dict[str, Any]:
+    failed = {status: _problem(_TITLES[status]) for status in failures}
+    listed = {"parameters": list(parameters)} if parameters else {}
+    responses = {**responses, **failed, "default": _problem("Another problem")}
+    return {"summary": summary, **listed, **more, "responses": responses}
+
+
+def _parameter(
+    where: str, name: str, text: str, schema: Mapping[str, Any], *, required: bool = False
+) -> dict[str, Any]:
+    return {"in": where, "name": name, "description": text, "required": required, "schema": dict(schema)}
+
+
+def _query(name: str, option: Option) -> dict[str, Any]:
+    match option:
+        case IntegerOption():
+            schema: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": option.maximum}
+        case DurationOption():
+            schema = {"type": "string", "examples": ["30s", "12h"]}
+        case TimeOption():
+            schema = {"type": "string", "format": "date-time"}
+        case _:
+            schema = {"type": "string"}
+    return _parameter("query", name, option.help, schema)
+
+
+def _json(text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
+
+
+def _reply(text: str) -> dict[str, Any]:
+    types = ("application/octet-stream", "multipart/mixed", "text/event-stream")
+    return {"description": text, "content": {each: {} for each in types}}
+
+
+def _problem(text: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {"description": text, "content": {"application/problem+json": {"schema": schema}}}
+
+
+_TITLES: Final[Mapping[str, str]] = {
+    str(status): "; ".join(kind.title for kind in KINDS.values() if kind.status == status)
+    for status in sorted({kind.status for kind in KINDS.values()})
+}
+_FAILURES: Final = tuple(str(kind.status) for kind in KINDS.values() if kind.code is not None)
+_BODY: Final = {"content": {"*/*": {}, "multipart/form-data": {"schema": {"type": "object"}}}}
+_TIMEOUT: Final = _parameter(
+    "header", "Request-Timeout", "Seconds until the reply must have arrived, or 500ms", {"type": "string"}
+)
+_PREFER: Final = _parameter("header", "Prefer", "wait=N: wait up to N seconds", {"type": "string"})
+_KEY: Final = _parameter(
+    "header", "Idempotency-Key", "Storing again with the same key returns the first job", {"type": "string"}
+)
+_PROBLEM: Final = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "format": "uri", "description": f"Its last part is the kind, or {SERVICE_ERROR}"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "service": {"type": "string"},
+        "code": {"type": "integer", "description": "The code of X1's ERROR"},
+    },
+}

@@ -1,0 +1,367 @@
+"""The Flux gateway's socket: who is admitted, bad input, limits, and the command."""
+
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.flux_client import ANY, CONTROL, EVENT, HEADER, MAGIC, REQUEST, RESPONSE, FluxClient, Message, encode
+from support.flux_gateways import echo, running_gateway, running_workers
+from support.processes import BIN, Process
+
+from zmdp.clients.gateways.flux import server
+from zmdp.mdp.errors import BindError
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing.broker import running_broker
+
+CONNECTIONS = 10_000
+DESCRIPTORS = 500
+"""Besides those of connections: for both ends of each, which are in this process."""
+NOBODY = 65534
+
+PEER = """
+import socket, sys
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(sys.argv[1])
+sys.stdout.buffer.write(peer.recv(1))
+if sys.argv[2]:
+    peer.sendall(bytes.fromhex(sys.argv[2]))
+sys.stdout.buffer.write(peer.recv(1 << 16))
+"""
+
+
+# ── who is admitted ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def as_guest(path, *messages):
+    """Connect as another user, send messages, and return what arrives at once."""
+    sent = b"".join(map(encode, messages)).hex()
+    command = [sys.executable, "-S", "-c", PEER, str(path), sent]
+    done = subprocess.run(command, user=NOBODY, capture_output=True, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user can enter, which those of pytest are not."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@needs_root
+def test_other_users_are_refused(broker, open_folder):
+    with running_gateway(broker, open_folder / "flux") as gateway:
+        os.chmod(gateway.path, 0o666)
+        assert as_guest(gateway.path) == b"\1"
+
+
+@needs_root
+def test_guests_are_guests(stack, broker, open_folder):
+    seen = []
+
+    async def note(request):
+        seen.append((request.options["flux"]["userid"], request.options["flux"]["rolemask"]))
+        return b""
+
+    stack.enter_context(running_workers(broker, note=note))
+    gateway = stack.enter_context(running_gateway(broker, open_folder / "flux", guests=True))
+    assert stat.S_IMODE(os.stat(gateway.path).st_mode) == 0o666
+    forged = Message(REQUEST, b"note.x", None, 0, ANY, 1, userid=0, rolemask=1)
+    assert as_guest(gateway.path, forged)[0] == 0
+    assert seen == [(NOBODY, 6)]
+    refused = as_guest(gateway.path, Message(REQUEST, b"service.add", b'{"service":"x"}\0', 0, ANY, 1))
+    assert HEADER.unpack(refused[-HEADER.size :])[6] == 1
+    admitted = as_guest(gateway.path, Message(REQUEST, b"service.add", b'{"service":"65534-x"}\0', 0, ANY, 1))
+    assert HEADER.unpack(admitted[-HEADER.size :])[6] == 0
+
+
+# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_socket_is_for_its_owner_only_and_removed_at_the_end(broker, tmp_path):
+    path = tmp_path / "flux"
+    with running_gateway(broker, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not path.exists()
+
+
+def test_a_socket_that_somebody_else_has_created_meanwhile_is_not_removed(broker, tmp_path):
+    path = tmp_path / "flux"
+    with running_gateway(broker, path), socket.socket(socket.AF_UNIX) as other:
+        path.unlink()
+        other.bind(str(path))
+    assert path.exists()
+
+
+def test_a_socket_that_a_dead_gateway_left_is_replaced(broker, tmp_path):
+    path = tmp_path / "flux"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with running_gateway(broker, path) as gateway, gateway.client():
+        pass
+
+
+def test_only_one_gateway_can_run_at_a_socket(gateway, broker):
+    with pytest.raises(BindError, match=r"flux: another gateway is running there"):
+        with running_gateway(broker, gateway.path):
+            pass
+    with gateway.client() as client:
+        assert client.rpc("attr.get", {"name": "rank"}).a == 0
+
+
+def test_what_is_no_socket_is_not_replaced(broker, tmp_path):
+    (tmp_path / "flux").write_text("important")
+    with pytest.raises(BindError, match="it exists and is not a socket"):
+        with running_gateway(broker, tmp_path / "flux"):
+            pass
+    with pytest.raises(BindError, match="No such file or directory"):
+        with running_gateway(broker, tmp_path / "nowhere" / "flux"):
+            pass
+    assert (tmp_path / "flux").read_text() == "important"
+
+
+# ── bad input ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def alive(gateway):
+    """Whether the gateway serves others."""
+    with gateway.client() as client:
+        return client.rpc("attr.get", {"name": "rank"}).a == 0
+
+
+REQUEST_BYTES = encode(Message(REQUEST, b"attr.get", b'{"name":"rank"}\0', 0, ANY, 1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("<I", MAGIC) + struct.pack(">I", 0),
+        struct.pack("<I", MAGIC) + struct.pack(">I", 0xFFFFFFFF),
+        struct.pack("<I", MAGIC) + struct.pack(">I", 1) + b"\xff",
+        REQUEST_BYTES[:8] + b"\xf0" + REQUEST_BYTES[9:],
+        REQUEST_BYTES[:-20] + b"\0" * 20,
+        encode(Message(REQUEST, b"attr.get", routes=None)),
+        encode(Message(RESPONSE, b"attr.get", routes=None)),
+        encode(Message(REQUEST, b"", routes=())),
+        encode(Message(REQUEST, b"\xff.x")),
+        encode(Message(REQUEST, b"x", routes=(b"r",) * 1000)),
+        encode(Message(3, b"x")),
+    ],
+)
+def test_what_is_no_message_ends_the_connection(gateway, data, logged):
+    with gateway.client() as client:
+        client.socket.sendall(data)
+        assert client.ends()
+    assert logged("not a Flux message")
+    assert alive(gateway)
+
+
+def test_what_came_before_an_invalid_message_is_answered(gateway):
+    with gateway.client() as client:
+        client.socket.sendall(REQUEST_BYTES + b"nonsense")
+        assert client.receive().a == 0
+        assert client.ends()
+
+
+def test_control_messages_and_responses_to_nothing_are_ignored(client):
+    client.send(Message(CONTROL, routes=None))
+    client.send(Message(RESPONSE, b"x", routes=()))
+    client.send(Message(RESPONSE, b"x", routes=(b"1", b"2")))
+    assert client.rpc("attr.get", {"name": "rank"}).a == 0
+
+
+@pytest.mark.parametrize("end", range(1, len(REQUEST_BYTES), 7))
+def test_a_connection_may_end_anywhere(gateway, end):
+    with gateway.client() as client:
+        client.socket.sendall(REQUEST_BYTES[:end])
+    assert alive(gateway)
+
+
+def test_messages_arrive_in_any_pieces(client):
+    for size in (1, 3, 50):
+        for at in range(0, len(REQUEST_BYTES), size):
+            client.socket.sendall(REQUEST_BYTES[at : at + size])
+        assert client.receive().json["value"] == "0"
+
+
+def test_mutated_messages_harm_only_their_connection(gateway):
+    rng = random.Random(7)
+    for _ in range(300):
+        data = bytearray(REQUEST_BYTES * 2)
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        with gateway.client() as client:
+            client.socket.sendall(data)
+    assert alive(gateway)
+
+
+def test_a_message_that_is_too_large_ends_the_connection(broker, tmp_path, logged):
+    with running_gateway(broker, tmp_path / "flux", max_message=1000) as gateway:
+        with gateway.client() as client:
+            client.socket.sendall(encode(Message(REQUEST, b"x.y", bytes(1000))))
+            assert client.ends()
+        assert alive(gateway)
+    assert logged("message too long")
+
+
+def test_replies_may_be_larger_than_what_may_be_left_unread(stack, broker, tmp_path):
+    stack.enter_context(running_workers(broker, echo=echo))
+    gateway = stack.enter_context(running_gateway(broker, tmp_path / "flux", max_unread=1000))
+    client = stack.enter_context(gateway.client())
+    body = bytes(range(256)) * 20_000
+    assert client.rpc("echo.say", body).payload == body
+    assert client.rpc("echo.say", b"x").payload == b"x"
+
+
+def test_a_body_that_is_too_large_for_the_broker_has_its_errno(stack, tmp_path):
+    broker = stack.enter_context(running_broker(limits=Limits(max_message=100_000))).endpoints[0]
+    stack.enter_context(running_workers(broker, echo=echo))
+    gateway = stack.enter_context(running_gateway(broker, tmp_path / "flux"))
+    client = stack.enter_context(gateway.client())
+    assert client.rpc("echo.say", bytes(120_000)).a == 90
+    assert client.rpc("echo.say", b"x").payload == b"x"
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.builds(
+            Message,
+            st.sampled_from([1, 2, 4]),
+            st.sampled_from([b"event.subscribe", b"service.add", b"x.cancel", b"x.ping", b"x.y", b"attr.get", b"a"]),
+            st.none() | st.binary(max_size=20) | st.sampled_from([b'{"matchtag":1}\0', b'{"topic":""}\0', b"{}\0"]),
+            st.sampled_from([0, 4, 16, 32, 64, 128, 0xB0]),
+            st.sampled_from([0, 1, ANY]),
+            st.sampled_from([0, 1]),
+            routes=st.sampled_from([(), (b"1",), (b"1", b"2")]),
+        ),
+        max_size=10,
+    )
+)
+def test_any_messages_are_answered_or_end_the_connection(shared_gateway, messages):
+    with shared_gateway.client() as client:
+        for message in messages:
+            client.send(Message(**{**vars(message), "b": 0}) if message.type == EVENT else message)
+        client.request("attr.get", {"name": "rank"}, tag=0xFFFF)
+        while client.receive().b != 0xFFFF:
+            pass
+
+
+@pytest.fixture(scope="module")
+def shared_gateway(tmp_path_factory):
+    with (
+        running_broker() as started,
+        running_gateway(started.endpoints[0], tmp_path_factory.mktemp("shared") / "flux") as gateway,
+    ):
+        yield gateway
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ten_thousand_connections(broker, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server.raise_descriptor_limit(2 * CONNECTIONS + DESCRIPTORS)
+    count = min(CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS) // 2)
+    peers = []
+    try:
+        with running_gateway(broker, tmp_path / "flux", max_connections=count) as gateway:
+            for _ in range(count):
+                peer = socket.socket(socket.AF_UNIX)
+                peers.append(peer)
+                peer.connect(gateway.path)
+            for peer in peers:
+                assert peer.recv(1) == b"\0"
+            refused = FluxClient(gateway.path)
+            assert refused.errno == 11
+            assert refused.ends()
+            refused.socket.close()
+            for peer in peers[::100]:
+                peer.sendall(REQUEST_BYTES)
+            for peer in peers[::100]:
+                assert HEADER.unpack(peer.recv(1000)[-HEADER.size :])[6:] == (0, 1)
+    finally:
+        for peer in peers:
+            peer.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_requests_beyond_the_limit_wait_in_the_socket(stack, broker, gateway):
+    stack.enter_context(running_workers(broker, echo=echo))
+    with gateway.client() as client:
+        client.socket.setblocking(False)
+        pending, received = REQUEST_BYTES.replace(b"attr.get", b"echo.say") * 5_000, 0
+        poll = select.poll()
+        poll.register(client.socket, select.POLLIN | select.POLLOUT)
+        answer = None
+        while answer is None or received < 5_000 * answer:
+            poll.poll(20_000)
+            with suppress(BlockingIOError):
+                pending = pending[client.socket.send(pending[: 1 << 16]) :]
+            try:
+                data = client.socket.recv(1 << 20)
+            except BlockingIOError:
+                continue
+            answer = answer or 8 + struct.unpack_from(">I", data, 4)[0]
+            received += len(data)
+            if not pending:
+                poll.modify(client.socket, select.POLLIN)
+        assert received == 5_000 * answer
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def command(path, broker, *options):
+    python = [os.path.relpath(sys.executable, BIN), "-m", "zmdp.clients.gateways.cli", "flux"]
+    return Process([*python, "--socket", str(path), "--broker", broker, *options], {}, None, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_until_it_is_stopped(broker, tmp_path, number):
+    path = tmp_path / "flux"
+    process = command(path, broker)
+    assert process.line("local://", "stdout") == f"local://{path}"
+    with FluxClient(path) as client:
+        assert client.rpc("attr.get", {"name": "local-uri"}).json["value"] == f"local://{path}"
+        assert process.end(number) == 0
+        assert client.ends()
+    assert not path.exists()
+    assert "Traceback" not in process.stderr
+
+
+def test_the_command_fails_with_one_line(broker, gateway, tmp_path):
+    process = command(gateway.path, broker)
+    assert process.wait() == 1
+    assert process.stderr.splitlines()[-1].endswith("flux: another gateway is running there")
+    process = command(tmp_path / "other", broker, "--rank", "2")
+    assert process.wait() == 2
+    assert "has rank 0, not 2 (--rank)" in process.stderr.splitlines()[-1]
+    process = command(tmp_path / ("x" * 200), broker)
+    assert process.wait() == 2
+    assert "is too long" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_the_command_waits_for_the_broker_and_can_be_stopped_meanwhile(tmp_path):
+    process = command(tmp_path / "flux", f"ipc://{tmp_path}/broker")
+    process.line("waiting for the broker", "stderr")
+    assert process.end() == 0

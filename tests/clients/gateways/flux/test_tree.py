@@ -1,0 +1,165 @@
+"""Flux gateways at a tree of three brokers: ranks 0 (root), 1 (a) and 2 (b)."""
+
+import pytest
+from support.flux_client import ANY, EVENT, PRIVATE, UPSTREAM, FluxClient, Message
+from support.flux_gateways import running_gateway, running_workers
+
+from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.errors import SettingError
+from zmdp.mdp.testing.broker import running_broker
+
+
+@pytest.fixture
+def clients(stack, tree):
+    """A client of each rank."""
+    return [stack.enter_context(gateway.client()) for gateway in tree]
+
+
+def endpoint(gateway):
+    return gateway.gateway.upstream.client.endpoint
+
+
+def attribute(client, name, **settings):
+    return client.rpc("attr.get", {"name": name}, **settings).json["value"]
+
+
+def test_every_gateway_has_the_same_ranks(clients):
+    for rank, client in enumerate(clients):
+        assert attribute(client, "rank") == str(rank)
+        assert attribute(client, "size") == "3"
+        assert attribute(client, "hostlist") == "root,a,b"
+        assert attribute(client, "tbon.level") == ("1" if rank else "0")
+        assert attribute(client, "tbon.maxlevel") == "1"
+        assert attribute(client, "tbon.descendants") == ("0" if rank else "2")
+        assert [attribute(client, "rank", nodeid=each) for each in range(3)] == ["0", "1", "2"]
+        assert client.rpc("attr.get", {"name": "rank"}, nodeid=3).a == 113
+
+
+def test_pings_reach_every_rank(clients):
+    ping = {"seq": 0, "time.tv_sec": 0, "time.tv_nsec": 0, "pad": ""}
+    for own, client in enumerate(clients):
+        assert client.rpc("broker.ping", ping).json["rank"] == own
+        assert [client.rpc("broker.ping", ping, nodeid=rank).json["rank"] for rank in range(3)] == [0, 1, 2]
+        assert client.rpc("broker.ping", ping, nodeid=3).a == 113
+
+
+def where(rank):
+    async def handler(request):
+        return b"%d" % rank
+
+    return handler
+
+
+def test_a_request_goes_where_its_nodeid_says(stack, tree, clients):
+    for rank in (0, 1):
+        stack.enter_context(running_workers(endpoint(tree[rank]), where=where(rank)))
+    wait_for(lambda: all(client.rpc("where.x").a == 0 for client in clients))
+    for client in clients:
+        assert [client.rpc("where.x", nodeid=rank).payload for rank in (0, 1)] == [b"0", b"1"]
+        missing = client.rpc("where.x", nodeid=2)
+        assert (missing.a, missing.text) == (38, "No service matching where.x is registered")
+        assert client.rpc("where.x", nodeid=3).a == 113
+    assert [client.rpc("where.x").payload for client in clients[:2]] == [b"0", b"1"]
+    assert clients[2].rpc("where.x").payload in (b"0", b"1")
+
+
+def test_an_upstream_request_is_served_above(stack, tree, clients):
+    with running_workers(endpoint(tree[0]), where=where(0)):
+        stack.enter_context(running_workers(endpoint(tree[1]), where=where(1)))
+        wait_for(lambda: clients[2].rpc("where.x").a == 0)
+        assert clients[1].rpc("where.x", nodeid=1, flags=UPSTREAM).payload == b"0"
+        assert clients[2].rpc("where.x", nodeid=2, flags=UPSTREAM).payload == b"0"
+        assert clients[0].rpc("where.x", nodeid=0, flags=UPSTREAM).a == 113
+        assert clients[0].rpc("where.x", nodeid=1, flags=UPSTREAM).payload == b"0"
+    missing = clients[1].rpc("where.x", nodeid=1, flags=UPSTREAM)
+    assert (missing.a, missing.text) == (38, "No service matching where.x is registered")
+
+
+def test_events_of_every_rank_have_one_order_at_all(clients):
+    for client in clients:
+        assert client.rpc("event.subscribe", {"topic": "x."}).a == 0
+    for number in range(12):
+        clients[number % 3].send(Message(EVENT, b"x.%d" % number, b"%d" % number))
+    received = [[client.receive() for _ in range(12)] for client in clients]
+    assert received[0] == received[1] == received[2]
+    assert [event.a for event in received[0]] == list(range(1, 13))
+    assert sorted(int(event.payload) for event in received[0]) == list(range(12))
+    assert {(event.userid, event.rolemask & 1, event.b) for event in received[0]} == {
+        (received[0][0].userid, 1, 0)
+    }  # fmt: skip
+
+
+def test_private_events_reach_their_owner_at_every_rank(clients):
+    for client in clients:
+        client.rpc("event.subscribe", {"topic": ""})
+    clients[2].send(Message(EVENT, b"secret", b"x", PRIVATE))
+    assert [client.receive().flags for client in clients] == [PRIVATE] * 3
+
+
+def test_a_program_serves_the_whole_tree_and_learns_who_leaves(stack, tree, clients):
+    a = clients[1]
+    assert a.rpc("service.add", {"service": "zecho"}).a == 0
+    with FluxClient(tree[2].path) as client:
+        wait_for(lambda: client.rpc("mmi.service", b"zecho").payload == b"200")
+        client.request("zecho.say", tag=7)
+        request = a.receive()
+        assert (request.b, request.a, len(request.routes)) == (7, ANY, 2)
+        a.respond(request, b"from rank 1")
+        assert client.receive().payload == b"from rank 1"
+        client.request("zecho.say", nodeid=2, tag=7)
+        assert client.receive().a == 38
+    notice = a.receive()
+    assert (notice.topic, notice.routes[1]) == (b"zecho.disconnect", request.routes[1])
+
+
+def wait_for(condition):
+    while not condition():
+        pass
+
+
+def test_a_client_is_gone_when_its_gateway_is(stack, tree, clients, tmp_path):
+    a = clients[1]
+    a.rpc("service.add", {"service": "zecho"})
+    other = stack.enter_context(running_gateway(endpoint(tree[1]), tmp_path / "other"))
+    client = stack.enter_context(other.client())
+    client.request("zecho.say", tag=1)
+    request = a.receive()
+    a.respond(request)
+    other.stop()
+    notice = a.receive()
+    assert (notice.topic, notice.routes[1]) == (b"zecho.disconnect", request.routes[1])
+
+
+def test_the_gateway_at_rank_0_can_stop_first_and_come_back(stack, tree, clients, tmp_path):
+    for client in clients[1:]:
+        client.rpc("event.subscribe", {"topic": ""})
+    path, broker = tree[0].path, endpoint(tree[0])
+    tree[0].stop()
+    again = stack.enter_context(running_gateway(broker, path, size=3))
+    wait_for(lambda: again.run(lambda: len(again.gateway._publisher._streams)) == 2)
+    clients[1].send(Message(EVENT, b"x"))
+    assert [client.receive().topic for client in clients[1:]] == [b"x", b"x"]
+
+
+def test_a_broker_that_vanishes_keeps_its_rank(stack, tmp_path):
+    with running_broker(name="root") as server:
+        root = server.endpoints[0]
+        with running_broker(name="a", links=[LinkTo("parent", root)], drain_timeout=0.0):
+            gateway = stack.enter_context(running_gateway(root, tmp_path / "flux", size=2))
+            client = stack.enter_context(gateway.client())
+            assert attribute(client, "size") == "2"
+        assert client.rpc("broker.ping", {}, nodeid=1).a == 113
+        gateway.run(gateway.gateway._ask)
+        assert client.rpc("attr.get", {"name": "rank"}, nodeid=1).a == 113
+        with running_broker(name="b", links=[LinkTo("parent", root)], drain_timeout=0.0):
+            wait_for(lambda: gateway.run(gateway.gateway._ask) or attribute(client, "size") == "3")
+            assert attribute(client, "hostlist") == "root,a,b"
+            assert attribute(client, "rank", nodeid=2) == "2"
+        stack.close()
+
+
+def test_a_rank_that_is_not_the_brokers_is_an_error(broker, tmp_path):
+    with pytest.raises(SettingError, match=r"has rank 0, not 3 \(--rank\)"):
+        with running_gateway(broker, tmp_path / "flux", rank=3):
+            pass
+    assert not (tmp_path / "flux").exists()

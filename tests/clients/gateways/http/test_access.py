@@ -1,0 +1,285 @@
+"""Who may call what: the access file, tokens, certificates, and the broker's roles."""
+
+import hashlib
+import re
+import ssl
+import subprocess
+
+import httpx
+import pytest
+from support.access import Folder
+from support.gateways import Services, running_gateway, running_services
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from zmdp.clients import Client
+from zmdp.clients.gateways.http.access import Caller, load, new_token, parse
+from zmdp.clients.gateways.http.problems import Problem
+from zmdp.clients.gateways.http.server import tls_context
+from zmdp.clients.gateways.http.token_cli import add
+from zmdp.mdp.errors import AccessError, SettingError
+
+TOKEN = "zmdp_test"
+DIGEST = "sha256:" + hashlib.sha256(TOKEN.encode()).hexdigest()
+FILE = f"""
+[roles.shop]
+tokens = ["{DIGEST}"]
+certificates = ["shop.example"]
+call = ["echo", "spark.*"]
+
+[roles.operator]
+tokens = ["sha256:{"0" * 64}"]
+mmi = "all"
+"""
+
+
+@pytest.fixture
+def access(tmp_path):
+    return parse(FILE, tmp_path / "access.toml")
+
+
+def bearer(token=TOKEN):
+    return {"authorization": f"Bearer {token}"}
+
+
+class TestFile:
+    def test_a_token(self, access):
+        assert access.identify(b"Bearer zmdp_test").role == "shop"
+        assert access.identify(b"bearer  zmdp_test ").role == "shop"
+
+    def test_a_certificate(self, access):
+        assert access.identify(None, ("cn", "shop.example")).role == "shop"
+
+    @pytest.mark.parametrize(
+        "given", [b"", b"Bearer", b"Bearer other", b"Basic zmdp_test", DIGEST.encode(), b"zmdp_test"]
+    )
+    def test_anything_else(self, access, given):
+        with pytest.raises(Problem) as refused:
+            access.identify(given, ("shop.example",))
+        status, headers, _ = refused.value.response()
+        assert status == 401
+        assert dict(headers)[b"www-authenticate"].startswith(b'Bearer realm="zmdp"')
+
+    def test_nothing(self, access):
+        for certificate in ((), ("other",)):
+            with pytest.raises(Problem, match=r"token|certificate"):
+                access.identify(None, certificate)
+
+    @pytest.mark.parametrize(
+        ("role", "service", "allowed"),
+        [
+            ("shop", b"echo", True),
+            ("shop", b"spark.sql", True),
+            ("shop", b"echo2", False),
+            ("shop", b"titanic.request", False),
+            ("shop", b"mmi.services", True),
+            ("shop", b"mmi.stats", False),
+            ("operator", b"anything", True),
+            ("operator", b"mmi.stats", True),
+        ],
+    )
+    def test_what_a_role_may_call(self, access, role, service, allowed):
+        assert access.roles[role].may_call(service) is allowed
+        assert Caller.anybody.may_call(service)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("roles = 1", "write each role as a table"),
+            ("[roles", "not valid TOML"),
+            ('secret_key = "x"', "a broker's access file"),
+            ("[other]", "there is no setting 'other'"),
+            ("[roles]\na = 1", "write a role as a table"),
+            ('[roles."a b"]', "cannot be the name of a role"),
+            ("[roles.a]\nkeys = []", "there is no setting 'keys'"),
+            ('[roles.a]\ntokens = "x"', "it must be a list of texts"),
+            ('[roles.a]\ntokens = ["zmdp_secret"]', "a text without sha256:"),
+            ('[roles.a]\ntokens = ["sha256:0"]', "64 hexadecimal digits"),
+            ('[roles.a]\nmmi = "some"', "one of none, service, all"),
+            ('[roles.a]\ncall = ["mmi.*"]', "use the setting mmi"),
+            ('[roles.a]\ncertificates = ["x"]\n[roles.b]\ncertificates = ["x"]', "in role a already"),
+            ('[roles.a]\ncertificates = ["x", "x"]', "twice"),
+        ],
+    )
+    def test_invalid_files(self, tmp_path, text, expected):
+        with pytest.raises(AccessError, match=re.escape(expected)) as invalid:
+            parse(text, tmp_path / "access.toml")
+        assert "zmdp_secret" not in str(invalid.value)
+
+    def test_files_that_cannot_be_read(self, tmp_path):
+        with pytest.raises(AccessError, match="mdp-gateway token creates it"):
+            load(tmp_path / "missing.toml")
+        (tmp_path / "binary.toml").write_bytes(b"\xff")
+        with pytest.raises(AccessError, match="not text"):
+            load(tmp_path / "binary.toml")
+
+    def test_tokens_are_added(self, tmp_path):
+        path = tmp_path / "access.toml"
+        (first, digest), (second, other) = new_token(), new_token()
+        add(path, "shop", digest)
+        path.write_text(path.read_text() + "# kept\n")
+        add(path, "shop", other)
+        assert "# kept" in path.read_text()
+        assert first not in path.read_text()
+        assert path.stat().st_mode & 0o777 == 0o600
+        found = load(path)
+        assert [found.identify(f"Bearer {each}".encode()).role for each in (first, second)] == ["shop", "shop"]
+        with pytest.raises(AccessError, match="cannot be the name"):
+            add(path, "a b", digest)
+
+
+class TestTokens:
+    def test_every_path_needs_one(self, endpoint, services, access):
+        with running_gateway(endpoint, access=access) as gateway, httpx.Client(base_url=gateway.url) as http:
+            assert http.post("/services/echo").status_code == 401
+            assert http.get("/services").status_code == 401
+            assert http.post("/services/echo", headers=bearer("wrong")).status_code == 401
+            refused = http.post("/services/echo")
+            assert refused.headers["www-authenticate"] == 'Bearer realm="zmdp"'
+            assert http.post("/services/echo", content=b"x", headers=bearer()).content == b"x"
+            assert http.get("/health").status_code == 200
+
+    def test_a_role_calls_only_its_services(self, endpoint, services, access):
+        with running_gateway(endpoint, access=access) as gateway, httpx.Client(base_url=gateway.url) as http:
+            for name in ("fail", "mmi.stats", "titanic.request"):
+                response = http.post(f"/services/{name}", headers=bearer())
+                assert response.status_code == 403
+                assert response.json()["service"] == name
+            assert [row["name"] for row in http.get("/services", headers=bearer()).json()["services"]] == ["echo"]
+
+    def test_a_reload_revokes(self, endpoint, services, tmp_path):
+        path = tmp_path / "access.toml"
+        path.write_text(FILE)
+        with running_gateway(endpoint, access=load(path)) as gateway, httpx.Client(base_url=gateway.url) as http:
+            assert http.post("/services/echo", headers=bearer()).status_code == 200
+            path.write_text("[roles")
+            gateway.call(gateway.server.reload)
+            assert http.post("/services/echo", headers=bearer()).status_code == 200
+            path.write_text("")
+            gateway.call(gateway.server.reload)
+            assert http.post("/services/echo", headers=bearer()).status_code == 401
+
+
+ROLES = """
+[roles.gateway]
+keys = ["driver.key"]
+call = ["*"]
+on_behalf = true
+
+[roles.shop]
+keys = ["shop.key"]
+call = ["echo"]
+
+[roles.worker]
+keys = ["resizer.key"]
+offer = ["*"]
+call = ["*"]
+"""
+
+
+def test_the_broker_decides_what_a_role_may_call(tmp_path, access):
+    folder = Folder(tmp_path)
+    folder.write(ROLES)
+    everything = parse(FILE.replace('call = ["echo", "spark.*"]', ""), tmp_path / "gateway.toml")
+    with folder.broker() as broker:
+        endpoint = broker.endpoints[0]
+        services = Services()
+        with running_services(endpoint, services, **folder.settings("resizer")):
+            with Client(endpoint, **folder.settings("resizer")) as client:
+                client.request("echo", b"")
+                client.request("parts", b"0")
+            with running_gateway(endpoint, access=everything, keys=folder.keys("driver")) as gateway:
+                with httpx.Client(base_url=gateway.url, headers=bearer()) as http:
+                    assert http.post("/services/echo").status_code == 200
+                    assert services.requests[-1].user == "shop"
+                    refused = http.post("/services/parts", content=b"1")
+                    assert (refused.status_code, refused.json()["code"]) == (403, 403)
+                    assert refused.json()["type"].endswith("#not-allowed")
+                    assert http.get("/health").status_code == 200
+
+
+# ── TLS ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def openssl(folder, *arguments):
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """A CA, a server's certificate for localhost, one for shop.example and one for a stranger; another CA."""
+    folder = tmp_path_factory.mktemp("tls")
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    for ca in ("ca", "other"):
+        openssl(folder, "req", "-x509", *curve, "-subj", f"/CN={ca}", "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
+    for name, subject, ca in (
+        ("server", "localhost", "ca"), ("shop", "shop.example", "ca"), ("stranger", "stranger", "ca"),
+        ("forged", "shop.example", "other"),
+    ):  # fmt: skip
+        openssl(
+            folder, "req", "-x509", *curve, "-subj", f"/CN={subject}", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key",
+            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1" if name == "server" else "keyUsage=digitalSignature",
+            "-addext", "basicConstraints=critical,CA:FALSE", "-keyout", f"{name}.key", "-out", f"{name}.pem",
+        )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def tls(certificates, endpoint, services, access):
+    context = tls_context(certificates / "server.pem", certificates / "server.key", certificates / "ca.pem")
+    with running_gateway(endpoint, access=access, tls=context) as gateway:
+
+        def client(name=None):
+            trust = ssl.create_default_context(cafile=certificates / "ca.pem")
+            if name:
+                trust.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+            return httpx.Client(base_url=gateway.url, verify=trust)
+
+        yield client
+
+
+class TestTls:
+    def test_a_certificate_instead_of_a_token(self, tls):
+        with tls("shop") as http:
+            assert http.base_url.scheme == "https"
+            assert http.post("/services/echo", content=b"x").content == b"x"
+            assert http.post("/services/fail").status_code == 403
+            assert http.post("/services/echo", content=bytes(1 << 20)).content == bytes(1 << 20)
+
+    def test_a_token_instead_of_a_certificate(self, tls):
+        with tls() as http:
+            assert http.post("/services/echo").status_code == 401
+            assert http.post("/services/echo", headers=bearer()).status_code == 200
+
+    def test_a_websocket(self, tls, certificates):
+        trust = ssl.create_default_context(cafile=certificates / "ca.pem")
+        with tls() as http:
+            url = str(http.base_url.join("/ws")).replace("https", "wss", 1)
+        with pytest.raises(InvalidStatus, match="401"):
+            connect(url, ssl=trust)
+        trust.load_cert_chain(certificates / "shop.pem", certificates / "shop.key")
+        with connect(url, ssl=trust) as websocket:
+            for service, expected in (("echo", '{"id":1,"final":"x"}'), ("fail", "#not-allowed")):
+                websocket.send(f'{{"id":1,"service":"{service}","body":"x"}}')
+                assert expected in websocket.recv(20.0)
+
+    def test_a_certificate_without_a_role(self, tls):
+        with tls("stranger") as http:
+            refused = http.post("/services/echo")
+            assert refused.status_code == 401
+            assert "stranger" in refused.json()["detail"]
+
+    def test_a_certificate_of_another_ca(self, tls):
+        with tls("forged") as http, pytest.raises(httpx.TransportError):
+            http.post("/services/echo")
+
+    def test_events(self, tls):
+        with tls("shop") as http:
+            text = http.post("/services/echo", content=b"x", headers={"accept": "text/event-stream"}).text
+            assert text == "event: final\ndata: x\n\n"
+
+    def test_files_that_cannot_be_used(self, certificates):
+        with pytest.raises(SettingError, match="cannot use the certificate"):
+            tls_context(certificates / "missing.pem", None, None)
+        with pytest.raises(SettingError, match="cannot use"):
+            tls_context(certificates / "server.pem", certificates / "server.key", certificates / "shop.key")

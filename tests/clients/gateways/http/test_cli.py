@@ -1,0 +1,242 @@
+"""The command `mdp-gateway http` as a process, beside brokers and workers that die."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import httpx
+import pytest
+from support.gateways import running_services
+from support.processes import broker, eventually, process, run
+
+from zmdp.clients.gateways.http.cli import _is_loopback
+
+GATEWAY = ("python", "-m", "zmdp.clients.gateways.cli")
+DOCUMENTED = {200, 404, 408, 429, 499, 502, 503, 504}
+
+
+def gateway(*options):
+    return process(*GATEWAY, "http", "--listen", "127.0.0.1:0", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (("--listen", "8080"), 2, "expected HOST:PORT"),
+        (("--listen", "x:99999"), 2, "expected HOST:PORT"),
+        (("--listen", "0.0.0.0:0"), 1, "refused to listen on 0.0.0.0"),
+        (("--access", "missing.toml"), 2, "mdp-gateway token creates it"),
+        (("--tls-key", "x"), 2, "require --tls-cert"),
+        (("--tls-cert", "x", "--tls-client-ca", "y"), 2, "requires --access"),
+        (("--tls-cert", "missing.pem"), 2, "cannot use the certificate missing.pem"),
+        (("--max-body", "0"), 2, "expected a whole number of bytes"),
+    ],
+)
+def test_invalid_usage(in_process, options, code, text):
+    ended, _, error = in_process("http", "--listen", "127.0.0.1:0", *options)
+    assert ended == code
+    assert text in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_that_is_taken(in_process):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        code, _, error = in_process("http", "--listen", f"127.0.0.1:{other.getsockname()[1]}")
+    assert code == 1
+    assert "another program listens there; use another port, or 0 for a free one" in error
+
+
+def test_a_package_is_missing(in_process, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for name in [name for name in sys.modules if name.startswith("zmdp.clients.gateways.http.")]:
+        if name.rpartition(".")[2] in {"server", "connection", "app"}:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("zmdp.clients.gateways.http.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn.config", None)
+    code, _, error = in_process("http")
+    assert code == 2
+    assert "pip install 'zmdp[web]'" in error
+
+
+def test_a_token(in_process, tmp_path):
+    path = str(tmp_path / "access.toml")
+    code, token, _ = in_process("token", "shop", "--access", path)
+    assert code == 0
+    assert token.startswith("zmdp_")
+
+
+@pytest.fixture
+def in_process(monkeypatch, capsys):
+    """Run the command without the cost of a new process; return exit code, stdout and stderr."""
+    from zmdp.clients.gateways.cli import main
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mdp-gateway", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_loopback():
+    assert _is_loopback("127.0.0.2")
+    assert _is_loopback("::1")
+    assert _is_loopback("localhost")
+    assert not _is_loopback("192.0.2.1")
+    assert not _is_loopback("example.org")
+
+
+def test_it_finishes_requests_and_stops(endpoint, services):
+    with gateway("--broker", endpoint) as running:
+        url = running.line("http://", "stdout")
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        assert httpx.post(f"{url}/services/echo", content=b"x").content == b"x"
+        with socket.create_connection(address, 20) as busy, socket.create_connection(address, 20) as idle:
+            busy.sendall(
+                b"POST /services/hold HTTP/1.1\r\nhost: localhost\r\n"
+                b"request-timeout: 0.5\r\ncontent-length: 4\r\n\r\nterm"
+            )
+            eventually(lambda: b"term" in services.begun)
+            running.send_signal(signal.SIGTERM)
+            assert idle.recv(1) == b""  # it is closed at once
+            assert busy.recv(100).startswith(b"HTTP/1.1 504")
+        assert running.wait() == 0
+
+
+def test_a_second_signal_exits(endpoint, services):
+    with gateway("--broker", endpoint) as running:
+        url = running.line("http://", "stdout")
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 20) as busy:
+            busy.sendall(b"POST /services/hold HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\ntwice"[:-1])
+            eventually(lambda: b"twic" in services.begun)
+            running.send_signal(signal.SIGTERM)
+            eventually(lambda: _refused(url))
+            assert running.end(signal.SIGINT) == 1
+        eventually(lambda: b"twic" in services.cancelled)
+
+
+def _refused(url):
+    try:
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 20).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("option", "evil"), [("shop.example", 421), ("*", 200)])
+def test_hosts_are_allowed(endpoint, services, option, evil):
+    with gateway("--broker", endpoint, "--allow-host", option) as running:
+        url = running.line("http://", "stdout")
+        found = [
+            httpx.post(f"{url}/services/echo", headers={"host": host}).status_code
+            for host in ("localhost:80", "SHOP.example", "evil.example")
+        ]
+        assert found == [200, 200, evil]
+
+
+def test_it_reads_the_access_file_again(endpoint, services, tmp_path):
+    path = tmp_path / "access.toml"
+    token = run(*GATEWAY, "token", "shop", "--access", str(path)).stdout.decode().strip()
+    headers = {"authorization": f"Bearer {token}"}
+    with gateway("--broker", endpoint, "--access", str(path)) as running:
+        url = running.line("http://", "stdout")
+        assert httpx.post(f"{url}/services/echo", headers=headers).status_code == 200
+        path.write_text("")
+        running.send_signal(signal.SIGHUP)
+        running.line("read the access file again")
+        assert httpx.post(f"{url}/services/echo", headers=headers).status_code == 401
+
+
+class _Caller(asyncio.Protocol):
+    """A connection that always has one request outstanding, until `load` says to stop."""
+
+    def __init__(self, load):
+        self.load = load
+        self.received = b""
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.ask()
+
+    def ask(self):
+        self.transport.write(
+            b"POST /services/echo HTTP/1.1\r\nhost: localhost\r\nrequest-timeout: 5\r\ncontent-length: 1\r\n\r\nx"
+        )
+
+    def data_received(self, data):
+        self.received += data
+        head, found, body = self.received.partition(b"\r\n\r\n")
+        if not found:
+            return
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        if len(body) >= length:
+            self.load.answered(int(head.split(b" ", 2)[1]))
+            self.received = b""
+            if self.load.stopping:
+                self.load.ended += 1
+            else:
+                self.ask()
+
+    def connection_lost(self, error):
+        if not self.load.closing:
+            self.load.problems.append(error)
+
+
+class _Load:
+    def __init__(self):
+        self.statuses = {}
+        self.ended = 0
+        self.problems = []
+        self.stopping = self.closing = False
+        self.waiting = []
+
+    def answered(self, status):
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        for waiting in [each for each in self.waiting if each[0] <= self.statuses.get(200, 0)]:
+            self.waiting.remove(waiting)
+            waiting[1].set_result(None)
+
+    async def more(self, count):
+        """Wait until `count` more requests have succeeded."""
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append((self.statuses.get(200, 0) + count, future))
+        await future
+
+
+def test_a_broker_that_is_killed_under_load():
+    """Every request is answered, with a documented status, and everything works again with the next broker."""
+    with (
+        broker() as (first, endpoint),
+        running_services(endpoint, heartbeat=0.2),
+        gateway("--broker", endpoint) as running,
+    ):
+        url = running.line("http://", "stdout")
+
+        async def main():
+            load, loop = _Load(), asyncio.get_running_loop()
+            callers = [
+                (await loop.create_connection(lambda: _Caller(load), "127.0.0.1", int(url.rpartition(":")[2])))[0]
+                for _ in range(64)
+            ]
+            await load.more(500)
+            os.kill(first.pid, signal.SIGKILL)
+            first.wait()
+            with broker(bind=endpoint):
+                await load.more(500)
+                load.stopping = True
+                async with asyncio.timeout(20):
+                    while load.ended < 64:
+                        await asyncio.sleep(0.01)
+            load.closing = True
+            for transport in callers:
+                transport.close()
+            return load
+
+        load = asyncio.run(main())
+        assert load.problems == []
+        assert load.statuses.keys() <= DOCUMENTED
+        assert load.statuses[200] >= 1000
+        running.end()

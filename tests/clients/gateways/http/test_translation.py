@@ -1,0 +1,115 @@
+"""HTTP to frames and back, without a connection."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmdp.clients.gateways.http.problems import Problem
+from zmdp.clients.gateways.http.translation import Asked, body_of, frames_of, service_of
+
+
+def asked(*headers):
+    return Asked(headers, 15.0, 3600.0)
+
+
+def test_defaults():
+    found = asked((b"host", b"x"), (b"accept", b"*/*"))
+    assert (found.timeout, found.wait, found.headers) == (15.0, False, None)
+    assert (found.stream, found.label, found.length) == (False, b"application/octet-stream", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(b"2", 2.0), (b"0.25", 0.25), (b"1.5s", 1.5), (b"500ms", 0.5), (b" 3600 ", 3600.0)]
+)
+def test_timeouts(value, seconds):
+    assert asked((b"request-timeout", value)).timeout == seconds
+
+
+@pytest.mark.parametrize("value", [b"", b"0", b"0.0", b"-1", b"1e3", b"inf", b"nan", b"1,5", b"3600.1", b"1m", b"\xb2"])
+def test_invalid_timeouts(value):
+    with pytest.raises(Problem, match="Request-Timeout"):
+        asked((b"request-timeout", value))
+
+
+def test_waiting_for_a_worker():
+    found = asked((b"prefer", b"respond-async, wait=10"))
+    assert (found.wait, found.timeout) == (True, 10.0)
+    found = asked((b"prefer", b"wait=10"), (b"request-timeout", b"5"))
+    assert (found.wait, found.timeout) == (True, 5.0)
+    assert not asked((b"prefer", b"handling=lenient")).wait
+    with pytest.raises(Problem, match="wait"):
+        asked((b"prefer", b"wait=soon"))
+
+
+@pytest.mark.parametrize(
+    ("accept", "label"),
+    [
+        (b"application/json", b"application/json"),
+        (b"Text/Plain; q=0.5", b"text/plain"),
+        (b"image/*", b"application/octet-stream"),
+        (b"text/html, application/json", b"application/octet-stream"),
+        (b"multipart/mixed", b"application/octet-stream"),
+        (b"", b"application/octet-stream"),
+        (b"a/b c", b"application/octet-stream"),
+        (b"a/b\xff", b"application/octet-stream"),
+    ],
+)
+def test_the_type_of_a_reply(accept, label):
+    found = asked((b"accept", accept))
+    assert (found.label, found.stream) == (label, False)
+
+
+def test_events_are_asked_for():
+    assert asked((b"accept", b"text/event-stream")).stream
+    assert asked((b"accept", b"application/json"), (b"accept", b"Text/Event-Stream;q=0.1")).stream
+
+
+def test_headers_for_the_handler():
+    found = asked((b"zmdp-header-a", b"1"), (b"tracestate", b"a=1"), (b"tracestate", b"b=2"), (b"cookie", b"c"))
+    assert found.headers == {"a": "1", "tracestate": "a=1, b=2"}
+    with pytest.raises(Problem, match="UTF-8"):
+        asked((b"zmdp-header-a", b"\xff"))
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"content-type", b"origin", b"request-timeout", b"traceparent"])
+def test_headers_that_may_be_there_once(name):
+    with pytest.raises(Problem, match="twice"):
+        asked((name, b"1"), (name, b"1"))
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=60))
+def test_every_valid_name_has_a_path(name):
+    path = b"/services/" + b"".join(b"%%%02x" % byte for byte in name.encode())
+    assert service_of(path) == name.encode()
+
+
+def test_names_with_slashes():
+    assert service_of(b"/services/a/b%2Fc") == b"a/b/c"
+
+
+@given(st.lists(st.binary(max_size=50), min_size=2, max_size=10))
+def test_several_frames_and_back(frames):
+    kind, body = body_of(frames, b"x/y")
+    assert frames_of(kind, body, 10) == frames
+
+
+@given(st.binary(max_size=200))
+def test_any_multipart_body_is_read_or_refused(body):
+    try:
+        frames = frames_of(b"multipart/mixed; boundary=b", body, 10)
+    except Problem as problem:
+        assert problem.status in {400, 413}  # noqa: PT017 - either is right
+    else:
+        assert len(frames) <= 10
+
+
+def test_the_boundary_may_be_quoted():
+    assert frames_of(b'Multipart/Mixed; boundary="b b"', b"--b b\r\n\r\nx\r\n--b b--", 1) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "kind", [b"multipart/mixed", b"multipart/mixed; boundary=", b"multipart/mixed; boundary=" + b"x" * 1000]
+)
+def test_no_boundary(kind):
+    with pytest.raises(Problem):
+        frames_of(kind, b"", 1)

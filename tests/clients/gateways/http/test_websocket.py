@@ -1,0 +1,439 @@
+"""WebSockets between a client of another make and real workers."""
+
+import base64
+import json
+import socket
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+
+import httpx
+import pytest
+from support.http_gateways import connections, http_gateway, websocket_url
+from support.processes import TIMEOUT_SECONDS, eventually
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import CloseCode
+from websockets.sync.client import connect
+
+from zmdp.clients.gateways.http import access as http_access
+from zmdp.clients.gateways.http import websocket
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import ServiceError, Worker
+
+BODY = "x" * 20_000
+ORIGIN = "https://shop.example"
+
+
+class Gate:
+    """A service whose requests wait until they are told to go on, and which counts those that were cancelled."""
+
+    def __init__(self):
+        self.started = []
+        self.cancelled = []
+        self._open = threading.Condition()
+        self._places = 0
+
+    def open(self, places=1):
+        with self._open:
+            self._places += places
+            self._open.notify_all()
+
+    def __call__(self, request):
+        self.started.append(request[0])
+        yield b"started " + request[0]
+        with self._open:
+            while not self._places:
+                if request.cancelled:
+                    self.cancelled.append(request[0])
+                    return
+                self._open.wait(0.01)
+            self._places -= 1
+        yield b"going " + request[0]
+        return
+
+
+def fails(request):
+    raise ServiceError(404, "no such user")
+
+
+def chatter(request):
+    """Stream until nobody listens."""
+    while not request.cancelled:
+        yield b"x" * 10_000
+    ENDED.set()
+
+
+ENDED = threading.Event()
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with running_broker(drain_timeout=0.0) as server:
+        at = server.endpoints[0]
+        with (
+            Worker("echo", list, broker=at, concurrency=4),
+            Worker("fails", fails, broker=at),
+            Worker("chatter", chatter, broker=at),
+        ):
+            yield at
+
+
+@pytest.fixture
+def gate(endpoint):
+    gate = Gate()
+    with Worker("gate", gate, broker=endpoint, concurrency=8):
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def gateway(endpoint):
+    with http_gateway(endpoint, allow_origins=(ORIGIN,), max_body=100_000, max_unread=300_000) as running:
+        yield running
+
+
+@pytest.fixture
+def ws(gateway):
+    with opened(gateway) as connection:
+        yield connection
+
+
+class Messages:
+    """A client's connection, whose messages are JSON."""
+
+    def __init__(self, connection):
+        self.connection = connection
+
+    def say(self, **content):
+        self.connection.send(json.dumps(content))
+
+    def hear(self):
+        message = self.connection.recv(TIMEOUT_SECONDS)
+        if isinstance(message, bytes):
+            return message
+        content = json.loads(message)
+        if "error" in content:
+            content["error"] = content["error"]["type"].partition("#")[2]
+        return content
+
+    def closed(self):
+        """Wait until the gateway has closed the connection, and return the code."""
+        with suppress(ConnectionClosed):
+            while True:
+                self.connection.recv(TIMEOUT_SECONDS)
+        return self.connection.close_code
+
+
+@contextmanager
+def opened(gateway, **settings):
+    with connect(websocket_url(gateway), compression=None, max_size=None, **settings) as connection:
+        yield Messages(connection)
+
+
+def test_one_request(ws):
+    ws.say(id=1, service="echo", body="hi", wait=True)
+    assert ws.hear() == {"id": 1, "final": "hi"}
+    ws.say(id=1, service="echo", body={"a": [1]})
+    assert ws.hear() == {"id": 1, "final": {"a": [1]}}
+    ws.connection.send(b'{"id":2,"service":"echo"}\n\x00\xff')
+    assert ws.hear() == b'{"id":2,"final":[2]}\n\x00\xff'
+
+
+def test_many_requests_at_once(ws):
+    for number in range(500):
+        ws.say(id=number, service="echo", body=number, wait=True)
+    heard = [ws.hear() for _ in range(500)]
+    assert sorted(heard, key=lambda each: each["id"]) == [{"id": each, "final": each} for each in range(500)]
+
+
+def test_partials_arrive_before_the_final(ws, gate):
+    ws.say(id="a", service="gate", body="x", stream=True, wait=True)
+    assert ws.hear() == {"id": "a", "partial": "started x"}
+    gate.open()
+    assert [ws.hear(), ws.hear()] == [{"id": "a", "partial": "going x"}, {"id": "a", "final": ""}]
+
+
+def test_a_stream_that_takes_too_long(ws, gate):
+    ws.say(id=1, service="gate", body="x", stream=True, wait=True, timeout=0.3)
+    assert ws.hear() == {"id": 1, "partial": "started x"}
+    assert ws.hear() == {"id": 1, "error": "timeout"}
+
+
+def test_errors(ws):
+    ws.say(id=1, service="nobody")
+    assert ws.hear() == {"id": 1, "error": "no-worker"}
+    ws.say(id=1, service="nobody", wait=True, timeout=0.01)
+    assert ws.hear() == {"id": 1, "error": "timeout"}
+    ws.say(id=1, service="fails", wait=True)
+    assert ws.hear() == {"id": 1, "error": "service-error"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"service": "bad\nname"},
+        {"service": "\ud800"},
+        {"service": ""},
+        {"service": "echo", "timeout": 1e9},
+        {"service": "echo", "options": {"on_behalf": "boss"}},
+        {"service": "echo", "options": {"user": "boss"}},
+        {"service": "echo", "options": {"ttl": 1}},
+        {"service": "echo", "headers": {"x": "y" * 70_000}},
+    ],
+)
+def test_invalid_requests(ws, content):
+    ws.say(id=1, **content)
+    assert ws.hear() == {"id": 1, "error": "invalid"}
+    ws.say(id=1, service="echo", wait=True)
+    assert ws.hear() == {"id": 1, "final": ""}
+
+
+def test_too_many_frames(ws):
+    ws.say(id=1, service="echo", body="", more=[""] * 1000)
+    assert ws.hear() == {"id": 1, "error": "too-large"}
+
+
+def test_a_cancel_reaches_the_worker(ws, gate):
+    ws.say(id=1, service="gate", body="c", stream=True, wait=True)
+    ws.hear()
+    ws.say(id=1, cancel=True)
+    assert ws.hear() == {"id": 1, "error": "cancelled"}
+    eventually(lambda: gate.cancelled == [b"c"])
+
+
+@pytest.mark.parametrize("end", ["close", "vanish"])
+def test_the_end_of_the_connection_cancels_everything(gateway, gate, end):
+    with opened(gateway) as ws:
+        for number in range(3):
+            ws.say(id=number, service="gate", body=str(number), wait=True)
+        eventually(lambda: len(gate.started) == 3)
+        if end == "close":
+            ws.connection.close()
+        else:
+            ws.connection.socket.shutdown(socket.SHUT_RDWR)
+    eventually(lambda: sorted(gate.cancelled) == [b"0", b"1", b"2"])
+
+
+def test_nothing_is_read_while_too_much_is_outstanding(endpoint, gate, monkeypatch):
+    monkeypatch.setattr(websocket, "MAX_OUTSTANDING", 2)
+    with http_gateway(endpoint) as gateway, opened(gateway) as ws:
+        for name in "ab":
+            ws.say(id=name, service="gate", body=name, wait=True)
+        (connection,) = connections(gateway)
+        eventually(lambda: not gateway.call(connection.transport.is_reading))
+        ws.say(id="c", service="gate", body="c", wait=True)
+        eventually(lambda: len(gate.started) == 2)
+        assert gateway.gateway.outstanding == 2
+        gate.open()
+        assert ws.hear()["final"] == ""
+        eventually(lambda: len(gate.started) == 3)
+        gate.open(2)
+        assert sorted([ws.hear()["final"], ws.hear()["final"]]) == ["", ""]
+
+
+def test_the_limit_of_the_whole_gateway(endpoint, gate):
+    with http_gateway(endpoint, max_outstanding=1) as gateway, opened(gateway) as ws:
+        ws.say(id=1, service="gate", body="x", wait=True)
+        ws.say(id=2, service="echo")
+        assert ws.hear() == {"id": 2, "error": "overloaded"}
+        gate.open()
+        assert ws.hear() == {"id": 1, "final": ""}
+        ws.say(id=2, service="echo", wait=True)
+        assert ws.hear() == {"id": 2, "final": ""}
+
+
+def test_a_peer_that_does_not_read_is_disconnected(gateway):
+    ENDED.clear()
+    with raw(gateway) as peer:
+        peer.sendall(frame(b'{"id":1,"service":"chatter","stream":true,"wait":true}'))
+        assert ENDED.wait(TIMEOUT_SECONDS)
+        eventually(lambda: gateway.gateway.outstanding == 0)
+
+
+def test_a_flood_of_pings_from_a_peer_that_does_not_read(endpoint, monkeypatch):
+    """Nothing more is read from it, and after a while it is disconnected."""
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.2)
+    with http_gateway(endpoint) as gateway, raw(gateway) as peer:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            while True:
+                peer.sendall(frame(b"x" * 125, opcode=9) * 1000)
+                assert gateway.gateway.memory < 1 << 20
+        eventually(lambda: connections(gateway) == [])
+
+
+def test_a_peer_that_reads_late_gets_everything(endpoint):
+    """Nothing more is read from it until it has read the replies to earlier requests."""
+    with http_gateway(endpoint, max_unread=1 << 30) as gateway, opened(gateway) as ws:
+        sender = threading.Thread(
+            target=lambda: [ws.say(id=n, service="echo", body=BODY, wait=True) for n in range(300)]
+        )
+        sender.start()
+        eventually(lambda: any(each._congested for each in connections(gateway)))
+        heard = [ws.hear() for _ in range(300)]
+        sender.join()
+        assert sorted(each["id"] for each in heard) == list(range(300))
+        assert {each["final"] for each in heard} == {BODY}
+
+
+def test_a_flood_of_invalid_messages_ends_nothing_else(gateway, ws):
+    with opened(gateway) as flood:
+        for _ in range(2000):
+            flood.connection.send("{")
+        ws.say(id=1, service="echo", wait=True)
+        assert ws.hear() == {"id": 1, "final": ""}
+        assert [flood.hear() for _ in range(2000)] == [{"id": None, "error": "invalid"}] * 2000
+
+
+def test_a_message_that_is_too_large(ws):
+    ws.say(id=1, service="echo", body="x" * 100_001)
+    assert ws.closed() == CloseCode.MESSAGE_TOO_BIG
+
+
+def test_a_message_for_which_there_is_no_memory(endpoint):
+    with http_gateway(endpoint, max_memory=50_000) as gateway, raw(gateway) as peer:
+        peer.sendall(b"\x81\xff" + (1_000_000).to_bytes(8, "big") + bytes(4) + b"x" * 60_000)
+        assert (1013).to_bytes(2, "big") in received(peer)
+
+
+def test_replies_for_which_there_is_no_memory(endpoint):
+    ENDED.clear()
+    with http_gateway(endpoint, max_memory=100_000, max_unread=1 << 40) as gateway, raw(gateway) as peer:
+        peer.sendall(frame(b'{"id":1,"service":"chatter","stream":true,"wait":true}'))
+        assert ENDED.wait(TIMEOUT_SECONDS)
+        eventually(lambda: gateway.gateway.memory == 0)
+
+
+def test_a_peer_that_answers_no_ping_is_disconnected(endpoint, monkeypatch):
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
+    with http_gateway(endpoint) as gateway, opened(gateway) as living, raw(gateway) as peer:
+        heard = received(peer)
+        assert heard.startswith(b"\x89\x00")
+        assert (1011).to_bytes(2, "big") + b"no answer to a PING" in heard
+        living.say(id=1, service="echo", wait=True)
+        assert living.hear() == {"id": 1, "final": ""}
+
+
+def test_a_gateway_that_stops_finishes_what_is_outstanding(endpoint, gate):
+    with http_gateway(endpoint, drain_timeout=TIMEOUT_SECONDS) as gateway, opened(gateway) as ws:
+        ws.say(id=1, service="gate", body="x", stream=True, wait=True)
+        ws.hear()
+        gateway.call(gateway.server.stop)
+        eventually(lambda: connections(gateway)[0]._opened[0]._draining)
+        ws.say(id=2, service="echo")
+        assert ws.hear() == {"id": 2, "error": "closing"}
+        gate.open()
+        assert [ws.hear(), ws.hear()] == [{"id": 1, "partial": "going x"}, {"id": 1, "final": ""}]
+        assert ws.closed() == CloseCode.GOING_AWAY
+
+
+# ── the handshake ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refusal(gateway, **settings):
+    """Return the status and the kind of problem with which the handshake is refused."""
+    with pytest.raises(InvalidStatus) as caught:
+        connect(websocket_url(gateway), **settings)
+    response = caught.value.response
+    assert response.headers["content-type"] == "application/problem+json"
+    return response.status_code, json.loads(response.body)["type"].partition("#")[2]
+
+
+def test_the_origin_of_a_page(gateway):
+    with opened(gateway, origin=ORIGIN, subprotocols=["zmdp"]) as ws:
+        assert ws.connection.subprotocol == "zmdp"
+        ws.say(id=1, service="echo", wait=True)
+        assert ws.hear() == {"id": 1, "final": ""}
+    for origin in ("https://evil.example", "null", gateway.url):
+        assert refusal(gateway, origin=origin) == (403, "origin-not-allowed")
+
+
+def test_a_subprotocol_that_is_unknown_is_not_selected(gateway):
+    with opened(gateway, subprotocols=["other"]) as ws:
+        assert ws.connection.subprotocol is None
+
+
+def test_another_path_and_a_request_without_an_upgrade(gateway):
+    with pytest.raises(InvalidStatus, match="404"):
+        connect(websocket_url(gateway) + "x")
+    answer = httpx.get(gateway.url + "/ws")
+    assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Sec-WebSocket-Version: 8", "Sec-WebSocket-Key: short", "Sec-WebSocket-Key: again", "X: " + "y" * 9000],
+)
+def test_an_invalid_handshake(gateway, header):
+    with socket.create_connection(("127.0.0.1", gateway.port), TIMEOUT_SECONDS) as peer:
+        peer.sendall(handshake(header))
+        with peer.makefile("rb") as answer:
+            assert answer.readline().split()[1] in {b"400", b"426", b"431"}
+            answer.read()
+
+
+def access(tmp_path, *, token):
+    digest = "sha256:" + http_access.hashlib.sha256(token.encode()).hexdigest()
+    file = tmp_path / "access.toml"
+    file.write_text(f'[roles.shop]\ntokens = ["{digest}"]\ncall = ["echo"]\n')
+    return http_access.load(file)
+
+
+def test_tokens(endpoint, tmp_path):
+    with http_gateway(endpoint, access=access(tmp_path, token="secret")) as gateway, ExitStack() as stack:
+        assert refusal(gateway) == (401, "unauthorized")
+        assert refusal(gateway, subprotocols=["zmdp", "zmdp.token.wrong"]) == (401, "unauthorized")
+        assert refusal(gateway, additional_headers={"Authorization": "Bearer wrong"}) == (401, "unauthorized")
+        with pytest.raises(InvalidStatus, match="401"):
+            connect(websocket_url(gateway) + "?token=secret")
+        for settings in (
+            {"subprotocols": ["zmdp", "zmdp.token.secret"]},
+            {"additional_headers": {"Authorization": "Bearer secret"}},
+        ):
+            ws = stack.enter_context(opened(gateway, **settings))
+            assert ws.connection.subprotocol in {None, "zmdp"}
+            ws.say(id=1, service="echo", wait=True)
+            assert ws.hear() == {"id": 1, "final": ""}
+            ws.say(id=2, service="fails")
+            assert ws.hear() == {"id": 2, "error": "not-allowed"}
+        gateway.gateway.access = access(tmp_path, token="another")  # as after SIGHUP
+        ws.say(id=3, service="echo")
+        assert ws.hear() == {"id": 3, "error": "unauthorized"}
+
+
+# ── a client by hand ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def handshake(*more):
+    key = base64.b64encode(bytes(16)).decode()
+    lines = [
+        "GET /ws HTTP/1.1", "Host: gateway", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Key: {key}", *more, "", "",
+    ]  # fmt: skip
+    return "\r\n".join(lines).encode()
+
+
+@contextmanager
+def raw(gateway):
+    """Open a WebSocket whose peer reads only what a test reads."""
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.settimeout(TIMEOUT_SECONDS)
+        peer.connect(("127.0.0.1", gateway.port))
+        peer.sendall(handshake())
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += peer.recv(1)
+        assert head.startswith(b"HTTP/1.1 101 ")
+        yield peer
+
+
+def received(peer):
+    """Read until the gateway closes the connection."""
+    pieces = []
+    while data := peer.recv(1000):
+        pieces.append(data)
+    return b"".join(pieces)
+
+
+def frame(data, opcode=1):
+    """Return a frame, masked with zeros."""
+    assert len(data) < 126
+    return bytes([0x80 | opcode, 0x80 | len(data)]) + bytes(4) + data

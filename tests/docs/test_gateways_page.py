@@ -1,0 +1,156 @@
+"""The examples of the page about gateways: commands, programs, and JavaScript in a real browser."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from support import browser as browsers
+from support.http_gateways import TITANIC, await_services, http_gateway, websocket_url
+from support.processes import broker, process
+
+from zmdp.clients.gateways.http import access, cli, websocket
+from zmdp.clients.gateways.http.problems import KINDS, SERVICE_ERROR, TYPE_BASE
+from zmdp.workers import Worker
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "gateways.md").read_text()
+GATEWAY = (sys.executable, "-m", "zmdp.clients.gateways.cli")
+URL = "http://127.0.0.1:8080"
+SERVERS = {"mdp-broker", "mdworker"}
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def sessions():
+    """Return each command of the page, and what it prints."""
+    return [
+        re.fullmatch(r"((?:.*\\\n)*.*)\n((?:.*\n)*)", session).groups()
+        for block in blocks("console")
+        for session in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    ]
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory):
+    """A broker, with the workers of the page."""
+    folder = tmp_path_factory.mktemp("page")
+    (program,) = blocks("python")
+    with (
+        broker() as (_, at),
+        process("titanic", "serve", "--broker", at, cwd=folder),
+        process("mdworker", "zmdp.workers.echo:worker", "--broker", at),
+        Worker("count", lambda request: b"%d" % len(request), broker=at),
+    ):
+        (folder / "words.py").write_text(program.replace('Worker("words")', f'Worker("words", broker="{at}")'))
+        with process(sys.executable, str(folder / "words.py")):
+            await_services(at, "echo", "count", "words", *TITANIC)
+            yield at
+
+
+def test_the_commands_print_what_the_page_shows(endpoint, tmp_path):
+    """UUIDs and tokens differ, and so do responses in the headers that the page leaves out."""
+    given = {}  # what the page shows → what is there
+    options = ("--listen", "127.0.0.1:0", "--broker", endpoint)
+    tried = 0
+    with ExitStack() as stack:
+        for command, printed in sessions():
+            words = shlex.split(command)
+            if words[:2] == ["mdp-gateway", "http"]:
+                gateway = stack.enter_context(process(*GATEWAY, *words[1:], *options, cwd=tmp_path))
+                given[URL] = gateway.line("http://", "stdout")
+            elif words[0] not in SERVERS:
+                check(command.replace("mdp-gateway", shlex.join(GATEWAY)), printed, given, tmp_path)
+                tried += 1
+    assert tried >= 9
+
+
+def check(command, printed, given, folder):
+    """Run a command, and compare what it prints."""
+    for shown, real in given.items():
+        command = command.replace(shown, real)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True, cwd=folder)
+    for pattern in (r"\b[0-9a-f]{32}\b", r"\bzmdp_[\w-]{43}"):
+        given.update(zip(re.findall(pattern, printed), re.findall(pattern, done.stdout), strict=False))
+    for shown, real in given.items():
+        printed = printed.replace(shown, real)
+    if "--include" in command:
+        assert [line for line in printed.splitlines() if line not in done.stdout.splitlines()] == []
+    else:
+        assert done.stdout.rstrip("\n") == printed.rstrip("\n")
+
+
+@pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
+def test_the_programs_in_javascript(endpoint, tmp_path):
+    with_fetch, over_websocket, with_token = blocks("js")
+    (received,) = blocks("json")
+    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        origin = f"http://127.0.0.1:{server.server_port}"
+        token, digest = access.new_token()
+        rules = access.parse(f'[roles.shop]\ntokens = ["{digest}"]', tmp_path)
+        try:
+            with (
+                http_gateway(endpoint, allow_origins=(origin,)) as gateway,
+                http_gateway(endpoint, allow_origins=(origin,), access=rules) as guarded,
+                browsers.browser(tmp_path / "browser") as page,
+            ):
+                page.open(origin + "/")
+
+                def run(program):
+                    for shown, real in ((URL, gateway.url), (URL.replace("http", "ws"), websocket_url(gateway)[:-3])):
+                        program = program.replace(shown, real)
+                    return page.evaluate(f"(async () => {{ {program} }})()")
+
+                (stream,) = [printed for command, printed in sessions() if "event-stream" in command]
+                assert run(with_fetch) == stream
+                assert run(over_websocket) == json.loads(received)
+                opened = with_token.replace("wss://gateway.example/ws", websocket_url(guarded))
+                for which, expected in ((token, "open"), ("wrong", "error")):
+                    assert expected == run(
+                        f"""const token = "{which}"; const socket = {opened}
+                        return await new Promise((tell) => {{
+                          socket.onopen = () => tell("open"); socket.onerror = () => tell("error"); }});"""
+                    )
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_table_of_errors_has_every_kind():
+    rows = re.findall(r'^\| (\d+) \| <a id="([\w-]+)"></a>`([\w-]+)` \| \S', PAGE, re.MULTILINE)
+    assert [kind for _, anchor, kind in rows if anchor != kind] == []
+    assert {kind: int(status) for status, _, kind in rows} == {name: kind.status for name, kind in KINDS.items()}
+    assert f'<a id="{SERVICE_ERROR}"></a>' in PAGE
+    assert TYPE_BASE.endswith("/docs/gateways.md#")
+
+
+def test_the_options_that_the_page_names_exist():
+    known = {option for parameter in cli.cli.params for option in parameter.opts}
+    named = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", "".join(blocks("sh")) + "".join(re.findall(r"`(--[^`]+)`", PAGE))))
+    assert len(named) > 10
+    assert named <= known
+
+
+def test_the_access_file_of_the_page_is_valid(tmp_path):
+    (text,) = blocks("toml")
+    caller = access.parse(text, tmp_path).roles["shop"]
+    assert caller.may_call(b"spark.sql")
+
+
+def test_the_names_in_the_section_about_websockets():
+    assert f"`{websocket.PATH}`" in PAGE
+    assert f"{websocket.MAX_OUTSTANDING} requests are outstanding" in " ".join(PAGE.split())
+    assert websocket.PING_SECONDS == 20
+    assert f"`{websocket.TOKEN_PREFIX}${{token}}`" in PAGE
