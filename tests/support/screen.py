@@ -19,6 +19,7 @@ class Screen:
         self._folder = Path(os.environ.get("ZMDP_SCREENSHOTS", folder))
         for domain in ("Page", "Log", "Runtime"):
             page.command(f"{domain}.enable")
+        page.command("Emulation.setScrollbarsHidden", hidden=True)
         self.size(1280, 900)
 
     def open(self, url: str) -> None:

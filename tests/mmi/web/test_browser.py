@@ -179,7 +179,7 @@ def test_ten_thousand_services(browser):
     """Each has a request that waits for its first worker."""
 
     async def main(endpoint):
-        async with AsyncClient(endpoint) as client:
+        async with AsyncClient(endpoint, max_outstanding=2 * SERVICES) as client:
             for number in range(SERVICES):
                 client.begin(Ignored(), f"tenant.{number:05}.sync", b"x", timeout=None)
             while (await client.call("mmi.stats"))["queued"] < SERVICES:
