@@ -4,6 +4,7 @@ import hashlib
 import re
 import ssl
 import subprocess
+from functools import partial
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from websockets.sync.client import connect
 from zmdp.clients import Client
 from zmdp.clients.gateways.http.access import Caller, load, new_token, parse
 from zmdp.clients.gateways.http.problems import Problem
-from zmdp.clients.gateways.http.server import tls_context
+from zmdp.clients.gateways.http.server import reload, tls_context
 from zmdp.clients.gateways.http.token_cli import add
 from zmdp.mdp.errors import AccessError, SettingError
 
@@ -153,10 +154,10 @@ class TestTokens:
         with running_gateway(endpoint, access=load(path)) as gateway, httpx.Client(base_url=gateway.url) as http:
             assert http.post("/services/echo", headers=bearer()).status_code == 200
             path.write_text("[roles")
-            gateway.call(gateway.server.reload)
+            gateway.call(partial(reload, gateway.gateway))
             assert http.post("/services/echo", headers=bearer()).status_code == 200
             path.write_text("")
-            gateway.call(gateway.server.reload)
+            gateway.call(partial(reload, gateway.gateway))
             assert http.post("/services/echo", headers=bearer()).status_code == 401
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.gateways import running_services
 from support.processes import broker, eventually, process, run
 
-from zmdp.clients.gateways.http.cli import _is_loopback
+from zmdp.clients.gateways.http.cli import is_loopback
 
 GATEWAY = ("python", "-m", "zmdp.clients.gateways.cli")
 DOCUMENTED = {200, 404, 408, 429, 499, 502, 503, 504}
@@ -82,11 +82,11 @@ def in_process(monkeypatch, capsys):
 
 
 def test_loopback():
-    assert _is_loopback("127.0.0.2")
-    assert _is_loopback("::1")
-    assert _is_loopback("localhost")
-    assert not _is_loopback("192.0.2.1")
-    assert not _is_loopback("example.org")
+    assert is_loopback("127.0.0.2")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("192.0.2.1")
+    assert not is_loopback("example.org")
 
 
 def test_it_finishes_requests_and_stops(endpoint, services):
