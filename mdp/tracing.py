@@ -14,6 +14,10 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
+REQUEST_ID: Final = "request-id"
+"""The header by which callers name a request, for log lines; it is passed on as well."""
+MAX_SHOWN_ID: Final = 100
+"""Characters of such a name that are shown."""
 
 Headers = Mapping[str, str]
 Finish = Callable[[BaseException | None], None]
@@ -33,6 +37,11 @@ class Handled(Protocol):
 current: Final[ContextVar[Any]] = ContextVar("zmdp-request")
 """The request (a `Handled`) that is being handled in this context."""
 _no_headers: Final[Headers] = {}
+
+
+def shown_id(given: str) -> str:
+    """Return the name that a caller has given a request, safe to show: callers can send anything."""
+    return "".join(each if each.isprintable() and each != " " else "?" for each in given[:MAX_SHOWN_ID])
 
 
 def opentelemetry_trace() -> Any:

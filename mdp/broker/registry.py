@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..linked_lists import LinkedList
 from ..timers import TimerNode, Timers
 from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, envelope_of, size_of
+from ..wire.names import show
 from .metrics import UNCOUNTED, Metrics, ServiceMetrics
 from .roles import Role
 from .scheduling import FairQueue, Pool, Schedule, Turn
@@ -137,8 +138,8 @@ class Request(TimerNode):
     """A client's request that waits or is held by a worker."""
 
     __slots__ = (
-        "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header", "late",
-        "number", "options", "queued", "service", "since", "size", "way",
+        "accepted", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header",
+        "late", "number", "options", "queued", "service", "since", "size", "tag", "way",
     )  # fmt: skip
 
     def __init__(
@@ -173,6 +174,10 @@ class Request(TimerNode):
         """The current attempt; None while it waits."""
         self.queued = False
         """Whether it is in its service's queue."""
+        self.accepted: float
+        """When it was accepted."""
+        self.tag: str
+        """Its id, which `Watch.id_of` sets once somebody asks for it."""
         self.since: float
         """When it was accepted, sent to a worker, or came back from one."""
         self.late = False
@@ -294,6 +299,13 @@ class Worker(TimerNode):
     def load(self) -> int:
         """Number of requests that it holds."""
         return len(self.held)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a log line about it."""
+        fields: dict[str, Any] = {"service": show(self.service.name), "worker": self.id}
+        if self.role.name:
+            fields["role"] = self.role.name
+        return fields
 
     def __str__(self) -> str:
         """As log lines name it."""
@@ -578,7 +590,7 @@ class Registry:
         If its service has credit to spare, the request is dispatched at the end of the turn; else it is queued.
         """
         client, service = request.client, request.service
-        request.since = now
+        request.since = request.accepted = now
         client.role.accepted += 1
         if not client.requests:
             self.clients[client.key] = client
