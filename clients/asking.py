@@ -71,9 +71,9 @@ def connection_options(
     return add
 
 
-def ask(client: Client, question: str, on: str | None = None) -> dict[str, Any]:
+def ask(client: Client, question: str, on: str | None = None, body: bytes = b"") -> dict[str, Any]:
     """Return the JSON answer to an `mmi.*` question, of the client's broker or of the one of that name."""
-    answer = b" ".join(client.request(question, options=addressed(on)))
+    answer = b" ".join(client.request(question, body, options=addressed(on)))
     with suppress(ValueError):
         value = json.loads(answer)
         if isinstance(value, dict):

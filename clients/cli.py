@@ -24,7 +24,7 @@ from .defaults import MAX_OUTSTANDING
 from .freelance_cli import FREELANCE, call_servers
 from .load import Progress, Result, mixed, one_by_one, pipelined
 from .mdclient import Client
-from .monitoring import health, top
+from .monitoring import health, tail, top
 from .top import elsewhere
 
 MMI_TIMEOUT_SECONDS: Final = 0.5
@@ -44,6 +44,7 @@ def cli(context: click.Context) -> None:
     mdclient stream count @book.txt    print each part of the reply as it arrives
     mdclient services                  list the services
     mdclient top                       watch the broker
+    mdclient tail                      show requests as they end
     mdclient health echo               check the broker and a service, for probes
     mdclient brokers                   show the brokers that it is linked to
     mdclient bench echo hello          benchmark a service
@@ -410,7 +411,7 @@ def _request_arguments(
     return {}
 
 
-for _command in (health, top):
+for _command in (health, tail, top):
     cli.add_command(_command)
 
 

@@ -1,4 +1,4 @@
-"""The subcommands of `mdclient` that watch a broker: health and top."""
+"""The subcommands of `mdclient` that watch a broker: health, top and tail."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ import click
 from ..mdp.cli.console import EXIT_FAILED, Number, with_default
 from ..mdp.errors import RequestRejected, RequestTimeout
 from ..mdp.transport.reach import check_listening
-from . import bodies, brokers
+from . import bodies, brokers, tail_view
 from .asking import OF, addressed, advice, ask, connection_options, new_client
 from .health import Question, Thresholds, as_dict, checks
 from .mdclient import Client
@@ -181,3 +181,76 @@ def _pages(client: Client, on: str | None) -> Iterator[dict[str, Any]]:
         if following is None:
             return
         after = bytes.fromhex(following)
+
+
+# ── tail ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@click.command()
+@click.argument("service", required=False)
+@click.option("--failed", is_flag=True, help="Only requests that were not answered with a FINAL.")
+@click.option(
+    "--limit",
+    type=Number("requests", whole=True),
+    default=tail_view.DEFAULT_LIMIT,
+    help=with_default("Requests to show in a second, at most 1000; further ones are counted.", tail_view.DEFAULT_LIMIT),
+)
+@click.option(
+    "--interval",
+    type=Number("seconds"),
+    default=0.5,
+    help=with_default("Pause between questions to the broker, which forgets the tail after 10.", 0.5, "seconds"),
+)
+@click.option(
+    "--count", type=Number("requests", whole=True), help=with_default("Number of requests to show.", "until Ctrl-C")
+)
+@OF
+@connection_options(json_help="Print each request as one line of JSON.")
+def tail(
+    *,
+    service: str | None,
+    failed: bool,
+    limit: int,
+    interval: float,
+    count: int | None,
+    on: str | None,
+    as_json: bool,
+    **connection: Any,
+) -> None:
+    """Show requests as they end: all, or those for SERVICE.
+
+    \b
+    mdclient tail                  all requests, at most 100 in a second
+    mdclient tail echo --failed    those that echo failed to answer
+
+    QUEUE is how long a request waited, TIME how long it was at its last worker. At a broker with roles, only those with
+    `admin = true` may see requests.
+    """
+    # The broker forgets a tail after ten seconds, so one that asks less often would miss requests.
+    interval = min(interval, tail_view.MAX_INTERVAL_SECONDS)
+    asked = {"limit": limit, "service": service or "", "failed": failed}
+    left = count
+    with new_client(connection) as client, advice(connection, "mmi.tail", on=on), suppress(KeyboardInterrupt):
+        check_listening(connection["broker"], connection["keys"])
+        begun = False
+        while True:
+            answer = ask(client, "mmi.tail", on, json.dumps(asked).encode())
+            if not begun:
+                click.echo(f"following the requests at {client.endpoint}; Ctrl-C stops it", err=True)
+            elif answer["tail"] != asked["tail"]:
+                click.echo("requests may be missing: the broker was restarted, or was not asked in time", err=True)
+            begun, asked["tail"] = True, answer["tail"]
+            rows = tail_view.rows(answer, time.time())
+            for row in rows if left is None else rows[:left]:
+                if as_json:
+                    bodies.print_json(row)
+                else:
+                    click.echo(tail_view.line(row))
+            sys.stdout.flush()
+            if answer["left_out"]:
+                click.echo(f"{answer['left_out']} more were left out", err=True)
+            if left is not None:
+                left -= len(rows)
+                if left <= 0:
+                    return
+            time.sleep(interval)

@@ -113,7 +113,7 @@ def test_a_draining_broker():
     with broker("--drain-timeout", "60") as (running, at), Worker("held", broker=at) as worker:
         with Client(at, timeout=60) as client:
             future = client.submit("held")
-            request = worker.recv()
+            worker.recv()
             with process("mdclient", "health", "--broker", at) as early:
                 assert early.wait() == 0
             running.send_signal(15)
@@ -122,7 +122,7 @@ def test_a_draining_broker():
             assert (code, lines) == (1, [
                 "FAILED  broker   is draining: it takes no more requests", "ok      workers  held: 1 (at least 1)"
             ])  # fmt: skip
-            request.reply([b"done"])
+            worker.recv([b"done"], timeout=0)
             future.result()
 
 
