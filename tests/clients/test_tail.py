@@ -2,7 +2,7 @@
 
 import json
 import signal
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
@@ -49,7 +49,7 @@ def following(at, *options):
 
 
 def test_requests_are_shown_as_they_end():
-    with ExitStack() as stack, broker() as (_, at), Worker("echo", echo, broker=at), Worker("other", echo, broker=at):
+    with broker() as (_, at), Worker("echo", echo, broker=at), Worker("other", echo, broker=at):
         with (
             Client(at, timeout=20) as client,
             following(at) as tail,
