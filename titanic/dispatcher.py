@@ -39,6 +39,7 @@ from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from . import store
 from .batches import BatchExecutor, StoreError, Work
 from .frames import pack, unpack
+from .metrics import Metrics
 from .store.maintenance import MAX_BACKOFF_SECONDS
 
 PREFETCH_FACTOR: Final = 2
@@ -150,6 +151,7 @@ class Dispatcher:
         max_waiting: Maximum number of requests that have not ended.
         max_deaths: Lost workers after which a request fails.
         changed: Called with the UUID of each request whose state or PARTIALs have changed.
+        metrics: Counts attempts and outcomes.
     """
 
     def __init__(
@@ -163,7 +165,9 @@ class Dispatcher:
         max_waiting: int,
         max_deaths: int,
         changed: Callable[[UUID], None],
+        metrics: Metrics,
     ) -> None:
+        self._metrics = metrics
         self._client = client
         self._writer = writer
         self._clock = clock
@@ -220,6 +224,15 @@ class Dispatcher:
         running = self._running.get(id_)
         if running is not None:
             self._abandon(running)
+
+    def running(self) -> dict[str, int]:
+        """Return how many requests this Titanic has now, by name, ready for JSON."""
+        return {
+            "claimed": len(self._running),
+            "in_flight": sum(lane.in_flight for lane in self._lanes.copy().values()),
+            "unstored": self._unstored,
+            "services": len(self._offered),
+        }
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -370,6 +383,7 @@ class Dispatcher:
             running.task.add_done_callback(partial(self._task_done, running))
 
     async def _run(self, running: _Running) -> None:
+        self._metrics.attempts += 1
         outcome = await self._execute(running.claimed)
         self._executed(running)
         size = len(outcome.reply or b"") if isinstance(outcome, store.Outcome) else 0
@@ -379,8 +393,10 @@ class Dispatcher:
             if isinstance(outcome, store.Outcome):
                 await self._store(store.finish, outcome)
                 self._waiting -= 1
+                self._metrics.ended(outcome.code)
             else:
                 await self._store(store.reschedule, outcome)
+                self._metrics.retries += 1
                 self._wake.set()
         finally:
             self._bytes -= size
@@ -469,7 +485,9 @@ class Dispatcher:
     def _after_error(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Reschedule:
         text, code = error.text or str(error), error.code
         if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
-            deaths = claimed.deaths + _workers_lost(error)
+            lost = _workers_lost(error)
+            self._metrics.deaths += lost
+            deaths = claimed.deaths + lost
             if deaths > claimed.deaths and deaths >= self._max_deaths:
                 reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"
                 log.warning("%s for service %r: %s", claimed.uuid.hex, claimed.service, reason)
