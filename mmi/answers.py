@@ -11,8 +11,9 @@
     mmi.cancel    id             JSON: whether that request was in flight, and so is cancelled
     mmi.tail      [JSON]         JSON: requests that have ended since it was asked last
 
-An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at `MAX_ROWS` rows; `more` is the number
-of rows that were left out.  This module sees the broker only through the protocols below.
+An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at
+`MAX_ROWS` rows; `more` is the number of rows that were left out.  This module sees the broker only through the
+protocols below.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The counts of a service outlive it, so that the totals never decrease: those of 
 are kept by name, those of all others in `Metrics.others`.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from typing import Any, Final
 
@@ -12,7 +12,12 @@ from typing import Any, Final
 BOUNDS: list[float] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ]  # fmt: skip
-"""Upper bounds of the buckets of a histogram, in seconds.  The last bucket has none."""
+"""Upper bounds of the buckets of a histogram, in seconds, themselves not included.  The last bucket has none."""
+TICKS_PER_SECOND: Final = 2000
+"""Resolution of `BUCKETS`: all bounds are multiples of half a millisecond."""
+BUCKETS: Final[bytes] = bytes(bisect_right(BOUNDS, tick / TICKS_PER_SECOND) for tick in range(TICKS_PER_SECOND))
+"""The bucket of each time below a second, in ticks: one look-up, where a search of `BOUNDS` would take more processor
+time than everything else that is counted for a request."""
 MAX_FORGOTTEN: Final = 1000
 """Services that are gone and whose counts are still kept by name."""
 MAX_CODES: Final = 32
@@ -33,7 +38,8 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         """Count a time."""
-        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        ticks = int(seconds * TICKS_PER_SECOND)
+        self.buckets[BUCKETS[ticks] if ticks < TICKS_PER_SECOND else bisect_right(BOUNDS, seconds)] += 1
         self.seconds += seconds
 
     def add_all(self, other: "Histogram") -> None:

@@ -141,6 +141,13 @@ class Request(TimerNode):
         "accepted", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header",
         "late", "number", "options", "queued", "service", "since", "size", "tag", "way",
     )  # fmt: skip
+    # Declared here, since in `__init__` even a declaration takes instructions.
+    accepted: float
+    """When it was accepted."""
+    since: float
+    """When it was accepted, sent to a worker, or came back from one."""
+    tag: str
+    """Its id, which `Watch.id_of` sets once somebody asks for it."""
 
     def __init__(
         self,
@@ -174,12 +181,6 @@ class Request(TimerNode):
         """The current attempt; None while it waits."""
         self.queued = False
         """Whether it is in its service's queue."""
-        self.accepted: float
-        """When it was accepted."""
-        self.tag: str
-        """Its id, which `Watch.id_of` sets once somebody asks for it."""
-        self.since: float
-        """When it was accepted, sent to a worker, or came back from one."""
         self.late = False
         """Whether it has waited, so that part of its ttl is used up."""
         self.handed = 0
@@ -722,7 +723,13 @@ class Registry:
         """Take a request from its worker.  Unless it is abandoned, it must be queued or dropped next."""
         self._detach(attempt)
         worker = attempt.worker
-        self._update(worker)
+        service = worker.service
+        if isinstance(worker, Remote):
+            service.schedule.update_remote(worker)
+        else:
+            service.schedule.update(worker)
+        if not service.unsettled:
+            self.touch(service)
         if worker.leaving and not worker.held:
             self.finished.append(worker)
 

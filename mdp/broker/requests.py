@@ -5,7 +5,6 @@
 
 import logging
 import math
-from bisect import bisect_left
 from functools import partial
 from typing import Final
 
@@ -17,7 +16,7 @@ from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .journal import Journal, Stats
 from .link import Link
-from .metrics import BOUNDS, OK
+from .metrics import BUCKETS, OK, TICKS_PER_SECOND
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker
 from .scheduling import is_pinned
@@ -220,8 +219,12 @@ class Requests:
         metrics = request.service.metrics
         metrics.reply_bytes += len(body[0]) if len(body) == 1 else size_of(body)
         times = metrics.at_worker
-        times.buckets[bisect_left(BOUNDS, seconds)] += 1  # as `Histogram.add`, without another call
-        times.seconds += seconds
+        ticks = int(seconds * TICKS_PER_SECOND)
+        if ticks < TICKS_PER_SECOND:  # as `Histogram.add`, without another call
+            times.buckets[BUCKETS[ticks]] += 1
+            times.seconds += seconds
+        else:
+            times.add(seconds)
         if self._watch.active:
             self._watch.ended(request, attempt, OK, now)
         self._registry.drop(request)

@@ -120,9 +120,8 @@ def _parse(asked: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(given, dict):
         return None
-    for name in options:
-        if name in given:
-            if type(given[name]) is not type(options[name]):
-                return None
-            options[name] = given[name]
+    for name, default in list(options.items()):
+        options[name] = given.get(name, default)
+        if type(options[name]) is not type(default):
+            return None
     return options if 0 < options["limit"] <= MAX_TAIL_ROWS else None

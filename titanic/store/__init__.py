@@ -25,6 +25,6 @@ from .summary import Summary, summarize
 __all__ = [
     "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Lookup", "Maintenance", "Outcome", "Partial",
     "PartialsQuery", "Progress", "Reschedule", "Summary", "accept", "add_partials", "claim", "close", "count_waiting",
-    "fetch", "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress", "release",
-    "reschedule", "set_clock", "summarize",
+    "fetch", "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress",
+    "release", "reschedule", "set_clock", "summarize",
 ]  # fmt: skip

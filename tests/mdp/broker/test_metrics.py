@@ -1,8 +1,12 @@
 """What is counted for each service, compared as whole values."""
 
 import json
+from bisect import bisect_right
+from math import isclose
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.metrics import BOUNDS, MAX_CODES, MAX_FORGOTTEN, OTHER_CODE, Histogram, Metrics, ServiceMetrics
@@ -177,9 +181,17 @@ def test_different_codes_of_a_service_are_limited():
     assert (len(sums.other), sum(sums.other.values())) == (MAX_CODES + 1, 101)
 
 
-def test_a_time_belongs_to_the_first_bucket_that_is_not_shorter():
+def test_a_time_belongs_to_the_first_bucket_that_is_longer():
     histogram = Histogram()
     for seconds in (0.0, BOUNDS[0], BOUNDS[1], 1e6):
         histogram.add(seconds)
-    assert histogram.buckets == [2, 1, *[0] * (len(BOUNDS) - 2), 1]
+    assert histogram.buckets == [1, 1, 1, *[0] * (len(BOUNDS) - 3), 1]
     assert histogram.count == 4
+
+
+@given(st.floats(0, 1000))
+def test_a_look_up_finds_the_bucket_that_a_search_finds(seconds):
+    histogram = Histogram()
+    histogram.add(seconds)
+    at_bound = any(isclose(seconds, bound) for bound in BOUNDS)  # the product may have been rounded
+    assert abs(histogram.buckets.index(1) - bisect_right(BOUNDS, seconds)) <= at_bound
